@@ -1,12 +1,14 @@
 """How close --num-draft auto comes to the best fixed length and to plain decoding, simulated.
 
-    python scripts/simulate_draft_length.py --seeds 100
+    python scripts/simulate_draft_length.py --seeds 20
 
 Drives the shipped controller with published cost curves, noisy times and drawn acceptance; prints
-one line a cell and a summary. Calibrated: measured curves are known at the start. Cold: nothing is.
-Warm: what twenty texts before have taught, which began with nothing. Too high, too low: ten texts
-ago, costs of earlier texts were twice and half of what is right. Where texts of 12 tokens end is
-not known before, as with translations. Wandering: warm, on a machine that gets slower and faster.
+one line a cell and a summary. Cold: nothing is known. Warm: what twenty texts before have taught,
+which began with nothing. Too high, too low: ten texts ago, costs of earlier texts were twice and
+half of what is right. Where texts of 12 tokens end is not known before, as with translations.
+Wandering: warm, on a machine that gets slower and faster. Stalls: one round in thirty takes five
+times as long. Lookup: before the draft, for one token in twenty, mostly wrong. Contexts: texts of
+100 tokens behind 100, 2,000, 8,000 and 32,000, in turns.
 """
 
 from __future__ import annotations
@@ -20,29 +22,45 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mlx_specdec.draft_length.auto_length import AutoLength
-from mlx_specdec.draft_length.learned import Learned
-from tests.decoding.batch_simulator import BatchMachine
-from tests.decoding.simulator import CURVES, Machine, Texts, bimodal, constant, drifting
+from mlx_specdec.draft_length.costs import MOST, Block, unknown
+from mlx_specdec.draft_length.length import FixedLength
+from mlx_specdec.draft_length.saved import Knowledge
+from tests.support.draft_length_simulator import (
+    CURVES,
+    DRAFT,
+    TWO_CORES,
+    BatchMachine,
+    Machine,
+    Texts,
+    bimodal,
+    constant,
+    drifting,
+)
 
 DRAFTS = (0.02, 0.1, 0.3)
 ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
-TWO_CORES = {1: 1.0, 2: 1.15, 4: 1.5, 8: 2.2, 16: 3.5, 32: 6.0, 64: 11.5, 128: 22.0}
-"""By tokens of a pass, roughly as small models behave on two cores."""
 FILES = 3
 Shares = dict[str, list[tuple[float, str]]]
 LONG, SHORT, SENTENCE = 1500, 100, 12
 WARM_UP = range(1_000_000, 1_000_020)
 """Seeds of texts that only teach."""
-WANDERING = 0.4
-"""Standard deviation of the logarithm of a machine's slowness."""
 WRONG = {"too high": 2.0, "too low": 0.5}
+KINDS = {
+    "wandering": {"drift": 0.4},
+    "stalls": {"stalls": 0.03},
+    "lookup": {"matches": 0.05, "lookup": 0.2},
+}
+CONTEXTS = (100, 2_000, 8_000, 32_000)
+ATTENTION = 1e-4
+"""Plain steps that a token of the context makes each row dearer: an 8B model in 4 bits whose kernel
+reads keys for each row."""
 COLUMNS = (
-    ("calibrated, round 20 to 1,500 tokens", "calibrated", LONG, 20),
     ("cold, round 40 to 1,500 tokens", "cold", LONG, 40),
-    ("calibrated, 100 tokens", "calibrated", SHORT, 0),
     ("cold, 100 tokens", "cold", SHORT, 0),
     ("warm, 100 tokens", "warm", SHORT, 0),
     ("cold, 12 tokens", "cold", SENTENCE, 0),
@@ -50,6 +68,9 @@ COLUMNS = (
     ("costs too high ten texts ago, 12 tokens", "too high", SENTENCE, 0),
     ("costs too low ten texts ago, 12 tokens", "too low", SENTENCE, 0),
     ("warm, 100 tokens, wandering", "wandering", SHORT, 0),
+    ("warm, 100 tokens, stalls", "stalls", SHORT, 0),
+    ("warm, 100 tokens, lookup before the draft", "lookup", SHORT, 0),
+    ("warm, 100 tokens, contexts", "contexts", SHORT, 0),
 )
 
 
@@ -65,40 +86,65 @@ def cells() -> Iterator[tuple[str, Machine, bool]]:
 
 def reached(machine: Machine, known: str, tokens: int, seeds: int, after: int) -> float:
     """Tokens per plain step."""
-    abrupt = tokens == SENTENCE
-    if known == "wandering":
-        machine, known = replace(machine, drift=WANDERING), "warm"
-    if known == "warm":
-        texts = Texts(machine, tokens, abrupt=abrupt)
-        texts.run(WARM_UP)
-        return texts.run(range(seeds))
-    costs: dict[int, float | Learned] | None = None
-    if known != "cold":
-        factor = WRONG.get(known, 1.0)
-        costs = {n: factor * cost for n, cost in enumerate(machine.costs())}
-        # What is too cheap was held against plain steps that took too long.
-        costs[0] = Learned(1 / min(1.0, factor), 8.0)
+    if known == "cold":
+        abrupt = tokens == SENTENCE
+        return machine.speed(lambda: AutoLength([DRAFT]), tokens, seeds, after, abrupt=abrupt)
+    knowledge, before = None, WARM_UP
     if known in WRONG:
-        texts = Texts(machine, tokens, costs, abrupt=abrupt)
-        texts.run(WARM_UP[:10])
-        return texts.run(range(seeds))
-    return machine.speed(lambda: AutoLength(costs), tokens, seeds, after, abrupt=abrupt)
+        knowledge, before = wrong(machine, WRONG[known]), WARM_UP[:10]
+    machine = replace(machine, **KINDS.get(known, {}))
+    texts = Texts(machine, tokens, knowledge, abrupt=tokens == SENTENCE)
+    texts.run(before)
+    return texts.run(range(seeds))
+
+
+def wrong(machine: Machine, factor: float) -> Knowledge:
+    """Costs that are all wrong by a factor, as if some texts had measured them."""
+    mean, covariance = unknown()
+    mean = mean.copy()
+    mean[:MOST] = np.log(factor * np.array(machine.costs())[1:])
+    return Knowledge({DRAFT.costs: {1: Block(mean, 0.1 * covariance)}})
+
+
+def contexts(machine: Machine, tokens: int, seeds: int) -> tuple[float, float]:
+    """Speed over plain and over the best length of each context, texts of several in turns."""
+    each = [replace(machine, context=n, attention=ATTENTION) for n in CONTEXTS]
+    best = [one.best_fixed(tokens, seeds)[1] for one in each]
+    texts = Texts(machine, tokens)
+    clock = fastest = 0.0
+    for seed in (*WARM_UP, *range(seeds)):
+        for one, speed in zip(each, best, strict=True):
+            texts.machine = one
+            took = tokens / texts.run([seed])
+            if seed < seeds:
+                clock, fastest = clock + took, fastest + tokens / speed
+    return seeds * len(each) * tokens / clock, fastest / clock
 
 
 def batches(seeds: int) -> Shares:
-    """Files of texts of 6 to 30 tokens, by how many files were decoded before."""
+    """Files of texts of 6 to 30 tokens, and texts that come one by one as to a server, by how many
+    files were decoded before."""
     shares: Shares = {}
     for curve, points in (*CURVES.items(), ("two cores", TWO_CORES)):
         for alpha, draft, size in product((0.1, 0.5, 0.8), (0.05, 0.2), (2, 4, 16, 64)):
             dice = random.Random(size)
             texts = [dice.choice((6, 10, 12, 14, 20, 30)) for _ in range(4 * size)]
-            machine = BatchMachine(points, draft, alpha)
-            best = machine.best_fixed(size, texts, seeds)
-            plain = machine.fixed(0, size, texts, seeds)
-            name = f"{curve}, c {draft:g}, {alpha:g}, batches of {size}"
-            for file, took in enumerate(machine.auto(size, texts, seeds, FILES)):
-                shares.setdefault(f"file {file + 1} | of plain", []).append((plain / took, name))
-                shares.setdefault(f"file {file + 1} | of the best", []).append((best / took, name))
+            for kind, every in (("file", 0.0), ("server", 16.0 / size)):
+                machine = BatchMachine(points, draft, alpha, joins_at=0.0 if every else 0.25)
+                fixed = [
+                    sum(
+                        machine.time(FixedLength(n), size, texts, seed, every)
+                        for seed in range(seeds)
+                    )
+                    / seeds
+                    for n in (0, 1, 2, 3, 5, 8)
+                ]
+                name = f"{curve}, c {draft:g}, {alpha:g}, batches of {size}"
+                for file, took in enumerate(machine.auto(size, texts, seeds, FILES, every)):
+                    title = f"{kind} {file + 1}"
+                    shares.setdefault(f"{title} | of plain", []).append((fixed[0] / took, name))
+                    best = min(fixed) / took
+                    shares.setdefault(f"{title} | of the best", []).append((best, name))
     return shares
 
 
@@ -116,7 +162,7 @@ def summary(shares: Shares) -> None:
 def main() -> None:
     """Print a line a cell, and a summary of each column."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--only", type=int, nargs="*", help="these columns, counted from 0")
     parser.add_argument("--batches", action="store_true", help="files of texts, many at once")
     args = parser.parse_args()
@@ -132,13 +178,19 @@ def texts(args: argparse.Namespace) -> Shares:
     for name, machine, steady in cells():
         parts = []
         for title, known, tokens, after in columns:
-            # Where the text changes, both have to meet the same stretches of it.
-            after = after if steady else 0
-            auto = reached(machine, known, tokens, args.seeds, after)
-            best, fixed = machine.best_fixed(tokens, args.seeds, after, abrupt=tokens == SENTENCE)
-            parts.append(f"{auto / fixed:.2f} of {best:2d}, {auto:.2f} of plain")
+            if known == "contexts":
+                auto, of_best = contexts(machine, tokens, args.seeds)
+                parts.append(f"{of_best:.2f} of the best, {auto:.2f} of plain")
+            else:
+                # Where the text changes, both have to meet the same stretches of it.
+                after = after if steady else 0
+                auto = reached(machine, known, tokens, args.seeds, after)
+                abrupt = tokens == SENTENCE
+                best, fixed = machine.best_fixed(tokens, args.seeds, after, abrupt=abrupt)
+                of_best = auto / fixed
+                parts.append(f"{of_best:.2f} of {best:2d}, {auto:.2f} of plain")
             shares.setdefault(f"{title} | of plain", []).append((auto, name))
-            shares.setdefault(f"{title} | of the best", []).append((auto / fixed, name))
+            shares.setdefault(f"{title} | of the best", []).append((of_best, name))
         print(f"{name:36s}", " | ".join(parts), flush=True)
     return shares
 

@@ -9,13 +9,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.draft_length import cache as cost_cache
-from mlx_specdec.draft_length import experience
-from mlx_specdec.draft_length.experience import Experience
-from mlx_specdec.draft_length.learned import Learned
-from mlx_specdec.engine import drafters as learned
+from mlx_specdec.draft_length import saved
+from mlx_specdec.draft_length.costs import DOUBLINGS, MOST, Block, unknown
+from mlx_specdec.draft_length.saved import Knowledge
+from mlx_specdec.engine import drafters as engine_drafters
 from mlx_specdec.engine import loading
-from mlx_specdec.engine.drafters import cost_key, drafters, make_draft_length, make_proposer
+from mlx_specdec.engine.drafters import (
+    drafters,
+    make_draft_length,
+    make_proposer,
+    pair_key,
+    source,
+)
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
@@ -104,15 +109,18 @@ class Counted:
         return context
 
 
-def taught(pair: Pair, asked: Options, costs: dict[int, float], saved: float) -> None:
-    """As if earlier texts had found that."""
-    chosen = drafters(pair, asked)
-    for each in chosen:
-        if each.nbytes:
-            key = cost_key(pair, chosen, each, asked)
-            cost_cache.write(key, {0: Learned(0.001, 8.0), **costs})
-            verdicts = ((100.0,) * 16, (50.0,) * 16)
-            experience.merge(learned._text_key(key, asked), Experience(verdicts, saved))
+def taught(pair: Pair, asked: Options, one: float, budget: float) -> None:
+    """As if earlier texts had found that rounds of one drafted token cost so much, others more, and
+    that half of the tokens are accepted."""
+    mean, covariance = unknown()
+    mean = mean.copy()
+    mean[:MOST] = np.log(one) * DOUBLINGS
+    for each in drafters(pair, asked):
+        its = source(each, asked)
+        block = Block(mean, 0.001 * covariance)
+        counts = np.array([[100.0] * its.most, [50.0] * its.most])
+        known = Knowledge({its.costs: {1: block}}, {its.text: counts}, budget)
+        saved.add(pair_key(pair), known)
 
 
 @pytest.mark.parametrize("proposer", ["draft", "auto"])
@@ -120,7 +128,7 @@ def test_a_draft_that_is_parked_is_never_run(alone: Pair, proposer: str) -> None
     counted = Counted(alone.target)
     pair = replace(alone, draft=cast(Base, counted), draft_name="slow")
     asked = Options(max_tokens=30, proposer=proposer, temperature=1.5)
-    taught(pair, asked, {1: 20.0, 4: 30.0, 16: 90.0}, saved=-9.0)
+    taught(pair, asked, 20.0, -9.0)
     result = generate(pair, "hello", asked)
     assert len(result.tokens) == 30
     assert (counted.opened, counted.passes) == (0, 0)
@@ -130,7 +138,7 @@ def test_a_draft_that_is_wanted_reads_the_prompt_along(alone: Pair) -> None:
     counted = Counted(alone.target)
     pair = replace(alone, draft=cast(Base, counted), draft_name="fast")
     asked = Options(max_tokens=30, proposer="draft")
-    taught(pair, asked, {1: 1.01, 4: 1.02, 16: 1.05}, saved=0.0)
+    taught(pair, asked, 1.01, 0.0)
     run = stream_generate(pair, "hello", asked)
     run.read_prompt()
     assert (counted.opened, counted.passes) == (1, 1)
@@ -143,7 +151,7 @@ def test_what_lost_badly_waits_for_a_longer_text(
     counted = Counted(alone.target)
     pair = replace(alone, draft=cast(Base, counted), draft_name="dear")
     asked = Options(max_tokens=12, proposer="draft", num_draft=num_draft)
-    taught(pair, asked, {1: 3.0, 4: 4.0, 16: 9.0}, saved=-9.0)
+    taught(pair, asked, 3.0, -9.0)
     texts = [generate(pair, "hello", asked).stats.drafted for _ in range(3)]
     assert all(drafted > 0 for drafted in texts) == (num_draft == 3)
     assert (counted.opened == 0) == (num_draft == "auto")
@@ -157,23 +165,23 @@ def test_a_target_alone_decodes_plainly_unless_asked(alone: Pair) -> None:
 def test_a_texts_costs_are_found_without_counting_weights_again(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [draft] = chosen = drafters(pair, Options(proposer="draft"))
-    first = cost_key(pair, chosen, draft, Options())
+    first = pair_key(pair)
 
     def again(*_: object) -> None:
         raise AssertionError("looked at again")
 
-    monkeypatch.setattr(learned, "version", again)
+    monkeypatch.setattr(engine_drafters, "version", again)
     monkeypatch.setattr(decoder_only, "tree_flatten", again)
-    assert cost_key(pair, chosen, draft, Options()) == first
+    assert pair_key(pair) == first
 
 
-def test_a_draft_alone_and_the_same_behind_lookup_cost_differently(pair: Pair) -> None:
-    both, alone = drafters(pair, Options()), drafters(pair, Options(proposer="draft"))
-    assert both[1] == both[-1] and both[1].identity == alone[0].identity
-    behind = cost_key(pair, both, both[1], Options())
-    assert behind != cost_key(pair, alone, alone[0], Options())
-    assert cost_key(pair, both, both[0], Options()) == cost_key(pair, both[:1], both[0], Options())
+def test_sources_that_take_no_time_cost_alike_and_others_by_their_weights(pair: Pair) -> None:
+    lookup, draft = (source(each, Options()) for each in drafters(pair, Options()))
+    assert lookup.free and lookup.costs == "free" and not draft.free
+    [alone] = drafters(pair, Options(proposer="draft"))
+    assert source(alone, Options()) == draft
+    warm = source(alone, Options(temperature=1.0))
+    assert warm.costs != draft.costs and warm.text != draft.text
 
 
 def test_peak_memory_is_of_this_run(pair: Pair) -> None:
@@ -211,21 +219,10 @@ def test_documents_are_trusted_as_if_lookup_were_alone(pair: Pair) -> None:
     assert proposed(searched, 2) == ("ngram", [9])
 
 
-@pytest.mark.parametrize("proposer", ["draft", None])
-def test_a_text_is_timed_in_parts_only_until_it_is_known_what_drafting_costs(
-    proposer: str | None, pair: Pair
-) -> None:
-    # What draws every token alike makes texts without repetition, for the draft to write.
-    asked = Options(max_tokens=40, proposer=proposer, temperature=2.0)
-    cold = generate(pair, "hello", asked)
-    chosen = drafters(pair, asked)
-    for each in chosen:
-        cost_cache.write(cost_key(pair, chosen, each, asked), {1: 0.5, 4: 0.6, 16: 0.9})
-    known = generate(pair, "hello", asked)
-    assert known.tokens == cold.tokens
-    assert cold.stats.drafted > 0 and known.stats.drafted > 0
-    assert 0 < cold.stats.timed_rounds <= 4
-    assert known.stats.timed_rounds == 0 and known.stats.seconds.draft is None
-    some = replace(asked, num_draft=2)
-    told = stream_generate(pair, "hello", some, timed="some").result()
+def test_a_text_is_timed_in_parts_only_where_that_is_asked_for(pair: Pair) -> None:
+    asked = Options(max_tokens=40, num_draft=2)
+    quick = generate(pair, "hello", asked)
+    assert quick.stats.timed_rounds == 0 and quick.stats.seconds.draft is None
+    told = stream_generate(pair, "hello", asked, timed="some").result()
     assert told.stats.timed_rounds > 0 and told.stats.seconds.draft is not None
+    assert told.tokens == quick.tokens

@@ -10,16 +10,10 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import load
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.stop_criteria import Emission
-from mlx_specdec.draft_length import cache as cost_cache
-from mlx_specdec.draft_length import experience
-from mlx_specdec.draft_length.auto_length import AutoLength
-from mlx_specdec.draft_length.by_source import LengthsBySource
-from mlx_specdec.draft_length.experience import Experience
-from mlx_specdec.engine import drafters as learned
-from mlx_specdec.engine.drafters import cost_key, drafters, make_draft_length
+from mlx_specdec.draft_length import saved
+from mlx_specdec.engine.drafters import drafters, pair_key, source
 from mlx_specdec.engine.generate import generate, generate_many, stream_many
 from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
@@ -29,7 +23,6 @@ from mlx_specdec.errors import DecodingError, OptionError, PromptError
 from mlx_specdec.options import Options
 
 from .support.pairs import SIZE, decoder_only, encoder_decoder, with_heads
-from .support.shipped import ROOT, prompts
 
 FAMILIES = ("llama", "own-head-scaled")
 
@@ -335,39 +328,12 @@ def test_no_prompts_give_no_texts(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("proposer", ["draft", "auto"])
-def test_batches_keep_what_they_learned_by_size(pair: Pair, proposer: str) -> None:
+def test_batches_save_what_they_learned_by_size(pair: Pair, proposer: str) -> None:
     asked = Options(max_tokens=40, num_draft="auto", proposer=proposer, temperature=0.5)
-    alone_learned = make_draft_length(pair, drafters(pair, asked), asked)
-    assert learned_by(alone_learned).verdicts[0][0] == 0
     prompts = [[number + 5, 9, 11] for number in range(6)]
     generate_many(pair, prompts, asked, batch_size=4)
-    chosen = drafters(pair, asked)
-    draft = next(each for each in chosen if each.name == "draft")
-    by_rows = {rows: cost_cache.read(cost_key(pair, chosen, draft, asked, rows)) for rows in (2, 4)}
-    assert by_rows[4][0].rounds > 0 and any(by_rows[4])
-    earlier = experience.read(learned._text_key(cost_key(pair, chosen, draft, asked), asked))
-    assert earlier is not None and earlier.verdicts[0][0] > 0
-
-
-def learned_by(lengths: object) -> Experience:
-    its = lengths.learning["draft"] if isinstance(lengths, LengthsBySource) else lengths
-    assert isinstance(its, AutoLength)
-    return its.experience
-
-
-@pytest.mark.parametrize(("delta", "temperature"), [(1.0, 0.0), (0.3, 0.8)])
-def test_what_fills_up_a_batch_is_never_emitted(delta: float, temperature: float) -> None:
-    """Token 0 is what fills it up, and neither text has it."""
-    python = load(ROOT / "weights" / "py-llama")
-    asked = {"max_tokens": 20, "cost_cache": False, "delta": delta, "temperature": temperature}
-    options = Options(proposer="ngram", ngram_min=1, num_draft=4, **asked)
-    plain = Options(proposer="none", num_draft=0, **asked)
-    requests = [
-        Request(prompt, options if number % 2 else plain)
-        for number, prompt in enumerate(prompts("python.jsonl", 4))
-    ]
-    results = generate_many(python, requests, options, batch_size=4)
-    assert sum(result.stats.drafted for result in results) > 0
-    assert not any(0 in result.tokens for result in results)
-    for result, request in zip(results[::2], requests[::2], strict=True):
-        assert result.tokens == generate(python, request.prompt, request.options).tokens
+    known = saved.read(pair_key(pair))
+    draft = next(each for each in drafters(pair, asked) if each.name == "draft")
+    its = source(draft, asked)
+    assert 4 in known.costs[its.costs]
+    assert known.counts[its.text].shape == (2, its.most)

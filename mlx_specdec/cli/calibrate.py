@@ -6,8 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from .. import process
-from ..draft_length.online import ROUNDS_FOR_COSTS
+from ..draft_length.saved import directory
 from . import render
 from .flags import TEMPERATURE, Flags, command, flag
 from .loading import Models, load_pair, named
@@ -19,7 +18,7 @@ class Measuring(Flags):
 
     panel = "Measuring"
     temperature: float = flag(0.0, TEMPERATURE, "--temp")
-    turns: int = flag(8, "The number of rounds of every draft length.", min=ROUNDS_FOR_COSTS)
+    turns: int = flag(8, "The number of rounds of every draft length.", min=2)
 
 
 @command(
@@ -40,6 +39,6 @@ def calibrate(models: Models, measuring: Measuring) -> None:
         )
     lines = (f"{n:2d} drafted: {cost:.2f} plain steps\n" for n, cost in costs.items())
     render.write(sys.stdout, "".join(lines))
-    place = process.directory("costs")
+    place = directory()
     writable = os.access(place, os.W_OK)
     render.tell(f"{'kept' if writable else 'they cannot be kept'} for --num-draft auto in {place}")

@@ -214,7 +214,7 @@ def _generate(
     from ..engine.generate import stream_generate
 
     with render.progress("reading the prompt") as report:
-        timed: Timed = "some" if output.json else "wanted"
+        timed: Timed = "some" if output.json else "none"
         run = stream_generate(pair, text, options, progress=report, timed=timed, cache=cache)
         try:
             run.read_prompt()

@@ -16,32 +16,29 @@ from ..interfaces.rounds import RoundListener, RoundReport, RoundTimes, Sequence
 
 FIRST = 4
 TIMED_EVERY = 32
-Timed = Literal["wanted", "some", "all"]
-"""Which speculative rounds are timed in parts: those of the FIRST for which `wanted` returns True;
-the FIRST and one in TIMED_EVERY; all."""
+Timed = Literal["none", "some", "all"]
+"""Which speculative rounds are timed in parts: none; the FIRST and one in TIMED_EVERY; all."""
 
 
 class Stopwatch:
     """Times the stages of a round as the loop passes them.
 
-    listeners: get a report of every round. wanted: whether the parts of the next round would teach
-    something. shared: whether others have work for the device between two rounds; each round then
-    waits for all that it has submitted, so that its time has nothing else in it. clock: seconds.
+    listeners: get a report of every round. shared: whether others have work for the device between
+    two rounds; each round then waits for all that it has submitted, so that its time has nothing
+    else in it. clock: seconds.
     """
 
     def __init__(
         self,
         listeners: Sequence[RoundListener] = (),
         *,
-        timed: Timed = "wanted",
-        wanted: Callable[[], bool] = lambda: False,
+        timed: Timed = "none",
         shared: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.clock = clock
         self._listeners = tuple(listeners)
         self._which = timed
-        self._wanted = wanted
         self._shared = shared
         self._speculative = 0
         self._passes = 0
@@ -54,18 +51,17 @@ class Stopwatch:
     def begin(self, *, drafts: bool) -> None:
         """A round begins, in which tokens may be drafted or not."""
         self._passes = 0  # of a round that has failed
-        self._timed = drafts and self._is_wanted()
+        self._timed = drafts and self._in_parts()
         self._started = self.clock()
         if self._timed:
             # What earlier rounds left to the device is still computed, and not by the draft.
             mx.synchronize()
             self._began = self.clock()
 
-    def _is_wanted(self) -> bool:
-        count = self._speculative
-        if self._which == "wanted":
-            return count < FIRST and self._wanted()
-        return self._which == "all" or count < FIRST or count % TIMED_EVERY == 0
+    def _in_parts(self) -> bool:
+        if self._which != "some":
+            return self._which == "all"
+        return self._speculative < FIRST or self._speculative % TIMED_EVERY == 0
 
     def drafted(self, proposal: Proposal) -> None:
         """The proposal has been built; a timed round waits for it."""

@@ -1,327 +1,390 @@
-"""How many tokens to draft in the next round, learned from what rounds cost and bring.
+"""The number of drafted tokens that brings most tokens a second, learned from rounds.
 
-Reads no clock: it hears of every round.
+An arm is a source and a length; a plain step is an arm of all sources. The arm with the most
+expected tokens for its cost is taken; arms that might be better are tried, as far as a budget of
+time goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from ..interfaces import Prices
-from ..interfaces.rounds import RoundReport, is_drained
-from .acceptance import Acceptance
-from .budget import Budget
-from .choice import Choice
-from .experience import Experience
-from .learned import Known, Learned
+from ..interfaces.rounds import RoundReport, SequenceRound, is_drained
+from .acceptance import MEMORY, Acceptance
+from .costs import DOUBT, MOST, Block, Costs, unknown
 from .length import Change
-from .online import RoundCosts
-from .reach import Reach
-from .speedup import rates
-from .unread import Unread
+from .saved import Knowledge
 
-ROUNDS_A_STEP = 10.0
-"""So many rounds behind a cost are worth a plain step of the budget for measuring it again."""
-ROUNDS_FOR_SHARE = 8
-"""Of a batch, in which some sequences may draft and others not."""
+SHARE = 0.01
+"""Of all time, what trials may lose."""
+SAVED = 3.0
+"""Plain steps of the budget that texts can save for others, or owe them; two thirds of it to begin
+with. For each saved step arms may be one standard error better than they seem."""
+MARGIN = 1.03
+"""What an arm must promise over the current one; plain steps of a batch are preferred by as much
+for each doubling of its rows, which end apart and leave places empty."""
+PLAIN_STEPS = 3
+"""In a row, where they are measured: the first one fills the pipeline and does not count."""
+ENCODED = 16
+"""Tokens that an unread prompt counts for at least: that of an encoder is not seen here."""
+ALWAYS, EVERY = 24, 4
+"""Plans are made in the first rounds of a text always, then in one of four: they take time."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A drafter. most: of its tokens. free: drafting takes no time, and nothing has to be read for
+    it; such a source may have nothing to say. stops: a draft may end sooner than it was asked to.
+    costs, text: what its costs and its acceptance are saved under."""
+
+    name: str = ""
+    most: int = MOST
+    free: bool = False
+    stops: bool = False
+    costs: str = "draft"
+    text: str = "draft"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the next rounds may draft. best: by source, 0 for none. limits: the same but for a
+    trial. speed: tokens that the best arm brings in the time of a plain step. trial: the arm that
+    is tried. plain: steps of a trial of plain decoding that are left."""
+
+    best: Mapping[str, int]
+    limits: Mapping[str, int]
+    speed: float = 1.0
+    trial: tuple[str, int] | None = None
+    plain: int = 0
+
+
+@dataclass
+class _Size:
+    """What belongs to batches of one size. drafting: share of the rows that drafted, by source.
+    unread: tokens a row that the source has not read. arriving: those of newcomers, a round.
+    stretch: plain steps since the last draft."""
+
+    costs: Costs
+    plan: Plan
+    drafting: dict[str, float]
+    unread: dict[str, float]
+    arriving: float = 0.0
+    rounds: int = 0
+    stretch: int = 0
+
+
+@dataclass(frozen=True)
+class _Arms:
+    """Of one source, by length from 0: expected tokens, the same with luck, logarithms of costs
+    and their errors."""
+
+    tokens: np.ndarray
+    lucky: np.ndarray
+    costs: np.ndarray
+    errors: np.ndarray
+    current: int
+    reading: float = field(default=0.0)
+
+    @property
+    def rates(self) -> np.ndarray:
+        """Tokens a plain step's time; what is known badly must promise more."""
+        return self.tokens / np.exp(self.costs + self.errors)
+
+    def speed(self, length: int) -> float:
+        return float(self.tokens[length] / math.exp(self.costs[length]))
+
+    def best(self, instead: float) -> int:
+        """Return the best length, where a round without this source has the rate `instead`."""
+        rates = self.rates
+        rates[0] = instead
+        best = int(rates.argmax())
+        return self.current if best and rates[best] <= MARGIN * rates[self.current] else best
 
 
 class AutoLength:
-    """The number that promises most tokens per second, from costs and acceptance seen so far.
+    """DraftLength for all that may draft for a sequence or a batch.
 
-    known: costs measured earlier, as online.RoundCosts has them; guessed says that they are of
-    other circumstances. Without any the text begins with a few plain steps and one round of
-    FIRST_DRAFT tokens. most: where a proposer has no more. acceptance: learned elsewhere, and
-    shared from here on. free: drafting itself takes no time, and no prompt has to be read for it.
-    budget: pays for trials, and may be shared. reading: what it took earlier texts to read a prompt
-    for the first draft, in plain steps. source: whose drafts these are; None where nobody else
-    drafts. stops: a draft may end sooner than asked, and its next token counts as one that would
-    not have stayed (reach.py). rows: sequences of the batch.
-
-    What may be worse than the best known length is tried only out of the budget: lengths that would
-    be better if their costs, badly known, were kind, since costs need not rise in a line; and while
-    plain decoding is best probes, so that a draft that turns good is noticed.
-
-    After the first ROUNDS_ALWAYS_PLANNED rounds it thinks again once in PLANS_EVERY rounds only,
-    and never where the proposer abstained: thinking is not free.
+    sources: in the order in which they propose; of those that are not free one at a time does.
+    knowledge: of earlier texts; without any, a text begins with PLAIN_STEPS.
     """
 
-    LONGEST_DRAFT = 16
-    FIRST_DRAFT = 3
-    PLAIN_STEPS_FIRST = 4
-    LARGEST_LOSS = 1.0
-    """In plain steps, of a trial of a length that only earlier texts knew: they may be wrong."""
-    MOST_LUCK = 0.4
-    """Where times scatter, what was never tried must not seem the cheapest by far."""
-    MOST_FOR_SURVEY = 0.5
-    """Plain steps that a round may lose."""
-    ROUNDS_ALWAYS_PLANNED = 24
-    PLANS_EVERY = 4
-
     def __init__(
-        self,
-        known: Known | None = None,
-        most: int = LONGEST_DRAFT,
-        acceptance: Acceptance | None = None,
-        *,
-        free: bool = False,
-        guessed: bool = False,
-        budget: Budget | None = None,
-        reading: float = 0.0,
-        source: str | None = None,
-        stops: bool = False,
-        rows: int = 1,
+        self, sources: Sequence[Source] = (Source(),), knowledge: Knowledge | None = None
     ) -> None:
-        self._most = min(most, self.LONGEST_DRAFT)
-        self._costs = RoundCosts(self._most, known, free=free)
-        self._acceptance = acceptance or Acceptance(self._most)
-        self._budget = budget or Budget()
-        self._settled = self._acceptance.settled
-        self._unread = Unread(free, reading)
-        self._free = free
-        self._source = source
-        self._reach = Reach(self._most, stops)
-        self._choice = Choice()
-        self._priced = False
-        self._guessed = guessed and self._costs.any_known
-        self._begun = self._costs.any_known and not guessed
+        knowledge = knowledge or Knowledge()
+        self._sources = {each.name: each for each in sources}
+        self._weighted = tuple(each.name for each in sources if not each.free)
+        self._known = {each.costs: knowledge.costs.get(each.costs, {}) for each in sources}
+        self._acceptance = {
+            each.name: Acceptance(each.most, knowledge.counts.get(each.text)) for each in sources
+        }
+        # How far drafts get that may end sooner than asked: until some do, none does.
+        self._reached = {
+            each.name: Acceptance(each.most, np.full((2, each.most), 1e3))
+            for each in sources
+            if each.stops
+        }
+        self._budget = SAVED * 2 / 3 if knowledge.budget is None else knowledge.budget
+        self._sizes: dict[int, _Size] = {}
         self._rounds = 0
-        self._rows = rows
-        self._drafting = 1.0
-        self._plain_for = 0
-        self._asked = 0
-        self._price = 0.0
-        self._trying = False
-        self._repeat = 0
-        self._plain_to_come = 0
-        self._next = self._plan() if self._begun else 0
-        # What is wanted soon reads the prompt along with the target.
-        self._unread.any &= self._begun and self._next == 0
+        self._changes: deque[Change] = deque(maxlen=1000)
 
     @property
     def changes(self) -> Sequence[Change]:
-        """What was chosen when, single trials left out."""
-        return tuple(self._choice.changes)
+        """What was chosen for whom and when, single trials left out."""
+        return tuple(self._changes)
 
     @property
-    def wants_parts(self) -> bool:
-        """Whether too little is known of what drafting alone takes."""
-        return self._costs.wants_parts
-
-    def learned(self) -> dict[int, Learned]:
-        """Costs of rounds by drafted length, as this text had them."""
-        return self._costs.learned()
-
-    @property
-    def experience(self) -> Experience:
-        """What texts to come may begin with."""
-        plain = self.plain
-        costs = self._costs.totals() if plain else ()
-        reading = self._unread.prompt(costs, plain)
-        return Experience(self._acceptance.verdicts, self._budget.saved(plain, reading), reading)
+    def knowledge(self) -> Knowledge:
+        """What later texts may begin with."""
+        names = {each.costs for each in self._sources.values()}
+        return Knowledge(
+            costs={n: {r: s.costs.block(n) for r, s in self._sizes.items()} for n in names},
+            counts={s.text: self._acceptance[n].counts for n, s in self._sources.items()},
+            budget=self._budget,
+        )
 
     def choose(self, remaining: int, rows: int = 1) -> int:
-        """The current choice, cut where the text is about to end."""
-        self._rows = rows
-        self._asked = max(0, min(self._next, remaining - 1))
-        return self._asked
+        """Return the longest draft that any source may make."""
+        return max(0, min(max(self._size(rows).plan.limits.values()), remaining - 1))
 
-    @property
-    def reads_along(self) -> bool:
-        """Whether a draft is wanted soon, so that its drafter reads the prompt beside the target;
-        else it reads nothing before its first draft."""
-        return not self._unread.any
+    def limit(self, name: str, most: int, rows: int = 1) -> int:
+        """Return how many tokens the named source may draft, of at most `most`."""
+        return min(most, self._size(rows).plan.limits[name])
 
-    def prices(self) -> Prices | None:
-        """What rounds and tokens cost, once that is known; None in trials, whose lengths stand."""
-        self._priced = self._price > 0 and self._costs.in_seconds and not self._trying
-        return Prices(self._costs.totals(), self._price) if self._priced else None
+    def eager(self, name: str) -> bool:
+        """Whether the source should read a text's prompt beside the target: a draft is wanted soon,
+        or nothing is known."""
+        known = self._known[self._sources[name].costs] or self._acceptance[name].counts.any()
+        return not known or self._size(1).plan.limits[name] > 0
 
-    @property
-    def plain(self) -> float:
-        """Seconds of a plain step, 0 where they are not known."""
-        known = self._costs.tried and self._costs.in_seconds
-        return self._costs.totals()[0] if known else 0.0
+    def prices(self, name: str) -> Prices | None:
+        """What rounds of the source cost one sequence; None before that is known, and in trials,
+        whose lengths stand."""
+        size, source = self._size(1), self._sources[name]
+        if size.plan.trial or not (size.costs.plain_steps and size.plan.best[name]):
+            return None
+        costs, _ = size.costs.logarithms(source.costs, source.most)
+        plain = size.costs.plain
+        return Prices((plain * np.exp(costs)).tolist(), plain / size.plan.speed)
 
     def on_round(self, report: RoundReport) -> None:
-        """Learn from a round, and choose again."""
+        """Learn from a round, and plan the next one."""
+        rows = len(report.sequences)
+        size = self._sizes.setdefault(_rounded_up(rows), self._size(rows))
+        self._meet(size, report.sequences)
         if is_drained(report):
             # The next plain step fills the pipeline again.
-            self._plain_for = 0
-            return
-        trial = self._trying
-        self._rounds += 1
-        # Rounds without drafts teach nothing of them.
-        self._budget.earn(report.times.total, self._settled if report.size else 0.0)
-        if report.size:
-            self._observe_round(report)
+            size.stretch = 0
         else:
-            self._observe_plain(report.times.total)
-        if self._plain_to_come:
-            self._plain_to_come -= 1
-            if self._plain_to_come:
-                return
-            lost = 1 - 1 / self._choice.speed
-            self._budget.spend(self.PLAIN_STEPS_FIRST * lost * self._costs.plain)
-        if self._begun and not report.size and self._asked:
-            # The proposer abstained: nothing of drafts was learned, and thinking costs more.
-            return
-        if self._begun:
-            due = self._rounds < self.ROUNDS_ALWAYS_PLANNED or self._rounds % self.PLANS_EVERY == 0
-            # Plain steps alone say nothing of drafts, and trials cost.
-            stuck = (
-                self._choice.length == self._next == 0 and self._budget.left(self._costs.plain) <= 0
-            )
-            if trial or self._repeat or (due and not stuck):
-                self._next = self._plan()
-        elif self._rounds >= self.PLAIN_STEPS_FIRST and self._budget.left(self._costs.plain) > 0:
-            self._begun = True
-            # Many rows make a long draft dear.
-            first = min(self.FIRST_DRAFT if self._rows == 1 else 1, self._most)
-            self._next = self._plan() if self._guessed else first
+            self._heed(size, report)
+        emitted = sum(each.accepted + 1 for each in report.sequences) / rows
+        for name in self._weighted:
+            has_read = report.size and name == self._drafter(report.source).name
+            size.unread[name] = 0.0 if has_read else size.unread[name] + emitted
 
-    def _observe_plain(self, seconds: float) -> None:
-        self._plain_for += 1
-        # A proposer that abstained has read the text all the same.
-        if self._begun and self._asked == 0 and not self._plain_to_come:
-            self._unread.skip()
-        # The first step of a stretch fills the pipeline and costs more than a step.
-        if self._plain_for > 1 or self._rounds == 1:
-            self._costs.add(0, seconds, None)
+    def _heed(self, size: _Size, report: RoundReport) -> None:
+        self._rounds += 1
+        size.rounds += 1
+        for acceptance in self._acceptance.values():
+            acceptance.fade()
+        self._learn(size, report)
+        plan = size.plan
+        self._pay(size, report)
+        if plan.plain > 1 and not report.size:
+            size.plan = replace(plan, plain=plan.plain - 1)
+        elif size.rounds < ALWAYS or size.rounds % EVERY == 0 or plan.trial:
+            size.plan = self._plan(size, len(report.sequences))
+            self._note(plan, size)
 
-    def _observe_round(self, report: RoundReport) -> None:
-        drafted, seconds, rows = report.size, report.times.total, len(report.sequences)
-        own = [each for each in report.sequences if self._source in (None, each.source)]
-        self._acceptance.add(
-            [(self._reach.judged(self._asked, each), each.accepted) for each in own]
+    def _drafter(self, name: str) -> Source:
+        """The source of that name; rounds name none where there is one."""
+        return self._sources.get(name) or next(iter(self._sources.values()))
+
+    def _meet(self, size: _Size, sequences: Sequence[SequenceRound]) -> None:
+        """Count what rows bring that is not read."""
+        rows = len(sequences)
+        prompts = [
+            max(ENCODED, len(each.committed) - each.accepted - 1)
+            for each in sequences
+            if each.position == 0
+        ]
+        if rows > 1:
+            size.arriving += (sum(prompts) / rows - size.arriving) / MEMORY
+        for name in self._weighted if prompts else ():
+            stay = (rows - len(prompts)) * size.unread[name]
+            has_read = rows == 1 and self.eager(name)
+            size.unread[name] = 0.0 if has_read else (stay + sum(prompts)) / rows
+
+    def _learn(self, size: _Size, report: RoundReport) -> None:
+        rows, drafted, seconds = len(report.sequences), report.size, report.times.total
+        context = sum(len(each.committed) for each in report.sequences) / rows
+        source = self._drafter(report.source)
+        if drafted:
+            size.stretch = 0
+            for each in report.sequences:
+                if each.drafted:
+                    self._judge(each, self._sources.get(each.source, source), size.plan)
+            share = sum(each.drafted > 0 for each in report.sequences) / rows
+            size.drafting[source.name] += (share - size.drafting[source.name]) / 8
+            if drafted <= MOST:
+                unread = size.unread[source.name]
+                size.costs.add(source.costs, drafted, seconds, context, unread)
+        else:
+            size.stretch += 1
+            if size.stretch > 1 or size.rounds == 1:
+                size.costs.add_plain(seconds, context)
+
+    def _judge(self, its: SequenceRound, source: Source, plan: Plan) -> None:
+        asked = plan.limits[source.name]
+        stopped = source.stops and its.drafted < asked
+        # A token at which a draft ended counts as one that would not have stayed.
+        self._acceptance[source.name].add(its.drafted + stopped, its.accepted)
+        if source.stops and plan.trial is None:
+            self._reached[source.name].add(asked, its.drafted)
+
+    def _pay(self, size: _Size, report: RoundReport) -> None:
+        """Earn a share of the round's time, and pay for a trial, which may also gain."""
+        took = report.times.total / size.costs.plain if size.costs.paced else 1.0
+        self._budget = min(self._budget + SHARE * min(took, 5.0), SAVED)
+        plan = size.plan
+        if plan.trial is not None and report.size == plan.trial[1]:
+            lost = took - (report.accepted / len(report.sequences) + 1) / plan.speed
+            self._budget = max(self._budget - max(0.0, min(lost, SAVED * 2 / 3)), -SAVED)
+
+    def _size(self, rows: int) -> _Size:
+        """Return what is known of batches of such a size; of a new one from the nearest size."""
+        rows = _rounded_up(rows)
+        if rows in self._sizes:
+            return self._sizes[rows]
+        blocks = {name: self._block(name, rows) for name in self._known}
+        nobody = dict.fromkeys(self._sources, 0)
+        size = _Size(
+            Costs(blocks),
+            Plan(nobody, nobody),
+            drafting=dict.fromkeys(self._sources, 1.0),
+            unread=dict.fromkeys(self._sources, 0.0),
         )
-        if self._priced:
-            # How far a draft got is counted as what became of its tokens is.
-            self._reach.add(self._asked, own)
-            self._priced = False
-        share = sum(each.drafted > 0 for each in report.sequences) / rows
-        self._drafting += (share - self._drafting) / ROUNDS_FOR_SHARE
-        if self._trying:
-            self._budget.spend(seconds - (report.accepted / rows + 1) * self._price)
-            self._trying = False
-        if drafted <= self._most:
-            # What takes far less, though it had to read, was expected to take too much.
-            as_feared = seconds > self._costs.totals()[drafted] / 2
-            # Batches never read along.
-            unread = self._unread.any or (rows > 1 and not self._unread.measured)
-            if unread and as_feared:
-                self._unread.read(drafted, seconds)
-                self._repeat = 0 if self._costs.is_measured(drafted) else drafted
-            else:
-                self._costs.add(drafted, seconds, report.times.draft)
-                self._unread.any = False
-        self._plain_for = 0
+        size.plan = self._plan(size, rows)
+        return size
 
-    def _plan(self) -> int:
-        chosen = self._weigh()
-        undecided = self._acceptance.undecided and self._costs.in_seconds and self._rows == 1
-        if chosen or self._free or self._plain_to_come or not undecided:
-            return chosen
-        return self._survey()
+    def _block(self, name: str, rows: int) -> Block:
+        known = {**self._known[name], **{r: s.costs.block(name) for r, s in self._sizes.items()}}
+        if not known:
+            return unknown()
+        apart = {size: abs(math.log2(size / rows)) for size in known}
+        nearest = min(known, key=lambda size: (apart[size], size))
+        return known[nearest].doubted(DOUBT * apart[nearest])
 
-    def _survey(self) -> int:
-        """The length to draft for the sake of verdicts, while there are too few to give drafting
-        up: their price is paid once a pair. 0 where it is high."""
-        costs, tokens = self._costs.totals(), self._acceptance.emitted()
-        length = _probe(tokens, costs)
-        loss = costs[length] - tokens[length] * costs[0]
-        return length if loss <= self.MOST_FOR_SURVEY * costs[0] else 0
-
-    def _weigh(self) -> int:
-        if self._repeat:
-            # What a length costs shows in the round after the one that caught up.
-            repeat, self._repeat, self._trying = self._repeat, 0, True
-            return repeat
-        # Of a batch those that have nothing to draft pay for the others, and gain nothing.
-        tokens = [1 + self._drafting * (each - 1) for each in self._acceptance.emitted()]
-        costs = self._reach.costs(self._costs.totals())
-        if not self._costs.in_seconds:
-            # What was not measured earlier cannot be compared with what was.
-            best = self._best(tokens, costs, self._costs.tried)
-            return 0 if self._lacks_plain_steps(1.0) else best
-        doubts = self._costs.doubt()
-        # What is known badly must promise more; among many lengths some always look lucky.
-        safe = [cost * (1 + doubt) for cost, doubt in zip(costs, doubts, strict=True)]
-        best = self._best(tokens, safe, range(self._most + 1))
-        self._price = safe[best] / tokens[best]
-        budget = self._budget.left(costs[0])
-        guess = self._guessed and best > 0 and self._costs.only_earlier(best)
-        if budget <= 0 or guess:
-            self._trying = guess and budget > 0
-            return best if self._trying or not guess else 0
-        if self._lacks_plain_steps(costs[0]):
-            return 0
-        trial = self._trial(tokens, doubts)
-        if trial is None and best == 0:
-            trial = _probe(tokens, safe)
-        if trial is None or trial == best:
-            return best
-        loss = self._loss(trial, safe, tokens, self._price)
-        if trial > self._costs.tried[-1]:
-            # Nobody knows what such a round costs, but what is read for it.
-            loss = self._reading(costs)
-        self._trying = loss <= budget
-        return trial if self._trying else best
-
-    def _best(self, tokens: Sequence[float], costs: Sequence[float], among: Sequence[int]) -> int:
-        # In a batch there are verdicts enough, and drafts cost more than their rounds.
-        doubt = self._acceptance.doubt if self._rows == 1 else 0.0
-        return self._choice.best(
-            tokens, costs, among, rounds=self._rounds, rows=self._rows, doubt=doubt
+    def _arms(self, size: _Size, source: Source, luck: float) -> _Arms:
+        acceptance, name = self._acceptance[source.name], source.name
+        costs, errors = size.costs.logarithms(source.costs, source.most)
+        if source.stops:
+            costs = np.log(_ending_sooner(np.exp(costs), self._reached[name].tokens()))
+        reading = 0.0
+        if not source.free:
+            reading = size.costs.reading(source.costs, size.unread[name])
+            if size.arriving:
+                arriving = size.costs.reading(source.costs, size.arriving)
+                costs[1:] = np.log(np.exp(costs[1:]) + arriving)
+        # Of a batch those that have nothing to draft gain nothing.
+        share = size.drafting[name]
+        return _Arms(
+            1 + share * (acceptance.tokens() - 1),
+            1 + share * (acceptance.tokens(luck) - 1),
+            costs,
+            errors,
+            size.plan.best[name],
+            reading,
         )
 
-    def _lacks_plain_steps(self, plain: float) -> bool:
-        """Whether a few plain steps come next, out of the budget: without them nothing tells
-        whether drafting still pays. What is known well waits longer for them, what no text ever
-        held against a plain step not at all."""
-        if self._choice.length == 0 or self._free or self._costs.plain_steps:
-            return False
-        steps = self.PLAIN_STEPS_FIRST * (1 - 1 / self._choice.speed)
-        rounds = self._costs.rounds_behind(self._choice.length)
-        price = min(steps + rounds / ROUNDS_A_STEP, Budget.MOST_SAVED)
-        due = price <= self._budget.left(plain) / plain
-        if self._costs.step_is_known and not due:
-            return False
-        self._plain_to_come = self.PLAIN_STEPS_FIRST
-        return True
+    def _plan(self, size: _Size, rows: int) -> Plan:
+        luck = max(0.0, self._budget)
+        arms = {name: self._arms(size, each, luck) for name, each in self._sources.items()}
+        floor = MARGIN ** math.log2(_rounded_up(rows))
+        best = dict.fromkeys(self._sources, 0)
+        speed, main = 1.0, None
+        promised = floor
+        for name in self._weighted:
+            its = arms[name]
+            length = its.best(floor)
+            rate = its.rates[length] * (MARGIN if its.current else 1.0)
+            if length and rate > promised:
+                promised, main = rate, name
+        if main is not None:
+            best[main] = arms[main].best(floor)
+            speed = max(1.0, arms[main].speed(best[main]))
+        for name, its in arms.items():
+            if name not in self._weighted:
+                best[name] = its.best(max(floor, speed))
+        plan = Plan(best, best, speed)
+        unsure = any(its.errors[1] > 0.3 for its in arms.values())
+        if unsure and size.costs.plain_steps < PLAIN_STEPS and not any(best.values()):
+            return plan
+        return self._with_trial(plan, arms, main, luck)
 
-    def _trial(self, tokens: Sequence[float], doubts: Sequence[float]) -> int | None:
-        """The length that would be best, and better than the chosen one, if costs were kind."""
-        hopeful = self._reach.costs(self._costs.hopeful())
-        kind = [c * (1 - min(d, self.MOST_LUCK)) for c, d in zip(hopeful, doubts, strict=True)]
-        speeds = rates(tokens, kind)
-        chosen = max(range(1, self._most + 1), key=speeds.__getitem__)
-        worth = self._choice.worth_trying(self._rows)
-        return chosen if speeds[chosen] * self._price > worth else None
+    def _with_trial(
+        self, plan: Plan, arms: Mapping[str, _Arms], main: str | None, luck: float
+    ) -> Plan:
+        """Return the plan with a trial, of the arm that may be better by most, if there is one that
+        the budget pays for."""
+        hoped, trial = MARGIN, None
+        cheapest, probe = math.inf, None
+        full = self._budget >= 0.99 * SAVED
+        affordable = 2 * SAVED if full else self._budget
+        for name, its in arms.items():
+            length = plan.best[name]
+            speed = max(plan.speed, its.speed(length)) if length else plan.speed
+            hopes = its.lucky / np.exp(its.costs - luck * its.errors) / speed
+            losses = np.exp(its.costs + its.errors) + its.reading - its.tokens / speed
+            if not self._acceptance[name].counts.any():
+                # Whoever was never heard is heard soon.
+                losses[1] = min(losses[1], 0.0)
+            hopes[losses > affordable] = 0.0
+            hopes[[0, length]] = 0.0
+            if full and main is None and name in self._weighted:
+                # Nothing is gained by saving more: the arm that buys most verdicts.
+                prices = np.maximum(losses[1:], 0.1) / its.tokens[:-1]
+                n = int(prices.argmin()) + 1
+                if losses[n] <= affordable and prices[n - 1] < cheapest:
+                    cheapest, probe = float(prices[n - 1]), (name, n)
+            if hopes.max() > hoped:
+                hoped, trial = hopes.max(), (name, int(hopes.argmax()))
+        if main is not None:
+            # Two standard errors: that drafting pays must be sure.
+            hope = math.exp(2 * arms[main].errors[plan.best[main]]) / plan.speed
+            if hope > hoped and PLAIN_STEPS * (1 - 1 / plan.speed) <= self._budget:
+                nobody = dict.fromkeys(plan.best, 0)
+                return replace(plan, limits=nobody, trial=("", 0), plain=PLAIN_STEPS)
+        trial = trial or probe
+        if trial is None:
+            return plan
+        name, length = trial
+        others = dict.fromkeys(self._weighted, 0) if name in self._weighted else {}
+        return replace(plan, limits={**plan.best, **others, name: length}, trial=trial)
 
-    def _loss(
-        self, length: int, costs: Sequence[float], tokens: Sequence[float], price: float
-    ) -> float:
-        """Seconds that a round is expected to lose where a token is had for `price`. What only
-        earlier texts knew may be wrong, and is tried in the end."""
-        plain = costs[0]
-        loss = max(0.0, costs[length] - tokens[length] * price)
-        if self._unread.any and not self._costs.is_measured(length):
-            # A round that reads is followed by another one, whose cost shows.
-            loss *= 2
-        if self._costs.only_earlier(length):
-            loss = min(loss, self.LARGEST_LOSS * plain)
-        loss += self._reading(costs)
-        return loss if self._unread.measured else min(loss, Budget.MOST_SAVED * plain)
-
-    def _reading(self, costs: Sequence[float]) -> float:
-        """Seconds that the next draft takes longer, as far as the budget can ever pay for it."""
-        price = self._unread.price(costs, costs[0])
-        return price if self._unread.measured else min(price, Budget.MOST_SAVED * costs[0])
+    def _note(self, before: Plan, size: _Size) -> None:
+        """Record what is drafted from now on."""
+        for name, length in size.plan.best.items():
+            if length != before.best[name]:
+                its = self._arms(size, self._sources[name], 0.0)
+                source = name if len(self._sources) > 1 else ""
+                self._changes.append(Change(self._rounds, length, its.speed(length), source))
 
 
-def _probe(tokens: Sequence[float], costs: Sequence[float]) -> int:
-    """The length that buys most verdicts beside plain decoding: of n drafted tokens tokens[n - 1]
-    are expected to get one."""
-    losses = [max(1e-9, c - t * costs[0]) for c, t in zip(costs, tokens, strict=True)]
-    return min(range(1, len(costs)), key=lambda n: losses[n] / tokens[n - 1])
+def _rounded_up(rows: int) -> int:
+    return 1 << (rows - 1).bit_length()
+
+
+def _ending_sooner(costs: np.ndarray, reached: np.ndarray) -> np.ndarray:
+    """Return what rounds of each length cost where some drafts end sooner. reached: 1 and how long
+    drafts get, for each length; all have a first token."""
+    shares = np.diff(reached)
+    rises = np.diff(costs[1:]) * shares[1:] / shares[0]
+    return np.concatenate((costs[:1], costs[1] + np.cumsum(np.insert(rises, 0, 0.0))))

@@ -1,7 +1,4 @@
-"""How many tokens to draft in the next round, zero included.
-
-Reads no clock: it hears of every round.
-"""
+"""How many tokens to draft in the next round, zero included."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ..interfaces.rounds import RoundListener, RoundReport
 @dataclass(frozen=True)
 class Change:
     """From round `round` on, counted from 0, `length` tokens were drafted, because they promised
-    `speed` times plain decoding. source: by whom, where several may; rounds are its own then."""
+    `speed` times plain decoding. source: by whom, where several may."""
 
     round: int
     length: int
@@ -25,20 +22,16 @@ class Change:
 
 
 class DraftLength(RoundListener, Protocol):
-    """Chooses the number of drafted tokens; 0 means a plain decoding step."""
+    """Chooses the number of drafted tokens; 0 means a plain decoding step. It reads no clock: it
+    hears of every round. Only hearing of one changes it."""
 
     @property
     def changes(self) -> Sequence[Change]:
         """What was chosen when; empty where it was fixed."""
         ...
 
-    @property
-    def wants_parts(self) -> bool:
-        """Whether the next round of drafts should be timed in parts, at the price of overlap."""
-        ...
-
     def choose(self, remaining: int, rows: int = 1) -> int:
-        """At most remaining - 1 tokens, so that a bonus token never overruns.
+        """Return at most remaining - 1 tokens, so that a bonus token never overruns.
 
         remaining: how many tokens may still be emitted, at least 1. rows: sequences of the batch.
         """
@@ -58,7 +51,6 @@ class FixedLength:
 
     count: int
     changes: Sequence[Change] = ()
-    wants_parts: bool = False
 
     def __post_init__(self) -> None:
         if self.count < 0:

@@ -5,24 +5,15 @@ from __future__ import annotations
 import functools
 import warnings
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import mlx.core as mx
 
 from .. import process as blas
-from ..draft_length import cache as cost_cache
-from ..draft_length import experience
-from ..draft_length.acceptance import Acceptance
-from ..draft_length.auto_length import AutoLength
-from ..draft_length.budget import Budget
-from ..draft_length.by_rows import LengthsByRows
-from ..draft_length.by_source import LengthsBySource
-from ..draft_length.cache import CostKey
-from ..draft_length.experience import TextKey
-from ..draft_length.learned import Learned
+from ..draft_length import saved
+from ..draft_length.auto_length import AutoLength, Source
 from ..draft_length.length import DraftLength, FixedLength
-from ..draft_length.rival import Rival
 from ..errors import OptionError
 from ..interfaces import FINAL, Proposer
 from ..interfaces.rounds import RoundReport
@@ -38,58 +29,49 @@ _version = functools.cache(version)
 """Looking it up takes as long as a step of a small model."""
 
 
-def weighted(chosen: Sequence[Drafter]) -> int:
-    """How many of them have weights."""
-    return sum(each.nbytes > 0 for each in chosen)
+def pair_key(pair: Pair) -> dict[str, str | int]:
+    """Return what the costs of rounds depend on, whoever drafts. A target is known by its name and
+    the bytes of its weights."""
+    return {
+        "device": device_name(),
+        "mlx": _version("mlx"),
+        "blas": blas.name(),
+        "target": pair.name,
+        "target_bytes": pair.target.nbytes,
+        "dtype": pair.dtype,
+    }
 
 
-def keep_costs(
-    pair: Pair, chosen: Sequence[Drafter], options: Options, lengths: DraftLength
-) -> None:
-    """Write down what sequences have taught, if it is to be kept."""
-    if not options.cost_cache:
-        return
-    by_rows = lengths.by_rows if isinstance(lengths, LengthsByRows) else {1: lengths}
-    for rows, controller in by_rows.items():
-        for name, its in _learning(chosen, controller).items():
-            [each] = (each for each in chosen if each.name == name)
-            key = cost_key(pair, chosen, each, options, rows)
-            cost_cache.merge(key, its.learned())
-            if controller is lengths or rows == max(by_rows):
-                # Batches of all sizes share the rest.
-                experience.merge(_text_key(key, options), its.experience)
-
-
-def _learning(chosen: Sequence[Drafter], lengths: DraftLength) -> Mapping[str, AutoLength]:
-    if isinstance(lengths, LengthsBySource):
-        return lengths.learning
-    return {chosen[0].name: lengths} if isinstance(lengths, AutoLength) and chosen else {}
-
-
-def cost_key(
-    pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: Options, rows: int = 1
-) -> CostKey:
-    """What the costs of rounds of so many sequences depend on in which one of the chosen drafters
-    proposes.
-
-    Behind another one it reads what was written without it, which costs as well.
-    """
-    # What single requests bring is asked before all others, and costs nothing.
-    own = (given.FORCED, given.PREDICTION)
-    first = next((each for each in chosen if each.name not in own), drafter)
-    behind = "" if drafter is first else f" behind {first.name}"
-    return CostKey(
-        device=device_name(),
-        mlx=_version("mlx"),
-        blas=blas.name(),
-        target=pair.name,
-        target_bytes=pair.target.nbytes,
-        draft=(drafter.identity or drafter.name) + behind,
-        draft_bytes=drafter.nbytes,
-        dtype=pair.dtype,
-        sampled=options.temperature > 0,
-        rows=rows,
+def source(drafter: Drafter, options: Options) -> Source:
+    """Return the drafter as a source of drafts, with the names under which its costs and its
+    acceptance are saved. Those that take no time cost alike."""
+    name = f"{drafter.identity or drafter.name}, {drafter.nbytes} bytes"
+    sampled = ", sampled" if options.temperature > 0 else ""
+    warmth = bisect_left(TEMPERATURES, options.temperature)
+    return Source(
+        drafter.name,
+        drafter.most,
+        free=not drafter.nbytes,
+        stops=drafter.stops,
+        costs=(name if drafter.nbytes else "free") + sampled,
+        text=f"{name}, {options.rule_name} {options.delta:g}, temperature {warmth}",
     )
+
+
+def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:
+    """Return what chooses the number of draft tokens, with what earlier sequences have taught."""
+    if options.num_draft != "auto":
+        return FixedLength(options.num_draft)
+    if not chosen:
+        return FixedLength(0)
+    known = saved.read(pair_key(pair)) if options.cost_cache else None
+    return AutoLength([source(each, options) for each in chosen], known)
+
+
+def keep_costs(pair: Pair, options: Options, lengths: DraftLength) -> None:
+    """Write down what sequences have taught, if it is to be kept."""
+    if options.cost_cache and isinstance(lengths, AutoLength):
+        saved.add(pair_key(pair), lengths.knowledge)
 
 
 def device_name() -> str:
@@ -97,41 +79,6 @@ def device_name() -> str:
     if mx.default_device() == mx.Device(mx.cpu):
         return "cpu"
     return str(mx.device_info().get("device_name", "gpu"))
-
-
-def known_costs(
-    pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: Options, rows: int = 1
-) -> dict[int, Learned]:
-    """Costs of rounds of so many sequences, as earlier ones left them; see `cost_key`."""
-    key = cost_key(pair, chosen, drafter, options, rows)
-    return cost_cache.read(key) if options.cost_cache else {}
-
-
-def earlier_texts(
-    pair: Pair, chosen: Sequence[Drafter], drafter: Drafter, options: Options
-) -> tuple[Acceptance, Budget, float]:
-    """Acceptance, budget and the price of reading, as earlier texts left them. Drafters with
-    weights have one budget together."""
-    part = 1 / weighted(chosen) if drafter.nbytes else 1.0
-    key = _text_key(cost_key(pair, chosen, drafter, options), options)
-    earlier = experience.read(key) if options.cost_cache else None
-    if earlier is None:
-        return Acceptance(drafter.most), Budget(part=part), 0.0
-    acceptance = Acceptance(drafter.most, earlier=earlier.verdicts)
-    return acceptance, Budget(earlier.saved, part), earlier.reading
-
-
-def _text_key(key: CostKey, options: Options) -> TextKey:
-    """What acceptance depends on: no clock is in it, but how tokens are drawn and verified."""
-    return TextKey(
-        key.target,
-        key.target_bytes,
-        key.draft,
-        key.draft_bytes,
-        key.dtype,
-        bisect_left(TEMPERATURES, options.temperature),
-        f"{options.rule_name} {options.delta:g}",
-    )
 
 
 HOTTEST_TRIAL = 1.0
@@ -177,18 +124,16 @@ class Trials:
 __all__ = [
     "FREE",
     "Trials",
-    "cost_key",
     "device_name",
     "drafters",
     "keep_costs",
-    "make_batch_length",
     "make_draft_length",
     "make_proposer",
+    "pair_key",
     "proposer_kind",
+    "source",
 ]
 
-SIZES = tuple(1 << power for power in range(11))
-"""Of batches, whose costs are kept."""
 FREE = "ngram"
 """The drafter that costs nothing: `auto` asks it before the one with weights."""
 
@@ -235,105 +180,20 @@ def make_proposer(
 
     lengths: what chooses the number of draft tokens; of several drafters each has its own.
     """
-    last = len(chosen) - 1
-    limit = (
-        lengths.limit
-        if isinstance(lengths, (LengthsBySource, LengthsByRows))
-        else lambda name, most: most
-    )
+    learning = lengths if isinstance(lengths, AutoLength) else None
     made: dict[str, Proposer] = {}
     for place, each in enumerate(chosen):
-        its = _controller(lengths, each.name)
-        learning = its if isinstance(its, AutoLength) else None
+        stops = learning and each.stops and not batch
         setup = Setup(
             options,
-            followed=place < last,
+            followed=place < len(chosen) - 1,
             # Batches often do best without drafts.
-            eager=not batch and (learning is None or learning.reads_along),
-            prices=learning.prices if learning and each.stops and not batch else None,
+            eager=not batch and (learning is None or learning.eager(each.name)),
+            prices=functools.partial(learning.prices, each.name) if learning and stops else None,
         )
         make = functools.partial(each.make, setup)
         proposer = make()
         made[each.name] = RowByRow(make) if batch and not proposer.batches else proposer
-    return FirstOf(made, limit) if len(made) > 1 else next(iter(made.values()), None)
-
-
-def _controller(lengths: DraftLength, name: str) -> DraftLength | None:
-    if isinstance(lengths, LengthsByRows):
-        lengths = lengths.by_rows[1]
-    return lengths.learning.get(name) if isinstance(lengths, LengthsBySource) else lengths
-
-
-def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:
-    """What chooses the number of draft tokens, with what earlier sequences have taught."""
-    if options.num_draft != "auto":
-        return _by_source({each.name: FixedLength(options.num_draft) for each in chosen})
-    return _by_source(
-        {
-            each.name: _auto(
-                chosen,
-                each,
-                known_costs(pair, chosen, each, options),
-                earlier_texts(pair, chosen, each, options),
-            )
-            for each in chosen
-        }
-    )
-
-
-def make_batch_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:
-    """The same for batches: costs are learned for each size, acceptance for all of them, and trials
-    are paid together."""
-    if options.num_draft != "auto":
-        return make_draft_length(pair, chosen, options)
-    shared = {each.name: earlier_texts(pair, chosen, each, options) for each in chosen}
-    made: dict[int, dict[str, AutoLength]] = {}
-
-    def known(each: Drafter, rows: int) -> dict[int, Learned]:
-        own = made[rows][each.name].learned() if rows in made else {}
-        return known_costs(pair, chosen, each, options, rows) | own
-
-    def make(rows: int) -> DraftLength:
-        lengths = {}
-        for each in chosen:
-            by_rows = {size: known(each, size) for size in SIZES}
-            costs = by_rows[rows] or cost_cache.beside(by_rows, rows)
-            lengths[each.name] = _auto(
-                chosen, each, costs, shared[each.name], guessed=not by_rows[rows], rows=rows
-            )
-        made[rows] = lengths
-        return _by_source(lengths)
-
-    return LengthsByRows(make)
-
-
-def _by_source(lengths: Mapping[str, DraftLength]) -> DraftLength:
-    if len(lengths) > 1:
-        return LengthsBySource(lengths)
-    return next(iter(lengths.values()), FixedLength(0))
-
-
-def _auto(
-    chosen: Sequence[Drafter],
-    drafter: Drafter,
-    known: Mapping[int, Learned],
-    earlier: tuple[Acceptance, Budget, float],
-    *,
-    guessed: bool = False,
-    rows: int = 1,
-) -> AutoLength:
-    # Of several drafters with weights one drafts at a time.
-    kind = Rival if drafter.nbytes and weighted(chosen) > 1 else AutoLength
-    acceptance, budget, reading = earlier
-    return kind(
-        known,
-        drafter.most,
-        acceptance,
-        free=not drafter.nbytes,
-        guessed=guessed,
-        budget=budget,
-        reading=reading,
-        source=drafter.name if len(chosen) > 1 else None,
-        stops=drafter.stops,
-        rows=rows,
-    )
+    if len(made) > 1:
+        return FirstOf(made, learning.limit if learning else lambda name, most, rows: most)
+    return next(iter(made.values()), None)

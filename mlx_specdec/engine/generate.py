@@ -98,7 +98,7 @@ def stream_generate(
     rule: Rule | None = None,
     draft_length: DraftLength | None = None,
     progress: Progress | None = None,
-    timed: Timed = "wanted",
+    timed: Timed = "none",
     cache: PromptCache | None = None,
 ) -> Run:
     """Start one text: iterate over the returned Run for its emissions, then call its `result`.

@@ -20,7 +20,7 @@ from ..proposers import given
 from ..proposers.combined import Limited
 from ..proposers.drafter import Drafter
 from ..testing import Shadow, checked
-from .drafters import drafters, keep_costs, make_batch_length, make_draft_length, make_proposer
+from .drafters import drafters, keep_costs, make_draft_length, make_proposer
 from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import Job, Overrides, Request, for_model, make_rule, most_drafted
@@ -142,7 +142,7 @@ class Opener:
 
     def save_costs(self) -> None:
         """Save what rounds have cost and what was accepted, for later runs."""
-        keep_costs(self._pair, self.drafters(), self._options, self.lengths)
+        keep_costs(self._pair, self._options, self.lengths)
 
     def _reason_against_batches(self, batch_size: int) -> str | None:
         pair = self._pair
@@ -163,8 +163,7 @@ class Opener:
         if self._overrides.proposer is not None:
             count = self._options.num_draft
             return AutoLength() if count == "auto" else FixedLength(count)
-        make = make_batch_length if self.batched else make_draft_length
-        return make(self._pair, self.drafters(), self._options)
+        return make_draft_length(self._pair, self.drafters(), self._options)
 
     def _make_proposer(self, jobs: Sequence[Job]) -> Proposer | None:
         chosen, options = self.drafters(jobs[0].prediction), jobs[0].options

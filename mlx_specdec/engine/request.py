@@ -83,7 +83,7 @@ class Overrides:
     proposer: Proposer | None = None
     rule: Rule | None = None
     draft_length: DraftLength | None = None
-    timed: Timed = "wanted"
+    timed: Timed = "none"
     progress: Progress | None = None
 
 

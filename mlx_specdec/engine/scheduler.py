@@ -124,7 +124,6 @@ class Scheduler:
         self._watch = Stopwatch(
             [self, *self._opener.listeners],
             timed=overrides.timed,
-            wanted=lambda: self._opener.lengths.wants_parts,
             shared=lambda: len(self._running) + len(self._reading) > 1,
         )
         self._waiting: list[Job] = []

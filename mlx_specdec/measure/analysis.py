@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..draft_length.speedup import RoundCost, break_even, speedups
 from .methods import Case, Key, Length, Measurements, Method, Sample
 from .passes import PassCosts
 from .prediction import Cluster
+from .speedup import RoundCost, break_even, speedups
 
 DRAWS = 2000
 COVERAGE = 0.95

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ..draft_length import cache as cost_cache
-from ..draft_length.survey import Survey
-from ..engine.drafters import cost_key, drafters, make_proposer
+import numpy as np
+
+from ..draft_length import saved
+from ..draft_length.auto_length import Source
+from ..draft_length.costs import Costs, unknown
+from ..draft_length.length import Change
+from ..engine.drafters import drafters, make_proposer, pair_key, source
 from ..engine.generate import stream_generate
 from ..engine.pair import Pair
 from ..errors import OptionError
 from ..interfaces import Progress, ignore_progress
+from ..interfaces.rounds import RoundReport, is_drained
 from ..options import Options
 
 NOISY = 0.15
@@ -23,7 +30,7 @@ def calibrate(
 ) -> dict[int, float]:
     """Measure the cost of a round of 1 .. 16 draft tokens, in plain steps, and save it for auto.
 
-    turns: how often each length is measured; medians count. Raises OptionError without a draft, and
+    turns: how often each length is measured. Raises OptionError without a draft, and
     where the turns differ so much that their medians mean little; saved costs then stay.
     """
     options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
@@ -32,7 +39,7 @@ def calibrate(
     paid = tuple(each for each in chosen if each.nbytes)
     if not paid:
         raise OptionError("there is nothing to calibrate without a draft model: name one")
-    survey, report = Survey(paid[0].most), progress or ignore_progress
+    survey, report = Survey(source(paid[0], options)), progress or ignore_progress
     ids = [pair.vocabulary // 2] * 8
     report(0, turns)
     while survey.turns < turns:
@@ -47,10 +54,60 @@ def calibrate(
         raise OptionError(
             f"this machine is too noisy to measure, costs would be off by {survey.noise:.0%}: end "
             "other programs, or give more turns; what was known stays in "
-            f"{cost_cache.directory()}"
+            f"{saved.directory()}"
         )
-    costs = survey.measured()
-    for together in {paid[:1], chosen}:
-        key = cost_key(pair, together, paid[0], options)
-        cost_cache.write(key, survey.learned())
-    return costs
+    saved.add(pair_key(pair), survey.knowledge)
+    return survey.measured
+
+
+class Survey:
+    """DraftLength of a calibration: PLAIN_STEPS plain steps, then 1 to `most` tokens, and again.
+
+    The first plain step of a stretch fills the pipeline, and the first round after it pays for what
+    the draft has not read: neither counts.
+    """
+
+    PLAIN_STEPS = 6
+    changes: Sequence[Change] = ()
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._costs = Costs({source.costs: unknown()})
+        self._turn = [*[0] * self.PLAIN_STEPS, 1, *range(1, source.most + 1)]
+        self._ignored = (0, self.PLAIN_STEPS)
+        self._place = 0
+        self.turns = 0
+
+    def choose(self, remaining: int, rows: int = 1) -> int:
+        """Return the next length, whatever remains."""
+        return self._turn[self._place]
+
+    def on_round(self, report: RoundReport) -> None:
+        """Learn from one round of the length that was chosen; a shorter one is left out."""
+        if is_drained(report):
+            return
+        if self._place not in self._ignored and report.size == self._turn[self._place]:
+            seconds, [sequence] = report.times.total, report.sequences
+            if report.size:
+                context = len(sequence.committed)
+                self._costs.add(self._source.costs, report.size, seconds, context, 0.0)
+            else:
+                self._costs.add_plain(seconds, len(sequence.committed))
+        self._place = (self._place + 1) % len(self._turn)
+        self.turns += self._place == 0
+
+    @property
+    def knowledge(self) -> saved.Knowledge:
+        """What texts may begin with."""
+        return saved.Knowledge({self._source.costs: {1: self._costs.block(self._source.costs)}})
+
+    @property
+    def measured(self) -> dict[int, float]:
+        """Costs in plain steps by drafted length."""
+        costs, _ = self._costs.logarithms(self._source.costs, self._source.most)
+        return {n: float(cost) for n, cost in enumerate(np.exp(costs)) if n}
+
+    @property
+    def noise(self) -> float:
+        """Relative standard error of a typical cost."""
+        return self._costs.noise / math.sqrt(max(1, self.turns))

@@ -16,7 +16,6 @@ import mlx.core as mx
 
 from ..checkpoints.disk import usable_memory
 from ..checkpoints.tensors import dtype_name
-from ..draft_length.speedup import RoundCost, between
 from ..engine.loading import SELF_BITS
 from ..errors import OptionError, SpecdecError, first_line
 from ..interfaces import Context, Progress, Scores, ignore_progress
@@ -43,6 +42,7 @@ from .passes import (
     parts,
 )
 from .prediction import ALPHAS, Estimate, Link, Side, Speeds, best, cluster, with_speeds
+from .speedup import RoundCost, between
 
 PROMPTS_SHARE = 0.1
 """Share of the time that the prompt of each model may take."""

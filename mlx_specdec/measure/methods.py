@@ -189,7 +189,7 @@ def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
     return min(options.max_tokens, sys.maxsize if longest is None else longest - prefix)
 
 
-def _runner(pair: Pair, options: Options, *, timed: Timed = "wanted") -> Runner:
+def _runner(pair: Pair, options: Options, *, timed: Timed = "none") -> Runner:
     def run(prompt: Sequence[int]) -> Sample:
         result = stream_generate(pair, prompt, options, timed=timed).result()
         seconds = result.stats.seconds

@@ -13,11 +13,11 @@ from statistics import median
 
 import mlx.core as mx
 
-from ..draft_length.speedup import RoundCost
 from ..interfaces import Context, Model, Progress, ignore_progress
 from ..models.base import Base
 from ..models.distributed.group import Ranks
 from ..models.outline import Outline
+from .speedup import RoundCost
 
 Kind = tuple[str, int]
 """What is timed: ("steps", STEPS), ("chain", draft steps) or ("pass", tokens)."""

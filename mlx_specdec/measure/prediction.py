@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..draft_length.speedup import RoundCost, break_even, pays_below, shared, speedups
 from ..errors import OptionError
 from ..models.outline import Outline
 from ..options import SELF
+from .speedup import RoundCost, break_even, pays_below, shared, speedups
 
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Acceptance probabilities that are predicted for; the real one is unknown before."""

@@ -11,8 +11,9 @@ import mlx.core as mx
 from ..interfaces import Noise, Proposal, Proposer, Scores, no_proposal
 from ..interfaces.reusable import Cached, Reusable
 
-Limit = Callable[[str, int], int]
-"""Returns how many tokens the named proposer may draft now, of at most so many."""
+Limit = Callable[[str, int, int], int]
+"""How many tokens a proposer may draft now, by its name, the most that are wanted, and the rows of
+the batch."""
 
 
 class Delegating(Proposer):
@@ -78,7 +79,8 @@ class FirstOf(Delegating):
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
         """Return whether any of them would draft."""
-        limits = ((part, self._limit(name, limit)) for name, part in self._named())
+        rows = len(committed)
+        limits = ((part, self._limit(name, limit, rows)) for name, part in self._named())
         return any(count > 0 and part.ready(committed, count) for part, count in limits)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
@@ -86,7 +88,7 @@ class FirstOf(Delegating):
         proposes for the sequences that have nothing yet."""
         made = no_proposal(len(committed))
         for name, part in self._named():
-            count = self._limit(name, limit)
+            count = self._limit(name, limit, len(committed))
             if count:
                 proposal = replace(part.propose(committed, count, noise), source=name)
                 made = _filled_up(made, proposal) if made.size else proposal

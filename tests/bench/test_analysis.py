@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from mlx_specdec.decoding.statistics import SmallestMargin
-from mlx_specdec.draft_length.speedup import expected_rounds
 from mlx_specdec.measure.analysis import acceptance_by_position, analyse
 from mlx_specdec.measure.passes import PassCosts
+from mlx_specdec.measure.speedup import expected_rounds
 
 from ..support.bench_samples import measured, method, sample
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mlx_specdec.draft_length.speedup import RoundCost, break_even, pays_below, shared, speedups
+from mlx_specdec.measure.speedup import RoundCost, break_even, pays_below, shared, speedups
 
 from ..support.estimates import EXPECTED, THRESHOLDS, costs, share
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import mlx.core as mx
 import pytest
@@ -109,16 +108,14 @@ def test_where_no_round_was_timed_the_parts_are_not_told() -> None:
     assert (seconds.draft, seconds.verify, seconds.other) == (0.0, 3.0, 1.0)
 
 
-def timed_rounds(
-    count: int, timed: Timed = "wanted", wanted: Callable[[], bool] = lambda: False
-) -> list[int]:
+def timed_rounds(count: int, timed: Timed = "none") -> list[int]:
     reports: list[RoundReport] = []
 
     class Ears:
         def on_round(self, report: RoundReport) -> None:
             reports.append(report)
 
-    watch = Stopwatch([Ears()], timed=timed, wanted=wanted)
+    watch = Stopwatch([Ears()], timed=timed)
     proposal = Proposal.one_hot([[1]])
     for _ in range(count):
         watch.begin(drafts=True)
@@ -137,9 +134,6 @@ def test_rounds_are_timed_in_parts_where_somebody_wants_it() -> None:
     assert timed_rounds(100, "some") == [0, 1, 2, 3, 32, 64, 96]
     assert timed_rounds(100, "all") == list(range(100))
     assert timed_rounds(100) == []
-    assert timed_rounds(100, wanted=lambda: True) == [0, 1, 2, 3]
-    answers = iter([True, True])
-    assert timed_rounds(100, wanted=lambda: next(answers, False)) == [0, 1]
 
 
 def test_seconds_come_from_the_clock_that_was_handed_in() -> None:

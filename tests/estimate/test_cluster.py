@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from mlx_specdec.draft_length.speedup import RoundCost, shared
 from mlx_specdec.errors import OptionError
 from mlx_specdec.measure.estimate import ModelSource, estimate
 from mlx_specdec.measure.passes import parts
 from mlx_specdec.measure.prediction import ALPHAS, Link, best, cluster, with_speeds
+from mlx_specdec.measure.speedup import RoundCost, shared
 from mlx_specdec.models.loading import outline
 
 from ..support import tiny

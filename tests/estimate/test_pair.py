@@ -6,11 +6,11 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.draft_length.speedup import RoundCost, speedups
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.measure.estimate import ALPHAS, ModelSource, _Prompts, best, estimate, speeds
 from mlx_specdec.measure.passes import FIRST_SIZES, STEPS, PassCosts, extended, parts
 from mlx_specdec.measure.prediction import LONGEST_DRAFT, Estimate
+from mlx_specdec.measure.speedup import RoundCost, speedups
 
 from ..support import tiny
 from ..support.estimates import LLAMA, QUICK, T5, ticking

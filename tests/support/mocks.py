@@ -17,7 +17,6 @@ from mlx_specdec.decoding.stopwatch import Stopwatch
 from mlx_specdec.draft_length.length import DraftLength, FixedLength
 from mlx_specdec.errors import DecodingError, RewindError
 from mlx_specdec.interfaces import Noise, NoiseSource, Proposal, Proposer, Rule, Scores
-from mlx_specdec.interfaces.rounds import RoundReport, RoundTimes, SequenceRound
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
@@ -182,12 +181,3 @@ def figures(recorder: Recorder) -> Statistics:
     return recorder.summary(
         load=0, prompt=0, decoding=1, peak_memory_bytes=0, device="cpu", blas="none"
     )
-
-
-def a_round(
-    drafted: int, accepted: int, seconds: float, draft: float | None = None, source: str = ""
-) -> RoundReport:
-    """What listeners hear of a round, or of a pipelined plain step."""
-    sequence = SequenceRound(drafted, accepted, accepted + 1, 0, [], source=source)
-    times = RoundTimes(seconds, draft, None if draft is None else seconds - draft)
-    return RoundReport(drafted, (sequence,), times, source, pipelined=drafted == 0)

@@ -106,7 +106,6 @@ class Switching:
     """A draft length that goes back and forth between pipelined plain steps and rounds."""
 
     changes = ()
-    wants_parts = False
 
     def __init__(self) -> None:
         self._counts = itertools.cycle([0, 0, 4, 4, 4, 4, 1, 0, 0, 0, 6, 6, 2])

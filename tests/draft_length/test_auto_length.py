@@ -1,0 +1,330 @@
+"""How many tokens to draft: what is chosen, from which arms, and what trials may lose."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mlx_specdec.draft_length.auto_length import SAVED, AutoLength, Source
+from mlx_specdec.draft_length.costs import MOST, Block, unknown
+from mlx_specdec.draft_length.length import FixedLength
+from mlx_specdec.draft_length.saved import Knowledge
+from mlx_specdec.errors import OptionError
+from mlx_specdec.interfaces.rounds import RoundReport, SequenceRound
+
+from ..support.draft_length_simulator import (
+    CURVES,
+    DRAFT,
+    LOOKUP,
+    TWO_CORES,
+    BatchMachine,
+    Machine,
+    Texts,
+    a_round,
+    bimodal,
+    constant,
+    drifting,
+    verify_cost,
+)
+
+Round = Callable[[int], tuple[int, float]]
+HEADS = Source("heads", costs="heads", text="heads")
+
+
+def known(
+    costs: list[float], alpha: float, budget: float = 0.0, rows: int = 1, sure: float = 1e-3
+) -> Knowledge:
+    """What many texts would have taught of costs from one drafted token on, and of acceptance."""
+    mean, covariance = unknown()
+    mean = mean.copy()
+    mean[:MOST] = np.log(costs)
+    reached = 100 * alpha ** np.arange(MOST)
+    counts = {"draft": np.array([reached, alpha * reached])}
+    return Knowledge({"draft": {rows: Block(mean, sure * covariance)}}, counts, budget)
+
+
+def rounds_of(lengths: AutoLength, count: int, what: Round, room: int = 10_000) -> list[int]:
+    """What is drafted in so many rounds; what: accepted tokens and seconds of each."""
+    drafted = []
+    for number in range(count):
+        drafted.append(lengths.choose(room))
+        accepted, seconds = what(drafted[-1])
+        lengths.on_round(a_round(drafted[-1], accepted, seconds, position=number))
+    return drafted
+
+
+def test_a_fixed_length_is_cut_where_the_text_ends() -> None:
+    assert [FixedLength(4).choose(room) for room in (1, 2, 5, 9)] == [0, 1, 4, 4]
+    with pytest.raises(OptionError, match="0 or more"):
+        FixedLength(-1)
+
+
+def test_published_points_are_met_and_joined() -> None:
+    curve = CURVES["M4 Pro 4-bit"]
+    assert [verify_cost(curve, m) for m in (1, 4, 8)] == [1.0, 1.43, 2.84]
+    assert verify_cost(curve, 6) == pytest.approx(2.1133, abs=1e-3)
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 7])
+@pytest.mark.parametrize("most", [1, 3, 16])
+def test_neither_the_room_nor_the_proposers_most_is_overrun(room: int, most: int) -> None:
+    lengths = AutoLength([Source(most=most)])
+    drafted = rounds_of(lengths, 60, lambda n: (n, 1.0 + 0.01 * n), room)
+    assert max(drafted) <= min(most, room - 1)
+
+
+def test_asking_changes_nothing_in_whatever_order() -> None:
+    sources = (LOOKUP, DRAFT)
+    asked, silent = AutoLength(sources), AutoLength(sources)
+    machine = Machine(CURVES["M5 Max 70B"], 0.1, constant(0.7), matches=0.3, lookup=0.5)
+
+    class Curious:
+        changes = ()
+
+        def choose(self, remaining: int, rows: int = 1) -> int:
+            asked.limit("ngram", 16, 5)
+            asked.choose(4, 8)
+            first = asked.choose(remaining, rows)
+            for size in (16, 1, 3):
+                assert asked.limit("draft", 16, size) <= 16
+            asked.prices("draft")
+            assert asked.changes == asked.changes and asked.knowledge.budget is not None
+            return first
+
+        def on_round(self, report: RoundReport) -> None:
+            asked.on_round(report)
+            silent.on_round(copy.copy(report))
+
+    for seed in range(3):
+        machine.time(Curious(), 80, seed)
+    for rows in (1, 2, 16):
+        assert asked.choose(100, rows) == silent.choose(100, rows)
+    assert asked.changes == silent.changes
+    one, other = asked.knowledge, silent.knowledge
+    assert one.budget == other.budget and set(one.costs["free"]) == set(other.costs["free"])
+    for name, sizes in one.costs.items():
+        for rows, block in sizes.items():
+            assert (block.mean == other.costs[name][rows].mean).all()
+            assert (block.covariance == other.costs[name][rows].covariance).all()
+
+
+def test_what_is_known_decides_the_first_round() -> None:
+    flat, steep = [1.0] * MOST, [1.0 + 1.2 * n for n in range(1, MOST + 1)]
+    assert AutoLength([DRAFT], known(flat, 0.95)).choose(100) > 8
+    assert AutoLength([DRAFT], known(steep, 0.8)).choose(100) == 0
+    assert AutoLength([DRAFT], known(flat, 0.95)).eager("draft")
+    assert not AutoLength([DRAFT], known(steep, 0.8)).eager("draft")
+
+
+def test_a_hopeless_draft_is_given_up_and_tried_again_now_and_then() -> None:
+    lengths = AutoLength([DRAFT])
+    drafted = rounds_of(lengths, 2000, lambda n: (0, 1.0 + 0.3 * n))
+    lost = sum(0.3 * n if n else 0.0 for n in drafted) + sum(n > 0 for n in drafted)
+    assert lost < 0.04 * 2000
+    assert sum(n > 0 for n in drafted[1000:]) > 0
+
+
+def test_a_draft_that_turns_good_is_taken_up_again() -> None:
+    lengths = AutoLength([DRAFT])
+    rounds_of(lengths, 200, lambda n: (0, 1.0 + 0.15 * n))
+    drafted = rounds_of(lengths, 800, lambda n: (n, 1.0 + 0.15 * n))
+    assert min(drafted[-20:]) > 4
+
+
+def test_a_flat_curve_ends_far_from_a_steep_one() -> None:
+    flat, steep = AutoLength([DRAFT]), AutoLength([DRAFT])
+    assert min(rounds_of(flat, 600, lambda n: (n, 1.0 + 0.02 * n))[-50:]) >= 12
+    drafted = rounds_of(steep, 600, lambda n: (0, 1.0 + 0.9 * n))
+    assert sum(drafted[-100:]) <= 3
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, 150])
+def test_one_stalled_round_changes_nothing(at: int) -> None:
+    lengths, number = AutoLength([DRAFT]), iter(range(1000))
+
+    def what(n: int) -> tuple[int, float]:
+        return n // 2 + 1 if n else 0, (1.0 + 0.1 * n) * (50 if next(number) == at else 1)
+
+    drafted = rounds_of(lengths, 300, what)
+    assert np.mean([n > 0 for n in drafted[200:]]) > 0.5
+
+
+def test_a_plain_step_that_fills_or_empties_the_pipeline_tells_no_cost() -> None:
+    lengths = AutoLength([DRAFT])
+    for _ in range(3):
+        lengths.on_round(a_round(0, 0, 1.0))
+    known = lengths.knowledge.costs["draft"][1]
+    drained = replace(a_round(0, 0, 0.1), pipelined=False)
+    for report in (drained, a_round(0, 0, 4.0)) * 20:
+        lengths.on_round(report)
+    later = lengths.knowledge.costs["draft"][1]
+    assert (later.mean == known.mean).all()
+
+
+def test_a_debt_is_never_larger_than_what_a_text_can_save() -> None:
+    lengths = AutoLength([DRAFT])
+    rounds_of(lengths, 30, lambda n: (0, 1.0 if n == 0 else 1e6))
+    assert lengths.knowledge.budget is not None and lengths.knowledge.budget >= -SAVED
+    rounds_of(AutoLength([DRAFT]), 30, lambda n: (n, 0.0))
+
+
+def test_changes_say_what_was_promised() -> None:
+    lengths = AutoLength([DRAFT])
+    rounds_of(lengths, 200, lambda n: (n, 1.0 + 0.1 * n))
+    last = lengths.changes[-1]
+    assert last.length > 4 and not last.source
+    assert last.speed == pytest.approx((last.length + 1) / (1 + 0.1 * last.length), rel=0.2)
+    assert [change.round for change in lengths.changes] == sorted(
+        change.round for change in lengths.changes
+    )
+
+
+def test_what_has_to_be_read_is_paid_for_and_no_cost_of_a_length() -> None:
+    lengths = AutoLength([DRAFT], known([1.0 + 0.2 * n for n in range(1, MOST + 1)], 0.8))
+    for number in range(60):
+        # Ten plain steps, whose tokens a draft then reads.
+        for _ in range(10):
+            lengths.on_round(a_round(0, 0, 1.0, position=number))
+        lengths.on_round(a_round(2, 1, 1.4 + 10 * 0.03, position=number))
+    costs = np.exp(lengths.knowledge.costs["draft"][1].mean[:3])
+    assert costs == pytest.approx([1.2, 1.4, 1.6], rel=0.2)
+
+
+def test_of_several_that_take_time_one_is_asked_and_the_faster_one_wins() -> None:
+    cost = {"draft": 0.25, "heads": 0.05}
+    for better in cost:
+        each = dict.fromkeys(cost, 0.25) | {better: 0.05}
+        lengths = AutoLength([DRAFT, HEADS])
+        drafted = []
+        for number in range(500):
+            limits = {name: lengths.limit(name, 16) for name in cost}
+            [name] = [name for name, count in limits.items() if count] or [""]
+            count = limits.get(name, 0)
+            accepted = round(0.6 * count) if number % 2 else 0
+            seconds = 1 + each.get(name, 0.0) * count
+            lengths.on_round(a_round(count, accepted, seconds, name, number))
+            drafted.append(name)
+        assert drafted[-200:].count(better) > 150
+
+
+@pytest.mark.parametrize(("right", "least"), [(0.05, 0.93), (0.9, 1.05)])
+def test_lookup_before_a_draft_falls_silent_where_it_is_often_wrong(
+    right: float, least: float
+) -> None:
+    speeds = []
+    for matches in (0.0, 0.2):
+        texts = Texts(Machine(TWO_CORES, 0.15, constant(0.6), matches=matches, lookup=right), 80)
+        texts.run(range(100, 120))
+        speeds.append(texts.run(range(30)))
+    assert speeds[1] > least * speeds[0]
+
+
+def a_batch(drafted: int, accepted: int, rows: int, seconds: float) -> RoundReport:
+    its = SequenceRound(drafted, accepted, accepted + 1, 5, range(20))
+    report = a_round(drafted, accepted, seconds)
+    return replace(report, sequences=(its,) * rows)
+
+
+def test_what_hardly_pays_is_drafted_for_one_sequence_and_not_in_a_batch() -> None:
+    # One drafted token is half accepted: 1.5 tokens for the price of 1.42.
+    costs = [1.0 + 0.42 * n for n in range(1, MOST + 1)]
+    for rows, drafts in ((1, True), (16, False)):
+        lengths = AutoLength([DRAFT], known(costs, 0.5, -SAVED, rows))
+        assert (lengths.choose(1000, rows) == 1) is drafts
+
+
+def test_a_new_size_begins_with_what_its_neighbors_know_and_sizes_learn_apart() -> None:
+    lengths = AutoLength([DRAFT], known([1.0 + 0.05 * n for n in range(1, MOST + 1)], 0.8))
+    assert lengths.choose(1000, 2) > 0
+    for _ in range(300):
+        count = lengths.choose(1000, 16)
+        lengths.on_round(a_batch(count, min(count, 3), 16, 1.0 + 2.0 * count))
+    assert lengths.choose(1000, 16) == 0 and lengths.choose(1000, 1) > 0
+    assert lengths.choose(1000, 9) == lengths.choose(1000, 16)
+
+
+def test_drafting_stops_when_the_context_makes_it_lose_and_comes_back() -> None:
+    short = Machine(CURVES["M5 Max 70B"], 0.05, constant(0.7), 0.1, attention=2e-4)
+    long = replace(short, context=32_000)
+    texts = Texts(short, 100)
+    texts.run(range(10))
+    for machine in (long, short, long, short):
+        texts.machine = machine
+        best = machine.best_fixed(100, 6)[1]
+        first = texts.run([200])
+        assert first > 0.8 * machine.best_fixed(100, 1)[1] or first > 0.8
+        assert texts.run(range(6)) > 0.9 * best
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("curve", "draft", "acceptance"),
+    [
+        ("M4 Pro 4-bit", 0.1, constant(0.8)),
+        ("M5 Max 70B", 0.1, drifting),
+        ("M3 Ultra 4-bit", 0.3, constant(0.5)),
+        ("linear", 0.1, constant(0.95)),
+        ("flat", 0.3, bimodal),
+    ],
+)
+def test_long_texts_come_near_the_best_length_and_never_far_below_plain(
+    curve: str, draft: float, acceptance: Callable[[int], float]
+) -> None:
+    machine = Machine(CURVES[curve], draft, acceptance)
+    speed = machine.speed(lambda: AutoLength([DRAFT]), 1500, 4)
+    assert speed > 0.97 and speed > 0.88 * machine.best_fixed(1500, 4)[1]
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        Machine(CURVES["M4 Pro 4-bit"], 0.1, constant(0.7)),
+        Machine(CURVES["M5 Max 70B"], 0.1, constant(0.5)),
+        Machine(CURVES["M3 Ultra 4-bit"], 0.1, constant(0.3)),
+        Machine(CURVES["linear"], 0.3, constant(0.8), drift=0.4),
+        Machine(CURVES["M4 Pro 4-bit"], 0.02, constant(0.8), drift=0.4),
+        Machine(CURVES["M4 Pro 4-bit"], 0.1, constant(0.7), stalls=0.05),
+        Machine(CURVES["linear"], 0.1, constant(0.0), stalls=0.05),
+    ],
+)
+@pytest.mark.parametrize("tokens", [12, 100])
+def test_texts_that_follow_others_come_near_the_best(machine: Machine, tokens: int) -> None:
+    texts = Texts(machine, tokens, abrupt=tokens == 12)
+    texts.run(range(100, 120))
+    assert texts.run(range(20)) > 0.85 * machine.best_fixed(tokens, 20, abrupt=tokens == 12)[1]
+
+
+@pytest.mark.parametrize("poison", [0.1, 0.5, 2.0])
+def test_costs_of_a_bad_day_mend_themselves_within_ten_texts(poison: float) -> None:
+    machine = Machine(CURVES["M4 Pro 4-bit"], 0.1, constant(0.7), 0.15)
+    wrong = known([poison * cost for cost in machine.costs()[1:]], 0.7, sure=0.1)
+    texts = Texts(machine, 60, wrong)
+    texts.run(range(100, 110))
+    assert texts.run(range(10)) > 0.85 * machine.best_fixed(60, 10)[1]
+
+
+@pytest.mark.parametrize(
+    ("curve", "alpha", "draft", "size", "share"),
+    [
+        ("linear", 0.5, 0.2, 16, 0.95),
+        ("M4 Pro 4-bit", 0.8, 0.05, 4, 0.85),
+        ("flat", 0.1, 0.2, 4, 0.9),
+        ("M3 Ultra 4-bit", 0.1, 0.2, 64, 0.95),
+    ],
+)
+def test_batches_come_near_the_best_length_once_a_file_was_decoded(
+    curve: str, alpha: float, draft: float, size: int, share: float
+) -> None:
+    texts = [6, 10, 12, 14, 20, 30, 12, 14] * (size // 2)
+    machine = BatchMachine(CURVES[curve], draft, alpha)
+    first, *later = machine.auto(size, texts, 3, 3)
+    best = min(
+        sum(machine.time(FixedLength(n), size, texts, seed) for seed in range(3)) / 3
+        for n in (0, 1, 2, 3, 5, 8)
+    )
+    assert best / first > 0.75
+    assert all(best / took > share for took in later)
