@@ -1,6 +1,6 @@
-"""Bias, penalties, top-k, top-p, min-p and XTC: what changes logits, as pure functions on arrays.
+"""From logits to log-probabilities: bias, penalties, temperature, top-k, top-p, min-p and XTC.
 
-Every array is (..., vocabulary); what is filtered away has -inf.
+Every array is (..., vocabulary); tokens that are filtered out have -inf.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Distribution:
         return self.settings.temperature > 0
 
     def alike(self, other: Distribution) -> bool:
-        """Whether rows of both may be given to either."""
+        """Return whether either computes the same for rows of both."""
         stateful = (self._counts, self._coins, self.constraint, other.constraint)
         own = any(each is not None for each in stateful)
         return self is other or (not own and self.settings.draws_as(other.settings))

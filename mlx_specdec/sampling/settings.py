@@ -55,41 +55,31 @@ class Sampling:
 
     def __post_init__(self) -> None:
         coldest, hottest = TEMPERATURES
-        _require(
-            self.temperature == 0 or coldest <= self.temperature <= hottest,
-            f"temperature must be 0 or lie between {coldest:g} and {hottest:g}, "
-            f"not {self.temperature}",
-        )
-        _require(self.top_k >= 0, f"top-k must be 0 (off) or more, not {self.top_k}")
-        _require(
-            LEAST_TOP_P <= self.top_p <= 1,
-            f"top-p must lie in [{LEAST_TOP_P:g}, 1], not {self.top_p}",
-        )
-        _require(0 <= self.min_p < 1, f"min-p must lie in [0, 1), not {self.min_p}")
         least, most = REPETITION_PENALTIES
-        _require(
-            least <= self.repetition_penalty <= most,
-            f"repetition-penalty must lie between {least:g} and {most:g}, "
-            f"not {self.repetition_penalty}",
-        )
-        for name, value in (
-            ("presence-penalty", self.presence_penalty),
-            ("frequency-penalty", self.frequency_penalty),
+        between = f"lie between {coldest:g} and {hottest:g}"
+        warm = coldest <= self.temperature <= hottest
+        penalty = least <= self.repetition_penalty <= most
+        small = f"be at most {LARGEST:g} in size"
+        for name, holds, what in (
+            ("temperature", self.temperature == 0 or warm, f"be 0 or {between}"),
+            ("top_k", self.top_k >= 0, "be 0 (off) or more"),
+            ("top_p", LEAST_TOP_P <= self.top_p <= 1, f"lie in [{LEAST_TOP_P:g}, 1]"),
+            ("min_p", 0 <= self.min_p < 1, "lie in [0, 1)"),
+            ("repetition_penalty", penalty, f"lie between {least:g} and {most:g}"),
+            ("presence_penalty", abs(self.presence_penalty) <= LARGEST, small),
+            ("frequency_penalty", abs(self.frequency_penalty) <= LARGEST, small),
+            ("xtc_probability", 0 <= self.xtc_probability <= 1, "lie in [0, 1]"),
+            ("xtc_threshold", 0 <= self.xtc_threshold <= 0.5, "lie in [0, 0.5]"),
         ):
-            _require(
-                abs(value) <= LARGEST, f"{name} must be at most {LARGEST:g} in size, not {value}"
-            )
-        for name, value, most in (
-            ("xtc-probability", self.xtc_probability, 1),
-            ("xtc-threshold", self.xtc_threshold, 0.5),
-        ):
-            _require(0 <= value <= most, f"{name} must lie in [0, {most}], not {value}")
+            if not holds:
+                value = getattr(self, name)
+                raise OptionError(f"{name.replace('_', '-')} must {what}, not {value}")
         for token, bias in self.logit_bias.items():
-            _require(
-                token >= 0 and (abs(bias) <= LARGEST or bias == -math.inf),
-                f"logit-bias {token}={bias} is not usable: give a token id and a number of at most "
-                f"{LARGEST:g} in size, or -inf",
-            )
+            if token < 0 or not (abs(bias) <= LARGEST or bias == -math.inf):
+                raise OptionError(
+                    f"logit-bias {token}={bias} is not usable: give a token id and a number of at "
+                    f"most {LARGEST:g} in size, or -inf"
+                )
 
     @property
     def counts_tokens(self) -> bool:
@@ -127,8 +117,3 @@ def number(name: str, value: object) -> float:
         return float(value)
     except OverflowError:
         raise OptionError(f"{name} is too large for a number with a fraction") from None
-
-
-def _require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise OptionError(sentence)

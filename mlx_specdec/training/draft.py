@@ -172,8 +172,8 @@ class Initial:
 
 @contextmanager
 def initial(pair: Pair, shape: DraftConfig | None, seed: int) -> Iterator[Initial]:
-    """The pair's own draft, or, where it has none, a new one of a shape; its files are there during
-    the block.
+    """Return the pair's own draft or, where it has none, a new one of a shape; its files exist
+    during the block.
 
     Raises OptionError for a target that is heads, VocabularyError for a draft that lacks tokens of
     the target, CheckpointError as loading does.
