@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import numpy as np
@@ -222,3 +223,19 @@ def test_it_reads_on_from_where_it_was() -> None:
     assert not proposer.ready([written], 1)
     proposer.begin([PROMPT])
     assert proposer.propose([PROMPT], 2, SilentNoise()).tokens.tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("make", [PromptLookup, lambda: Prediction([1, 2, 3, 4, 1, 2, 3, 5])])
+def test_asking_whether_anything_would_be_drafted_changes_no_proposal(make) -> None:
+    draws = random.Random(0)
+    text = [draws.randrange(1, 5) for _ in range(80)]
+    often, never = make(), make()
+    for proposer in (often, never):
+        proposer.begin([text[:5]])
+    for end in range(5, len(text), 3):
+        for seen in range(end - 2, end + 1):
+            ready = often.ready([text[: max(seen, 5)]], 4)
+        noise = SilentNoise().at(0, 0)
+        both = [each.propose([text[:end]], 4, noise).tokens.tolist() for each in (often, never)]
+        assert both[0] == both[1]
+        assert ready == bool(both[0][0])
