@@ -118,7 +118,7 @@ class Trials:
             layers = LAYERS_COUNTED if counted else ""
             shown = each.identity or f"{name} of {self._pair.name}"
             if caution := self._pair.trials[name].caution(shown, layers):
-                warnings.warn(caution, RuntimeWarning, stacklevel=4)
+                warnings.warn(caution, RuntimeWarning, stacklevel=8)
 
 
 __all__ = [

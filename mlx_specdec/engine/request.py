@@ -338,7 +338,7 @@ def prepared(pair: Pair, prompt: Prompt, options: Options) -> tuple[list[int], P
     ids = encode(pair, prompt, options)
     check_prompt(ids, pair.vocabulary, pair.target.max_length)
     if caution := pair.target.caution(len(ids)):
-        warnings.warn(caution, stacklevel=3)
+        warnings.warn(caution, stacklevel=6)
     return ids, pair, options
 
 
