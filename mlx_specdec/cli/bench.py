@@ -246,15 +246,17 @@ def _with_draft_model(pair: Pair, models: Models, loading: Mapping[str, Any]) ->
 def _cluster(model: str, models: Models) -> Cluster:
     """Return how many exchanges a pass of a shared target has, and each machine's share of it.
     Raises CheckpointError where config.json does not say."""
-    from ..checkpoints.files import read_config
-    from ..checkpoints.source import resolve_config
-    from ..measure.estimate import ModelSource
-    from ..measure.prediction import Link, cluster
+    from ..measure.estimate import cluster_of
     from ..models.distributed.group import join
 
-    config = read_config(resolve_config(model, revision=models.revision))
-    known = ModelSource(model, config, models.dtype, models.q_bits).outline()
-    return cluster(Link(join().size, 0.0, models.distributed == "pipeline"), known, 0)
+    return cluster_of(
+        model,
+        models.revision,
+        models.dtype,
+        models.q_bits,
+        ranks=join().size,
+        pipeline=models.distributed == "pipeline",
+    )
 
 
 def _speculation(
