@@ -35,6 +35,8 @@ SIZE = MOST + 2
 SLOPE, READING = MOST, MOST + 1
 DOUBLINGS = np.log2(np.arange(2, MOST + 2))
 _SHARED = np.minimum.outer(DOUBLINGS, DOUBLINGS)
+_MOST_DOUBT = DOUBT * (DOUBLINGS + DOUBLINGS**2 / 4)
+"""Variances of a source before its first round: later ones do not grow beyond them."""
 
 
 class Block(NamedTuple):
@@ -142,7 +144,7 @@ class Costs:
         mean, covariance = self._mean, self._covariance
         covariance[0, 0] += DRIFT**2
         for own in self._own.values():
-            covariance[own, own][:MOST, :MOST] += (DRIFT / 16) ** 2 * _SHARED
+            self._doubt(own, (DRIFT / 16) ** 2)
         off = math.log(max(seconds, 1e-9)) - expected
         gains = covariance[:, at] @ weights
         variance = float(gains[at] @ weights) + self._noise
@@ -151,7 +153,7 @@ class Costs:
             covariance[0, 0] += DOUBT
             for own in self._own.values():
                 if own.start < at[-1]:
-                    covariance[own, own][:MOST, :MOST] += DOUBT * _SHARED
+                    self._doubt(own, DOUBT)
             gains = covariance[:, at] @ weights
             variance = float(gains[at] @ weights) + self._noise
         if self.paced:
@@ -164,3 +166,10 @@ class Costs:
             # The first round of all may have stalled.
             covariance[0, 0] = max(covariance[0, 0], 0.5)
         self.paced = True
+
+    def _doubt(self, own: slice, variance: float) -> None:
+        """Become less sure of a source by `variance` for each doubling of a round's tokens, of
+        lengths that are known better than before the first round."""
+        costs = self._covariance[own, own][:MOST, :MOST]
+        known = np.diagonal(costs) < _MOST_DOUBT
+        costs += variance * _SHARED * np.outer(known, known)

@@ -54,7 +54,7 @@ def read(key: Mapping[str, Any]) -> Knowledge:
             return Knowledge()
         return Knowledge(
             costs={
-                name: {int(rows): _block(*block) for rows, block in blocks.items()}
+                name: {_rows(rows): _block(*block) for rows, block in blocks.items()}
                 for name, blocks in content["costs"].items()
             },
             counts={name: _counts(counts) for name, counts in content["counts"].items()},
@@ -85,6 +85,13 @@ def add(key: Mapping[str, Any], learned: Knowledge) -> None:
 
 def _rounded(values: np.ndarray) -> list[float]:
     return [float(f"{value:.7g}") for value in values]
+
+
+def _rows(text: str) -> int:
+    rows = int(text)
+    if rows < 1:
+        raise ValueError("a batch without rows")
+    return rows
 
 
 def _block(mean: list[float], lower: list[float]) -> Block:

@@ -12,7 +12,7 @@ import pytest
 from mlx_specdec.draft_length import saved
 from mlx_specdec.draft_length.acceptance import Acceptance
 from mlx_specdec.draft_length.auto_length import AutoLength
-from mlx_specdec.draft_length.costs import Costs, unknown
+from mlx_specdec.draft_length.costs import DOUBT, Costs, unknown
 from mlx_specdec.draft_length.saved import Knowledge
 
 from ..support.draft_length_simulator import CURVES, DRAFT, Machine, constant
@@ -67,6 +67,7 @@ def test_sources_and_sizes_that_a_text_did_not_use_stay(learned: Knowledge) -> N
         lambda told: told["costs"]["draft"]["1"][0].__setitem__(3, 1e9),
         lambda told: told["costs"]["draft"]["1"][1].__setitem__(0, -1.0),
         lambda told: told["costs"].update(draft={"one": [[], []]}),
+        lambda told: told["costs"]["draft"].update({"0": told["costs"]["draft"]["1"]}),
         lambda told: told.update(key={}),
     ],
 )
@@ -129,3 +130,19 @@ def test_what_reading_costs_is_learned_apart_from_the_length() -> None:
     logarithms, _ = costs.logarithms("draft", 16)
     assert np.exp(logarithms[2]) == pytest.approx(1.5, rel=0.05)
     assert costs.reading("draft", 10) == pytest.approx(0.5, rel=0.2)
+
+
+def test_what_is_never_drafted_is_not_doubted_more_and_more() -> None:
+    costs = Costs({"seldom": unknown(), "draft": unknown()})
+    for number in range(20_000):
+        # Each minute the machine gets faster, so that rounds take less than they can cost.
+        seconds = 0.1 ** (number // 2000)
+        if number % 4:
+            costs.add("draft", 1, 1.3 * seconds, 100, 0)
+        else:
+            costs.add_plain(seconds, 100)
+    before = np.diagonal(unknown().covariance)
+    for name in ("seldom", "draft"):
+        covariance = costs.block(name).covariance
+        assert (np.diagonal(covariance) <= before + 2 * DOUBT).all()
+        assert np.linalg.eigvalsh(covariance)[0] > -1e-9
