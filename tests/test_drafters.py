@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.draft_length import saved
+from mlx_specdec.draft_length.auto_length import AutoLength
 from mlx_specdec.draft_length.costs import DOUBLINGS, MOST, Block, unknown
 from mlx_specdec.draft_length.saved import Knowledge
 from mlx_specdec.engine import drafters as engine_drafters
@@ -27,6 +28,7 @@ from mlx_specdec.models.base import Base
 from mlx_specdec.models.mlx_lm import model as decoder_only
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
+from mlx_specdec.proposers.drafter import Setup
 from mlx_specdec.sampling.noise import SilentNoise
 
 from .support.models import make_llama
@@ -142,6 +144,22 @@ def test_a_draft_that_is_wanted_reads_the_prompt_along(alone: Pair) -> None:
     run = stream_generate(pair, "hello", asked)
     run.read_prompt()
     assert (counted.opened, counted.passes) == (1, 1)
+
+
+@pytest.mark.parametrize("proposer", ["draft", "auto"])
+def test_proposers_and_lengths_that_a_caller_passes_teach_nothing_of_the_pair(
+    pair: Pair, proposer: str
+) -> None:
+    asked = Options(max_tokens=12, proposer=proposer)
+    text = generate(pair, "hello", asked).tokens
+    before = saved.read(pair_key(pair))
+    [*_, draft] = drafters(pair, asked)
+    own = draft.make(Setup(asked))
+    for passed in ({"proposer": own}, {"draft_length": AutoLength()}):
+        assert stream_generate(pair, "hello", asked, **passed).result().tokens == text
+    after = saved.read(pair_key(pair))
+    assert after.budget == before.budget
+    assert set(after.costs) == set(before.costs)
 
 
 @pytest.mark.parametrize("num_draft", ["auto", 3])

@@ -156,19 +156,20 @@ class AutoLength:
 
     def limit(self, name: str, most: int, rows: int = 1) -> int:
         """Return how many tokens the named source may draft, of at most `most`."""
-        return min(most, self._size(rows).plan.limits[name])
+        return min(most, self._size(rows).plan.limits[self._drafter(name).name])
 
     def eager(self, name: str) -> bool:
         """Whether the source should read a text's prompt beside the target: a draft is wanted soon,
         or nothing is known."""
-        known = self._known[self._sources[name].costs] or self._acceptance[name].counts.any()
-        return not known or self._size(1).plan.limits[name] > 0
+        source = self._drafter(name)
+        known = self._known[source.costs] or self._acceptance[source.name].counts.any()
+        return not known or self._size(1).plan.limits[source.name] > 0
 
     def prices(self, name: str) -> Prices | None:
         """What rounds of the source cost one sequence; None before that is known, and in trials,
         whose lengths stand."""
-        size, source = self._size(1), self._sources[name]
-        if size.plan.trial or not (size.costs.plain_steps and size.plan.best[name]):
+        size, source = self._size(1), self._drafter(name)
+        if size.plan.trial or not (size.costs.plain_steps and size.plan.best[source.name]):
             return None
         costs, _ = size.costs.logarithms(source.costs, source.most)
         plain = size.costs.plain
@@ -204,7 +205,8 @@ class AutoLength:
             self._note(plan, size)
 
     def _drafter(self, name: str) -> Source:
-        """The source of that name; rounds name none where there is one."""
+        """The source of that name; rounds name none where there is one, and drafters whose lengths
+        a caller has passed are none of its sources."""
         return self._sources.get(name) or next(iter(self._sources.values()))
 
     def _meet(self, size: _Size, sequences: Sequence[SequenceRound]) -> None:

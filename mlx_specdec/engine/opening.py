@@ -141,8 +141,10 @@ class Opener:
             self._cache.clear()
 
     def save_costs(self) -> None:
-        """Save what rounds have cost and what was accepted, for later runs."""
-        keep_costs(self._pair, self._options, self.lengths)
+        """Save what rounds have cost and what was accepted, for later runs; nothing of a proposer
+        or of draft lengths that a caller has passed."""
+        if self._overrides.proposer is None and self._overrides.draft_length is None:
+            keep_costs(self._pair, self._options, self.lengths)
 
     def _reason_against_batches(self, batch_size: int) -> str | None:
         pair = self._pair
