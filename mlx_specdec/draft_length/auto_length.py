@@ -245,10 +245,11 @@ class AutoLength:
 
     def _judge(self, its: SequenceRound, source: Source, plan: Plan) -> None:
         asked = plan.limits[source.name]
-        stopped = source.stops and its.drafted < asked
+        # Drafts of a text's last round end with the text.
+        stopped = source.stops and its.drafted < asked and not its.ended
         # A token at which a draft ended counts as one that would not have stayed.
         self._acceptance[source.name].add(its.drafted + stopped, its.accepted)
-        if source.stops and plan.trial is None:
+        if source.stops and plan.trial is None and not its.ended:
             self._reached[source.name].add(asked, its.drafted)
 
     def _pay(self, size: _Size, report: RoundReport) -> None:

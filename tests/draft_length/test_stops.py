@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -30,6 +32,18 @@ def test_a_token_at_which_a_draft_ends_counts_as_one_that_would_not_have_stayed(
     assert reached[1] > 0 and passed[1] == 0
     reached, _ = learned(stops=False).knowledge.counts["draft"]
     assert reached[1] == 0
+
+
+def test_a_draft_that_the_end_of_the_text_cut_says_nothing_of_the_next_token() -> None:
+    drafts = a_round(1, 1, 1.1)
+    last = replace(drafts, sequences=tuple(replace(each, ended=True) for each in drafts.sequences))
+    counts = []
+    for stops in (True, False):
+        lengths = AutoLength([Source(most=4, stops=stops)], learned(stops=False).knowledge)
+        assert lengths.choose(10_000) > 1
+        lengths.on_round(last)
+        counts.append(lengths.knowledge.counts["draft"].tolist())
+    assert counts[0] == counts[1]
 
 
 def test_prices_are_there_once_they_are_known_and_not_in_trials() -> None:
