@@ -146,13 +146,17 @@ def _summary(found: Inspection) -> Table:
 def _drafts_for(facts: Mapping[str, Any]) -> str:
     """Describe the target that a hidden-state drafter was made for, and what it reads of it."""
     layers, width = facts["target_layers"], facts["encoder_hidden_size"]
-    taps = f"{facts['taps']} layers" if layers is None else f"layers {', '.join(map(str, layers))}"
+    if layers is None:
+        states = f"the outputs of its {facts['taps']} layers"
+    elif layers:
+        states = f"the outputs of its layers {', '.join(map(str, layers))}"
+    else:
+        states = "the input of its head"
     encoder = "" if width is None else f", and its encoder's, of width {width}"
     known, vocabulary = facts["draft_vocab_size"], facts["target_vocab_size"]
     tokens = f"{vocabulary}" if known == vocabulary else f"{known} of {vocabulary}"
     return (
-        f"a target of width {facts['target_hidden_size']}, {tokens} tokens; reads the outputs of "
-        f"its {taps}{encoder}"
+        f"a target of width {facts['target_hidden_size']}, {tokens} tokens; reads {states}{encoder}"
     )
 
 

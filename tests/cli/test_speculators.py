@@ -209,6 +209,8 @@ def test_inspect_knows_drafters(run: Run, tmp_path: Path) -> None:
     words = " ".join(run("inspect", eagle3(tmp_path / "encoder", encoder=32)).out.split())
     assert "a target of width 32, 32 of 64 tokens; reads the outputs of its layers 0, 1, 1" in words
     assert "and its encoder's, of width 32" in words
+    words = " ".join(run("inspect", speculators.eagle(tmp_path / "eagle")).out.split())
+    assert "tokens; reads the input of its head" in words
     other = {"hydra_num_heads": 4, "model_type": "hydra"}
     speculators.write(tmp_path / "other", other, {"some.weight": mx.zeros((2, 2))})
     assert "some.weight" in run("inspect", tmp_path / "other").out
