@@ -16,25 +16,25 @@ import numpy as np
 
 from ..interfaces import Prices
 from ..interfaces.rounds import RoundReport, SequenceRound, is_drained
-from .acceptance import MEMORY, Acceptance
+from .acceptance import EARLIER, MEMORY, Acceptance
 from .costs import DOUBT, MOST, Block, Costs, unknown
 from .length import Change
 from .saved import Knowledge
 
-SHARE = 0.01
-"""Of all time, what trials may lose."""
+SHARE = 0.015
+"""Of all time, what trials may lose. Hopeless drafts cost about as much; with 0.01 a draft that
+gains a tenth is found later, with 0.02 texts of 12 tokens lose 1 %."""
 SAVED = 3.0
-"""Plain steps of the budget that texts can save for others, or owe them; two thirds of it to begin
-with. For each saved step arms may be one standard error better than they seem."""
+"""Plain steps of the budget that texts save for others, or owe them; two thirds of it to begin
+with. For each saved step an arm may be one standard error better than it seems."""
 MARGIN = 1.03
-"""What an arm must promise over the current one; plain steps of a batch are preferred by as much
-for each doubling of its rows, which end apart and leave places empty."""
+"""What an arm must promise over the one in use. Plain steps of a batch are preferred by as much for
+each doubling of its rows, which end apart and leave places empty. 1.05 loses 1 %, 1.01 changes by
+chance."""
 PLAIN_STEPS = 3
 """In a row, where they are measured: the first one fills the pipeline and does not count."""
-ENCODED = 16
-"""Tokens that an unread prompt counts for at least: that of an encoder is not seen here."""
-ALWAYS, EVERY = 24, 4
-"""Plans are made in the first rounds of a text always, then in one of four: they take time."""
+EVERY = 4
+"""Rounds to a new plan, but in the first ones of a text: planning takes time."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the next rounds may draft. best: by source, 0 for none. limits: the same but for a
-    trial. speed: tokens that the best arm brings in the time of a plain step. trial: the arm that
-    is tried. plain: steps of a trial of plain decoding that are left."""
+class _Plan:
+    """What the next rounds may draft. best: by source, 0 for none. limits: the same but for trials.
+    speed: tokens that the best arm brings in the time of a plain step. trials: lengths that are
+    tried, by source. plain: steps of a trial of plain decoding that are left."""
 
     best: Mapping[str, int]
     limits: Mapping[str, int]
     speed: float = 1.0
-    trial: tuple[str, int] | None = None
+    trials: Mapping[str, int] = field(default_factory=dict)
     plain: int = 0
 
 
@@ -71,7 +71,7 @@ class _Size:
     stretch: plain steps since the last draft."""
 
     costs: Costs
-    plan: Plan
+    plan: _Plan
     drafting: dict[str, float]
     unread: dict[str, float]
     arriving: float = 0.0
@@ -81,15 +81,17 @@ class _Size:
 
 @dataclass(frozen=True)
 class _Arms:
-    """Of one source, by length from 0: expected tokens, the same with luck, logarithms of costs
-    and their errors."""
+    """Of one source, by length from 0: expected tokens, the same with luck, logarithms of costs and
+    their errors. current: the length in use. reading: what the next round costs more. luck: in
+    standard errors."""
 
     tokens: np.ndarray
     lucky: np.ndarray
     costs: np.ndarray
     errors: np.ndarray
     current: int
-    reading: float = field(default=0.0)
+    reading: float
+    luck: float
 
     @property
     def rates(self) -> np.ndarray:
@@ -97,7 +99,16 @@ class _Arms:
         return self.tokens / np.exp(self.costs + self.errors)
 
     def speed(self, length: int) -> float:
+        """Return the expected tokens a plain step's time."""
         return float(self.tokens[length] / math.exp(self.costs[length]))
+
+    def hopes(self, speed: float) -> np.ndarray:
+        """Return how many times `speed` an arm reaches with luck."""
+        return self.lucky / np.exp(self.costs - self.luck * self.errors) / speed
+
+    def losses(self, speed: float) -> np.ndarray:
+        """Return the plain steps that a round may lose where 1 / speed of one buys a token."""
+        return np.exp(self.costs + self.errors) + self.reading - self.tokens / speed
 
     def best(self, instead: float) -> int:
         """Return the best length, where a round without this source has the rate `instead`."""
@@ -119,16 +130,14 @@ class AutoLength:
     ) -> None:
         knowledge = knowledge or Knowledge()
         self._sources = {each.name: each for each in sources}
-        self._weighted = tuple(each.name for each in sources if not each.free)
+        self._paid = tuple(each.name for each in sources if not each.free)
         self._known = {each.costs: knowledge.costs.get(each.costs, {}) for each in sources}
         self._acceptance = {
             each.name: Acceptance(each.most, knowledge.counts.get(each.text)) for each in sources
         }
         # How far drafts get that may end sooner than asked: until some do, none does.
         self._reached = {
-            each.name: Acceptance(each.most, np.full((2, each.most), 1e3))
-            for each in sources
-            if each.stops
+            each.name: Acceptance(each.most, np.full((2, each.most), 1e3)) for each in sources
         }
         self._budget = SAVED * 2 / 3 if knowledge.budget is None else knowledge.budget
         self._sizes: dict[int, _Size] = {}
@@ -137,17 +146,16 @@ class AutoLength:
 
     @property
     def changes(self) -> Sequence[Change]:
-        """What was chosen for whom and when, single trials left out."""
+        """What was chosen for whom and when, trials left out."""
         return tuple(self._changes)
 
     @property
     def knowledge(self) -> Knowledge:
         """What later texts may begin with."""
-        names = {each.costs for each in self._sources.values()}
         return Knowledge(
-            costs={n: {r: s.costs.block(n) for r, s in self._sizes.items()} for n in names},
-            counts={s.text: self._acceptance[n].counts for n, s in self._sources.items()},
-            budget=self._budget,
+            {n: {r: s.costs.block(n) for r, s in self._sizes.items()} for n in self._known},
+            {s.text: self._acceptance[n].counts for n, s in self._sources.items()},
+            self._budget,
         )
 
     def choose(self, remaining: int, rows: int = 1) -> int:
@@ -169,7 +177,7 @@ class AutoLength:
         """What rounds of the source cost one sequence; None before that is known, and in trials,
         whose lengths stand."""
         size, source = self._size(1), self._drafter(name)
-        if size.plan.trial or not (size.costs.plain_steps and size.plan.best[source.name]):
+        if size.plan.trials or not (size.costs.plain_steps and size.plan.best[source.name]):
             return None
         costs, _ = size.costs.logarithms(source.costs, source.most)
         plain = size.costs.plain
@@ -179,30 +187,20 @@ class AutoLength:
         """Learn from a round, and plan the next one."""
         rows = len(report.sequences)
         size = self._sizes.setdefault(_rounded_up(rows), self._size(rows))
+        source = self._drafter(report.source)
         self._meet(size, report.sequences)
         if is_drained(report):
             # The next plain step fills the pipeline again.
             size.stretch = 0
         else:
-            self._heed(size, report)
+            self._learn(size, source, report)
+            self._pay(size, source, report)
+            self._plan_next(size, report)
         emitted = sum(each.accepted + 1 for each in report.sequences) / rows
-        for name in self._weighted:
-            has_read = report.size and name == self._drafter(report.source).name
-            size.unread[name] = 0.0 if has_read else size.unread[name] + emitted
-
-    def _heed(self, size: _Size, report: RoundReport) -> None:
-        self._rounds += 1
-        size.rounds += 1
-        for acceptance in self._acceptance.values():
-            acceptance.fade()
-        self._learn(size, report)
-        plan = size.plan
-        self._pay(size, report)
-        if plan.plain > 1 and not report.size:
-            size.plan = replace(plan, plain=plan.plain - 1)
-        elif size.rounds < ALWAYS or size.rounds % EVERY == 0 or plan.trial:
-            size.plan = self._plan(size, len(report.sequences))
-            self._note(plan, size)
+        for name in self._paid:
+            size.unread[name] += emitted
+        if report.size:
+            size.unread[source.name] = 0.0
 
     def _drafter(self, name: str) -> Source:
         """The source of that name; rounds name none where there is one, and drafters whose lengths
@@ -210,70 +208,78 @@ class AutoLength:
         return self._sources.get(name) or next(iter(self._sources.values()))
 
     def _meet(self, size: _Size, sequences: Sequence[SequenceRound]) -> None:
-        """Count what rows bring that is not read."""
+        """Count what newcomers bring that is not read; an encoder's prompt is not seen here."""
         rows = len(sequences)
-        prompts = [
-            max(ENCODED, len(each.committed) - each.accepted - 1)
-            for each in sequences
-            if each.position == 0
-        ]
+        new = [max(MOST, len(s.committed) - s.accepted - 1) for s in sequences if s.position == 0]
         if rows > 1:
-            size.arriving += (sum(prompts) / rows - size.arriving) / MEMORY
-        for name in self._weighted if prompts else ():
-            stay = (rows - len(prompts)) * size.unread[name]
+            size.arriving += (sum(new) / rows - size.arriving) / MEMORY
+        for name in self._paid if new else ():
+            stay = (rows - len(new)) * size.unread[name]
             has_read = rows == 1 and self.eager(name)
-            size.unread[name] = 0.0 if has_read else (stay + sum(prompts)) / rows
+            size.unread[name] = 0.0 if has_read else (stay + sum(new)) / rows
 
-    def _learn(self, size: _Size, report: RoundReport) -> None:
+    def _learn(self, size: _Size, source: Source, report: RoundReport) -> None:
         rows, drafted, seconds = len(report.sequences), report.size, report.times.total
+        self._rounds += 1
+        size.rounds += 1
+        size.stretch = 0 if drafted else size.stretch + 1
+        for acceptance in self._acceptance.values():
+            acceptance.fade()
+        for each in report.sequences:
+            if each.drafted:
+                self._judge(each, self._sources.get(each.source, source), size.plan)
         context = sum(len(each.committed) for each in report.sequences) / rows
-        source = self._drafter(report.source)
         if drafted:
-            size.stretch = 0
-            for each in report.sequences:
-                if each.drafted:
-                    self._judge(each, self._sources.get(each.source, source), size.plan)
             share = sum(each.drafted > 0 for each in report.sequences) / rows
-            size.drafting[source.name] += (share - size.drafting[source.name]) / 8
+            size.drafting[source.name] += (share - size.drafting[source.name]) / EARLIER
             if drafted <= MOST:
                 unread = size.unread[source.name]
                 size.costs.add(source.costs, drafted, seconds, context, unread)
-        else:
-            size.stretch += 1
-            if size.stretch > 1 or size.rounds == 1:
-                size.costs.add_plain(seconds, context)
+        elif size.stretch > 1 or size.rounds == 1:
+            size.costs.add_plain(seconds, context)
 
-    def _judge(self, its: SequenceRound, source: Source, plan: Plan) -> None:
+    def _judge(self, its: SequenceRound, source: Source, plan: _Plan) -> None:
         asked = plan.limits[source.name]
         # Drafts of a text's last round end with the text.
         stopped = source.stops and its.drafted < asked and not its.ended
         # A token at which a draft ended counts as one that would not have stayed.
         self._acceptance[source.name].add(its.drafted + stopped, its.accepted)
-        if source.stops and plan.trial is None and not its.ended:
+        if source.name not in plan.trials and not its.ended:
             self._reached[source.name].add(asked, its.drafted)
 
-    def _pay(self, size: _Size, report: RoundReport) -> None:
-        """Earn a share of the round's time, and pay for a trial, which may also gain."""
+    def _pay(self, size: _Size, source: Source, report: RoundReport) -> None:
+        """Earn a share of the round's time, and pay for a trial what it must be expected to lose
+        now: of one round luck tells most."""
         took = report.times.total / size.costs.plain if size.costs.paced else 1.0
         self._budget = min(self._budget + SHARE * min(took, 5.0), SAVED)
-        plan = size.plan
-        if plan.trial is not None and report.size == plan.trial[1]:
-            lost = took - (report.accepted / len(report.sequences) + 1) / plan.speed
-            self._budget = max(self._budget - max(0.0, min(lost, SAVED * 2 / 3)), -SAVED)
+        plan, lost = size.plan, 0.0
+        if plan.plain and not report.size:
+            lost = 1 - 1 / plan.speed
+        elif report.size and plan.trials.get(source.name) == report.size:
+            lost = float(self._arms(size, source).losses(plan.speed)[report.size])
+        self._budget = max(-SAVED, self._budget - max(0.0, min(lost, SAVED)))
+
+    def _plan_next(self, size: _Size, report: RoundReport) -> None:
+        before = size.plan
+        if before.plain > 1 and not report.size:
+            size.plan = replace(before, plain=before.plain - 1)
+        elif size.rounds < 6 * EVERY or size.rounds % EVERY == 0 or before.trials:
+            size.plan = self._plan(size, len(report.sequences))
+            for name, length in size.plan.best.items():
+                if length != before.best[name] or not self._changes:
+                    speed = self._arms(size, self._sources[name]).speed(length)
+                    named = name if len(self._sources) > 1 else ""
+                    self._changes.append(Change(self._rounds, length, speed, named))
 
     def _size(self, rows: int) -> _Size:
         """Return what is known of batches of such a size; of a new one from the nearest size."""
         rows = _rounded_up(rows)
         if rows in self._sizes:
             return self._sizes[rows]
-        blocks = {name: self._block(name, rows) for name in self._known}
+        costs = Costs({name: self._block(name, rows) for name in self._known})
         nobody = dict.fromkeys(self._sources, 0)
-        size = _Size(
-            Costs(blocks),
-            Plan(nobody, nobody),
-            drafting=dict.fromkeys(self._sources, 1.0),
-            unread=dict.fromkeys(self._sources, 0.0),
-        )
+        drafting, unread = dict.fromkeys(nobody, 1.0), dict.fromkeys(nobody, 0.0)
+        size = _Size(costs, _Plan(nobody, nobody), drafting, unread)
         size.plan = self._plan(size, rows)
         return size
 
@@ -281,104 +287,84 @@ class AutoLength:
         known = {**self._known[name], **{r: s.costs.block(name) for r, s in self._sizes.items()}}
         if not known:
             return unknown()
-        apart = {size: abs(math.log2(size / rows)) for size in known}
-        nearest = min(known, key=lambda size: (apart[size], size))
-        return known[nearest].doubted(DOUBT * apart[nearest])
+        apart, nearest = min((abs(math.log2(size / rows)), size) for size in known)
+        return known[nearest].doubted(DOUBT * apart)
 
-    def _arms(self, size: _Size, source: Source, luck: float) -> _Arms:
-        acceptance, name = self._acceptance[source.name], source.name
+    def _arms(self, size: _Size, source: Source) -> _Arms:
+        name, acceptance = source.name, self._acceptance[source.name]
         costs, errors = size.costs.logarithms(source.costs, source.most)
         if source.stops:
             costs = np.log(_ending_sooner(np.exp(costs), self._reached[name].tokens()))
-        reading = 0.0
-        if not source.free:
-            reading = size.costs.reading(source.costs, size.unread[name])
-            if size.arriving:
-                arriving = size.costs.reading(source.costs, size.arriving)
-                costs[1:] = np.log(np.exp(costs[1:]) + arriving)
+        if size.arriving and not source.free:
+            arriving = size.costs.reading(source.costs, size.arriving)
+            costs[1:] = np.log(np.exp(costs[1:]) + arriving)
         # Of a batch those that have nothing to draft gain nothing.
         share = size.drafting[name]
+        luck = max(self._budget, acceptance.undecided)
         return _Arms(
             1 + share * (acceptance.tokens() - 1),
             1 + share * (acceptance.tokens(luck) - 1),
             costs,
             errors,
             size.plan.best[name],
-            reading,
+            size.costs.reading(source.costs, size.unread[name]),
+            luck,
         )
 
-    def _plan(self, size: _Size, rows: int) -> Plan:
-        luck = max(0.0, self._budget)
-        arms = {name: self._arms(size, each, luck) for name, each in self._sources.items()}
-        floor = MARGIN ** math.log2(_rounded_up(rows))
-        best = dict.fromkeys(self._sources, 0)
-        speed, main = 1.0, None
-        promised = floor
-        for name in self._weighted:
-            its = arms[name]
-            length = its.best(floor)
+    def _plan(self, size: _Size, rows: int) -> _Plan:
+        arms = {name: self._arms(size, each) for name, each in self._sources.items()}
+        floor = promised = MARGIN ** math.log2(_rounded_up(rows))
+        best, speed = dict.fromkeys(self._sources, 0), floor
+        main: _Arms | None = None
+        for name in self._paid:
+            its, length = arms[name], arms[name].best(floor)
             rate = its.rates[length] * (MARGIN if its.current else 1.0)
             if length and rate > promised:
-                promised, main = rate, name
-        if main is not None:
-            best[main] = arms[main].best(floor)
-            speed = max(1.0, arms[main].speed(best[main]))
+                promised, speed, main = rate, max(floor, its.speed(length)), its
+                best |= {**dict.fromkeys(self._paid, 0), name: length}
         for name, its in arms.items():
-            if name not in self._weighted:
-                best[name] = its.best(max(floor, speed))
-        plan = Plan(best, best, speed)
-        unsure = any(its.errors[1] > 0.3 for its in arms.values())
+            if name not in self._paid:
+                best[name] = its.best(speed)
+        plan = _Plan(best, best, speed)
+        unsure = any(arms[name].errors[1] > 0.3 for name in self._paid or arms)
         if unsure and size.costs.plain_steps < PLAIN_STEPS and not any(best.values()):
             return plan
-        return self._with_trial(plan, arms, main, luck)
+        return self._with_trials(plan, arms, main)
 
-    def _with_trial(
-        self, plan: Plan, arms: Mapping[str, _Arms], main: str | None, luck: float
-    ) -> Plan:
-        """Return the plan with a trial, of the arm that may be better by most, if there is one that
-        the budget pays for."""
-        hoped, trial = MARGIN, None
-        cheapest, probe = math.inf, None
+    def _with_trials(self, plan: _Plan, arms: Mapping[str, _Arms], main: _Arms | None) -> _Plan:
+        """Return the plan with trials of arms that may be better, if there are such that the budget
+        pays for: the most hopeful one of those that take time, and one of each free source."""
         full = self._budget >= 0.99 * SAVED
-        affordable = 2 * SAVED if full else self._budget
+        hoped, probed = MARGIN, math.inf
+        trials: dict[str, int] = {}
+        paid: dict[str, int] = {}
         for name, its in arms.items():
             length = plan.best[name]
             speed = max(plan.speed, its.speed(length)) if length else plan.speed
-            hopes = its.lucky / np.exp(its.costs - luck * its.errors) / speed
-            losses = np.exp(its.costs + its.errors) + its.reading - its.tokens / speed
-            if not self._acceptance[name].counts.any():
-                # Whoever was never heard is heard soon.
-                losses[1] = min(losses[1], 0.0)
+            hopes, losses = its.hopes(speed), its.losses(speed)
+            affordable = 2 * SAVED if full else max(self._budget, self._acceptance[name].undecided)
             hopes[losses > affordable] = 0.0
             hopes[[0, length]] = 0.0
-            if full and main is None and name in self._weighted:
+            most = int(hopes.argmax())
+            if name not in self._paid:
+                trials |= {name: most} if hopes[most] > MARGIN else {}
+            elif hopes[most] > hoped:
+                hoped, paid = hopes[most], {name: most}
+            elif full and main is None and hoped == MARGIN:
                 # Nothing is gained by saving more: the arm that buys most verdicts.
                 prices = np.maximum(losses[1:], 0.1) / its.tokens[:-1]
                 n = int(prices.argmin()) + 1
-                if losses[n] <= affordable and prices[n - 1] < cheapest:
-                    cheapest, probe = float(prices[n - 1]), (name, n)
-            if hopes.max() > hoped:
-                hoped, trial = hopes.max(), (name, int(hopes.argmax()))
-        if main is not None:
+                if losses[n] <= affordable and prices[n - 1] < probed:
+                    probed, paid = prices[n - 1], {name: n}
+        if main is not None and PLAIN_STEPS * (1 - 1 / plan.speed) <= self._budget:
             # Two standard errors: that drafting pays must be sure.
-            hope = math.exp(2 * arms[main].errors[plan.best[main]]) / plan.speed
-            if hope > hoped and PLAIN_STEPS * (1 - 1 / plan.speed) <= self._budget:
+            error = max(main.errors[plan.best[name]] for name in self._paid)
+            if math.exp(2 * error) / plan.speed > hoped:
                 nobody = dict.fromkeys(plan.best, 0)
-                return replace(plan, limits=nobody, trial=("", 0), plain=PLAIN_STEPS)
-        trial = trial or probe
-        if trial is None:
-            return plan
-        name, length = trial
-        others = dict.fromkeys(self._weighted, 0) if name in self._weighted else {}
-        return replace(plan, limits={**plan.best, **others, name: length}, trial=trial)
-
-    def _note(self, before: Plan, size: _Size) -> None:
-        """Record what is drafted from now on."""
-        for name, length in size.plan.best.items():
-            if length != before.best[name]:
-                its = self._arms(size, self._sources[name], 0.0)
-                source = name if len(self._sources) > 1 else ""
-                self._changes.append(Change(self._rounds, length, its.speed(length), source))
+                return replace(plan, limits=nobody, trials={"": 0}, plain=PLAIN_STEPS)
+        trials |= paid
+        others = dict.fromkeys(self._paid, 0) if paid else {}
+        return replace(plan, limits={**plan.best, **others, **trials}, trials=trials)
 
 
 def _rounded_up(rows: int) -> int:

@@ -22,11 +22,10 @@ long, with 0.5 they never find the long ones that pay on flat curves."""
 DOUBT = 0.18
 """Variance of that logarithm for each doubling, a quarter of it common to all doublings. With 0.1
 costs far from the expected ones are believed too late (3 % of texts of 12 tokens)."""
-NOISE = 0.25
-"""Standard deviation of the logarithm of a round's seconds, before any was seen."""
 DRIFT = 0.05
 """Standard deviation by which the machine's speed changes from round to round; costs change by a
-sixteenth of it. With 0.02 wandering machines lose 2 %, with 0.1 steady ones 1 %."""
+sixteenth of it, and a round's noise is five times it, until it is learned. With 0.02 wandering
+machines lose 2 %, with 0.1 steady ones 1 %."""
 UNLIKELY = 2.5
 """Standard deviations beyond which a round counts the less the farther off it is: it stalled."""
 
@@ -77,7 +76,7 @@ class Costs:
         for name, own in self._own.items():
             self._mean[own], self._covariance[own, own] = blocks[name]
         self._covariance[0, 0] = 100.0
-        self._noise = NOISE**2
+        self._noise = (5 * DRIFT) ** 2
         self._context = 0.0
         self.plain_steps = 0
         self.paced = False

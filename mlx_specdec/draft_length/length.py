@@ -22,8 +22,8 @@ class Change:
 
 
 class DraftLength(RoundListener, Protocol):
-    """Chooses the number of drafted tokens; 0 means a plain decoding step. It reads no clock: it
-    hears of every round. Only hearing of one changes it."""
+    """Chooses the number of drafted tokens; 0 means a plain decoding step. It reads no clock, and
+    only hearing of a round changes it."""
 
     @property
     def changes(self) -> Sequence[Change]:
@@ -37,17 +37,10 @@ class DraftLength(RoundListener, Protocol):
         """
         ...
 
-    def on_round(self, report: RoundReport) -> None:
-        """As rounds.RoundListener says."""
-        ...
-
 
 @dataclass(frozen=True)
 class FixedLength:
-    """The same number in every round; 0 is plain decoding.
-
-    Raises OptionError for a negative number.
-    """
+    """The same number in every round; 0 is plain decoding. Raises OptionError below 0."""
 
     count: int
     changes: Sequence[Change] = ()

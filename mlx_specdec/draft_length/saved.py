@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,9 @@ class Knowledge:
 
     def updated(self, newer: Knowledge) -> Knowledge:
         """Return this with all that the newer one knows."""
-        costs = {**self.costs}
-        for name, blocks in newer.costs.items():
-            costs[name] = {**costs.get(name, {}), **blocks}
+        costs = {n: {**self.costs.get(n, {}), **its} for n, its in newer.costs.items()}
         budget = self.budget if newer.budget is None else newer.budget
-        return Knowledge(costs, {**self.counts, **newer.counts}, budget)
+        return Knowledge({**self.costs, **costs}, {**self.counts, **newer.counts}, budget)
 
 
 def directory() -> Path:
@@ -50,15 +47,15 @@ def read(key: Mapping[str, Any]) -> Knowledge:
     file is not sound."""
     try:
         content = json.loads(_file(key).read_text(encoding="utf-8"))
-        if content["key"] != dict(key):
-            return Knowledge()
+        budget = content["budget"]
+        _require(content["key"] == key and (budget is None or abs(budget) < 100))
         return Knowledge(
-            costs={
+            {
                 name: {_rows(rows): _block(*block) for rows, block in blocks.items()}
                 for name, blocks in content["costs"].items()
             },
-            counts={name: _counts(counts) for name, counts in content["counts"].items()},
-            budget=None if (steps := content["budget"]) is None else _sound(float(steps), 100.0),
+            {name: _counts(*counts) for name, counts in content["counts"].items()},
+            budget,
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Knowledge()
@@ -68,61 +65,49 @@ def add(key: Mapping[str, Any], learned: Knowledge) -> None:
     """Put what texts have learned into the file, whole or not at all."""
     known = read(key).updated(learned)
     content = {
-        "key": dict(key),
+        "key": key,
         "costs": {
-            name: {
-                str(rows): [_rounded(block.mean), _rounded(block.covariance[_LOWER])]
-                for rows, block in blocks.items()
-            }
-            for name, blocks in known.costs.items()
+            name: {rows: [_short(b.mean), _short(b.covariance[_LOWER])] for rows, b in its.items()}
+            for name, its in known.costs.items()
         },
-        "counts": {name: counts.round(3).tolist() for name, counts in known.counts.items()},
+        "counts": {name: [_short(row) for row in its] for name, its in known.counts.items()},
         "budget": known.budget,
     }
     with contextlib.suppress(OSError, ValueError), process.replacing(_file(key)) as stream:
         stream.write(json.dumps(content, allow_nan=False).encode())
 
 
-def _rounded(values: np.ndarray) -> list[float]:
+def _short(values: np.ndarray) -> list[float]:
     return [float(f"{value:.7g}") for value in values]
 
 
-def _rows(text: str) -> int:
-    rows = int(text)
-    if rows < 1:
-        raise ValueError("a batch without rows")
-    return rows
-
-
-def _block(mean: list[float], lower: list[float]) -> Block:
+def _block(mean: Sequence[float], lower: Sequence[float]) -> Block:
     covariance = np.zeros((SIZE, SIZE))
     covariance[_LOWER] = lower
     covariance += np.tril(covariance, -1).T
     block = Block(np.array(mean, dtype=float), covariance)
-    if block.mean.shape != (SIZE,):
-        raise ValueError("a block of another size")
-    _sound(float(np.abs(block.mean).max()), 20.0)
-    _sound(float(np.abs(covariance).max()), 100.0)
-    if np.linalg.eigvalsh(covariance)[0] < -1e-4:
-        raise ValueError("no covariance")
+    _require(block.mean.shape == (SIZE,) and np.abs(block.mean).max() < 20)
+    _require(np.abs(covariance).max() < 100 and np.linalg.eigvalsh(covariance)[0] > -1e-4)
     return block
 
 
-def _counts(lists: list[list[float]]) -> np.ndarray:
-    counts = np.array(lists, dtype=float)
-    reached, passed = counts
-    if counts.ndim != 2 or not (passed >= 0).all() or not (passed <= reached).all():
-        raise ValueError("more accepted than verified")
-    _sound(float(reached.max(initial=0.0)), 1e6)
+def _counts(reached: Sequence[float], passed: Sequence[float]) -> np.ndarray:
+    counts = np.array([reached, passed], dtype=float)
+    _require(counts.ndim == 2 and (counts[1] <= counts[0]).all())
+    _require((counts >= 0).all() and (counts < 1e6).all())
     return counts
 
 
-def _sound(value: float, most: float) -> float:
-    if not math.isfinite(value) or abs(value) > most:
-        raise ValueError("out of bounds")
-    return value
+def _rows(text: str) -> int:
+    _require(int(text) > 0)
+    return int(text)
+
+
+def _require(sound: bool | np.bool_) -> None:
+    if not sound:
+        raise ValueError("the file is not sound")
 
 
 def _file(key: Mapping[str, Any]) -> Path:
-    digest = hashlib.blake2b(json.dumps(dict(key), sort_keys=True).encode(), digest_size=16)
+    digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16)
     return directory() / f"{digest.hexdigest()}.json"
