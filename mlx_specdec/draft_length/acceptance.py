@@ -49,16 +49,18 @@ class Acceptance:
             verdicts[0, : min(verified, accepted + 1)] += 1
             verdicts[1, :accepted] += 1
 
-    def tokens(self, luck: float = 0.0) -> np.ndarray:
+    def tokens(self, luck: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
         """Return the expected tokens of rounds by drafted length, the target's own included, for 0
-        to `most`. luck: standard errors by which acceptance may be better than it seems."""
+        to `most`, and what they are where acceptance is better than it seems by `luck` standard
+        errors."""
         reached, passed = self.counts
-        few = EARLIER / 2
-        overall = (passed.sum() + few * EXPECTED) / (reached.sum() + few)
-        each = (passed + few * overall) / (reached + few)
-        each = (self._recent[1] + EARLIER * each) / (self._recent[0] + EARLIER)
-        if luck > 0:
-            earlier = reached.sum() * min(1.0, EARLIER / max(reached[0], 1.0))
-            verdicts = few + max(self._recent[0].sum(), earlier)
-            each = np.minimum(1.0, each + luck * math.sqrt(overall * (1 - overall) / verdicts))
-        return np.cumsum(np.cumprod(np.concatenate(([1.0], each))))
+        verified, few = float(reached.sum()), EARLIER / 2
+        overall = (float(passed.sum()) + few * EXPECTED) / (verified + few)
+        each = np.ones((2, len(reached) + 1))
+        each[:, 1:] = (passed + few * overall) / (reached + few)
+        each[:, 1:] = (self._recent[1] + EARLIER * each[:, 1:]) / (self._recent[0] + EARLIER)
+        earlier = verified * min(1.0, EARLIER / max(float(reached[0]), 1.0))
+        seen = few + max(float(self._recent[0].sum()), earlier)
+        each[1, 1:] += max(0.0, luck) * math.sqrt(overall * (1 - overall) / seen)
+        expected = np.minimum(each, 1.0).cumprod(axis=1).cumsum(axis=1)
+        return expected[0], expected[1]

@@ -261,9 +261,10 @@ class AutoLength:
 
     def _plan_next(self, size: _Size, report: RoundReport) -> None:
         before = size.plan
+        tried = before.trials and (report.size or before.plain)
         if before.plain > 1 and not report.size:
             size.plan = replace(before, plain=before.plain - 1)
-        elif size.rounds < 6 * EVERY or size.rounds % EVERY == 0 or before.trials:
+        elif size.rounds < 6 * EVERY or size.rounds % EVERY == 0 or tried:
             size.plan = self._plan(size, len(report.sequences))
             for name, length in size.plan.best.items():
                 if length != before.best[name] or not self._changes:
@@ -294,16 +295,17 @@ class AutoLength:
         name, acceptance = source.name, self._acceptance[source.name]
         costs, errors = size.costs.logarithms(source.costs, source.most)
         if source.stops:
-            costs = np.log(_ending_sooner(np.exp(costs), self._reached[name].tokens()))
+            costs = np.log(_ending_sooner(np.exp(costs), self._reached[name].tokens()[0]))
         if size.arriving and not source.free:
             arriving = size.costs.reading(source.costs, size.arriving)
             costs[1:] = np.log(np.exp(costs[1:]) + arriving)
         # Of a batch those that have nothing to draft gain nothing.
         share = size.drafting[name]
         luck = max(self._budget, acceptance.undecided)
+        tokens, lucky = acceptance.tokens(luck)
         return _Arms(
-            1 + share * (acceptance.tokens() - 1),
-            1 + share * (acceptance.tokens(luck) - 1),
+            1 + share * (tokens - 1),
+            1 + share * (lucky - 1),
             costs,
             errors,
             size.plan.best[name],

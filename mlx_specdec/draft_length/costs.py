@@ -78,7 +78,7 @@ class Costs:
         self._covariance[0, 0] = 100.0
         self._noise = (5 * DRIFT) ** 2
         self._context = 0.0
-        self.plain_steps = 0
+        self._rounds = self.plain_steps = 0
         self.paced = False
 
     @property
@@ -105,9 +105,10 @@ class Costs:
         variance = np.diagonal(covariance)[:MOST] + tilt * (
             2 * covariance[SLOPE, :MOST] + tilt * covariance[SLOPE, SLOPE]
         )
-        errors = np.sqrt(np.maximum(variance, 0.0))
-        costs = mean[:MOST] + tilt * mean[SLOPE]
-        return np.insert(costs, 0, 0.0)[: most + 1], np.insert(errors, 0, 0.0)[: most + 1]
+        costs, errors = np.zeros(MOST + 1), np.zeros(MOST + 1)
+        costs[1:] = mean[:MOST] + tilt * mean[SLOPE]
+        errors[1:] = np.sqrt(np.maximum(variance, 0.0))
+        return costs[: most + 1], errors[: most + 1]
 
     def reading(self, name: str, tokens: float) -> float:
         """Return what a source's next round costs more where it has so many tokens to read."""
@@ -142,8 +143,9 @@ class Costs:
         at, weights = np.array(at), np.array(weights)
         mean, covariance = self._mean, self._covariance
         covariance[0, 0] += DRIFT**2
-        for own in self._own.values():
-            self._doubt(own, (DRIFT / 16) ** 2)
+        self._rounds += 1
+        for own in self._own.values() if self._rounds % 16 == 0 else ():
+            self._doubt(own, DRIFT**2 / 16)
         off = math.log(max(seconds, 1e-9)) - expected
         gains = covariance[:, at] @ weights
         variance = float(gains[at] @ weights) + self._noise
