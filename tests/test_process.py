@@ -49,6 +49,15 @@ def test_a_path_that_is_no_library_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @linux_x86
+@pytest.mark.parametrize("command", ["bench prompts/translation.jsonl --limit 1", "generate hi"])
+def test_commands_load_it_before_they_import_mlx(command: str) -> None:
+    words = ["mlx-specdec", *command.split(), "--max-tokens", "1"]
+    script = f"import sys; sys.argv = {words}; from mlx_specdec.cli.start import main; main()"
+    done = run(script, MLX_SPECDEC_BLAS="/no/such/libfast.so")
+    assert done.returncode == 2 and "MLX_SPECDEC_BLAS names a library" in done.stderr
+
+
+@linux_x86
 def test_a_given_library_is_loaded_and_named() -> None:
     import _ctypes
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
+from .. import process
 from ..errors import OutputError, SpecdecError
 from . import interrupts, render
 from .batch import batch
@@ -55,6 +56,11 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 class PanelCommand(TyperCommand):
     """A command whose --help lists the flags by panel and cuts no name."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Load the BLAS before anything imports MLX, and run the command. Called by typer."""
+        process.load()
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Called by typer."""

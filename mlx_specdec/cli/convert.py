@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .. import process
 from ..checkpoints.disk import parse
 from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag
@@ -65,7 +64,6 @@ class Numbers(Flags):
 @command("mlx-specdec convert --model t5-small --quantize --q-bits 8")
 def convert(conversion: Conversion, numbers: Numbers) -> None:
     """Turn a checkpoint into MLX weights, and check them."""
-    process.load()
     from ..conversion.convert import convert as run
     from ..conversion.verify import compare_logits, compare_text
 

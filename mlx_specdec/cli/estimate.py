@@ -74,7 +74,6 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     model, draft_model = named(sources)
     if draft_model is None:
         raise OptionError("name the draft model as well, with --draft-model")
-    process.load()
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
     from ..engine.drafters import device_name

@@ -202,7 +202,6 @@ def _store(file: Path | None, simulated: bool) -> Store | None:
         return None
     if simulated:
         raise OptionError("--simulate-acceptance keeps no texts: leave --prompt-cache-file out")
-    process.load()
     from ..engine.prompt_cache_files import Store
 
     return Store(file=file)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import process
 from ..checkpoints.disk import show
 from ..errors import OptionError
 from . import render
@@ -81,7 +80,6 @@ def inspect(source: Checkpoint, probing: Probing, output: Json) -> None:
         text = render.as_json(probed.as_dict()) if output.json else _probe_table(probed)
         render.write(sys.stdout, text)
         return
-    process.load()
     from ..conversion.inspect import inspect as look
 
     with render.progress("downloading", in_bytes=True) as report:

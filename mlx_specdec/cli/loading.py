@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .. import process
 from ..checkpoints.disk import parse, show
 from ..errors import OptionError
 from ..models.cache_settings import CacheSettings
@@ -234,7 +233,6 @@ def load_pair(
 ) -> Pair:
     """Load a pair by name, with a progress bar of a download. Takes settings and raises as
     engine.load does. quiet: do not print how the weights of large models are computed with."""
-    process.load()
     from ..engine.loading import load
 
     with render.progress("downloading", in_bytes=True) as report:
@@ -246,7 +244,6 @@ def load_pair(
 
 def meet(models: Models, caches: CacheSettings | None) -> None:
     """Meet the ranks that share the target. Returns on rank 0; the others end when it does."""
-    process.load()
     from ..models.distributed.group import join
 
     ranks = join(models.status_file)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from .. import process
 from ..checkpoints.disk import parse
 from ..errors import OptionError
 from .flags import (
@@ -188,7 +187,6 @@ def serve(
     logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT)
     # Other libraries log at their own levels.
     logging.getLogger(PROGRAM).setLevel(network.log_level.upper())
-    process.load()
     from ..engine.prompt_cache_files import Store
     from ..serve.app import Access
     from ..serve.server import Settings
