@@ -9,7 +9,6 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.verify import (
     LONGEST,
@@ -75,13 +74,6 @@ def test_perplexity_and_change_are_those_of_single_steps(
     assert 0 < found.mean < found.largest and 0 <= found.same_first <= 1
 
 
-def test_the_same_weights_leave_the_text_as_it_is(t5: Path) -> None:
-    found = compare_text(t5, t5)
-    assert isinstance(found, TextChange)
-    assert (found.largest, found.same_first) == (0, 1)
-    assert found.source_perplexity == found.result_perplexity
-
-
 def test_fewer_bits_change_more(t5: Path, tmp_path: Path) -> None:
     means = []
     for bits in (8, 4, 2):
@@ -101,22 +93,6 @@ def test_fewer_bits_change_more(t5: Path, tmp_path: Path) -> None:
         assert told["mean"] == report.verified.text.mean
         assert "perplexity" in report.describe()
     assert means == sorted(means) and means[0] < means[2]
-
-
-def test_text_is_scored_of_plain_weights_only_when_asked(t5: Path, tmp_path: Path) -> None:
-    quiet = convert(
-        str(t5), tmp_path / "a", compare_logits=compare_logits, compare_text=lambda a, b: 1 / 0
-    )
-    assert quiet.verified.text is None and quiet.verified.logits == 0
-    asked = convert(
-        str(t5),
-        tmp_path / "b",
-        shard_bytes=1000,
-        verify=True,
-        compare_logits=compare_logits,
-        compare_text=compare_text,
-    )
-    assert asked.verified.text is not None and asked.verified.text.largest == 0
 
 
 def test_to_verify_without_a_way_to_compare_is_refused(t5: Path, tmp_path: Path) -> None:
@@ -139,18 +115,3 @@ def test_a_tokenizer_that_is_missing_is_told(t5: Path, tmp_path: Path) -> None:
     )
     assert report.verified.logits == 0 and report.verified.text is None
     assert "fixed text not scored" in report.describe()
-
-
-def test_what_does_not_fit_is_refused_before_anything_is_written(
-    t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sizes, "memory", lambda: 10_000)
-    with pytest.raises(OptionError, match="leave --verify out"):
-        convert(
-            str(t5),
-            tmp_path / "out",
-            shard_bytes=10**9,
-            verify=True,
-            compare_logits=compare_logits,
-        )
-    assert not any(tmp_path.iterdir())

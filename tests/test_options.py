@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -72,11 +72,6 @@ def test_what_are_no_options_is_refused(pair: Pair, asked: object) -> None:
             start(pair, PROMPT, asked)
 
 
-def test_a_string_is_one_stop_string() -> None:
-    assert Options(stop="self").stop == ("self",)
-    assert Options(stop=["a", "b"]).stop == ("a", "b")
-
-
 def test_biases_are_copied_and_name_tokens_that_there_are(pair: Pair) -> None:
     biases = {3: -1.0}
     asked = Options(logit_bias=biases)
@@ -93,17 +88,6 @@ def test_numpy_ids_are_a_prompt_and_bytes_are_none(pair: Pair) -> None:
     for prompt in (b"bytes", [{"role": "user", "content": "messages"}], [1.5]):
         with pytest.raises(PromptError, match=r"a prompt is text|no chat template"):
             generate(pair, prompt, asked)
-
-
-@pytest.mark.parametrize("size", [1, 3, 5])
-def test_the_prompt_is_read_in_steps_of_the_asked_size(pair: Pair, size: int) -> None:
-    reported: list[int] = []
-    asked = Options(max_tokens=5, prefill_step_size=size)
-    run = stream_generate(pair, PROMPT, asked, progress=lambda done, total: reported.append(done))
-    assert (
-        run.result().tokens == generate(pair, PROMPT, replace(asked, prefill_step_size=None)).tokens
-    )
-    assert reported == [*range(0, len(PROMPT) - 1, size), len(PROMPT)]
 
 
 @pytest.mark.parametrize("extra", [np.int64, str, lambda id: [id], lambda id: (str(id), 63)])

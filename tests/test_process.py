@@ -66,37 +66,6 @@ def test_a_given_library_is_loaded_and_named() -> None:
     assert done.stdout.split() == [label, label], done.stderr
 
 
-@linux_x86
-def test_mkl_is_preferred_and_loading_goes_on_to_the_next_candidate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from mlx_specdec import process as blas
-
-    tried = []
-
-    def refuse(label: str, path: str) -> None:
-        tried.append(label)
-        raise OSError(path)
-
-    monkeypatch.setattr(blas, "_loaded", [])
-    monkeypatch.setattr(blas, "_load", refuse)
-    monkeypatch.setattr(blas, "_replaceable", lambda: True)
-    monkeypatch.setattr(blas, "_mkl_paths", lambda: ["libmkl_rt.so.3"])
-    monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
-    monkeypatch.delenv("MLX_SPECDEC_BLAS", raising=False)
-    assert blas.load() == "bundled"
-    assert tried == ["mkl", "openblas", "openblas"]
-
-
-def test_nothing_is_loaded_once_mlx_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlx_specdec import process as blas
-
-    monkeypatch.setattr(blas, "_loaded", [])
-    monkeypatch.setitem(sys.modules, "mlx.core", object())
-    monkeypatch.setattr(blas, "_load", lambda label, path: pytest.fail("loaded too late"))
-    assert blas.load() in ("bundled", "accelerate")
-
-
 # A thread that loads and generates leaves nothing of MLX's behind that ends the process badly.
 
 

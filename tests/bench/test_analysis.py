@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import asdict, replace
-
 import pytest
 
-from mlx_specdec.decoding.statistics import SmallestMargin
-from mlx_specdec.measure.analysis import acceptance_by_position, analyse
+from mlx_specdec.measure.analysis import analyse
 from mlx_specdec.measure.passes import PassCosts
 from mlx_specdec.measure.speedup import expected_rounds
 
@@ -17,12 +12,6 @@ from ..support.bench_samples import measured, method, sample
 
 PLAIN = method("plain", "plain", 0)
 DRAFT = method("draft 3", "draft", 3)
-
-
-def test_acceptance_counts_a_position_where_it_was_drafted() -> None:
-    samples = [sample(1.0, [(3, 3), (3, 1), (1, 1)]), sample(1.0, [(3, 0)])]
-    assert acceptance_by_position(samples) == pytest.approx([3 / 4, 1 / 3, 1 / 3])
-    assert acceptance_by_position([sample(1.0)]) == ()
 
 
 def test_figures_of_one_method() -> None:
@@ -78,16 +67,6 @@ def test_a_text_that_differs_is_told_with_its_place_and_margin() -> None:
     assert figures.predicted is None and analysis.predictions == {}
 
 
-def test_a_margin_without_a_second_candidate_is_none() -> None:
-    alone = sample(1.0, tokens=(5, 8))
-    assert alone.stats is not None
-    margin = SmallestMargin(math.inf, 0)
-    alone = replace(alone, stats=replace(alone.stats, smallest_margin=margin))
-    found = measured({"plain": [sample(1.0)], "draft 3": [alone]}, [PLAIN, DRAFT], [None])
-    analysis = analyse(found, None)
-    assert analysis is not None and analysis.methods[1].differences[0].margin is None
-
-
 def test_a_method_that_promises_only_the_law_is_not_compared() -> None:
     found = measured(
         {"plain": [sample(1.0)], "draft 3": [sample(1.0, tokens=(9,))]},
@@ -121,15 +100,3 @@ def test_an_interrupted_measurement_uses_what_both_have() -> None:
     speed_up = analysis.methods[1].speed_up
     assert speed_up is not None and speed_up.overall.value == pytest.approx(2.0)
     assert analysis.methods[1].texts == 1
-
-
-def test_without_a_plain_text_there_is_nothing_to_tell() -> None:
-    assert analyse(measured({"plain": [], "draft 3": []}, [PLAIN, DRAFT], [None]), None) is None
-
-
-def test_everything_can_be_written_as_strict_json() -> None:
-    found = measured({"plain": [sample(1.0)], "draft 3": [sample(1.0)]}, [PLAIN, DRAFT], ["a"])
-    analysis = analyse(found, PassCosts(0.1, {1: 1.0}))
-    assert analysis is not None
-    told = json.loads(json.dumps(asdict(analysis), allow_nan=False))
-    assert [one["name"] for one in told["methods"]] == ["plain", "draft 3"]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -20,19 +17,16 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import PromptError
 from mlx_specdec.measure.baselines import find_baselines, mlx_lm_file_methods, mlx_lm_methods
 from mlx_specdec.measure.transformers_baseline import (
-    HuggingFace,
-    Listener,
     NoBaselineError,
     build,
     sampling,
     settings,
-    threads,
     transformers_file_methods,
     transformers_methods,
     weights,
 )
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.options import SELF, Options
+from mlx_specdec.options import Options
 
 from ..support.fake_hugging_face import FakeHuggingFace, FakeModel
 from ..support.models import make_llama, make_t5
@@ -87,13 +81,6 @@ def test_tokens_after_the_round_with_the_prompt_pass_are_counted(pair: Pair) -> 
     assert (sample.counted, sample.rounds, sample.seconds) == (3, 2, 2.0)
 
 
-def test_a_text_of_one_round_counts_nothing() -> None:
-    heard = Listener(ticking())
-    heard.put(SimpleNamespace())
-    heard.end()
-    assert heard.sample().tokens == () and heard.sample().counted == 0
-
-
 def test_the_law_is_the_same_and_sampled_texts_promise_no_sameness(pair: Pair) -> None:
     assert sampling(Options()) == {"do_sample": False}
     asked = Options(temperature=0.7, top_k=5, top_p=0.9)
@@ -104,12 +91,6 @@ def test_the_law_is_the_same_and_sampled_texts_promise_no_sameness(pair: Pair) -
     method = transformers_methods(pair, asked, [], fake.installed)[0]
     assert not method.same_text
     assert target.asked[0]["generation_config"].top_k == 5
-
-
-def test_other_number_formats_than_float32_promise_no_sameness(llama: Path) -> None:
-    pair = load(llama, dtype="bfloat16")
-    fake, _ = fake_for(pair, 1)
-    assert not transformers_methods(pair, Options(), [], fake.installed)[0].same_text
 
 
 def test_a_text_ends_where_ours_does(pair: Pair) -> None:
@@ -123,24 +104,6 @@ def test_a_text_ends_where_ours_does(pair: Pair) -> None:
     assert settings.eos_token_id == sorted(pair.eos_token_ids)
     with pytest.raises(PromptError, match="takes"):
         run([3] * longest)
-
-
-def test_a_target_that_drafts_for_itself_is_no_assistant(pair: Pair) -> None:
-    fake, _ = fake_for(pair, 1)
-    own = replace(pair, draft_name=SELF)
-    methods = transformers_methods(own, Options(), [2], fake.installed)
-    assert [one.name for one in methods] == ["transformers plain"]
-
-
-def test_what_transformers_cannot_run_is_known_before_anything_is_measured(pair: Pair) -> None:
-    fake, (target, _) = fake_for(pair)
-
-    def refuse(*given: Any, **asked: Any) -> None:
-        raise ValueError("not with this model\nbecause")
-
-    target.generate = refuse  # type: ignore[method-assign]
-    with pytest.raises(NoBaselineError, match=r"not with this model$"):
-        transformers_methods(pair, Options(), [], fake.installed)
 
 
 def test_every_program_is_told_about(pair: Pair) -> None:
@@ -157,33 +120,6 @@ def test_every_program_is_told_about(pair: Pair) -> None:
         "transformers 2",
     ]
     assert notes == ["transformers 5.fake on torch 2.fake: CPU, float32, 2 threads"]
-
-
-def test_without_torch_the_others_run_and_a_note_says_so(pair: Pair) -> None:
-    def missing() -> HuggingFace:
-        raise NoBaselineError("torch is not installed")
-
-    found, notes = find_baselines(
-        lambda: mlx_lm_methods(pair, Options(), [2]), lambda hugging: [], missing
-    )
-    assert [one.family for one in found] == ["mlx-lm", "mlx-lm"]
-    assert notes == ["transformers is left out: torch is not installed"]
-
-
-def test_heads_are_refused(pair: Pair) -> None:
-    fake, _ = fake_for(pair)
-    heads: Any = SimpleNamespace()
-    with pytest.raises(NoBaselineError, match="base model"):
-        transformers_methods(replace(pair, heads=heads), Options(), [1], fake.installed)
-
-
-@pytest.mark.parametrize(("asked", "count"), [("3", 3), ("", None), ("0", None), ("4,2", None)])
-def test_torch_gets_the_threads_that_were_asked_for_or_every_core(
-    monkeypatch: pytest.MonkeyPatch, asked: str, count: int | None
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    assert threads() == (count or cores)
 
 
 def test_transformers_gets_texts_of_like_length_in_one_call(pair: Pair) -> None:
@@ -206,15 +142,6 @@ def test_transformers_gets_texts_of_like_length_in_one_call(pair: Pair) -> None:
     # Behind an EOS is padding.
     assert [made[number].tokens for number in range(3)] == [(5, 6, *sorted(pair.eos_token_ids))] * 3
     assert set(fake.threads) == {2}
-
-
-def test_the_longest_prompt_of_a_call_has_room_for_its_text(pair: Pair) -> None:
-    fake, (target, _) = fake_for(pair)
-    [method] = transformers_file_methods(pair, Options(max_tokens=50), [2], fake.installed)
-    longest = pair.target.max_length
-    assert longest is not None
-    list(method.run([[3], [3] * (longest - 20)]))
-    assert target.asked[-1]["generation_config"].max_new_tokens == 20
 
 
 def test_sources_of_a_translator_are_padded_on_the_right(tmp_path: Path) -> None:
@@ -321,15 +248,6 @@ def test_all_weights_are_given_to_a_model_of_the_same_configuration() -> None:
     assert model.config.num_layers == ours.config.num_decoder_layers
 
 
-def test_a_tied_head_stays_tied() -> None:
-    name = "t5/deep-decoder"
-    ours = network(name)
-    fake = FakeHuggingFace(FakeModel(shapes(weights(ours), TIED), TIED))
-    model = build(fake.installed, files.read_config(FIXTURES / name), ours)
-    assert model.lm_head.weight == "tied"
-    assert model.config.num_layers == 3, "caches are as deep as the decoder, not the encoder"
-
-
 @pytest.mark.parametrize("change", ["missing", "strange", "shape"])
 def test_other_tensors_than_ours_are_refused_by_name(change: str) -> None:
     ours = network("torch/llama")
@@ -342,11 +260,3 @@ def test_other_tensors_than_ours_are_refused_by_name(change: str) -> None:
     fake = FakeHuggingFace(FakeModel(given))
     with pytest.raises(NoBaselineError, match=r"model\.(norm|more)\.weight"):
         build(fake.installed, files.read_config(FIXTURES / "torch/llama"), ours)
-
-
-def test_a_model_that_transformers_does_not_build_is_told_in_one_line() -> None:
-    fake = FakeHuggingFace()  # which has no model to hand out
-    with pytest.raises(NoBaselineError, match="type llama") as told:
-        config = files.read_config(FIXTURES / "torch/llama")
-        build(fake.installed, config, network("torch/llama"))
-    assert "\n" not in str(told.value)

@@ -52,11 +52,6 @@ def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
     assert 0.88 * trials <= hits <= trials
 
 
-def test_nothing_measured_has_no_ratio() -> None:
-    assert speed_up([]) is None
-    assert speed_up([Paired(0.0, 0.0, 3, 3), Paired(1.0, 1.0, 3, 0)]) is None
-
-
 def test_fewer_than_five_sequences_have_no_interval() -> None:
     texts = [Paired(1.0, 0.5, 10, 10)] * FEWEST
     few, enough = speed_up(texts[1:]), speed_up(texts)

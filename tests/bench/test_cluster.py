@@ -61,15 +61,6 @@ def test_what_one_machine_gains_comes_out_again(
     assert gain.break_even_us == pytest.approx(even, abs=0.51)
 
 
-def test_exchanges_of_longer_passes_may_take_longer() -> None:
-    name = EXPECTED[0][0]
-    analysis = on_machines(name, 2, 300)
-    [equal] = figures(name, 2, 300)[0].gains
-    seconds = {1: 3e-4, CASES[name][3] + 1: 3.5e-4}
-    [gain] = of_cluster(analysis, cluster(name, 2), seconds).gains
-    assert gain.alone > equal.alone and gain.speed_up == equal.speed_up
-
-
 @pytest.mark.parametrize(
     ("us", "more"),
     [(300, {"parts": False}), (300, {"slower": 2}), (300, {"longer": 9})],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.errors import OptionError, PromptError
+from mlx_specdec.errors import PromptError
 from mlx_specdec.measure.methods import (
     ALWAYS_TIMED,
     Method,
@@ -102,14 +102,6 @@ def test_a_prompt_that_a_model_cannot_take_is_skipped_for_all_methods_with_its_r
     assert set(found.parts["x"]) == {0, 2}
 
 
-def test_nothing_but_refused_prompts_is_an_error_with_the_reason() -> None:
-    def refuse(name: str, text: str) -> None:
-        raise PromptError("too long")
-
-    with pytest.raises(PromptError, match="too long"):
-        measure(PROMPTS, [Log(before=refuse).method("plain")], encode)
-
-
 def test_later_turns_carry_the_earlier_ones_and_plain_decodings_answers() -> None:
     log = Log()
     prompts = [Prompt(("one", "two", "three"), "talk")]
@@ -125,13 +117,6 @@ def test_later_turns_carry_the_earlier_ones_and_plain_decodings_answers() -> Non
         (1, "talk"),
         (2, "talk"),
     ]
-
-
-def test_progress_begins_at_zero_and_ends_at_its_total() -> None:
-    log, seen = Log(), []
-    methods = [log.method("plain"), log.method("x", in_parts=True)]
-    measure(PROMPTS, methods, encode, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(done, 23) for done in range(24)]
 
 
 # Which methods a benchmark compares, and what they are called.
@@ -174,11 +159,6 @@ def test_drafts_of_one_kind_are_told_apart_by_their_names(pairs: list[Pair]) -> 
     assert {method.family for method in methods[1:5]} == {"eagle3"}
 
 
-def test_a_proposer_that_no_pair_has_is_refused(pairs: list[Pair]) -> None:
-    with pytest.raises(OptionError, match="no such drafter"):
-        own_methods(pairs, Options(), ["draft", "dflash"], [3])
-
-
 # What is timed between the texts of a benchmark.
 
 
@@ -197,26 +177,3 @@ def test_passes_of_all_rounds_are_timed_and_a_draft_is_fed_in_its_own_tokens() -
     rows = [*range(1, ALWAYS_TIMED + 1), 13]
     assert costs.passes == pytest.approx({m: 2 + 0.5 * m for m in rows})
     assert (target.prompts, draft.prompts) == ([PROMPT], [[4, 4, 4]])
-
-
-def test_without_a_draft_no_draft_step_is_timed() -> None:
-    clock = Clock()
-    pair: Any = SimpleNamespace(target=PricedModel(clock), draft=None, translation=None)
-    timer = pass_timer([pair], PROMPT, [], clock)
-    timer.turn()
-    costs = timer.costs()
-    assert costs is not None and costs.draft is None
-    assert sorted(costs.passes) == list(range(1, ALWAYS_TIMED + 1))
-
-
-def test_a_draft_that_cannot_take_the_prompt_is_left_out() -> None:
-    class Short(PricedModel):
-        def open(self, prompt, progress=None):
-            raise PromptError("too long")
-
-    clock = Clock()
-    pair: Any = SimpleNamespace(target=PricedModel(clock), draft=Short(clock), translation=None)
-    timer = pass_timer([pair], PROMPT, [], clock)
-    timer.turn()
-    costs = timer.costs()
-    assert costs is not None and costs.draft is None and costs.passes

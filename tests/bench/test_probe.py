@@ -148,16 +148,6 @@ def test_another_numbering_has_to_be_clearly_better(
         assert f'"aux_hidden_state_layer_ids": [{5 + best}, {9 + best}]' in measured.advice
 
 
-def test_few_rounds_prove_nothing() -> None:
-    rows = (numbering(0, 2, 0), numbering(-1, 2, 1), numbering(1, 2, 0))
-    assert Probe("target", "drafter", "eagle3", 1, rows).best.shift == 0
-
-
-def test_a_draft_model_has_no_layers_to_probe(target: Path) -> None:
-    with pytest.raises(OptionError, match="there are no layers to probe"):
-        probe(load(target, target), PROMPTS)
-
-
 def test_what_the_command_advises_mends_the_files(run: Run, target: Path, tmp_path: Path) -> None:
     directory = drafter(tmp_path / "drafter", target, layer=2, named=1)
     file = tmp_path / "prompts.txt"
@@ -176,16 +166,6 @@ def test_what_the_command_advises_mends_the_files(run: Run, target: Path, tmp_pa
     assert [each["layers"] for each in measured["numberings"]] == [[2], [1], [3]]
     rates = [each["first_token_acceptance"] for each in measured["numberings"]]
     assert max(rates) == rates[0] > 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("brief")
-def test_without_prompts_its_own_are_taken(run: Run, target: Path, tmp_path: Path) -> None:
-    directory = drafter(tmp_path / "drafter", target, layer=2, named=2)
-    done = run("inspect", "--probe", directory, "--model", target, "--json")
-    measured = strict(done.out)
-    assert measured["texts"] == 6 and done.err == ""
-    assert all(each["rounds"] > 12 for each in measured["numberings"])
 
 
 def test_what_cannot_be_probed_is_one_line(run: Run, target: Path, tmp_path: Path) -> None:

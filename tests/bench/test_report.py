@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import re
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from mlx_specdec import measure as bench
 from mlx_specdec.errors import OutputError
 from mlx_specdec.measure.analysis import Analysis, Figures, SpeedUp, Value, analyse
-from mlx_specdec.measure.drawing import Bar, Series, bar_chart, line_chart, ticks
+from mlx_specdec.measure.drawing import Series, line_chart
 from mlx_specdec.measure.passes import PassCosts
 from mlx_specdec.measure.report import charts, page, write_report
 from mlx_specdec.measure.table import verdict
@@ -69,21 +65,6 @@ def test_every_color_that_is_used_has_a_value_in_light_and_dark() -> None:
     text = page(analysis(), setting())
     for name in set(re.findall(r"var\((--[\w-]+)", text)) - {"--c"}:
         assert text.count(f"{name}: #") == 2, name
-
-
-def test_methods_have_colors_that_can_be_told_apart_in_light_and_dark() -> None:
-    names = ("draft", "ngram", "medusa", "auto", "mlx-lm", "transformers")
-    style = files(bench).joinpath("report.css").read_text(encoding="utf-8")
-    modes = style.split("prefers-color-scheme: dark")
-    assert len(modes) == 2
-    for mode in modes:
-        shades = {}
-        for name in names:
-            told = re.search(rf"--c-{name}: #(..)(..)(..);", mode)
-            assert told is not None, name
-            shades[name] = [int(part, 16) for part in told.groups()]
-        for (one, a), (two, b) in itertools.combinations(shades.items(), 2):
-            assert math.dist(a, b) > 80, (one, two)
 
 
 def test_the_page_shows_the_figures_and_holds_them_as_json() -> None:
@@ -153,12 +134,6 @@ def test_names_from_outside_cannot_break_out_of_the_page() -> None:
     assert (checker.open, checker.wrong) == ([], [])
 
 
-def test_what_must_be_warned_of_is_said_at_the_top() -> None:
-    quiet = page(analysis(), setting())
-    assert '<p class="warning">' not in quiet
-    assert "Lossy" in page(analysis(), setting(lossy=True))
-
-
 def test_the_report_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     write_report(analysis(), setting(), file)
@@ -166,26 +141,3 @@ def test_the_report_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
     with pytest.raises(OutputError, match="cannot write the report"):
         write_report(analysis(), setting(), tmp_path / "nowhere" / "report.html")
-
-
-@pytest.mark.parametrize(
-    ("high", "expected"),
-    [(1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (1.27, [0, 0.5, 1]), (14, [0, 5, 10])],
-)
-def test_ticks_are_round_numbers_within_the_range(high: float, expected: list[float]) -> None:
-    assert ticks(high) == pytest.approx(expected)
-
-
-def test_charts_of_one_point_and_of_zeros_are_drawn() -> None:
-    one = line_chart([Series("a", "draft", [(3, Value(0.0))])], AXES)
-    none = bar_chart([Bar("a", [("", "draft", 0.0)])])
-    for drawing in (one, none):
-        assert "nan" not in drawing and "inf" not in drawing
-        ElementTree.fromstring(drawing)
-
-
-def test_bars_are_as_long_as_their_values_and_told_with_their_interval() -> None:
-    bars = [Bar("a", [("", "draft", 2.0)], "1.50 to 2.50", "one"), Bar("b", [("x", "x", 0.5)])]
-    drawing = bar_chart(bars, " ms")
-    assert re.findall(r"width:([\d.]+)%", drawing) == ["100.0", "25.0"]
-    assert "<td>2.00 ms (1.50 to 2.50)</td>" in drawing and "<td>0.50 ms</td>" in drawing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from mlx_specdec.errors import PromptError
 from mlx_specdec.measure.baselines import find_baselines, mlx_lm_file_methods
 from mlx_specdec.measure.methods import Sample
 from mlx_specdec.measure.report import charts, page
-from mlx_specdec.measure.table import table, verdict
+from mlx_specdec.measure.table import verdict
 from mlx_specdec.measure.throughput import (
     FileMethod,
     Prompts,
@@ -209,22 +208,6 @@ def test_mlx_lm_makes_the_same_texts_in_batches(eos: frozenset[int]) -> None:
     own = texts_of(file_methods(pair, GREEDY, None, "auto", [1])[0][0], prompts)
     assert any(len(text) < 8 for text in own) == bool(eos)
     assert all(one.same_text and texts_of(one, prompts) == own for one in methods)
-
-
-def test_mlx_lm_is_left_out_for_a_model_that_it_does_not_have() -> None:
-    methods, notes = baselines(encoder_decoder("mt5", 0.1), [2])
-    assert methods == []
-    assert notes[0] == "mlx-lm is left out: it has no model of this kind"
-
-
-def test_the_table_has_a_cell_for_every_column() -> None:
-    told = table(figures())
-    assert told.columns[2] == "texts/s" and told.best == 1
-    plain, _, draft, other = told.rows
-    assert plain[:5] == ("plain, batch 1", "1.6", "0.80", "1.00", "")
-    assert draft[:6] == ("draft, batch 4", "8.0", "4.00", "4.00", "2.00", "2.00")
-    assert re.fullmatch(r"\d+ MB", draft[6]) and draft[7] == "0 of 12"
-    assert other[6:] == ("", "12 of 12")
 
 
 def test_the_verdict_says_what_speculation_brings_at_every_size() -> None:

@@ -37,14 +37,6 @@ def test_a_text_keeps_what_its_rounds_cost_unless_told_not_to(
     assert run(*asked, *endless).out == plain.out
 
 
-def test_verbose_says_what_was_chosen_and_changes_nothing_else(run: Run, t5: Path) -> None:
-    asked = ("generate", PROMPT, "--model", t5, "--draft-model", t5, "-m", 40)
-    auto = run(*asked, "--num-draft", "auto", "--verbose")
-    assert auto.out == run(*asked).out
-    assert "from round" in auto.err
-    assert "was fixed" in run(*asked[:4], "--regular-decode", "-m", 4, "--verbose").err
-
-
 @pytest.mark.slow
 def test_calibration_measures_every_length_and_keeps_it(
     run: Run, t5: Path, t5_draft: Path, kept: Path, monkeypatch: pytest.MonkeyPatch

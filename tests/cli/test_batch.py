@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from mlx_specdec import Options, generate, load
-from mlx_specdec.cli import batch as running
 from mlx_specdec.cli import batch_files as lines
-from mlx_specdec.cli.batch import BatchRun
-from mlx_specdec.cli.batch_files import Journal, Lines
+from mlx_specdec.cli.batch_files import Journal
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support import tiny
@@ -171,17 +169,6 @@ def test_a_line_that_never_fits_into_memory_is_an_error_and_others_wait(
     assert run(*asked, "--memory-budget", "0").code == 2
 
 
-def test_errors_of_text_are_told(
-    run: Run, t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lines, "LONGEST", 1000)
-    file = write(tmp_path / "in.jsonl", BAD)
-    done = run("batch", file, "-o", output, "--model", t5, "-m", 5, "--text", "--quiet")
-    assert done.code == 1 and done.err.count("\n") == 6, done.err
-    assert "line 3: the line is not JSON" in done.err and "5 of 7 lines" in done.err
-    assert [bool(line) for line in output.read_text().split("\n")[1:6]] == 5 * [False]
-
-
 @pytest.mark.parametrize(("row", "part"), [(BAD[2], "not JSON"), (BAD[4], "no chat template")])
 def test_strict_stops_at_once(
     run: Run, t5: Path, tmp_path: Path, output: Path, row: object, part: str
@@ -241,19 +228,6 @@ def test_what_no_line_could_have_is_refused_before_anything_is_written(
     assert left_in(output.parent) == []
 
 
-def test_a_template_that_refuses_a_system_prompt_is_told_once(
-    run: Run, tmp_path: Path, output: Path
-) -> None:
-    no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    named = {"chat_template": no_system + "a", "tokenizer_class": "PreTrainedTokenizerFast"}
-    model, file = make_llama(tmp_path / "chat", **named), write(tmp_path / "in.txt", sentences(3))
-    asked = ("batch", file, "-o", output, "--model", model, "-m", 2)
-    done = run(*asked, "--system-prompt", "be brief")
-    assert done.code == 2 and done.err.count("\n") == 1 and "no system" in done.err, done.err
-    assert left_in(output.parent) == []
-    assert run(*asked).code == 0
-
-
 def test_a_finished_output_is_kept_unless_told_otherwise(
     run: Run, t5: Path, tmp_path: Path, output: Path
 ) -> None:
@@ -268,17 +242,6 @@ def test_a_finished_output_is_kept_unless_told_otherwise(
     assert done.code == 2 and output.read_bytes() == before
 
 
-def test_the_end_says_what_was_done(run: Run, t5: Path, tmp_path: Path, output: Path) -> None:
-    file = write(tmp_path / "in.txt", sentences(5))
-    asked = ("batch", file, "-o", output, "--model", t5, "-m", 6, "--overwrite", *ENDLESS)
-    told = run(*asked, "--batch-size", 16).err
-    assert "5 texts, 30 tokens in " in told and "plain decoding" in told
-    assert "up to 16 texts in a pass" in told
-    told = run(*asked, "--batch-size", 1, "--proposer", "ngram").err
-    assert "one text at a time: the batch size is 1" in told and "draft tokens accepted" in told
-    assert run(*asked, "--quiet").err == ""
-
-
 def test_a_terminal_sees_how_far_it_is(
     run: Run, t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,28 +254,6 @@ def test_a_terminal_sees_how_far_it_is(
     run("batch", file, "-o", output, "--model", t5, "-m", 6, "--batch-size", 2, *ENDLESS)
     shown = terminal.getvalue()
     assert "of 6 texts, " in shown and "tokens/s" in shown and ":--" in shown
-
-
-def test_little_is_read_ahead_and_little_is_held(
-    t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = 0
-    shipped = running.parse_line
-
-    def counted(*given: Any, **more: Any) -> Any:
-        nonlocal taken
-        taken += 1
-        return shipped(*given, **more)
-
-    monkeypatch.setattr(running, "parse_line", counted)
-    file = write(tmp_path / "in.txt", sentences(100))
-    header = {"input": "", "sha256": "", "settings": {}}
-    with Lines(file) as read, Journal(output, header, read.count) as journal:
-        batch = BatchRun(load(t5), read, journal, Options(max_tokens=3), batch_size=2)
-        for _ in batch:
-            assert taken - journal.done <= 2 * 8 * 2 + 2
-            assert len(batch._pending) == taken - journal.done
-        assert journal.done == 100
 
 
 # The batch command, ended early: the same command goes on, and ends with the same bytes.

@@ -62,25 +62,6 @@ def test_what_was_read_in_a_turn_is_not_read_again(say: Say, alone: Callable[...
     assert done.out.count(first) == 2
 
 
-def test_a_conversation_is_saved_whole_or_not_at_all(
-    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, link = tmp_path / "talk.json", tmp_path / "link"
-    link.symlink_to(file)
-    assert "2 messages are in" in say("def", f"/save {link}").err
-    assert link.is_symlink() and len(json.loads(file.read_text())["messages"]) == 2
-    link.unlink()
-    file.write_text("as it was")
-
-    def full(source: str, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    done = say("def", f"/save {file}")
-    assert f"cannot write {file}: No space left on device" in done.err
-    assert file.read_text() == "as it was" and list(tmp_path.iterdir()) == [file]
-
-
 def test_a_reset_forgets_and_a_system_message_stays(say: Say, alone: Callable[..., str]) -> None:
     plain = alone(FIRST)
     calm = alone(f"ASSISTANT's RULE: Be calm.\n{FIRST}")
@@ -165,11 +146,6 @@ def test_an_interrupt_stops_the_answer_and_not_the_chat(
     done = say("def", "/stats", "/reset", "def", "/stats")
     assert done.code == 0
     assert "finish reason: interrupted" in done.err and "finish reason: length" in done.err
-
-
-def test_a_full_context_is_told_by_name(say: Say) -> None:
-    done = say("x" * 4050, flags=("-m", 100, "--logit-bias", "1=-1000", "--quiet"))
-    assert "the model takes 4096 tokens: /reset begins a new conversation" in done.err
 
 
 def test_a_template_is_used_where_there_is_one(say: Say, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -146,10 +145,3 @@ def test_a_missing_extra_is_told_in_a_line() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1 and "mlx-specdec[grammar]" in done.stderr
-
-
-def test_json_schemas_are_taken_as_objects_too() -> None:
-    from mlx_specdec.options import Options
-
-    told = Options(json_schema=json.loads(SCHEMA))
-    assert told.json_schema == SCHEMA and told.constraint == Options(json_schema=SCHEMA).constraint

@@ -51,12 +51,6 @@ def test_quantized_results_tell_what_became_of_the_text(run: Run, t5: Path) -> N
     assert run("generate", PROMPT, "--model", "out", "-m", 9, "--quiet").code == 0
 
 
-def test_where_a_result_comes_from_is_printed_and_lies_beside_it(run: Run, t5: Path) -> None:
-    done = run("convert", "--model", t5, "--mlx-path", "out")
-    assert f"source {t5.name}: safetensors, digest" in done.err and "read " in done.err
-    assert (Path("out") / "provenance.json").is_file()
-
-
 def test_shards_are_as_small_as_asked_for(run: Run, t5: Path) -> None:
     done = run("convert", "--model", t5, "--mlx-path", "out", "--max-shard-size", "0.05MB")
     assert done.code == 0 and (Path("out") / "model.safetensors.index.json").is_file()
@@ -99,17 +93,6 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(
     assert done.code == 2 and done.err.startswith("error: ") and done.err.count("\n") == 1
     assert part in done.err
     assert listing(tmp_path) == before
-
-
-def test_a_file_in_the_way_is_told(run: Run, t5: Path, tmp_path: Path) -> None:
-    (tmp_path / "weights").write_text("in the way")
-    done = run("convert", "--model", t5)
-    assert done.code == 2 and "weights" in done.err and done.err.count("\n") == 1
-
-
-def test_a_model_is_needed(run: Run) -> None:
-    done = run("convert")
-    assert done.code == 2 and "--model" in done.err
 
 
 # The command line against a Hub on loopback: what a user sees.

@@ -56,17 +56,6 @@ def test_tables_and_sentences_for_people(run: Run, pair: tuple[object, ...]) -> 
     assert "95%" in done.out and "speedup" in done.out and "Note: weights are random" in done.out
 
 
-def test_sizes_are_printed_before_anything_is_measured(
-    run: Run, pair: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*given: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(estimating, "_models", fail)
-    done = run("estimate", *pair)
-    assert done.code == 130 and "Fits: " in done.out and "weights" in done.out
-
-
 def test_a_pair_that_does_not_fit_gets_a_clear_no(run: Run, tmp_path: Path) -> None:
     huge = {**tiny.CONFIGS["llama"], "hidden_size": 16384, "intermediate_size": 53248}
     huge |= {"num_attention_heads": 128, "head_dim": 128, "num_hidden_layers": 126}

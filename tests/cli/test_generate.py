@@ -112,16 +112,6 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
     assert set(plain) == set(result) and set(plain["stats"]) == set(result["stats"])
 
 
-def test_auto_draft_length_gives_the_same_text_and_says_so(
-    run: Run, t5: Path, t5_draft: Path
-) -> None:
-    asked = ("--model", t5, "--draft-model", t5_draft, "--json", "-m", 60)
-    auto = strict(run("generate", PROMPT, *asked, "--num-draft", "auto").out)
-    plain = strict(run("generate", PROMPT, *asked, "--regular-decode").out)
-    assert auto["tokens"] == plain["tokens"]
-    assert auto["num_draft"] == "auto" and auto["stats"]["drafted"] > 0
-
-
 def test_the_prompt_may_come_from_everywhere(
     run: Run, t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,17 +143,6 @@ def test_a_stop_string_ends_the_text_before_it(run: Run, t5: Path, t5_draft: Pat
         result = strict(run("generate", PROMPT, *asked).out)
         assert result["text"] == whole[: whole.index(stop)]
         assert result["finish_reason"] == "stop"
-
-
-def test_no_tokens_at_all_is_a_text_too(run: Run, t5: Path) -> None:
-    result = strict(run("generate", PROMPT, "--model", t5, "-m", 0, "--json").out)
-    assert (result["text"], result["tokens"], result["finish_reason"]) == ("", [], "length")
-
-
-def test_rows_shorter_than_a_group_are_not_quantized_on_load(run: Run, llama: Path) -> None:
-    asked = ("--model", llama, "--draft-model", llama, "--q-bits", 8, "--draft-q-bits", 4, "--json")
-    done = run("generate", "def f(x):", *asked, "-m", 8)
-    assert done.code == 2 and "group" in done.err
 
 
 def test_a_chat_template_is_applied_unless_left_out(run: Run, tmp_path: Path) -> None:
@@ -232,23 +211,6 @@ def test_ctrl_c_still_prints_the_object(t5: Path) -> None:
     assert strict(out)["finish_reason"] == "interrupted"
 
 
-def test_a_window_of_the_newest_tokens_can_be_asked_for(run: Run, llama: Path) -> None:
-    asked = (
-        "generate",
-        "def read(path):",
-        "--model",
-        llama,
-        "--draft-model",
-        llama,
-        "-m",
-        40,
-        "--num-draft",
-        5,
-    )
-    plain = run(*asked, "--max-kv-size", 12, "--regular-decode")
-    assert plain.code == 0 and run(*asked, "--max-kv-size", 12).out == plain.out
-
-
 def test_the_typical_rule_is_named_lossy(run: Run, t5: Path, t5_draft: Path) -> None:
     asked = ("generate", PROMPT, "--model", t5, "--draft-model", t5_draft, "-m", 8, "--temp", 1)
     done = run(*asked, "--rule", "typical", "--posterior-threshold", 0.001, "--num-draft", 3)
@@ -309,11 +271,6 @@ def test_a_target_drafts_for_itself_and_lookup_goes_first_if_asked(run: Run, t5:
     told = strict(both.out)
     assert (told["proposer"], told["draft_model"]) == ("auto", "self")
     assert set(told["stats"]["by_source"]) <= {"ngram", "draft"} and told["stats"]["by_source"]
-
-
-def test_json_is_strict_where_a_margin_has_no_end(run: Run, t5: Path) -> None:
-    asked = ("generate", PROMPT, "--model", t5, "-m", 5, "--temp", 1, "--top-k", 1, "--json")
-    assert strict(run(*asked).out)["generated_tokens"] == 5
 
 
 def test_numbers_that_json_lacks_are_null() -> None:

@@ -92,28 +92,6 @@ def test_every_flag_is_explained_in_a_sentence(name: str) -> None:
         assert len(said.split()) >= 3, (parameter.name, said)
 
 
-def test_choices_are_shown(run: Run) -> None:
-    shown = run("generate", "-h").out
-    for choices in (
-        "coupled|token|block|typical",
-        "recent|frequent",
-        "same|intersect",
-        "auto|float32|float16|bfloat16",
-    ):
-        assert choices in shown
-    assert all(f"({name})" in shown for name in ("draft", "ngram", "medusa", "auto"))
-    kinds = "(dspark, dflash2, dflash, peagle, eagle3, mtp, eagle, gemma4_assistant)"
-    assert kinds in " ".join(shown.split())
-    assert "forward|reverse|jsd|tvd" in run("train-draft", "-h").out
-
-
-def test_the_help_is_as_wide_as_the_terminal(asked_here: Here) -> None:
-    for columns in (60, 80, 118):
-        lines = asked_here("generate", "-h", COLUMNS=str(columns)).splitlines()
-        texts = lines[: lines.index("  Example:")]
-        assert columns - 12 < max(map(len, texts)) <= columns
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_line_is_wider_than_a_plain_terminal(name: str, asked_here: Here) -> None:
     told = asked_here(name, "-h", COLUMNS="80", TERM="dumb")
@@ -144,11 +122,6 @@ def test_the_names_that_mlx_lm_has_are_taken(run: Run, t5: Path, flags: tuple) -
     assert strict(done.out)["tokens"] == strict(plain.out)["tokens"]
     if "--num-draft-tokens" in flags:
         assert strict(done.out)["num_draft"] == 3
-
-
-def test_conversions_take_the_name_that_mlx_lm_has(run: Run, t5: Path, tmp_path: Path) -> None:
-    assert run("convert", "--hf-path", t5, "--mlx-path", tmp_path / "out").code == 0
-    assert (tmp_path / "out" / "config.json").is_file()
 
 
 def test_a_revision_reaches_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,28 +54,6 @@ def test_the_same_seed_accepts_the_same_tokens(run: Run, tmp_path: Path) -> None
     assert counts[0] == counts[1] != counts[2]
 
 
-def test_nothing_but_statistics_is_printed(run: Run, t5: Path, t5_draft: Path) -> None:
-    asked = ("generate", "--model", t5, "--draft-model", t5_draft, "-m", 20)
-    done = run(*asked, "--simulate-acceptance", 0.9, "--show-drafts")
-    assert (done.code, done.out) == (0, "")
-    assert "simulated acceptance probability 0.9, no text" in done.err and "20 tokens" in done.err
-    silent = run(*asked, "--simulate-acceptance", 0.9, "--quiet")
-    assert (silent.code, silent.out, silent.err) == (0, "", "")
-
-
-def test_models_with_weights_are_taken_as_they_are_and_mix_with_others(
-    run: Run, t5: Path, tmp_path: Path
-) -> None:
-    config = strict((t5 / "config.json").read_text())
-    bare = only_config(tmp_path / "bare", {**config, "num_decoder_layers": 1})
-    asked = ("-m", 20, "--simulate-acceptance", 0.5, "--json")
-    for pair in ((t5, bare), (bare, t5)):
-        done = run("generate", "--model", pair[0], "--draft-model", pair[1], *asked)
-        assert done.code == 0 and strict(done.out)["generated_tokens"] == 20
-    plain = strict(run("generate", "--model", bare, "--regular-decode", *asked).out)
-    assert plain["simulated_acceptance"] == 0.5 and plain["proposer"] == "none"
-
-
 def test_without_simulation_weights_are_needed_and_nothing_is_marked(
     run: Run, t5: Path, tmp_path: Path
 ) -> None:
@@ -102,32 +80,6 @@ def test_what_does_not_go_together_is_refused(
     done = run("generate", "x", "--model", bare, "--draft-model", bare, *arguments)
     assert done.code == 2 and done.out == ""
     assert words in done.err and done.err.count("\n") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "depth"),
-    [
-        (T5, "num_decoder_layers"),
-        pytest.param(LLAMA, "num_hidden_layers", marks=pytest.mark.slow),
-    ],
-)
-def test_bench_tells_what_a_round_of_a_pair_without_weights_costs(
-    run: Run, tmp_path: Path, config: dict, depth: str
-) -> None:
-    file, page = tmp_path / "prompts.txt", tmp_path / "report.html"
-    file.write_text("one\ntwo\n", encoding="utf-8")
-    asked = ("bench", file, *pair_of(tmp_path, config, depth), "-m", 12, "--num-draft", 3)
-    asked = (*asked, "--repeats", 1, "--simulate-acceptance", 1, "--json", "--report", page)
-    done = run(*asked)
-    assert done.code == 0
-    found = strict(done.out)
-    assert found["setting"]["simulated_acceptance"] == 1 and found["setting"]["lossy"]
-    plain, drafted = found["methods"]
-    assert plain["tokens_per_round"] == 1 and drafted["acceptance_rate"] == 1
-    assert drafted["compared"] == 0 and set(drafted["parts"]) == {"draft", "verify", "other"}
-    assert "simulated acceptance probability 1, no text" in " ".join(done.err.split())
-    assert "What was made is no text" in page.read_text(encoding="utf-8")
 
 
 def test_peers_do_not_simulate(run: Run, tmp_path: Path) -> None:

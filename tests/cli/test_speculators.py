@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,7 +12,6 @@ import pytest
 from ..support import mtp, speculators
 from ..support.batches import write
 from ..support.commands import Run, strict, told
-from ..support.hub_server import Hub, serve
 from ..support.speculators import dflash, eagle3, speculators_eagle3
 from ..support.tokenizers import byte_level
 
@@ -107,50 +103,6 @@ def test_what_cannot_fit_is_refused_before_the_targets_weights_are_read(
         told(run("generate", TEXT, "--model", target, "--draft-model", drafter), part)
 
 
-def test_drafters_of_other_kinds_are_named(run: Run, llama: Path, tmp_path: Path) -> None:
-    for number, (config, what) in enumerate(
-        (
-            ({"model_type": "mlp_speculator", "n_predict": 3}, "an MLPSpeculator"),
-            ({"hydra_num_heads": 4}, "Hydra heads"),
-            ({"num_draft_layers": 2, "exit_dim": 64}, "a ReDrafter"),
-            ({"medusa_num_heads": 3}, "Medusa heads, which are given as the model"),
-        )
-    ):
-        directory = tmp_path / f"{number}"
-        speculators.write(directory, config, {"some.weight": mx.zeros((2, 2))})
-        told(run("generate", TEXT, "--model", llama, "--draft-model", directory), what)
-
-
-@pytest.mark.slow
-def test_a_drafter_of_the_hub_is_fetched_by_its_name(
-    llama: Path, vocabulary: int, tmp_path: Path
-) -> None:
-    drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
-    files = {file.name: file.read_bytes() for file in drafter.iterdir()}
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "roxy" not in k}
-    asked = ("generate", TEXT, "--model", llama, "--draft-model", "some/model", "--json")
-    with serve(Hub(files)) as address:
-        done = subprocess.run(
-            [sys.executable, "-m", "mlx_specdec", *map(str, asked), "--num-draft", "2"],
-            env={**kept, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": address},
-            capture_output=True,
-            text=True,
-        )
-    assert done.returncode == 0, done.stderr
-    result = strict(done.stdout)
-    assert (result["proposer"], result["draft_model"]) == ("eagle3", "some/model")
-
-
-def test_a_drafter_for_an_encoder_is_refused_before_a_decoder_only_target_is_read(
-    run: Run, llama: Path, vocabulary: int, tmp_path: Path
-) -> None:
-    target = Path(shutil.copytree(llama, tmp_path / "target"))
-    (target / "model.safetensors").write_bytes(b"no weights at all")
-    drafter = dflash(tmp_path / "drafter", vocabulary=vocabulary, encoder=32)
-    asked = ("generate", TEXT, "--model", target, "--draft-model", drafter)
-    told(run(*asked), "drafts for a target with an encoder of width 32", "is decoder-only")
-
-
 def test_estimate_knows_drafters_by_their_configuration(
     run: Run, llama: Path, vocabulary: int, tmp_path: Path
 ) -> None:
@@ -162,40 +114,6 @@ def test_estimate_knows_drafters_by_their_configuration(
     assert strict(done.out)["proposer"] == "dspark"
     wrong = eagle3(tmp_path / "wrong", width=48)
     told(run("estimate", "--model", llama, "--draft-model", wrong), "hidden states of width 48")
-
-
-@pytest.mark.slow
-def test_bench_measures_drafts_of_several_kinds_side_by_side(
-    run: Run, llama: Path, vocabulary: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mlx_specdec.measure.methods.TURNS", 2)
-    one = eagle3(tmp_path / "one", vocabulary=vocabulary)
-    other = eagle3(tmp_path / "other", vocabulary=vocabulary, seed=3)
-    block = dflash(tmp_path / "block", vocabulary=vocabulary, markov="gated")
-    file = tmp_path / "prompts.txt"
-    file.write_text("some words\n", encoding="utf-8")
-    asked = ("bench", file, "--model", llama, "--num-draft", 3, "--repeats", 1, "-m", 8, "--json")
-    drafts = [word for each in (one, block, llama) for word in ("--draft-model", each)]
-    named = ("--proposer", "dspark", "--proposer", "draft", "--proposer", "ngram")
-    for more, expected in (
-        (drafts, ["eagle3 3", "dspark 3", "draft 3"]),
-        ((*drafts, *named), ["dspark 3", "draft 3", "ngram 3"]),
-        (
-            ("--draft-model", one, "--draft-model", other),
-            [f"eagle3 3, {one}", f"eagle3 3, {other}"],
-        ),
-    ):
-        done = run(*asked, *more)
-        assert done.code == 0, done.err
-        shown = strict(done.out)
-        assert [method["name"] for method in shown["methods"]] == ["plain", *expected]
-        kinds = [name.split()[0] for name in expected]
-        assert [method["family"] for method in shown["methods"]] == ["plain", *kinds]
-        assert all(method["differences"] == [] for method in shown["methods"])
-        for each in more[1::2]:
-            assert str(each) in shown["setting"]["draft_model"] or each in named
-    told(run(*asked, *drafts, "--proposer", "dflash"), "no such drafter")
-    told(run(*asked, *drafts, "--batch-size", 2), "name one --draft-model")
 
 
 def test_inspect_knows_drafters(run: Run, tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import __version__, generate, load, stream_generate
+from mlx_specdec import __version__
 from mlx_specdec.cli import generate as prompt
 from mlx_specdec.cli import render
 from mlx_specdec.cli.generate import read_prompt
 from mlx_specdec.decoding.stop_criteria import Emission, Piece
-from mlx_specdec.errors import PromptError
 
 from ..support.commands import Run, Terminal
 
@@ -121,19 +120,6 @@ def test_a_silent_pipe_that_stays_open_holds_nobody_up(
         assert read_prompt(None, None, None) == "late"
 
 
-def test_a_terminal_is_not_read_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    controller, terminal = os.openpty()
-    with open(controller, "rb"), open(terminal, encoding="utf-8") as stdin:
-        monkeypatch.setattr(sys, "stdin", stdin)
-        assert read_prompt(None, None, None) is None
-
-
-def test_what_is_no_text_is_refused_wherever_it_comes_from(tmp_path: Path) -> None:
-    for given in (("\udcff", None, None), (None, "\udcff", None)):
-        with pytest.raises(PromptError, match="not UTF-8"):
-            read_prompt(*given)
-
-
 def shown(stream: io.StringIO, **settings: bool) -> str:
     printer = render.TextPrinter(stream, **settings)
     printer.show(Emission((1, 2), (Piece(HOSTILE, False), Piece(HOSTILE, True))))
@@ -148,10 +134,6 @@ def test_text_gives_the_terminal_no_orders(monkeypatch: pytest.MonkeyPatch) -> N
     assert told == 2 * "\\x1b[31mred\\x07\\x9b5n\\r\n\ttab \u202f!" + "\n"
     marked = shown(Terminal(), show_drafts=True)
     assert marked.replace(render.GREEN_UNDERLINED, "").replace(render.PLAIN, "") == told
-
-
-def test_a_pipe_gets_the_text_as_it_is() -> None:
-    assert shown(io.StringIO()) == 2 * HOSTILE + "\n"
 
 
 @pytest.mark.parametrize("setting", [("TERM", "dumb"), ("NO_COLOR", "1")])
@@ -237,12 +219,6 @@ def test_a_call_that_does_not_end_is_left() -> None:
     assert end(process) == (130, "")
 
 
-def test_winding_down_has_a_limit_too() -> None:
-    process = start("command()", LOOP.replace("WHAT", "call()"), "looping\n")
-    process.send_signal(signal.SIGINT)
-    assert end(process) == (130, "")
-
-
 def test_what_is_to_be_said_at_the_end_is_said() -> None:
     process = start("interrupts.at_end(lambda: 'bye') or call()")
     process.send_signal(signal.SIGINT)
@@ -311,33 +287,6 @@ def test_a_bar_in_bytes_says_how_many_and_how_long(
     assert ("1.5/6.0 GB" in shown) is in_bytes
 
 
-def test_of_two_bars_one_shows_at_a_time_with_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("TERM", "xterm")
-    with (
-        render.progress("downloading", in_bytes=True) as first,
-        render.progress("converting", in_bytes=True) as second,
-    ):
-        first(0, 2000)
-        first(1000, 2000)
-        first(2000, 2000)
-        downloaded = terminal.getvalue()
-        second(1000, 3000)
-    rest = terminal.getvalue()[len(downloaded) :]
-    assert "downloading" in downloaded and "/s" in downloaded and "converting" not in downloaded
-    assert "converting" in rest and "downloading" not in rest
-
-
-def test_nothing_is_drawn_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    with render.progress("converting", in_bytes=True) as report:
-        report(1, 2)
-    assert stream.getvalue() == ""
-
-
 @pytest.mark.parametrize(
     ("in_bytes", "lines"),
     [
@@ -356,18 +305,3 @@ def test_without_a_terminal_there_is_a_line_a_minute(
         report(6 * 10**9, 9 * 10**9, "checking")
         report(9 * 10**9, 9 * 10**9)
     assert stream.getvalue().splitlines() == lines
-
-
-def test_a_long_prompt_is_read_in_view_and_may_be_interrupted(t5: Path) -> None:
-    pair = load(t5)
-    seen: list[tuple[int, int]] = []
-    run = stream_generate(pair, [5, 6, 1], progress=lambda done, total: seen.append((done, total)))
-    assert seen == []
-    run.read_prompt()
-    assert seen == [(0, 3), (3, 3)]
-    assert run.result().tokens == generate(pair, [5, 6, 1]).tokens
-    interrupted = stream_generate(pair, [5, 6, 1])
-    interrupted.interrupt()
-    interrupted.read_prompt()
-    assert interrupted.result().finish_reason == "interrupted"
-    assert interrupted.result().tokens == ()

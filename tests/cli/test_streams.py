@@ -48,13 +48,6 @@ def test_closed_streams_are_no_errors(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_wrong_name_with_closed_streams_ends_with_2(tmp_path: Path) -> None:
-    for streams in ("2>&-", ">&- 2>&-", "2>&1 | true; exit ${PIPESTATUS[0]}"):
-        done = shell(f"$M inspect {tmp_path}/none {streams}")
-        assert done.returncode == 2 and done.stdout == b"", done.stdout
-
-
-@pytest.mark.slow
 def test_paths_that_are_no_text_in_any_encoding(tmp_path: Path) -> None:
     source = os.fsencode(tmp_path) + b"/a\xff\xfe"
     shutil.copytree(os.fsencode(FIXTURES / "t5-families" / "t5"), source)
@@ -117,37 +110,6 @@ def test_what_a_configuration_says_gives_the_terminal_no_orders(run: Run, tmp_pa
         assert shown.code == 0 and "\x1b" not in shown.out and "\x07" not in shown.out
         done = run("convert", "--model", source, "--mlx-path", tmp_path / "out", "--overwrite")
         assert all(line.isprintable() for line in done.err.splitlines()), done.err
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (("--q-bits", 8), "--q-bits"),
-        (("--q-group-size", 32), "--q-group-size"),
-        (("--q-mode", "mxfp4"), "--q-mode"),
-        (("--dequantize", "--q-bits", 8), "--q-bits"),
-        (("--quant-predicate", "mixed_3_6"), "--quant-predicate"),
-    ],
-)
-def test_how_to_pack_is_no_use_without_packing(
-    run: Run, tmp_path: Path, flags: tuple[object, ...], named: str
-) -> None:
-    done = run("convert", "--model", SOURCE, "--mlx-path", tmp_path / "out", *flags)
-    assert done.code == 2 and named in done.err and "--quantize" in done.err
-    assert not (tmp_path / "out").exists()
-
-
-def test_packing_and_unpacking_at_once_is_refused(run: Run, tmp_path: Path) -> None:
-    asked = ("--model", SOURCE, "--mlx-path", tmp_path / "out", "--quantize", "--dequantize")
-    done = run("convert", *asked)
-    assert done.code == 2 and "not both" in done.err
-
-
-def test_what_is_packed_already_is_not_packed_again(run: Run, tmp_path: Path, t5: Path) -> None:
-    asked = ("convert", "--quantize", "--q-bits", 8, "--q-group-size", 32, "--model")
-    assert run(*asked, t5, "--mlx-path", tmp_path / "q").code == 0
-    done = run(*asked, tmp_path / "q", "--mlx-path", tmp_path / "again")
-    assert done.code == 2 and "quantized already: leave --quantize out" in done.err
 
 
 def test_replacing_keeps_the_old_model_until_the_new_one_is_whole(

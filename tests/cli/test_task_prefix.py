@@ -63,8 +63,3 @@ def test_generate_says_that_it_added_the_prefix(run: Run, prefixed: Path) -> Non
     assert done.err.startswith(f'"{ASKED}" was put before the prompt') and done.out == whole.out
     assert "was put before" not in whole.err
     assert run("generate", "Les", *asked, "--quiet").err == ""
-
-
-def test_the_shipped_translator_asks_for_its_prefix() -> None:
-    config = json.loads((WEIGHTS / "t5-enfr" / "config.json").read_text(encoding="utf-8"))
-    assert task_prefix(config) == "translate English to French: "

@@ -64,30 +64,11 @@ def test_a_drafter_on_hidden_states_is_trained_and_used(
     assert found["proposer"] == kind
 
 
-def test_texts_of_several_temperatures_are_asked_for_by_one_number_too(
-    run: Run, texts: Path, t5: Path, tmp_path: Path
-) -> None:
-    begun = ["--kind", "dspark", "--model", t5, "--data", texts, "--temperature", 0.5]
-    done = run("train-draft", *begun, *few(tmp_path / "drafter"))
-    assert done.code == 0
-    told = json.loads((tmp_path / "drafter" / "provenance.json").read_text())
-    assert told["texts"]["temperatures"] == [0.5]
-
-
 def test_no_gain_is_one_line(run: Run, texts: Path, t5: Path, tmp_path: Path) -> None:
     begun = ["--model", t5, "--draft-model", t5, "--data", texts]
     done = run("train-draft", *begun, *few(tmp_path / "dra\x1bft"), "--lr", 0.3)
     assert done.code == 0
     assert "dra\\x1bft: no gain, the start is kept" in done.err.splitlines()[-1]
-
-
-def test_a_drafter_that_learned_nothing_says_so(
-    run: Run, texts: Path, t5: Path, tmp_path: Path
-) -> None:
-    begun = ["--kind", "dspark", "--model", t5, "--data", texts]
-    done = run("train-draft", *begun, *few(tmp_path / "drafter"), "--lr", 1e-12)
-    assert done.code == 0
-    assert "drafter: no gain, the start is kept, after 2 epochs" in done.err.splitlines()[-1]
 
 
 def test_an_interruption_is_one_line_and_leaves_no_result(

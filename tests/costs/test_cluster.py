@@ -52,17 +52,6 @@ def test_at_the_thresholds_both_sides_are_equal(start: float, replays: bool) -> 
     assert there == pytest.approx(cost.of(acceptance))
 
 
-def test_rounds_that_pay_the_network_as_often_as_they_cost_never_catch_up() -> None:
-    # Every rejection costs another pass, so that the network is paid twice.
-    cost = RoundCost(0.0, {1: 1.0, 3: 0.9}, replays=True)
-    assert break_even(cost, 0.5, [0.1, 0.0]) is None
-
-
-def test_an_endless_network_leaves_the_tokens_of_a_round() -> None:
-    _, _, cost, acceptance = costs("27B, block")
-    assert speedups(shared(cost, 0.5, 1e9), acceptance)[-1] == pytest.approx(4.6)
-
-
 @pytest.mark.parametrize("us", [0, 50, 300, 5000])
 @pytest.mark.parametrize(("alpha", "drafted"), [(0.6, 2), (0.8, 4), (0.9, 8)])
 def test_the_closed_form_is_what_a_simulated_loop_takes(

@@ -34,16 +34,6 @@ def test_all_but_what_belongs_to_tokens_is_divided() -> None:
     assert cluster(Link(4, 1e-4), tied, 0).share == pytest.approx(told.share)
 
 
-@pytest.mark.parametrize(
-    ("config", "layers", "sums"), [(LLAMA, 10, 2), (T5, T5["num_decoder_layers"], 3)]
-)
-def test_every_layer_adds_up_and_each_round_agrees_once(
-    config: dict, layers: int, sums: int
-) -> None:
-    known = outline(config, "some")
-    assert cluster(Link(2, 1e-4), known, 0).exchanges == sums * layers + 1
-
-
 def test_a_pipeline_hands_on_from_machine_to_machine() -> None:
     link = Link(3, 1e-4, pipeline=True)
     pipeline = cluster(link, outline(LLAMA, "llama"), 0)

@@ -41,11 +41,6 @@ def test_the_pattern_of_layers_is_found(layers: str, expected: tuple[int, int]) 
     assert pattern(layers) == expected
 
 
-def test_small_models_are_measured_whole() -> None:
-    assert parts(Layers("a" * 32, 30, nbytes=1 << 30)) is None
-    assert parts(Layers("a" * 32, 30)) is not None
-
-
 def test_parts_are_too_large_for_a_processors_cache_and_hold_whole_patterns() -> None:
     # 128 MiB need five layers of 30, and 256 MiB more another nine.
     assert parts(Layers("a" * 32, 30)) == (5, 14)
@@ -53,20 +48,6 @@ def test_parts_are_too_large_for_a_processors_cache_and_hold_whole_patterns() ->
     assert parts(Layers("b" + "a" * 31, 30)) == (6, 15)
     few, more = parts(Layers("sssssg" * 8, 30)) or (0, 0)
     assert (few, more) == (6, 18)
-
-
-def test_a_line_through_two_depths_is_not_drawn_out_far() -> None:
-    for depth in (16, 32, 80, 126):
-        first, second = parts(Layers("a" * depth, 900)) or (0, 0)
-        assert first == 1
-        assert (depth - second) / (second - first) <= 4
-    few, more = parts(Layers("sssssg" * 20, 900)) or (0, 0)
-    assert (few, (more - few) % 6) == (6, 0) and (120 - more) / (more - few) <= 4
-
-
-def test_a_model_of_which_parts_are_nearly_all_is_measured_whole() -> None:
-    assert parts(Layers("a" * 20, 30)) is None
-    assert parts(Layers("abcdefgh", 900)) is None
 
 
 def test_layers_of_real_families_are_told_apart() -> None:
@@ -84,7 +65,3 @@ def test_layers_lie_on_a_line_whose_start_is_what_all_depths_share() -> None:
     seconds = {depth: head + layer * depth for depth in (2, 6, 32)}
     assert extrapolate(seconds[2], seconds[6], (2, 6), 32) == pytest.approx(seconds[32])
     assert extrapolate(seconds[2], seconds[6], (2, 6), 6) == pytest.approx(seconds[6])
-
-
-def test_noise_never_makes_more_layers_cheaper() -> None:
-    assert extrapolate(1.2, 1.0, (2, 6), 32) == 1.2

@@ -12,7 +12,7 @@ import pytest
 
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.measure.estimate import DrafterSource, ModelSource, estimate, speeds
-from mlx_specdec.measure.passes import CHAIN, PassCosts
+from mlx_specdec.measure.passes import PassCosts
 from mlx_specdec.models.drafters.kinds import outline, read
 from mlx_specdec.models.kv_cache import STEP
 
@@ -23,9 +23,7 @@ from ..support.speculators import (
     KV_HEADS,
     MAKERS,
     dflash,
-    eagle,
     eagle3,
-    peagle,
     speculators_eagle3,
 )
 
@@ -91,17 +89,6 @@ def test_a_drafter_is_measured_from_two_configurations(
     assert json.loads(json.dumps(told.as_dict()))["proposer"] == told.proposer
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_no_longer_drafts_are_timed_than_there_are(name: str, tmp_path: Path) -> None:
-    known = ModelSource("big", LLAMA).outline()
-    its = asked(config_of(MAKERS[name](tmp_path / name))).outline(known)
-    timer = its.timer(known.model(), 8, ticking())
-    timer.turn()
-    assert timer.kinds == (("chain", 1), ("chain", MOST.get(name, CHAIN)))
-    found = timer.costs()
-    assert found is not None and found.draft == 0.0 and found.start == 1.0
-
-
 def test_predictions_stop_at_the_longest_draft() -> None:
     target = PassCosts(None, {1: 1.0, 17: 1.4}, step=1.0)
     draft = PassCosts(0.01, {}, start=0.1)
@@ -126,16 +113,6 @@ def test_weights_that_are_here_count_as_they_are(tmp_path: Path) -> None:
     assert (small.draft.dtype, small.fits, small.speeds) == ("bfloat16", False, None)
 
 
-def test_a_p_eagle_is_known_by_config_json(tmp_path: Path) -> None:
-    files = read(peagle(tmp_path / "whole"))
-    its = asked(config_of(Path(shutil.copytree(tmp_path / "whole", tmp_path / "config"))))
-    assert files is not None
-    assert files.tensors.shapes.keys() - its.files.tensors.shapes.keys() == {"embed_tokens.weight"}
-    assert its.files.tensors.shapes.items() <= files.tensors.shapes.items()
-    told = estimate(ModelSource("big", LLAMA), its, **QUICK, clock=ticking())
-    assert (told.proposer, told.fits) == ("peagle", True) and told.speeds is not None
-
-
 def test_an_assistant_of_gemma_is_known_by_config_json(tmp_path: Path) -> None:
     whole, target = (GEMMA / "dense" / name for name in ("assistant", "target"))
     files = read(whole)
@@ -149,13 +126,6 @@ def test_an_assistant_of_gemma_is_known_by_config_json(tmp_path: Path) -> None:
     ordered = shutil.copytree(GEMMA / "ordered" / "assistant", tmp_path / "ordered")
     with pytest.raises(CheckpointError, match="give a directory that has them"):
         outline(config_of(Path(ordered)))
-
-
-def test_drafts_of_an_eagle_are_timed(tmp_path: Path) -> None:
-    told = estimate(
-        ModelSource("big", LLAMA), asked(eagle(tmp_path / "eagle")), **QUICK, clock=ticking()
-    )
-    assert told.proposer == "eagle" and told.speeds is not None
 
 
 def test_caches_hold_the_text_and_the_source(tmp_path: Path) -> None:

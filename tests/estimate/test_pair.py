@@ -3,18 +3,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import mlx.core as mx
 import pytest
 
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
-from mlx_specdec.measure.estimate import ALPHAS, ModelSource, _Prompts, best, estimate, speeds
+from mlx_specdec.measure.estimate import ALPHAS, ModelSource, best, estimate, speeds
 from mlx_specdec.measure.passes import FIRST_SIZES, STEPS, PassCosts, extended, parts
 from mlx_specdec.measure.prediction import LONGEST_DRAFT, Estimate
 from mlx_specdec.measure.speedup import RoundCost, speedups
 
 from ..support import tiny
 from ..support.estimates import LLAMA, QUICK, T5, ticking
-from ..support.priced import Clock, PricedModel
 
 DRAFT_T5 = {**T5, "num_decoder_layers": 1}
 
@@ -129,18 +127,6 @@ def test_a_large_model_is_measured_on_a_few_layers_and_the_result_says_so() -> N
     assert found.speeds is not None and found.speeds.step_seconds == 1 / STEPS
 
 
-def test_the_two_parts_of_a_model_share_their_memory() -> None:
-    known = ModelSource("t5", T5).outline(3)
-    known.model()
-    few = ModelSource("t5", T5).outline(1)
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    few.model(given=known.weights())
-    names = tuple(f"{name}.weight" for name in ("q", "k", "v", "wi_0", "wi_1"))
-    joined = sum(array.nbytes for name, array in few.weights().items() if name.endswith(names))
-    assert 0 < mx.get_active_memory() - before < joined + few.nbytes / 10
-
-
 def test_a_pair_that_does_not_fit_is_not_built() -> None:
     def no_clock() -> float:
         raise AssertionError("something was measured")
@@ -172,15 +158,6 @@ def test_sizes_are_announced_before_anything_is_measured_and_the_time_is_kept() 
     assert clock() < 12 + 4
     assert found.speeds is None
     assert [note for note in found.notes if "--seconds" in note] == [found.notes[-1]]
-
-
-def test_a_prompt_is_read_as_far_as_there_is_time() -> None:
-    for seconds, wanted in ((10_000.0, 128), (400.0, 16), (100.0, 4), (1.0, 1)):
-        clock = Clock()
-        prompts = _Prompts(128, clock, seconds, seconds)
-        context = prompts.behind(PricedModel(clock, fixed=0.0, per_row=1.0))
-        assert context.lengths == (wanted,) and prompts.least == wanted
-        assert clock() <= max(1.0, seconds / 10)
 
 
 def test_what_cannot_be_estimated_is_told_in_a_sentence() -> None:
