@@ -86,17 +86,13 @@ class Options(Sampling):
     prefill_step_size: int | None = None
 
     def __post_init__(self) -> None:
+        self._check(self._types())
         self._normalize()
-        for name, holds, what in self._ranges():
-            if not holds:
-                value = getattr(self, name)
-                raise OptionError(f"{name.replace('_', '-')} must {what}, not {value!r}")
+        self._check(self._ranges())
         if self.delta > 0 and self.rule not in (None, "token"):
             raise OptionError(
                 f"rule {self.rule} has no lenience: leave out --rule, or set delta to 0"
             )
-        self._check_simulation()
-        self._check_constraint()
         if any(not text for text in self.stop):
             raise OptionError("a stop string must not be empty")
         if not self.chat_template and (self.chat_template_config or self.system_prompt is not None):
@@ -104,16 +100,54 @@ class Options(Sampling):
                 "system-prompt and chat-template-config are for the chat template: leave out "
                 "no-chat-template"
             )
+        schema = self.json_schema
+        assert schema is None or isinstance(schema, str)
+        # Compiled once for as long as these options are used.
+        object.__setattr__(self, "_constraint", compiled(schema, self.regex, self.grammar))
+        if self.simulated_acceptance is not None:
+            if self.delta > 0 or self.rule not in (None, "coupled"):
+                raise OptionError(
+                    "simulate-acceptance takes the place of the rule: leave out --rule and --delta"
+                )
+            if self.constraint is not None:
+                raise OptionError(
+                    "simulate-acceptance writes no text: leave out json-schema, regex and grammar"
+                )
         super().__post_init__()
+
+    def _check(self, rules: Iterable[tuple[str, bool, str]]) -> None:
+        """Raise OptionError for the first rule that does not hold."""
+        for name, holds, what in rules:
+            if not holds:
+                shown = name.replace("_", "-").replace("simulated", "simulate")
+                raise OptionError(f"{shown} must {what}, not {getattr(self, name)!r:.80}")
+
+    def _types(self) -> Iterator[tuple[str, bool, str]]:
+        """Yield each setting's name, whether it has its type, and a description of the type."""
+        texts = [self.stop] if isinstance(self.stop, str | bytes) else self.stop
+        several = isinstance(texts, Iterable) and all(isinstance(text, str) for text in texts)
+        yield "stop", several, "be a string or several"
+        for name in ("system_prompt", "regex", "grammar"):
+            yield name, isinstance(getattr(self, name), str | None), "be a string"
+        for one in fields(self):
+            yield (
+                one.name,
+                one.type != "bool" or getattr(self, one.name) in (True, False),
+                "be bool",
+            )
+        for name in ("chat_template_config", "logit_bias"):
+            yield name, isinstance(getattr(self, name), Mapping), "map names or token ids to values"
+        ids = self.xtc_special_tokens
+        yield "xtc_special_tokens", isinstance(ids, Iterable | None), "be token ids"
 
     def _ranges(self) -> Iterator[tuple[str, bool, str]]:
         """Yield each setting's name, whether it is in its range, and a description of the range."""
         count, least, step = self.num_draft, self.ngram_min, self.prefill_step_size
-        names, among = (None, *proposers()), f"be one of {', '.join(proposers())}"
+        share, names = self.simulated_acceptance, proposers()
         drafted = count == "auto" or 0 <= count <= MOST_DRAFTED
         yield "max_tokens", self.max_tokens >= 0, "be 0 or more"
         yield "num_draft", drafted, f"be auto or lie between 0 and {MOST_DRAFTED}"
-        yield "proposer", self.proposer in names, among
+        yield "proposer", self.proposer in (None, *names), f"be one of {', '.join(names)}"
         yield "ngram_min", least is None or least >= 1, "be 1 or more"
         yield "ngram_choice", self.ngram_choice in ("recent", "frequent"), "be recent or frequent"
         yield "delta", 0 <= self.delta <= 1, "lie in [0, 1]"
@@ -121,81 +155,40 @@ class Options(Sampling):
         yield "posterior_threshold", 0 < self.posterior_threshold < 1, "lie between 0 and 1"
         yield "posterior_alpha", 0 < self.posterior_alpha < 1, "lie between 0 and 1"
         yield "prefill_step_size", step is None or step >= 1, "be 1 or more"
+        yield "simulated_acceptance", share is None or 0 <= share <= 1, "lie in [0, 1]"
 
     def _normalize(self) -> None:
         """Convert numbers of numpy to Python's, one stop string to a tuple; copy the biases."""
-        taken: dict[str, object] = {}
+        taken: dict[str, object] = {
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            "chat_template_config": dict(self.chat_template_config),
+            "logit_bias": {
+                integer("a token id of logit-bias", token): number("logit-bias", bias)
+                for token, bias in self.logit_bias.items()
+            },
+        }
         for one in fields(self):
             name, value = one.name.replace("_", "-"), getattr(self, one.name)
             if one.type == "float":
                 taken[one.name] = number(name, value)
             elif one.type == "int" or (str(one.type).startswith("int") and value != one.default):
                 taken[one.name] = integer(name, value)
-            elif one.type == "bool" and value not in (True, False):
-                raise OptionError(f"{name} must be True or False, not {value!r}")
         if self.simulated_acceptance is not None:
             share = number("simulate-acceptance", self.simulated_acceptance)
             taken["simulated_acceptance"] = share
         if self.xtc_special_tokens is not None:
-            if not isinstance(self.xtc_special_tokens, Iterable):
-                raise OptionError(
-                    f"xtc-special-tokens must be token ids, not {self.xtc_special_tokens!r}"
-                )
             taken["xtc_special_tokens"] = tuple(
                 integer("a token id of xtc-special-tokens", token)
                 for token in self.xtc_special_tokens
             )
-        several = isinstance(self.stop, Iterable) and not isinstance(self.stop, str | bytes)
-        stop = tuple(self.stop) if several else (self.stop,)
-        if not all(isinstance(text, str) for text in stop):
-            raise OptionError(f"stop must be a string or several, not {self.stop!r}")
-        taken["stop"] = stop
         extra = self.extra_eos_token
         if isinstance(extra, str) or not isinstance(extra, Iterable):
             extra = (extra,)
         taken["extra_eos_token"] = tuple(extra)
-        if not (self.system_prompt is None or isinstance(self.system_prompt, str)):
-            raise OptionError(f"system-prompt must be a string, not {self.system_prompt!r}")
-        if not isinstance(self.chat_template_config, Mapping):
-            raise OptionError(
-                f"chat-template-config must name values, not be {self.chat_template_config!r}"
-            )
         if self.json_schema is not None:
             taken["json_schema"] = schema_text(self.json_schema)
-        taken["chat_template_config"] = dict(self.chat_template_config)
-        if not isinstance(self.logit_bias, Mapping):
-            raise OptionError(f"logit-bias must give token ids values, not be {self.logit_bias!r}")
-        taken["logit_bias"] = {
-            integer("a token id of logit-bias", token): number("logit-bias", bias)
-            for token, bias in self.logit_bias.items()
-        }
         for name, value in taken.items():
             object.__setattr__(self, name, value)
-
-    def _check_simulation(self) -> None:
-        share = self.simulated_acceptance
-        if share is None:
-            return
-        if not 0 <= share <= 1:
-            raise OptionError(f"simulate-acceptance must lie in [0, 1], not {share}")
-        if self.delta > 0 or self.rule not in (None, "coupled"):
-            raise OptionError(
-                "simulate-acceptance takes the place of the rule: leave out --rule and --delta"
-            )
-
-    def _check_constraint(self) -> None:
-        for name in ("regex", "grammar"):
-            text = getattr(self, name)
-            if not (text is None or isinstance(text, str)):
-                raise OptionError(f"{name} must be a string, not {text!r:.80}")
-        schema = self.json_schema
-        assert schema is None or isinstance(schema, str)
-        # Compiled once for as long as these options are used.
-        object.__setattr__(self, "_constraint", compiled(schema, self.regex, self.grammar))
-        if self.constraint is not None and self.simulated_acceptance is not None:
-            raise OptionError(
-                "simulate-acceptance writes no text: leave out json-schema, regex and grammar"
-            )
 
     @property
     def constraint(self) -> Grammar | None:

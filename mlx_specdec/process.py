@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
@@ -47,12 +46,11 @@ def load(wanted: str | None = None) -> str:
                 f"{SWITCH} names a library that cannot be loaded: {problem}"
             ) from None
         return name()
-    for label, path in _candidates():
-        try:
+    candidates = [("mkl", path) for path in _mkl_paths()]
+    for label, path in candidates + [("openblas", library) for library in OPENBLAS]:
+        with contextlib.suppress(OSError):
             _load(label, path)
             break
-        except OSError:
-            continue
     return name()
 
 
@@ -68,7 +66,7 @@ def is_slow() -> bool:
     return not _loaded and _replaceable()
 
 
-@contextmanager
+@contextlib.contextmanager
 def threads_kept() -> Iterator[None]:
     """Restore MKL's number of threads after the block: torch sets it for the whole process."""
     mkl = next((library for label, library in _loaded if label == "mkl"), None)
@@ -90,11 +88,6 @@ def _load(label: str, path: str) -> None:
     if label == "mkl" and "MKL_NUM_THREADS" not in os.environ:
         # Its idle threads spin; on the last core they would take turns with the graph's builder.
         library.MKL_Set_Num_Threads(ctypes.c_int(max(1, len(os.sched_getaffinity(0)) - 1)))
-
-
-def _candidates() -> list[tuple[str, str]]:
-    mkl = [("mkl", path) for path in _mkl_paths()]
-    return mkl + [("openblas", library) for library in OPENBLAS]
 
 
 def _mkl_paths() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import warnings
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from ..models.distributed.group import Ranks
 
 PACKAGE = __name__.partition(".")[0]
-STANDARD_OUTPUT = 1
 NO_MEMORY = "malloc]"
 """In MLX's message where memory ends: [malloc] on a CPU, [metal::malloc] on a GPU."""
 COMMANDS = (
@@ -116,17 +114,12 @@ def exit_with(program: typer.Typer) -> NoReturn:
     try:
         _run(program)
     except SystemExit as end:
-        _end_ranks(end.code)
-        raise
-
-
-def _end_ranks(code: object) -> None:
-    if (ranks := _ranks()) is None:
-        return
-    try:
-        ranks.end(code if isinstance(code, int) else int(code is not None))
-    except RuntimeError:
-        ranks.explain()
+        if (ranks := _ranks()) is not None:
+            try:
+                ranks.end(end.code if isinstance(end.code, int) else int(end.code is not None))
+            except RuntimeError:
+                ranks.explain()
+                raise
         raise
 
 
@@ -139,11 +132,6 @@ def _ranks() -> Ranks | None:
 def _run(program: typer.Typer) -> NoReturn:
     _fill_streams()
     warnings.showwarning = lambda message, *_: render.tell(f"warning: {message}")
-    try:
-        os.getcwd()
-    except OSError:
-        render.error("the working directory has been deleted: change to another one")
-        sys.exit(2)
     interrupts.at_end(str)
     try:
         code = program(standalone_mode=False)
@@ -161,15 +149,15 @@ def _run(program: typer.Typer) -> NoReturn:
     except KeyboardInterrupt:
         _exit_interrupted()
     except Exception as problem:
-        if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
-            render.error(f"a name is too long to be one of a file: {problem.filename!s:.60}...")
-            sys.exit(2)
         if isinstance(problem, MemoryError) or NO_MEMORY in str(problem):
             render.error("the memory does not suffice: give less at once, or take a smaller model")
             sys.exit(2)
         _exit_on_usage(problem)
         if (ranks := _ranks()) is not None:
             ranks.explain()
+        elif isinstance(problem, OSError):
+            render.error(f"{problem!s:.300}")
+            sys.exit(2)
         raise
 
 
@@ -182,31 +170,25 @@ def _exit_interrupted() -> NoReturn:
 def _fill_streams() -> None:
     """Open /dev/null for each standard stream that the caller has closed, whose number would
     otherwise go to the next file that is opened."""
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            mode = "w" if number else "r"
+            setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _abandon_output() -> None:
     """Drop what the buffer of standard output still holds, so that exit does not write it."""
     if sys.stdout is sys.__stdout__:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), STANDARD_OUTPUT)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _exit_on_usage(problem: Exception) -> None:
     """Exit for the exceptions that typer raises for wrong flags; their attributes identify them."""
-    code = getattr(problem, "exit_code", None)
-    describe = getattr(problem, "format_message", None)
-    if code is None:
-        return
     if type(problem).__name__ == "Abort":
         _exit_interrupted()
-    if describe is None:
+    if describe := getattr(problem, "format_message", None):
+        render.error(f"{describe().replace('Value error, ', '')} (see --help)")
+        sys.exit(2)
+    if (code := getattr(problem, "exit_code", None)) is not None:
         sys.exit(code)
-    render.error(f"{describe().replace('Value error, ', '')} (see --help)")
-    sys.exit(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,21 +15,8 @@ from ..errors import OptionError, PromptError, SpecdecError
 from ..options import Options
 from . import interrupts, render
 from .batch_files import LONGEST, Journal, Line, Lines
-from .flags import (
-    REQUIRED,
-    ChatTemplate,
-    Constraints,
-    CostCache,
-    Flags,
-    Lenience,
-    Penalties,
-    Rule,
-    Sampling,
-    command,
-    flag,
-    options_from,
-)
-from .loading import Drafting, KVCache, Memory, Models, count_or_auto, load_drafting
+from .flags import REQUIRED, Constraints, Flags, Sampling, command, flag
+from .loading import Memory, Texts, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
     from ..engine.pair import Pair
@@ -39,6 +27,8 @@ SHOWN_EVERY = 0.2
 """Seconds between two updates of the progress bar."""
 PER_LINE = ("max_tokens", "seed", "temperature", "top_p", "stop")
 """Settings that a line may override."""
+NO_MATTER = ("distributed", "status_file", "memory_budget", "no_cache")
+"""Flags on which no text depends."""
 COMMON = frozenset(one.name for one in fields(Options)) - {*PER_LINE}
 
 
@@ -83,37 +73,26 @@ class Files(Flags):
         return size
 
 
+@dataclass(frozen=True)
+class Made(Constraints, Sampling, Memory, Texts):
+    """What the texts depend on."""
+
+
 @command(
     "mlx-specdec batch sentences.txt --output translations.jsonl",
     "mlx-specdec batch a.txt -o b.txt --model weights/py-llama --batch-size 8",
 )
-def batch(
-    files: Files,
-    template: ChatTemplate,
-    models: Models,
-    cache: KVCache,
-    memory: Memory,
-    drafting: Drafting,
-    costs: CostCache,
-    rule: Rule,
-    lenience: Lenience,
-    sampling: Sampling,
-    penalties: Penalties,
-    constraints: Constraints,
-) -> None:
+def batch(files: Files, flags: Made) -> None:
     """Generate a text for each line of a file, many at once.
 
     A text is what its prompt becomes alone. The same command goes on where an interrupted one was.
     """
-    groups = (template, drafting, rule, lenience, sampling, penalties)
-    options = options_from(*groups, costs, constraints, proposer=drafting.chosen_proposer(models))
-    caches, batch_size, budget = cache.settings(), files.most_at_once(), memory.size()
-    settings: dict[str, Any] = {}
-    for group in (models, cache, *groups):
-        settings |= vars(group)
-    settings |= constraints.digests()
-    for name in ("distributed", "status_file"):
-        del settings[name]  # a text does not depend on how many machines wrote it
+    options, batch_size, budget = flags.options(), files.most_at_once(), flags.memory()
+    flags.loading()
+    settings = {name: value for name, value in vars(flags).items() if name not in NO_MATTER}
+    for name in ("json_schema", "regex", "grammar"):
+        if text := getattr(options, name):
+            settings[name] = sha256(text.encode()).hexdigest()
     with Lines(files.input) as lines:
         header = {"input": str(files.input), "sha256": lines.sha256, "settings": settings}
         with Journal(files.output, header, lines.count, overwrite=files.overwrite) as journal:
@@ -125,7 +104,7 @@ def batch(
             )
             if journal.done and not files.quiet:
                 render.tell(f"going on: {journal.done} of {lines.prompts} texts are there")
-            pair, options = load_drafting(models, drafting, caches, options, quiet=files.quiet)
+            pair, options = load_drafting(flags, options, quiet=files.quiet)
             if pair.task_prefix and options.chat_template and not files.quiet:
                 render.tell(f'"{pair.task_prefix}" is put before every prompt that lacks it')
             run = BatchRun(
@@ -264,11 +243,8 @@ def _text(name: str, value: object) -> str:
 
 @dataclass
 class Figures:
-    """What this run has decoded, earlier runs left out.
-
-    texts: complete. tokens: generated. rounds, drafted, accepted: of complete texts. labels: of the
-    newest of these.
-    """
+    """What this run has decoded, earlier runs left out. rounds, drafted, accepted: of complete
+    texts. labels: of the newest of these."""
 
     texts: int = 0
     tokens: int = 0

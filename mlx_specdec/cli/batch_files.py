@@ -7,9 +7,8 @@ import fcntl
 import hashlib
 import json
 import os
-from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from itertools import islice
@@ -23,7 +22,6 @@ LONGEST = 1 << 20
 """Bytes of the longest line that is read."""
 JSON_LINES = (".jsonl", ".ndjson")
 FORMAT = "mlx-specdec batch 3"
-_NONE = -1
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,15 @@ class Lines:
         except OSError as problem:
             raise PromptError(f"cannot read the prompts from {file}: {problem.strerror}") from None
         try:
-            self._count_prompts()
-        except BaseException:
+            for line in self._lines():
+                self.count = line.number
+                if line.text is None or line.text.strip():
+                    self.prompts += 1
+                    if self.prompts == 1 and line.text is not None:
+                        self.as_json = self.as_json or _is_object(line.text)
+            if not self.prompts:
+                raise PromptError(f"{file} has no prompts: write one a line")
+        except PromptError:
             self._stream.close()
             raise
 
@@ -73,16 +78,6 @@ class Lines:
         for line in islice(self._lines(), self.count):
             if line.text is None or line.text.strip():
                 yield line
-
-    def _count_prompts(self) -> None:
-        for line in self._lines():
-            self.count = line.number
-            if line.text is None or line.text.strip():
-                self.prompts += 1
-                if self.prompts == 1 and line.text is not None:
-                    self.as_json = self.as_json or _is_object(line.text)
-        if not self.prompts:
-            raise PromptError(f"{self.file} has no prompts: write one a line")
 
     def _lines(self) -> Iterator[Line]:
         self._stream.seek(0)
@@ -132,35 +127,39 @@ class Journal:
     def __init__(
         self, output: Path, header: Mapping[str, Any], count: int, *, overwrite: bool = False
     ) -> None:
-        if not output.name:
-            raise OutputError(f"{output} is a directory: name a file in it with --output")
         self.output = output
-        self.partial = output.with_name(f"{output.name}.partial")
+        self.partial = output.parent / f"{output.name}.partial"
         self.done = self.failed = 0
         header = {"format": FORMAT, "version": __version__, **header}
         self._header: dict[str, Any] = json.loads(json.dumps(header, default=str))
         self._overwrite = overwrite
-        self._places = array("q", [_NONE]) * count
+        self._count = count
+        self._places: dict[int, int] = {}
         self._stream: FileIO | None = None
         self._end = 0
-        self._check_places()
+        if not output.parent.is_dir():
+            raise OutputError(f"{output.parent} is no directory: choose another --output")
+        for path in (output, self.partial):
+            if os.path.lexists(path) and not path.is_file():
+                raise OutputError(f"{path} is no regular file: choose another --output")
         try:
             if self.partial.exists():
                 self._open()
                 self._resume()
             self._check_output()
         except BaseException:
-            self._close()
+            self.__exit__()
             raise
 
     def __enter__(self) -> Journal:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._close()
+        if self._stream is not None:
+            self._stream.close()
 
     def __contains__(self, line: int) -> bool:
-        return self._places[line - 1] != _NONE
+        return line in self._places
 
     def begin(self) -> None:
         """Drop a line that an earlier run left unfinished; write the header of a new journal."""
@@ -205,19 +204,10 @@ class Journal:
 
     def _in_order(self, journal: BinaryIO) -> Iterator[bytes]:
         """Yield the result of each line of the input, empty where it has none."""
-        for place in self._places:
-            if place != _NONE:
-                journal.seek(place)
-            yield journal.readline() if place != _NONE else b""
-
-    def _check_places(self) -> None:
-        if not self.output.parent.is_dir():
-            raise OutputError(
-                f"{self.output.parent} is no directory: make it, or choose another --output"
-            )
-        for path in (self.output, self.partial):
-            if os.path.lexists(path) and not path.is_file():
-                raise OutputError(f"{path} is no regular file: choose another --output")
+        for line in range(1, self._count + 1):
+            if line in self:
+                journal.seek(self._places[line])
+            yield journal.readline() if line in self else b""
 
     def _check_output(self) -> None:
         if self._end == 0 and self.output.exists() and not self._overwrite:
@@ -228,19 +218,13 @@ class Journal:
     def _open(self) -> None:
         with self._writing():
             self._stream = FileIO(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+")
-        try:
-            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputError(
-                f"another run is writing {self.output}: wait until it has ended"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
-
-    def _close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        with suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OutputError(
+                    f"another run is writing {self.output}: wait until it has ended"
+                ) from None
 
     def _resume(self) -> None:
         """Take over the results of a journal with the same header. Raises OutputError for another
@@ -276,9 +260,9 @@ class Journal:
         """Return how a journal's run differs from this one, in a few words; "" if it does not."""
         if header.get("sha256") != self._header["sha256"]:
             return f"over another input ({header.get('input')})"
-        if header.get("version") != __version__:
-            return f"of version {header.get('version')}, not {__version__}"
-        before, now = header["settings"], self._header["settings"]
+        before, now = (
+            {"version": each.get("version"), **each["settings"]} for each in (header, self._header)
+        )
         for name in {**before, **now}:
             if before.get(name) != now.get(name):
                 flag = "--" + name.replace("_", "-")
@@ -287,9 +271,9 @@ class Journal:
 
     def _note(self, record: Mapping[str, Any], place: int) -> None:
         line = record["line"]
-        if line < 1 or line in self:
+        if line in self or not 1 <= line <= self._count:
             raise IndexError(line)
-        self._places[line - 1] = place
+        self._places[line] = place
         self.done += 1
         self.failed += "error" in record
 
@@ -316,12 +300,10 @@ class Journal:
 
 def _header(line: bytes, partial: Path) -> dict[str, Any]:
     """Return the header of a journal. Raises OutputError for the first line of another file."""
-    try:
+    with suppress(ValueError, RecursionError):
         header: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        header = None
-    if isinstance(header, dict) and header.get("format") == FORMAT:
-        return header
+        if isinstance(header, dict) and header.get("format") == FORMAT:
+            return header
     raise OutputError(f"{partial} was not left by a run of this program: move it away")
 
 

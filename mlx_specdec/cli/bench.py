@@ -14,17 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..errors import OptionError
 from ..options import Options, proposers
 from . import interrupts, render
-from .flags import (
-    ChatTemplate,
-    CostCache,
-    Flags,
-    Json,
-    Sampling,
-    Verification,
-    command,
-    flag,
-    options_from,
-)
+from .flags import ChatTemplate, CostCache, Flags, Json, Sampling, Verification, command, flag
 from .loading import Models, check_for_translator, load_pair, named, sample
 
 if TYPE_CHECKING:
@@ -117,6 +107,11 @@ def _is_count(word: str) -> bool:
 
 
 @dataclass(frozen=True)
+class Text(CostCache, ChatTemplate, Sampling, Verification):
+    """What the texts depend on."""
+
+
+@dataclass(frozen=True)
 class Compared(Models):
     """One target, and what drafts for it."""
 
@@ -132,21 +127,13 @@ class Compared(Models):
     "mlx-specdec bench PROMPTS --model A --draft-model B --draft-model C",
     "mlx-specdec bench --batch-size 1,4,16",
 )
-def bench(
-    measuring: Measuring,
-    models: Compared,
-    verification: Verification,
-    sampling: Sampling,
-    template: ChatTemplate,
-    costs: CostCache,
-    output: Json,
-) -> None:
+def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> None:
     """Measure what speculation gains on this machine.
 
     Without arguments, the shipped translator is measured on its sample prompts. Ctrl-C keeps what
     was measured so far.
     """
-    options = options_from(verification, sampling, template, costs)
+    options = Options(**text.for_options())
     simulated = options.simulated_acceptance is not None
     if measuring.baselines and simulated:
         raise OptionError(
@@ -159,8 +146,8 @@ def bench(
     drafts = list(dict.fromkeys(models.draft_model or []))
     if sizes:
         _check_one_method(options, proposers, lengths, drafts)
-    if sampling.max_tokens < 1:
-        raise OptionError(f"max-tokens must be 1 or more, not {sampling.max_tokens}")
+    if options.max_tokens < 1:
+        raise OptionError(f"max-tokens must be 1 or more, not {options.max_tokens}")
     _check_report(measuring.report)
     one = Models(**{**vars(models), "draft_model": drafts[0] if drafts else None})
     model, draft_model = named(one)

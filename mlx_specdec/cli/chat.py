@@ -14,18 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from ..process import write_text
 from . import interrupts, render
-from .flags import (
-    ChatTemplate,
-    CostCache,
-    Flags,
-    Lenience,
-    Penalties,
-    Rule,
-    command,
-    flag,
-    options_from,
-)
-from .loading import Drafting, KVCache, Models, count_or_auto, load_drafting
+from .flags import Flags, command, flag
+from .loading import Texts, count_or_auto, load_drafting
 from .serve import Defaults
 
 if TYPE_CHECKING:
@@ -57,29 +47,20 @@ class Shown(Flags):
     quiet: bool = flag(False, "Say nothing but the answers.")
 
 
+@dataclass(frozen=True)
+class Answers(Defaults, Texts):
+    """What answers depend on."""
+
+
 @command("mlx-specdec chat", "mlx-specdec chat --model weights/py-llama --draft-model auto")
-def chat(
-    template: ChatTemplate,
-    models: Models,
-    cache: KVCache,
-    drafting: Drafting,
-    costs: CostCache,
-    rule: Rule,
-    lenience: Lenience,
-    defaults: Defaults,
-    penalties: Penalties,
-    shown: Shown,
-) -> None:
+def chat(flags: Answers, shown: Shown) -> None:
     """Hold a conversation in the terminal.
 
     Without --model it is with the shipped translator, which answers English sentences in French.
     /help lists what can be said beside messages.
     """
-    groups = (template, drafting, costs, rule, lenience, defaults, penalties)
-    options = options_from(*groups, proposer=drafting.chosen_proposer(models))
-    caches = cache.settings()
-    pair, options = load_drafting(models, drafting, caches, options, quiet=shown.quiet)
-    if defaults.seed is None:
+    pair, options = load_drafting(flags, flags.options(), quiet=shown.quiet)
+    if flags.seed is None:
         options = replace(options, seed=secrets.randbits(32))
     conversation = Conversation(pair, options, shown)
     interrupts.end_at_the_second("stopping when this pass has ended; Ctrl-C again ends the chat")

@@ -1,16 +1,16 @@
 """Groups of flags, the commands that are made of them, and the groups that commands share.
 
 A command takes groups in place of single flags, and `command` makes of their fields the signature
-that typer reads. Each group is one panel of --help. Imports no MLX.
+that typer reads. A group that inherits from others has their flags too, those of the last base
+first. Imports no MLX.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -40,7 +40,7 @@ def flag(default: Any, help: str, *aliases: str, argument: bool = False, **more:
 
 @dataclass(frozen=True)
 class Flags:
-    """A group of flags: a frozen dataclass whose fields are made by `flag`."""
+    """A group of flags: a frozen dataclass whose fields are made by `flag`. panel: of --help."""
 
     panel: ClassVar[str]
 
@@ -49,17 +49,9 @@ class Flags:
         names = {one.name for one in fields(Options)}
         return {name: value for name, value in vars(self).items() if name in names}
 
-    def begin(self, groups: Mapping[str, Flags]) -> None:
-        """Called before the command. groups: all of the command's."""
+    def begin(self) -> None:
+        """Called before the command."""
         return None
-
-
-def options_from(*groups: Flags, **more: Any) -> Options:
-    """Return the options that groups of flags set. Raises OptionError."""
-    merged: dict[str, Any] = {}
-    for group in groups:
-        merged |= group.for_options()
-    return Options(**{**merged, **more})
 
 
 def command(*examples: str) -> Callable[[Command], Command]:
@@ -83,7 +75,7 @@ def command(*examples: str) -> Callable[[Command], Command]:
                 for name, group in groups.items()
             }
             for each in made.values():
-                each.begin(made)
+                each.begin()
             function(**made)
 
         version = inspect.Parameter("version", KEYWORD, default=False, annotation=Version)
@@ -100,7 +92,8 @@ def _parameters(group: type[Flags]) -> list[inspect.Parameter]:
     for one in fields(group):
         kind = hints[one.name]
         settings: dict[str, Any] = {"metavar": _metavar(kind), **one.metadata}
-        settings["rich_help_panel"] = group.panel
+        homes: list[Any] = [b for b in group.mro() if one.name in inspect.get_annotations(b)]
+        settings["rich_help_panel"] = homes[-1].panel
         names, is_argument = settings.pop("names"), settings.pop("argument")
         name = f"--{one.name.replace('_', '-')}"
         if kind == bool | None:
@@ -191,7 +184,7 @@ class CostCache(Flags):
     no_cache: bool = flag(False, "Neither use nor keep the costs of rounds on this machine.")
 
     def for_options(self) -> dict[str, Any]:
-        return {"cost_cache": not self.no_cache}
+        return {**super().for_options(), "cost_cache": not self.no_cache}
 
 
 @dataclass(frozen=True)
@@ -268,16 +261,12 @@ class Constraints(Flags):
     )
 
     def for_options(self) -> dict[str, Any]:
-        return {
-            "json_schema": _contents("--json-schema", self.json_schema),
-            "regex": self.regex,
-            "grammar": _contents("--grammar", self.grammar),
+        schema, grammar = self.json_schema, self.grammar
+        texts = {
+            "json_schema": _contents("--json-schema", schema),
+            "grammar": _contents("--grammar", grammar),
         }
-
-    def digests(self) -> dict[str, str | None]:
-        """Return a digest of each constraint, to compare settings by."""
-        texts = self.for_options().items()
-        return {name: text and sha256(text.encode()).hexdigest() for name, text in texts}
+        return {**super().for_options(), **texts}
 
 
 def _contents(name: str, file: Path | None) -> str | None:

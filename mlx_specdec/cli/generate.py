@@ -15,21 +15,8 @@ from .. import process
 from ..errors import OptionError, PromptError
 from ..options import Options
 from . import render
-from .flags import (
-    ChatTemplate,
-    Constraints,
-    CostCache,
-    Flags,
-    Json,
-    Lenience,
-    Penalties,
-    Sampling,
-    Verification,
-    command,
-    flag,
-    options_from,
-)
-from .loading import SHIPPED_PROMPT, Drafting, KVCache, Models, load_drafting
+from .flags import Constraints, Flags, Json, Sampling, Verification, command, flag
+from .loading import SHIPPED_PROMPT, Texts, load_drafting
 
 if TYPE_CHECKING:
     from ..decoding.stopwatch import Timed
@@ -62,12 +49,6 @@ class Prompt(Flags):
     prompt: str | None = flag(None, "The prompt, as a flag.", "-p")
     prompt_file: Path | None = flag(None, "A file that holds the prompt.", metavar="FILE")
 
-
-@dataclass(frozen=True)
-class PromptCacheFile(Flags):
-    """The file of a prompt cache."""
-
-    panel = "Prompt"
     prompt_cache_file: Path | None = flag(
         None,
         "A file that keeps what was computed of prompts. The prompt is given whole, what the file "
@@ -75,6 +56,11 @@ class PromptCacheFile(Flags):
         "--max-tokens 0 writes that of the prompt alone.",
         metavar="FILE",
     )
+
+
+@dataclass(frozen=True)
+class Text(Constraints, Sampling, Verification, Texts):
+    """What the text depends on."""
 
 
 @dataclass(frozen=True)
@@ -90,50 +76,28 @@ class Output(Json):
     'mlx-specdec generate "translate English to French: I am cold."',
     'mlx-specdec generate "def f(x):" --model weights/py-llama --proposer ngram',
 )
-def generate(
-    prompt: Prompt,
-    prompt_cache: PromptCacheFile,
-    template: ChatTemplate,
-    models: Models,
-    cache: KVCache,
-    drafting: Drafting,
-    costs: CostCache,
-    verification: Verification,
-    lenience: Lenience,
-    sampling: Sampling,
-    penalties: Penalties,
-    constraints: Constraints,
-    output: Output,
-) -> None:
+def generate(prompt: Prompt, flags: Text, output: Output) -> None:
     """Generate text.
 
     Without arguments, the shipped translator translates a sample sentence, and says how much faster
     than plain decoding it was.
     """
-    groups = (template, drafting, costs, verification, lenience, sampling, penalties, constraints)
-    options = options_from(*groups, proposer=drafting.chosen_proposer(models))
-    caches = cache.settings()
+    options = flags.options()
     simulated = options.simulated_acceptance is not None
     text = read_prompt(prompt.prompt_words, prompt.prompt, prompt.prompt_file)
-    demo = text is None and models.model is None
+    demo = text is None and flags.model is None
     if demo or (text is None and simulated):
         text = SHIPPED_PROMPT
     if text is None:
         raise PromptError("no prompt: give one as an argument, with --prompt-file, or - for stdin")
     if not text.strip():
         raise PromptError("the prompt is empty: give some text")
-    store = _store(prompt_cache.prompt_cache_file, simulated)
-    pair, options = load_drafting(
-        models,
-        drafting,
-        caches,
-        options,
-        random_weights=simulated,
-        quiet=output.quiet or output.json,
-    )
+    store = _store(prompt.prompt_cache_file, simulated)
+    quiet = output.quiet or output.json
+    pair, options = load_drafting(flags, options, random_weights=simulated, quiet=quiet)
     from ..engine.request import missing_prefix
 
-    quiet = output.quiet or output.json or simulated
+    quiet = quiet or simulated
     if demo and not quiet:
         render.tell(f"prompt: {text}")
     elif not quiet and (prefix := missing_prefix(pair, text, options)):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +12,7 @@ from ..models.cache_settings import CacheSettings
 from ..models.drafters import KINDS
 from ..options import SELF, Options, proposers
 from . import render
-from .flags import REQUIRED, Flags, flag
+from .flags import REQUIRED, ChatTemplate, CostCache, Flags, Lenience, Penalties, Rule, flag
 from .pairs import AUTO, draft_for
 
 if TYPE_CHECKING:
@@ -100,32 +99,38 @@ class Models(Sources):
     )
 
     def loading(self) -> dict[str, Any]:
-        """Return the arguments of `engine.load` apart from the two names."""
-        others = ("model", "draft_model", "status_file")
-        return {k: v for k, v in vars(self).items() if k not in others}
+        """Return the arguments of `engine.load` apart from the two names. Raises OptionError."""
+        names = {one.name for one in fields(Models)} - {"model", "draft_model", "status_file"}
+        return {name: getattr(self, name) for name in names}
 
-    def begin(self, groups: Mapping[str, Flags]) -> None:
-        """Meet the ranks that share the target, if there are any."""
+    def begin(self) -> None:
+        """Meet the ranks that share the target, if there are any. Rank 0 goes on; the others load
+        the target and end when rank 0 does."""
         if self.distributed is None:
             if self.status_file is not None:
                 raise OptionError("status-file is for distributed: leave it out")
             return
-        caches = [each.settings() for each in groups.values() if isinstance(each, KVCache)]
-        meet(self, caches[0] if caches else None)
+        from ..models.distributed.group import join
+
+        ranks = join(self.status_file)
+        # Rank 0 alone needs a draft, and says whatever is wrong.
+        target, _ = ranks.together(lambda: named(replace(self, draft_model=None)))
+        if ranks.rank:
+            load_pair(target, quiet=True, **self.loading())
 
 
 @dataclass(frozen=True)
-class KVCache(Flags):
-    """The KV cache of decoder-only models."""
+class KVCache(Models):
+    """A pair, and the KV cache of decoder-only models."""
 
     panel = "Model"
     kv_bits: int | None = flag(None, "Quantize the KV cache to 2, 3, 4, 6 or 8 bits.")
     kv_group_size: int = flag(64, "The number of values in the KV cache that share one scale.")
     max_kv_size: int | None = flag(None, "Keep only this many of the newest tokens.")
 
-    def settings(self) -> CacheSettings:
-        """Return the cache's settings. Raises OptionError."""
-        return CacheSettings(self.kv_bits, self.kv_group_size, self.max_kv_size)
+    def loading(self) -> dict[str, Any]:
+        caches = CacheSettings(self.kv_bits, self.kv_group_size, self.max_kv_size)
+        return {**super().loading(), "caches": caches}
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,7 @@ class Memory(Flags):
         show_default="what the machine has left",
     )
 
-    def size(self) -> int | None:
+    def memory(self) -> int | None:
         """Return the budget in bytes, None for the default. Raises OptionError."""
         nbytes = None if self.memory_budget is None else parse(self.memory_budget)
         if nbytes == 0:
@@ -150,8 +155,8 @@ class Memory(Flags):
 
 
 @dataclass(frozen=True)
-class Drafting(Flags):
-    """Who drafts, and how much."""
+class Drafting(CostCache, KVCache):
+    """A pair, who drafts, and how much."""
 
     panel = "Drafting"
     proposer: str | None = flag(
@@ -193,28 +198,35 @@ class Drafting(Flags):
         """Return True when lookup searches documents."""
         return bool(self.lookup_file) and not self.regular_decode
 
-    def chosen_proposer(self, models: Models) -> str | None:
-        """Return the drafter that the flags name together. Raises OptionError."""
-        proposer: str | None = self.proposer
+    @property
+    def guessed(self) -> bool:
+        """Return True when neither a drafter nor a draft model was named."""
+        return self.proposer is None and self.draft_model is None
+
+    def for_options(self) -> dict[str, Any]:
+        proposer = self.proposer
         if self.lookup_file and proposer is None:
             proposer = "auto"
-        elif self.speculate is not None and self.guessed(models):
+        elif self.speculate is not None and self.guessed:
             proposer = "ngram"
         if self.searches and proposer not in SEARCHING:
             raise OptionError("--lookup-file is for lookup: give --proposer ngram or auto")
-        return proposer
-
-    def guessed(self, models: Models) -> bool:
-        """Return True when neither a drafter nor a draft model was named."""
-        return self.proposer is None and models.draft_model is None
-
-    def for_options(self) -> dict[str, Any]:
         number = self.num_draft if self.speculate is None else str(self.speculate)
         return {
             **super().for_options(),
+            "proposer": proposer,
             "regular": self.regular_decode,
             "num_draft": count_or_auto("--num-draft", number),
         }
+
+
+@dataclass(frozen=True)
+class Texts(Penalties, Lenience, Rule, Drafting, ChatTemplate):
+    """What all commands that make texts have in common."""
+
+    def options(self) -> Options:
+        """Return the settings of a text. Raises OptionError."""
+        return Options(**self.for_options())
 
 
 def named(sources: Sources) -> tuple[str, str | None]:
@@ -242,41 +254,18 @@ def load_pair(
     return pair
 
 
-def meet(models: Models, caches: CacheSettings | None) -> None:
-    """Meet the ranks that share the target. Returns on rank 0; the others end when it does."""
-    from ..models.distributed.group import join
-
-    ranks = join(models.status_file)
-    # Rank 0 alone needs a draft, and says whatever is wrong.
-    target, _ = ranks.together(lambda: named(replace(models, draft_model=None)))
-    if ranks.rank:
-        load_pair(target, quiet=True, caches=caches, **models.loading())
-
-
 def load_drafting(
-    models: Models,
-    drafting: Drafting,
-    caches: CacheSettings,
-    options: Options,
-    *,
-    random_weights: bool = False,
-    quiet: bool = False,
+    drafting: Drafting, options: Options, *, random_weights: bool = False, quiet: bool = False
 ) -> tuple[Pair, Options]:
     """Load a target, what drafts for it, and the documents that lookup searches.
 
     Returns the options with the drafter that the target's files decide. quiet: print no notes on
     what was loaded. Raises as `load_pair` and `engine.with_documents` do."""
-    model, draft_model = named(models)
+    model, draft_model = named(drafting)
     if options.regular or options.proposer in DRAFTLESS:
         draft_model = None
-    pair = load_pair(
-        model,
-        draft_model,
-        caches=caches,
-        random_weights=random_weights,
-        quiet=quiet,
-        **models.loading(),
-    )
+    settings = {**drafting.loading(), "random_weights": random_weights}
+    pair = load_pair(model, draft_model, quiet=quiet, **settings)
     if drafting.searches:
         from ..engine.pair import with_documents
 
@@ -284,7 +273,7 @@ def load_drafting(
             pair = with_documents(pair, drafting.lookup_file or (), progress=report)
     if draft_model == SELF and pair.draft is not None and not quiet:
         render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
-    if pair.heads is not None and drafting.guessed(models) and not drafting.lookup_file:
+    if pair.heads is not None and drafting.guessed and not drafting.lookup_file:
         options = replace(options, proposer=None)
     return pair, options
 

@@ -12,19 +12,8 @@ from urllib.parse import urlsplit
 
 from ..checkpoints.disk import parse
 from ..errors import OptionError
-from .flags import (
-    ChatTemplate,
-    CostCache,
-    Flags,
-    Lenience,
-    Penalties,
-    Rule,
-    Sampling,
-    command,
-    flag,
-    options_from,
-)
-from .loading import Drafting, KVCache, Memory, Models, load_drafting, named
+from .flags import Flags, Sampling, command, flag
+from .loading import Memory, Texts, load_drafting, named
 
 if TYPE_CHECKING:
     from ..engine.pair import Pair
@@ -58,6 +47,9 @@ class Network(Flags):
     )
     log_level: Literal["debug", "info", "warning", "error"] = flag(
         "info", "What is written to standard error; info has a line for each request."
+    )
+    per_request_spec_decode_metrics: Literal["none", "summary"] = flag(
+        "none", "With summary, answers also tell what drafts brought under vLLM's names."
     )
 
 
@@ -110,16 +102,6 @@ class PromptCache(Flags):
 
 
 @dataclass(frozen=True)
-class Figures(Flags):
-    """Figures that answers carry."""
-
-    panel = "Server"
-    per_request_spec_decode_metrics: Literal["none", "summary"] = flag(
-        "none", "With summary, answers also tell what drafts brought under vLLM's names."
-    )
-
-
-@dataclass(frozen=True)
 class Defaults(Sampling):
     """The defaults of requests."""
 
@@ -133,36 +115,24 @@ class Defaults(Sampling):
         return {name: value for name, value in given.items() if value is not None}
 
 
+@dataclass(frozen=True)
+class Requests(Defaults, Memory, Texts):
+    """What requests depend on."""
+
+
 @command(
     "mlx-specdec serve",
     "mlx-specdec serve --model weights/py-llama --draft-model auto",
 )
-def serve(
-    network: Network,
-    load: Load,
-    prompt_cache: PromptCache,
-    figures: Figures,
-    template: ChatTemplate,
-    models: Models,
-    cache: KVCache,
-    memory: Memory,
-    drafting: Drafting,
-    costs: CostCache,
-    rule: Rule,
-    lenience: Lenience,
-    defaults: Defaults,
-    penalties: Penalties,
-) -> None:
+def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Requests) -> None:
     """Serve a model over HTTP, as OpenAI's clients ask for it.
 
     Without --model it is the shipped translator, from English to French. A request's text depends
     on its prompt, its settings and its seed alone, whatever else is served at the same time. Flags
     of sampling are what a request has that does not say it for itself.
     """
-    model, _ = named(models)
-    groups = (template, drafting, rule, lenience, defaults, penalties, costs)
-    options = options_from(*groups, proposer=drafting.chosen_proposer(models))
-    caches = cache.settings()
+    model, _ = named(flags)
+    options = flags.options()
     for name, value, bound in (
         ("batch-size", load.batch_size, 0),
         ("max-model-len", load.max_model_len, 1),
@@ -174,7 +144,7 @@ def serve(
         raise OptionError(f"--port must lie between 0 and 65535, not {network.port}")
     if load.max_waiting < 0:
         raise OptionError(f"--max-waiting must be 0 or more, not {load.max_waiting}")
-    cached_bytes, memory_budget = prompt_cache.size(), memory.size()
+    cached_bytes, memory_budget = prompt_cache.size(), flags.memory()
     if network.api_key == "":
         raise OptionError("--api-key is empty: give a key, or leave it out")
     for origin in network.cors_origin or ():
@@ -196,7 +166,7 @@ def serve(
     store = Store(cached_bytes, prompt_cache.prompt_cache_file)
 
     def loading() -> tuple[Pair, Options]:
-        pair, settled = load_drafting(models, drafting, caches, options)
+        pair, settled = load_drafting(flags, options)
         if settled.proposer is None and settled.num_draft == "auto":
             # Lookup costs next to nothing, and auto drafts what pays.
             settled = replace(settled, proposer="auto")
@@ -212,8 +182,8 @@ def serve(
             access=Access(network.api_key, tuple(network.cors_origin or ())),
             service=ServiceSettings(
                 Limits(waiting=load.max_waiting, seconds=load.timeout, context=load.max_model_len),
-                drawn_seeds=defaults.seed is None,
-                metrics=figures.per_request_spec_decode_metrics == "summary",
+                drawn_seeds=flags.seed is None,
+                metrics=network.per_request_spec_decode_metrics == "summary",
                 keep_billing=prompt_cache.keep_billing_lines,
                 strict_model=network.strict_model,
             ),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -13,7 +13,6 @@ from ..engine.pair import Pair
 from ..models.mlx_lm.model import DecoderOnlyModel
 from ..options import Options
 from .methods import Length, Method, Runner, Sample, any_token, room
-from .passes import Clock
 from .throughput import FileMethod, Prompts, Texts
 from .transformers_baseline import HuggingFace, NoBaselineError, hugging_face, try_out
 
@@ -45,12 +44,7 @@ def find_baselines(
     return methods, notes
 
 
-def mlx_lm_methods(
-    pair: Pair,
-    options: Options,
-    lengths: Sequence[Length],
-    clock: Clock = time.perf_counter,
-) -> list[Method]:
+def mlx_lm_methods(pair: Pair, options: Options, lengths: Sequence[Length]) -> list[Method]:
     """Return mlx-lm's plain decoding of the same weights, in the same process, and its speculative
     decoding where there is a draft. Raises NoBaselineError for a pair that it cannot run.
 
@@ -61,33 +55,22 @@ def mlx_lm_methods(
     if isinstance(pair.draft, DecoderOnlyModel):
         networks.append(pair.draft.network)
         fixed += [n for n in lengths if n != "auto"]
-    same_text, eos = options.temperature == 0, pair.eos_token_ids
+    runners = {length: _runner(networks, pair.eos_token_ids, options, length) for length in fixed}
+    name, same_text = "mlx-lm", options.temperature == 0
     return [
-        Method(
-            f"mlx-lm {length or 'plain'}",
-            "mlx-lm",
-            length,
-            same_text,
-            _runner(networks, eos, options, length, clock),
-        )
-        for length in fixed
+        Method(f"{name} {length or 'plain'}", name, length, same_text, run)
+        for length, run in runners.items()
     ]
 
 
 def mlx_lm_file_methods(pair: Pair, options: Options, sizes: Sequence[int]) -> list[FileMethod]:
     """Return mlx-lm's batch generation of the same weights, in the same process. Raises
     NoBaselineError for a model that it cannot run so."""
-    network, same_text, token = _network(pair), options.temperature == 0, any_token(pair)
-    try_out(lambda: list(_batches(network, pair, options, 2, [[token], [token, token]])))
+    run, token = partial(_batches, _network(pair), pair, options), any_token(pair)
+    try_out(lambda: list(run(2, [[token], [token, token]])))
+    name, same_text = "mlx-lm", options.temperature == 0
     return [
-        FileMethod(
-            "mlx-lm plain",
-            "mlx-lm",
-            size,
-            same_text,
-            partial(_batches, network, pair, options, size),
-        )
-        for size in sizes
+        FileMethod(f"{name} plain", name, size, same_text, partial(run, size)) for size in sizes
     ]
 
 
@@ -133,9 +116,7 @@ def _sampler(options: Options) -> Any:
     )
 
 
-def _runner(
-    networks: Sequence[Any], eos: frozenset[int], options: Options, length: int, clock: Clock
-) -> Runner:
+def _runner(networks: Sequence[Any], eos: frozenset[int], options: Options, length: int) -> Runner:
     from mlx_lm.generate import generate_step, speculative_generate_step
 
     settings: dict[str, Any] = {"max_tokens": options.max_tokens, "sampler": _sampler(options)}
@@ -147,16 +128,16 @@ def _runner(
         else:
             steps = generate_step(ids, networks[0], **settings)
         tokens: list[int] = []
-        started, rounds = clock(), 0
+        started, rounds = perf_counter(), 0
         # (token, log-probabilities) or these and whether it was drafted.
         for token, _, *drafted in steps:
             if not tokens:
-                started = clock()
+                started = perf_counter()
             else:
                 rounds += not any(drafted)
             tokens.append(int(token))
             if tokens[-1] in eos:
                 break
-        return Sample(tuple(tokens), max(0, len(tokens) - 1), clock() - started, rounds)
+        return Sample(tuple(tokens), max(0, len(tokens) - 1), perf_counter() - started, rounds)
 
     return run

@@ -32,9 +32,8 @@ from ..models.outline import Outline, fill
 from ..options import SELF
 from .passes import (
     CHAIN,
-    FIRST_SIZES,
     NEEDED,
-    SIZES_BETWEEN,
+    SIZES,
     Clock,
     PassCosts,
     PassTimer,
@@ -45,9 +44,6 @@ from .passes import (
 )
 from .prediction import ALPHAS, Cluster, Estimate, Link, Side, Speeds, best, cluster, with_speeds
 from .speedup import RoundCost, between
-
-PROMPTS_SHARE = 0.1
-"""Share of the time that the prompt of each model may take."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +104,6 @@ def estimate(
     turns: int = 9,
     seconds: float = 60.0,
     clock: Clock = time.perf_counter,
-    cut: Callable[[Outline], tuple[int, int] | None] = parts,
-    limit: Callable[[], int] = usable_memory,
     link: Link | None = None,
     announce: Callable[[Estimate], None] = lambda known: None,
     progress: Progress = ignore_progress,
@@ -117,10 +111,10 @@ def estimate(
     """Measure both with random weights, if they fit, and predict what the pair gains.
 
     prompt_tokens, max_tokens: the text that the caches hold; passes are measured behind such a
-    prompt. turns: how often everything is measured. seconds: time limit of building and measuring;
-    without time for the passes that an answer needs, there are no speeds. cut: returns the two
-    depths at which a model is measured. limit: bytes of memory. link: between machines such as this
-    one that are to share the target. announce: called with the sizes before anything is measured.
+    prompt. turns: how often everything is measured. seconds: when measuring ends, counted from the
+    building of the models; without the passes that an answer needs, there are no speeds. link:
+    between machines such as this one that are to share the target. announce: called with the sizes
+    before anything is measured.
 
     Raises CheckpointError for a configuration of no supported model, and for a drafter that was
     made for another target; PromptError for a prompt that is too long for it; OptionError for
@@ -131,12 +125,12 @@ def estimate(
     drafter = drafting if isinstance(drafting, DrafterOutline) else None
     text = prompt_tokens, max_tokens
     sides = (
-        _side(target.name, known, text, cut(known)),
-        _side(draft.name, drafting, text, cut(drafting) if isinstance(drafting, Outline) else None),
+        _side(target.name, known, text),
+        _side(draft.name, drafting, text),
     )
     machines = cluster(link, known, sides[0].caches_bytes) if link else None
     kind = "draft" if drafter is None else drafter.kind
-    needed = Estimate(kind, *sides, *text, limit(), None, machines)
+    needed = Estimate(kind, *sides, *text, usable_memory(), None, machines)
     announce(needed)
     # A target that no single machine holds is measured on a few of its layers.
     whole = sides[0].measured_layers is None
@@ -144,23 +138,16 @@ def estimate(
         return needed
     deadline = clock() + seconds
     try:
-        prompts = _Prompts(prompt_tokens, clock, deadline, seconds)
         models = _models(target, sides[0])
         timers = [
-            PassTimer(
-                prompts.behind(model),
-                sizes=FIRST_SIZES,
-                between=SIZES_BETWEEN,
-                steps=True,
-                clock=clock,
-            )
+            PassTimer(_behind(model, prompt_tokens), sizes=SIZES, steps=True, clock=clock)
             for model in models
         ]
         if drafter is not None:
             # The larger part, where there are two: what it lends is the whole model's.
             timers.append(drafter.timer(models[-1], prompt_tokens, clock))
         elif isinstance(draft, ModelSource):
-            contexts = map(prompts.behind, _models(draft, sides[1]))
+            contexts = (_behind(model, prompt_tokens) for model in _models(draft, sides[1]))
             timers += [PassTimer(each, draft=each, clock=clock) for each in contexts]
         measure(timers, turns=turns, deadline=deadline, clock=clock, progress=progress)
     except SpecdecError:
@@ -183,7 +170,7 @@ def estimate(
     if machines is not None:
         cost = _cost(of_target, of_draft)
         machines = with_speeds(machines, cost, alone.step_seconds, alone.predictions)
-    return replace(needed, speeds=alone, cluster=machines, read_tokens=prompts.least)
+    return replace(needed, speeds=alone, cluster=machines)
 
 
 def _draft_outline(
@@ -202,12 +189,7 @@ def _draft_outline(
     return outlined
 
 
-def _side(
-    name: str,
-    known: Outline | DrafterOutline,
-    text: tuple[int, int],
-    measured: tuple[int, int] | None,
-) -> Side:
+def _side(name: str, known: Outline | DrafterOutline, text: tuple[int, int]) -> Side:
     return Side(
         name=name,
         dtype=known.dtype,
@@ -215,7 +197,7 @@ def _side(
         weights_bytes=known.nbytes,
         caches_bytes=known.cache_nbytes(*text),
         layers=len(known.layers),
-        measured_layers=measured,
+        measured_layers=parts(known) if isinstance(known, Outline) else None,
     )
 
 
@@ -228,32 +210,9 @@ def _models(source: ModelSource, side: Side) -> list[Base]:
     return [few.model(given=more.weights()), larger]
 
 
-class _Prompts:
-    """Contexts behind a prompt, or as much of it as there is time for: the time of a pass depends
-    little on the length before it. least: the shortest prompt that was read."""
-
-    def __init__(self, tokens: int, clock: Clock, deadline: float, seconds: float) -> None:
-        self.least = tokens
-        self._tokens, self._clock = tokens, clock
-        self._deadline, self._share = deadline, seconds * PROMPTS_SHARE
-
-    def behind(self, model: Base) -> Context:
-        """Read longer and longer prompts, as far as the times of the shorter ones promise."""
-        until = min(self._deadline, self._clock() + self._share)
-        length, per_token = 1, 0.0
-        while True:
-            started = self._clock()
-            context = opened(model, [7919 * at % model.vocabulary for at in range(1, length + 1)])
-            now = self._clock()
-            # The first one warms up, and only bounds the time of a token.
-            per_token = (now - started) / length
-            longer = next(
-                (n for n in (self._tokens, 4 * length) if now + n * per_token <= until), length
-            )
-            if length == self._tokens or longer <= length:
-                self.least = min(self.least, length)
-                return context
-            length = min(longer, self._tokens)
+def _behind(model: Base, tokens: int) -> Context:
+    """Return a context behind a prompt of so many tokens."""
+    return opened(model, [7919 * at % model.vocabulary for at in range(1, tokens + 1)])
 
 
 def speeds(target: PassCosts, draft: PassCosts, most: int | None = None) -> Speeds:

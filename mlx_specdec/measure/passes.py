@@ -27,14 +27,10 @@ STEPS = 8
 """Plain steps in a row, of which all but the first are pipelined."""
 CHAIN = 8
 """Draft steps in a row."""
-FIRST_SIZES = (1, 2, 3, 5, 9, 17)
-"""Tokens of the passes that are measured first, the shortest ones before the others."""
-SIZES_BETWEEN = (4, 6, 7, 8, 11, 13)
-"""Tokens of the passes that follow; other sizes are interpolated."""
+SIZES = (1, 2, 3, 5, 9, 17, 4, 6, 7, 8, 11, 13)
+"""Tokens of the passes that are measured, in this order; other sizes are interpolated."""
 NEEDED = 3
 """Tokens of the longest pass without which there is no answer."""
-ALONE = 2
-"""Turns in which only the first sizes are measured: a warmup and a first answer."""
 WHOLE = 1 << 30
 """Bytes of weights up to which all layers are measured."""
 LEAST = 128 << 20
@@ -77,15 +73,12 @@ class PassCosts:
 
 
 class PassTimer:
-    """Times passes of a target and its draft.
+    """Times passes of a target and its draft. Everything but plain steps is rewound.
 
-    sizes: tokens of the target's passes. between: further sizes, which count only once they were
-    measured more than once, since their neighbours say almost as much. draft: the model whose steps
-    run before such a pass, which may be the target itself; with None no draft steps are timed, and
-    passes run behind a step of the target. steps: time plain steps as well. chain: number of draft
-    steps in a row. The first sample of every kind warms up, and counts only until there is another.
-
-    Everything but plain steps is rewound.
+    sizes: tokens of the target's passes. draft: the model whose steps run before such a pass, which
+    may be the target itself; with None no draft steps are timed, and passes run behind a step of
+    the target. steps: time plain steps as well. chain: number of draft steps in a row. The first
+    sample of every kind warms up, and counts only until there is another.
     """
 
     def __init__(
@@ -93,7 +86,6 @@ class PassTimer:
         target: Context,
         *,
         sizes: Sequence[int] = (),
-        between: Sequence[int] = (),
         draft: Context | None = None,
         steps: bool = False,
         chain: int = CHAIN,
@@ -102,24 +94,18 @@ class PassTimer:
         self._target = target
         self._draft = draft
         self._clock = clock
-        self._between = frozenset(between)
         self._chain = chain
         kinds: list[Kind] = [("chain", 1)]
         kinds += [("chain", chain)] if draft is not None and chain > 1 else []
         kinds += [("steps", STEPS)] if steps else []
-        kinds += [("pass", size) for size in (*sizes, *between)]
+        kinds += [("pass", size) for size in sizes]
         self._samples: dict[Kind, list[float]] = {kind: [] for kind in kinds}
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of passes that `time` takes."""
-        return tuple(self._samples)
+        self.kinds = tuple(kinds)
 
     def turn(self, times: int = 1) -> None:
         """Time every kind of pass, `times` over."""
-        for _ in range(times):
-            for kind in self.kinds:
-                self.time(kind)
+        for kind in self.kinds * times:
+            self.time(kind)
 
     def time(self, kind: Kind) -> None:
         """Add one sample of a kind. The fed tokens do not matter."""
@@ -137,23 +123,9 @@ class PassTimer:
             for context, lengths in zip(contexts, held, strict=True):
                 context.rewind(lengths)
 
-    def expected(self, kind: Kind) -> float:
-        """Return the seconds that `time` will take: as before, or per token as others of its kind
-        or of any; 0 where nothing is known."""
-        if self._samples[kind]:
-            return self._samples[kind][-1]
-        known = {each: max(samples) for each, samples in self._samples.items() if samples}
-        alike = {each: seconds for each, seconds in known.items() if each[0] == kind[0]}
-        rows = [seconds / each[1] for each, seconds in (alike or known).items()]
-        return kind[1] * min(rows, default=0.0)
-
     def costs(self) -> PassCosts | None:
         """Return the medians of all samples; None before the first turn."""
-        used = {
-            kind: samples
-            for kind, samples in self._samples.items()
-            if kind[0] != "pass" or _counted(samples) > (kind[1] in self._between)
-        }
+        used = {kind: s for kind, s in self._samples.items() if s or kind[0] != "pass"}
         if not all(used.values()):
             return None
         alone = used["chain", 1]
@@ -168,7 +140,7 @@ class PassTimer:
             start=max(0.0, first - draft) if draft is not None else 0.0,
             step=_typical(steps) / STEPS if steps else 0.0,
             replays=self._target.replays,
-            samples=min(map(_counted, used.values())),
+            samples=min(max(len(samples) - 1, 1) for samples in used.values()),
             spread=_spread(steps or used.get(("chain", self._chain)) or alone),
         )
 
@@ -220,11 +192,6 @@ def _submit(context: Context, tokens: mx.array, proposed: int) -> mx.array:
     return chosen
 
 
-def _counted(samples: Sequence[float]) -> int:
-    """Return how many samples count; the first of several does not."""
-    return max(len(samples) - 1, min(1, len(samples)))
-
-
 def _typical(samples: Sequence[float]) -> float:
     return median(samples[1:] or samples)
 
@@ -244,38 +211,24 @@ def measure(
 ) -> None:
     """Time every kind of pass once a turn, all models in turns, so that a drift meets all of them.
 
-    turns: after a first one, which warms up. deadline: time of the clock; a pass that is expected
-    to end later is skipped. Without the passes that an answer needs, measuring ends.
+    turns: after a first one, which warms up. deadline: time of the clock at which measuring ends.
     """
     kinds = list(dict.fromkeys(kind for timer in timers for kind in timer.kinds))
     total = (turns + 1) * len(kinds)
-    idle = 0
     for done in range(total):
-        if idle == len(kinds):
-            break  # what did not fit before will not later
-        progress(done, total)
-        turn, kind = done // len(kinds), kinds[done % len(kinds)]
-        if kind[0] == "pass" and kind[1] in SIZES_BETWEEN and turn < ALONE:
-            continue
-        those = [timer for timer in timers if kind in timer.kinds]
-        needs = turn == 0 and (kind[0] != "pass" or kind[1] <= NEEDED)
-        if clock() + sum(timer.expected(kind) for timer in those) <= deadline:
-            for timer in those:
-                timer.time(kind)
-            idle = 0
-        elif needs:
+        if clock() >= deadline:
             break
-        else:
-            idle += 1
+        progress(done, total)
+        kind = kinds[done % len(kinds)]
+        for timer in timers:
+            if kind in timer.kinds:
+                timer.time(kind)
     progress(total, total)
 
 
 def parts(outline: Outline, whole: int = WHOLE, least: int = LEAST) -> tuple[int, int] | None:
-    """Return two depths to measure a model at, or None where it is measured whole.
-
-    Both hold the same whole number of repeats of the model's pattern of layers behind its first,
-    irregular ones. whole, least: see WHOLE and LEAST.
-    """
+    """Return two depths to measure a model at, or None where it is measured whole. Behind the
+    first, irregular layers both have whole repeats of the model's pattern of layers."""
     depth = len(outline.layers)
     if outline.nbytes <= whole or depth < 3:
         return None
@@ -304,11 +257,8 @@ def pattern(layers: Sequence[Hashable]) -> tuple[int, int]:
 
 
 def extrapolate(few: float, more: float, depths: tuple[int, int], depth: int) -> float:
-    """Return seconds of `depth` layers, on the line through those measured at two depths.
-
-    What does not depend on the depth (embedding, head) is the line's value at 0. Noise may give a
-    line that falls; seconds then stay at what the deeper model took.
-    """
+    """Return seconds of `depth` layers, on the line through those measured at two depths; noise may
+    give a line that falls, which is taken to be flat."""
     first, second = depths
     slope = max(0.0, (more - few) / (second - first))
     return max(few, more) + slope * (depth - second)

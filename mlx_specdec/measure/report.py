@@ -1,24 +1,26 @@
-"""One HTML file that shows a benchmark, in light and dark, and needs no network."""
+"""One HTML file that shows a benchmark, in light and dark, and needs no network.
+
+The markup is in report.html, a template of jinja2 that escapes every text. Colors are CSS variables
+named --c-NAME, so that a page can give them other values in the dark; every mark has its figures in
+a <title>, which browsers show as a tooltip.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib.resources import files
 from operator import itemgetter
 from pathlib import Path
-from string import Template
 
 from ..errors import OutputError
 from .analysis import Analysis, Figures, Value, fastest, overall
-from .drawing import Bar, Series, bar_chart, color, line_chart
 from .table import (
     Measured,
     Setting,
-    Table,
     as_dict,
     cluster_table,
     cluster_text,
@@ -30,6 +32,12 @@ from .throughput import FileFigures, Throughput
 
 PARTS = ("draft", "verify", "other")
 MOST_DIFFERENCES = 20
+LEFT, RIGHT, TOP, BOTTOM = 46, 546, 12, 258
+"""Pixels of the corners of a line chart."""
+WHISKERS_APART = 5.0
+"""Pixels between the marks of two series at one x, so that their intervals can be told apart."""
+NUMBERS_APART = 20
+"""Pixels between two numbers of an axis, at least."""
 ONE_COUNTS = (
     "one counts with the median of its repeats, without its prompt pass. Intervals by bootstrap "
     "over sequences, from five on"
@@ -49,42 +57,42 @@ def write_report(analysis: Measured, setting: Setting, file: Path) -> None:
 
 def page(analysis: Measured, setting: Setting) -> str:
     """Return the whole page. It holds its figures once more, as JSON."""
-    what, counts = "what speculation gains", ONE_COUNTS
+    from jinja2 import Environment
+
+    what, counts, shared = "what speculation gains", ONE_COUNTS, None
     if isinstance(analysis, Throughput):
         what, counts = "throughput by batch size", ALL_COUNT
+    elif analysis.cluster is not None:
+        text = cluster_text(analysis.cluster, analysis.plain_step)
+        shared = {"text": text, "table": cluster_table(analysis.cluster)}
     template, style = (
         files(__package__).joinpath(name).read_text(encoding="utf-8")
         for name in ("report.html", "report.css")
     )
     data = json.dumps(as_dict(analysis, setting), ensure_ascii=False, allow_nan=False)
-    return Template(template).substitute(
-        style=style,
-        title=escape(f"{_short(setting.model)}: {what}"),
-        subtitle=escape(_subtitle(setting)),
-        warnings="".join(
-            f'<p class="warning">{escape(text, quote=False)}</p>'
-            for text in _warnings(analysis, setting)
-        ),
-        verdict=escape(verdict(analysis)),
-        tiles="".join(_tiles(analysis)),
-        texts=analysis.texts,
-        repeats=analysis.repeats,
-        counts=counts,
-        table=_table(table(analysis)),
-        cluster="".join(_cluster(analysis)),
-        charts="".join(map(_chart, charts(analysis))),
-        differences="".join(_differences(analysis)),
-        facts=_facts(setting),
-        # "</script>" in a model's name must not end the element.
-        data=data.replace("<", "\\u003c"),
-    )
-
-
-def _subtitle(setting: Setting) -> str:
-    draft = f"draft {_short(setting.draft_model)}, " if setting.draft_model else ""
+    differences = list(_differences(analysis))
     return (
-        f"{draft}{setting.dtype}, temperature {setting.temperature:g}, rule {setting.rule}; "
-        f"{setting.machine}, {setting.date}"
+        Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
+        .from_string(template)
+        .render(
+            style=style,
+            title=f"{_short(setting.model)}: {what}",
+            draft=f"draft {_short(setting.draft_model)}, " if setting.draft_model else "",
+            setting=setting,
+            warnings=_warnings(analysis, setting),
+            verdict=verdict(analysis),
+            tiles=_tiles(analysis),
+            analysis=analysis,
+            counts=counts,
+            table=table(analysis),
+            cluster=shared,
+            charts=charts(analysis),
+            differences=differences[:MOST_DIFFERENCES],
+            more=len(differences) - MOST_DIFFERENCES,
+            versions=", ".join(f"{name} {number}" for name, number in setting.versions.items()),
+            # "</script>" in a model's name must not end the element.
+            data=data.replace("<", "\\u003c"),
+        )
     )
 
 
@@ -104,89 +112,31 @@ def _warnings(analysis: Measured, setting: Setting) -> Iterator[str]:
         yield f"{len(analysis.skipped)} prompts were skipped; the first: {first}"
 
 
-def _tiles(analysis: Measured) -> Iterator[str]:
+def _tiles(analysis: Measured) -> Iterator[tuple[str, str]]:
+    """Yield figures and what they are of."""
     plain, *others = analysis.methods
     if isinstance(analysis, Throughput):
         first = most(analysis.methods)
         name = f"plain decoding of one text at a time, at best ({first.name})"
-        yield _tile(f"{first.speed_up:.2f} ×", name)
+        yield f"{first.speed_up:.2f} ×", name
     else:
         best = fastest(one for one in analysis.methods[1:] if one.acceptance_rate is not None)
         if best is not None:
-            yield _tile(f"{overall(best):.2f} ×", f"plain decoding, at best ({best.name})")
-            yield _tile(f"{best.acceptance_rate:.0%}", f"of drafted tokens accepted ({best.name})")
+            yield f"{overall(best):.2f} ×", f"plain decoding, at best ({best.name})"
+            yield f"{best.acceptance_rate:.0%}", f"of drafted tokens accepted ({best.name})"
     if plain.tokens_per_second is not None:
-        yield _tile(f"{plain.tokens_per_second:.1f}", "tokens/s, plain and pipelined")
+        yield f"{plain.tokens_per_second:.1f}", "tokens/s, plain and pipelined"
     compared = sum(one.compared for one in others)
     if compared:
         same = compared - sum(len(one.differences) for one in others)
-        yield _tile(f"{same} of {compared}", "sequences are plain decoding's own, token for token")
-
-
-def _tile(big: str, what: str) -> str:
-    return f'<div class="tile"><b>{escape(big)}</b><span>{escape(what)}</span></div>'
-
-
-def _table(shown: Table) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in shown.columns)
-    rows = []
-    for number, cells in enumerate(shown.rows):
-        row = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        rows.append(f"<tr{' class=best' if number == shown.best else ''}>{row}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def _cluster(analysis: Measured) -> Iterator[str]:
-    if isinstance(analysis, Analysis) and analysis.cluster is not None:
-        text = escape(cluster_text(analysis.cluster, analysis.plain_step))
-        gains = _table(cluster_table(analysis.cluster))
-        yield (
-            f'<div class="card"><h2>On several machines</h2><p class="soft">{text}</p>'
-            f'<div class="scroll">{gains}</div></div>'
-        )
+        yield f"{same} of {compared}", "sequences are plain decoding's own, token for token"
 
 
 def _differences(analysis: Measured) -> Iterator[str]:
-    lines = [
-        f"{one.name}, prompt {each.prompt + 1}, token {each.position}"
-        + (f", least margin {each.margin:.3g}" if each.margin is not None else "")
-        for one in analysis.methods
-        for each in one.differences
-    ]
-    if lines:
-        more = len(lines) - MOST_DIFFERENCES
-        shown = lines[:MOST_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
-        items = "".join(f"<li>{escape(line)}</li>" for line in shown)
-        yield f'<div class="card"><h2>Sequences that are not the same</h2><ul>{items}</ul></div>'
-
-
-def _facts(setting: Setting) -> str:
-    versions = ", ".join(f"{name} {number}" for name, number in setting.versions.items())
-    facts = {
-        "target": setting.model,
-        "draft": setting.draft_model or "none",
-        "prompts": f"{setting.prompts}, at most {setting.max_tokens} tokens each",
-        "seed": str(setting.seed),
-        "device": f"{setting.device}, BLAS {setting.blas}",
-        "machine": f"{setting.machine}, {setting.system}",
-        "versions": f"Python {setting.python}, {versions}",
-        "notes": "; ".join(setting.notes) or "no other programs",
-        "date": setting.date,
-    }
-    rows = (f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items())
-    return f"<dl>{''.join(rows)}</dl>"
-
-
-def _chart(chart: Chart) -> str:
-    keys = "".join(
-        f'<span class="key{" dashed" if one.dashed else ""}" '
-        f'style="{color(one.color)}">{escape(one.name)}</span>'
-        for one in chart.legend
-    )
-    return (
-        f'<section class="chart"><h2>{escape(chart.title)}</h2><p>{escape(chart.text)}</p>'
-        f'<p class="legend">{keys}</p>{chart.drawing}</section>'
-    )
+    for one in analysis.methods:
+        for each in one.differences:
+            margin = "" if each.margin is None else f", least margin {each.margin:.3g}"
+            yield f"{one.name}, prompt {each.prompt + 1}, token {each.position}{margin}"
 
 
 def _short(name: str) -> str:
@@ -194,13 +144,101 @@ def _short(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Chart:
-    """A drawing in HTML, with its title and text, which are not. legend: names and colors."""
+class Series:
+    """Points (x, y) joined by a line. color: a name. dashed: with smaller marks."""
+
+    name: str
+    color: str
+    points: Sequence[tuple[int, Value]]
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A chart of lines over whole numbers, from 0 on. axes: names of x and y. top: the highest
+    value; without it the points decide, and there is a stronger line at 1. All places are pixels.
+    """
 
     title: str
     text: str
-    drawing: str
+    axes: tuple[str, str]
+    legend: Sequence[Series]
+    top: float | None = None
+
+    @property
+    def high(self) -> float:
+        """The highest value."""
+        values = [y.high or y.value for one in self.legend for _, y in one.points]
+        return self.top or 1.06 * max(1.0, *values)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The whole numbers that have a point."""
+        return sorted({x for one in self.legend for x, _ in one.points})
+
+    def across(self, x: int, series: Series | None = None) -> float:
+        """The place of x; beside it where several series have intervals."""
+        low, high = self.numbers[0] - 0.3, self.numbers[-1] + 0.3
+        place = LEFT + (x - low) / (high - low) * (RIGHT - LEFT)
+        marked = [one for one in self.legend if any(y.low is not None for _, y in one.points)]
+        if series in marked:
+            place += (marked.index(series) - (len(marked) - 1) / 2) * WHISKERS_APART
+        return round(place, 1)
+
+    def up(self, value: float) -> float:
+        """The place of a value."""
+        return round(BOTTOM - value / self.high * (BOTTOM - TOP), 1)
+
+    @property
+    def ticks(self) -> list[float]:
+        """About five round numbers from 0 to the highest value."""
+        about = self.high / 5
+        power = 10.0 ** math.floor(math.log10(about))
+        step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= about * (1 - 1e-9))
+        return [round(n * step, 12) for n in range(math.floor(self.high / step + 1e-9) + 1)]
+
+    @property
+    def labels(self) -> list[int]:
+        """The numbers below the chart, as many as there is room for."""
+        shown: list[int] = []
+        for number in self.numbers:
+            if not shown or self.across(number) - self.across(shown[-1]) >= NUMBERS_APART:
+                shown.append(number)
+        return shown
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A horizontal bar of segments (name, color, length). heading: of the bar's group."""
+
+    label: str
+    segments: Sequence[tuple[str, str, float]]
+    interval: str = ""
+    heading: str = ""
+
+    @property
+    def length(self) -> float:
+        """Of all segments."""
+        return sum(length for _, _, length in self.segments)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A chart of horizontal bars from 0 on, each with its total and the total's interval."""
+
+    title: str
+    text: str
+    bars: Sequence[Bar]
+    unit: str = ""
     legend: Sequence[Series] = ()
+
+    @property
+    def longest(self) -> float:
+        """The length of the longest bar."""
+        return max(bar.length for bar in self.bars) or 1.0
+
+
+Chart = Lines | Bars
 
 
 def charts(analysis: Measured) -> list[Chart]:
@@ -309,7 +347,7 @@ def _categories(analysis: Analysis) -> Chart | None:
 def _bars(
     title: str, text: str, bars: Sequence[Bar], unit: str = "", legend: Sequence[Series] = ()
 ) -> Chart | None:
-    return Chart(title, text, bar_chart(bars, unit), legend) if bars else None
+    return Bars(title, text, bars, unit, legend) if bars else None
 
 
 def _lines(
@@ -320,7 +358,7 @@ def _lines(
     top: float | None = None,
 ) -> Chart | None:
     drawn = [one for one in series if one.points]
-    return Chart(title, text, line_chart(drawn, axes, top), drawn) if drawn else None
+    return Lines(title, text, axes, drawn, top) if drawn else None
 
 
 def _fixed(analysis: Analysis) -> Iterator[tuple[str, list[Figures]]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,6 @@ def emitted(acceptance: Sequence[float]) -> list[float]:
     return list(accumulate(acceptance, initial=1.0))
 
 
-def ending_sooner(costs: Sequence[float], reached: Sequence[float]) -> list[float]:
-    """What rounds of each length cost where some drafts end sooner. reached: 1 and how long drafts
-    get, for each length; all have a first token."""
-    shares = [more - fewer for fewer, more in pairwise(reached)]
-    rises = (more - fewer for fewer, more in pairwise(costs[1:]))
-    steps = (share / shares[0] * rise for share, rise in zip(shares[1:], rises, strict=True))
-    return [costs[0], *accumulate(steps, initial=costs[1])]
-
-
-def rates(tokens: Sequence[float], costs: Sequence[float]) -> list[float]:
-    """S(gamma) for gamma = 0, 1, .., times whatever the first cost is: expected tokens of a round
-    over its cost."""
-    return [each / max(cost, 1e-12) for each, cost in zip(tokens, costs, strict=True)]
-
-
 def speedups(
     cost: RoundCost, acceptance: Sequence[float], lengths: Sequence[int] = ()
 ) -> tuple[float, ...]:
@@ -75,7 +60,9 @@ def speedups(
         for gamma in range(1, len(tokens)):
             rounds = expected_rounds(acceptance[:gamma], max(lengths))
             tokens[gamma] = sum(lengths) / sum(rounds[length] for length in lengths)
-    return tuple(rates(tokens, [cost.of(acceptance[:gamma]) for gamma in range(len(tokens))]))
+    return tuple(
+        each / max(cost.of(acceptance[:gamma]), 1e-12) for gamma, each in enumerate(tokens)
+    )
 
 
 def expected_rounds(acceptance: Sequence[float], longest: int) -> list[float]:

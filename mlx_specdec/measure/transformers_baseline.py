@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
@@ -30,7 +30,6 @@ from ..models.number_format import expanded
 from ..models.t5.network import T5
 from ..options import SELF, Options
 from .methods import Length, Method, Runner, Sample, any_token, room
-from .passes import Clock
 from .throughput import FileMethod, Prompts, Texts
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -73,13 +72,21 @@ class HuggingFace:
 
 def hugging_face() -> HuggingFace:
     """Import both. Raises NoBaselineError where one is missing or does not load."""
-    # Importing torch may count threads already.
-    with process.threads_kept():
-        torch = _import("torch")
-        os.environ.update(dict.fromkeys(OFFLINE, "1"))
-        transformers = _import("transformers")
+    os.environ.update(dict.fromkeys(OFFLINE, "1"))
+    try:
+        # Importing torch may count threads already.
+        with process.threads_kept():
+            torch = importlib.import_module("torch")
+            transformers = importlib.import_module("transformers")
+    except ModuleNotFoundError as problem:
+        raise NoBaselineError(f"{problem.name} is not installed") from None
+    except (ImportError, OSError, RuntimeError) as problem:
+        raise NoBaselineError(f"it does not load: {first_line(problem)}") from problem
     transformers.utils.logging.set_verbosity_error()
-    return HuggingFace(torch, transformers, threads())
+    # torch's default follows the BLAS that was loaded for MLX.
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(given) if given.isdecimal() and int(given) else os.cpu_count() or 1
+    return HuggingFace(torch, transformers, threads)
 
 
 def try_out(run: Callable[[], object]) -> None:
@@ -88,27 +95,6 @@ def try_out(run: Callable[[], object]) -> None:
         run()
     except Exception as problem:  # another program's, about models that it cannot run so
         raise NoBaselineError(f"it cannot generate: {first_line(problem)}") from problem
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise NoBaselineError(f"{name} is not installed") from None
-    except (ImportError, OSError, RuntimeError) as problem:
-        raise NoBaselineError(f"{name} does not load: {first_line(problem)}") from problem
-
-
-def threads() -> int:
-    """Return OMP_NUM_THREADS, or the number of cores that this process may use.
-
-    torch's default follows the BLAS that was loaded for MLX.
-    """
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isascii() and given.isdigit() and int(given) > 0:
-        return int(given)
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def weights(network: nn.Module) -> dict[str, np.ndarray]:
@@ -186,11 +172,7 @@ def _check_names(model: Any, given: Mapping[str, Any]) -> None:
 
 
 def transformers_methods(
-    pair: Pair,
-    options: Options,
-    lengths: Sequence[Length],
-    hugging: HuggingFace,
-    clock: Clock = time.perf_counter,
+    pair: Pair, options: Options, lengths: Sequence[Length], hugging: HuggingFace
 ) -> list[Method]:
     """Return plain decoding, and assisted decoding where the draft can be an assistant: it always
     drafts the same number of tokens.
@@ -198,7 +180,7 @@ def transformers_methods(
     Sampled texts come from another generator, so only greedy ones are compared with plain
     decoding's, and only where both sides compute in float32. Raises NoBaselineError.
     """
-    generation = _generation(pair, options, hugging, clock)
+    generation = _generation(pair, options, hugging)
     runs: dict[int, Runner] = {0: generation.run}
     assisted = [length for length in lengths if isinstance(length, int) and length > 0]
     # An assistant has the target's vocabulary, and separate weights.
@@ -209,8 +191,9 @@ def transformers_methods(
     for run in runs.values():
         try_out(partial(run, [any_token(pair)] * 2))
     same_text = generation.same_text
+    name = "transformers"
     return [
-        Method(f"transformers {length or 'plain'}", "transformers", length, same_text, run)
+        Method(f"{name} {length or 'plain'}", name, length, same_text, run)
         for length, run in runs.items()
     ]
 
@@ -220,20 +203,21 @@ def transformers_file_methods(
 ) -> list[FileMethod]:
     """Return plain decoding of so many texts in one call of `generate`, the longest prompts first.
     Raises NoBaselineError."""
-    generation = _generation(pair, options, hugging, time.perf_counter)
-    name, token, same_text = "transformers", any_token(pair), generation.same_text
-    try_out(lambda: list(generation.run_all(2, [[token], [token, token]])))
-    runs = {size: partial(generation.run_all, size) for size in sizes}
+    generation = _generation(pair, options, hugging)
+    name, token, run = "transformers", any_token(pair), generation.run_all
+    try_out(lambda: list(run(2, [[token], [token, token]])))
     return [
-        FileMethod(f"{name} plain", name, size, same_text, run, in_mlx=False)
-        for size, run in runs.items()
+        FileMethod(
+            f"{name} plain", name, size, generation.same_text, partial(run, size), in_mlx=False
+        )
+        for size in sizes
     ]
 
 
-def _generation(pair: Pair, options: Options, hugging: HuggingFace, clock: Clock) -> _Generation:
+def _generation(pair: Pair, options: Options, hugging: HuggingFace) -> _Generation:
     if pair.heads is not None:
         raise NoBaselineError("it has no Medusa heads: name their base model as the model")
-    return _Generation(pair, options, hugging, clock, _built(hugging, pair.name, pair.target))
+    return _Generation(pair, options, hugging, _built(hugging, pair.name, pair.target))
 
 
 def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
@@ -249,7 +233,6 @@ class _Generation:
     pair: Pair
     options: Options
     hugging: HuggingFace
-    clock: Clock
     model: Any
 
     @property
@@ -259,7 +242,6 @@ class _Generation:
 
     def run_all(self, size: int, prompts: Prompts) -> Texts:
         """Decode all prompts, `size` of like length in one call."""
-        torch, configured = self.hugging.torch, self.hugging.transformers.GenerationConfig
         # Sources are padded on the right.
         left = isinstance(self.pair.target, DecoderOnlyModel)
         order = sorted(range(len(prompts)), key=lambda n: len(prompts[n]), reverse=True)
@@ -269,12 +251,7 @@ class _Generation:
             settings = _settings(self.pair, self.options, prompts[group[0]])
             rows = [_padded(prompts[n], longest, settings["pad_token_id"], left) for n in group]
             mask = [_padded([1] * len(prompts[n]), longest, 0, left) for n in group]
-            with self.hugging.at_work(self.options.seed):
-                made = self.model.generate(
-                    torch.tensor(rows),
-                    attention_mask=torch.tensor(mask),
-                    generation_config=configured(**settings),
-                )
+            made = self._generate(rows, mask, settings)
             for number, row in zip(group, made.tolist(), strict=True):
                 # In front is the padded prompt, or the decoder's start token.
                 tokens = _until_eos(row[longest if left else 1 :], self.pair.eos_token_ids)
@@ -283,26 +260,27 @@ class _Generation:
     def run(self, prompt: Sequence[int], draft: Any = None, length: int = 0) -> Sample:
         """Decode one prompt. length: draft tokens in a round, where there is a draft. Raises
         PromptError where the model has no room for a token."""
-        configured = self.hugging.transformers.GenerationConfig
-        tokens = self.hugging.torch.tensor([list(prompt)])
         rest = {}
         if draft is not None:
-            draft.generation_config = configured(
+            draft.generation_config = self.hugging.transformers.GenerationConfig(
                 num_assistant_tokens=length,
                 num_assistant_tokens_schedule="constant",
                 assistant_confidence_threshold=0.0,
             )
             rest["assistant_model"] = draft
-        listener = Listener(self.clock)
+        listener, settings = Listener(), _settings(self.pair, self.options, prompt)
+        self._generate([list(prompt)], [[1] * len(prompt)], settings, streamer=listener, **rest)
+        return listener.sample()
+
+    def _generate(self, rows: Any, mask: Any, settings: Mapping[str, Any], **rest: Any) -> Any:
+        torch, configured = self.hugging.torch, self.hugging.transformers.GenerationConfig
         with self.hugging.at_work(self.options.seed):
-            self.model.generate(
-                tokens,
-                attention_mask=self.hugging.torch.ones_like(tokens),
-                generation_config=configured(**_settings(self.pair, self.options, prompt)),
-                streamer=listener,
+            return self.model.generate(
+                torch.tensor(rows),
+                attention_mask=torch.tensor(mask),
+                generation_config=configured(**settings),
                 **rest,
             )
-        return listener.sample()
 
 
 def _settings(pair: Pair, options: Options, prompt: Sequence[int]) -> dict[str, Any]:
@@ -347,13 +325,12 @@ class Listener:
     prompt pass in it, so that its tokens are not counted.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._rounds: list[tuple[float, Any]] = []
 
     def put(self, tokens: Any) -> None:
         """tokens: (n,) or (1, n), on the CPU."""
-        self._rounds.append((self._clock(), tokens))
+        self._rounds.append((perf_counter(), tokens))
 
     def end(self) -> None:
         """Called by transformers at the end."""

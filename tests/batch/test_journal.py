@@ -129,7 +129,7 @@ def test_another_version_is_another_run(
     output: Path, left: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "__version__", "9.9")
-    with pytest.raises(OutputError, match=r"of version .*, not 9\.9"):
+    with pytest.raises(OutputError, match=r'with --version .*, not "9\.9"'):
         opened(output)
 
 
@@ -188,16 +188,13 @@ def test_a_damaged_journal_is_named(output: Path, left: bytes, line: bytes) -> N
 
 
 def test_places_that_cannot_be_written_are_named(output: Path) -> None:
-    with pytest.raises(OutputError, match="none is no directory: make it"):
+    with pytest.raises(OutputError, match="none is no directory"):
         opened(output.parent / "none" / "out")
     with pytest.raises(OutputError, match="no regular file"):
         opened(output.parent)
     os.mkfifo(output)
     with pytest.raises(OutputError, match="no regular file"):
         opened(output, overwrite=True)
-    for name in ("", "/"):
-        with pytest.raises(OutputError, match="is a directory: name a file in it"):
-            opened(Path(name))
     output.unlink()
     output.with_name("out.partial").mkdir()
     with pytest.raises(OutputError, match="no regular file"):

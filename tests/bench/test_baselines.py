@@ -15,6 +15,7 @@ from mlx_specdec.checkpoints import files
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import PromptError
+from mlx_specdec.measure import transformers_baseline
 from mlx_specdec.measure.baselines import find_baselines, mlx_lm_file_methods, mlx_lm_methods
 from mlx_specdec.measure.transformers_baseline import (
     NoBaselineError,
@@ -73,9 +74,12 @@ def test_plain_and_every_fixed_length_are_methods_on_the_same_weights(pair: Pair
     assert set(fake.threads) == {2} and set(fake.seeds) == {0}
 
 
-def test_tokens_after_the_round_with_the_prompt_pass_are_counted(pair: Pair) -> None:
+def test_tokens_after_the_round_with_the_prompt_pass_are_counted(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake, _ = fake_for(pair)
-    plain = transformers_methods(pair, Options(), [], fake.installed, ticking())[0]
+    monkeypatch.setattr(transformers_baseline, "perf_counter", ticking())
+    plain = transformers_methods(pair, Options(), [], fake.installed)[0]
     sample = plain.run([3])
     assert sample.tokens == (5, 6, 7, 1)
     assert (sample.counted, sample.rounds, sample.seconds) == (3, 2, 2.0)

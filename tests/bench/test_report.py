@@ -12,14 +12,11 @@ import pytest
 
 from mlx_specdec.errors import OutputError
 from mlx_specdec.measure.analysis import Analysis, Figures, SpeedUp, Value, analyse
-from mlx_specdec.measure.drawing import Series, line_chart
 from mlx_specdec.measure.passes import PassCosts
-from mlx_specdec.measure.report import charts, page, write_report
+from mlx_specdec.measure.report import Lines, Series, charts, page, write_report
 from mlx_specdec.measure.table import verdict
 
 from ..support.bench_samples import Checker, measured, method, sample, setting
-
-AXES = ("x", "y")
 
 
 def analysis(categories: tuple[str | None, ...] = ("one", "two")) -> Analysis:
@@ -90,7 +87,7 @@ def test_five_charts_are_drawn_and_those_without_figures_left_out() -> None:
 
 def test_the_speedup_chart_has_measured_intervals_and_the_prediction_beside_them() -> None:
     figures = analysis()
-    drawing = charts(figures)[0].drawing
+    drawing = page(figures, setting()).split("<svg")[1]
     assert drawing.count('class="line dashed"') == 1
     assert drawing.count('class="line"') == 2  # draft and mlx-lm
     assert f"draft, predicted, 3: {figures.predictions['draft'][2]:.2f}" in drawing
@@ -100,12 +97,10 @@ def test_the_speedup_chart_has_measured_intervals_and_the_prediction_beside_them
 
 def test_intervals_at_one_place_are_drawn_side_by_side() -> None:
     both = [Series(name, name, [(2, Value(1.5, 1.2, 1.8))]) for name in ("draft", "mlx-lm")]
-    drawing = line_chart([*both, Series("c", "c", [(2, Value(1.4))])], AXES)
-    first, second = re.findall(r'class="whisker" style="[^"]*" d="M([\d.]+) ', drawing)
-    assert float(second) - float(first) >= 4
-    middle = re.findall(r'cx="([\d.]+)"', drawing)[-1]
-    assert float(first) + float(second) == pytest.approx(2 * float(middle))
-    assert "draft, 2: 1.50 (1.20 to 1.80)" in drawing
+    chart = Lines("", "", ("x", "y"), [*both, Series("c", "c", [(2, Value(1.4))])])
+    first, second, middle = (chart.across(2, one) for one in chart.legend)
+    assert second - first >= 4 and first + second == pytest.approx(2 * middle)
+    assert chart.ticks == [0, 0.5, 1, 1.5] and chart.labels == [2]
 
 
 def test_the_verdict_is_a_sentence() -> None:

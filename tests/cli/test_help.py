@@ -15,25 +15,13 @@ import pytest
 import typer.main
 
 from mlx_specdec.cli import app as program
-from mlx_specdec.cli import flags
-from mlx_specdec.cli.flags import Constraints, Penalties
-from mlx_specdec.cli.loading import Drafting
+from mlx_specdec.cli.generate import Text
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
 
 from ..support.commands import COMMANDS, Run, strict
 
 ROOT = Path(__file__).parents[2]
-GROUPS: tuple[flags.Flags, ...] = (
-    flags.ChatTemplate(),
-    Drafting(),
-    flags.CostCache(),
-    flags.Verification(),
-    flags.Lenience(),
-    flags.Sampling(),
-    Penalties(),
-    Constraints(),
-)
 
 
 def asked(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -100,10 +88,9 @@ def test_no_line_is_wider_than_a_plain_terminal(name: str, asked_here: Here) -> 
 
 
 def test_every_setting_of_a_generation_has_a_flag_with_its_default() -> None:
-    assert flags.options_from(*GROUPS) == Options()
-    library_only = ["xtc_special_tokens"]
-    reached = [name for group in GROUPS for name in group.for_options()] + library_only
-    assert sorted(reached) == sorted(field.name for field in dataclasses.fields(Options))
+    assert Text().options() == Options()
+    reached = {*Text().for_options(), "xtc_special_tokens"}
+    assert reached == {field.name for field in dataclasses.fields(Options)}
 
 
 @pytest.mark.parametrize(

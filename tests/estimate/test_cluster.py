@@ -81,14 +81,18 @@ def test_a_pair_is_estimated_for_one_machine_and_for_many() -> None:
     assert "cluster" not in replace(told, cluster=None).as_dict()
 
 
-def test_a_target_that_two_machines_hold_is_measured_on_a_few_layers_or_not_at_all() -> None:
+def test_a_target_that_two_machines_hold_is_measured_on_a_few_layers_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
     whole = sum(each.outline().nbytes + each.outline().cache_nbytes(8, 8) for each in asked)
-    less = {**QUICK, "limit": lambda: whole - 1, "link": RDMA}
+    monkeypatch.setattr("mlx_specdec.measure.estimate.usable_memory", lambda: whole - 1)
+    less = {**QUICK, "link": RDMA}
     told = estimate(*asked, **less, clock=ticking())
     assert told.fits and told.speeds is None and told.cluster.speeds is None
     assert any("one machine has to hold" in note for note in told.notes)
-    few = estimate(
-        *asked, **less, clock=ticking(), cut=lambda known: parts(known, whole=100_000, least=1)
+    monkeypatch.setattr(
+        "mlx_specdec.measure.estimate.parts", lambda known: parts(known, whole=100_000, least=1)
     )
+    few = estimate(*asked, **less, clock=ticking())
     assert few.speeds is not None and few.cluster.speeds is not None

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.measure.estimate import ALPHAS, ModelSource, best, estimate, speeds
-from mlx_specdec.measure.passes import FIRST_SIZES, STEPS, PassCosts, extended, parts
+from mlx_specdec.measure.passes import SIZES, STEPS, PassCosts, extended, parts
 from mlx_specdec.measure.prediction import LONGEST_DRAFT, Estimate
 from mlx_specdec.measure.speedup import RoundCost, speedups
 
@@ -69,7 +69,7 @@ def test_times_that_vary_or_rest_on_one_sample_are_remarked_on() -> None:
     known = estimate(*pair, **QUICK, clock=ticking())
     assert known.speeds is not None and known.speeds.samples == 1
     assert any("measured once" in note for note in known.notes)
-    passes = dict.fromkeys(FIRST_SIZES, 1.0)
+    passes = dict.fromkeys(SIZES, 1.0)
     quiet = PassCosts(None, passes, step=1.0, spread=0.01, samples=5)
     draft = PassCosts(0.1, {}, spread=0.02, samples=4)
     busy = replace(quiet, spread=0.3)
@@ -112,13 +112,17 @@ def test_passes_of_every_kind_of_cache_are_taken_back(family: str, replays: bool
     assert len(found.speeds.passes) == LONGEST_DRAFT + 1
 
 
-def test_a_large_model_is_measured_on_a_few_layers_and_the_result_says_so() -> None:
+def test_a_large_model_is_measured_on_a_few_layers_and_the_result_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "mlx_specdec.measure.estimate.parts", lambda known: parts(known, whole=100_000, least=1)
+    )
     found = estimate(
         ModelSource("big", LLAMA),
         ModelSource("small", tiny.CONFIGS["llama"]),
         **QUICK,
         clock=ticking(),
-        cut=lambda known: parts(known, whole=100_000, least=1),
     )
     assert found.target.measured_layers == (1, 3) and found.target.layers == 10
     assert found.draft.measured_layers is None
@@ -127,17 +131,21 @@ def test_a_large_model_is_measured_on_a_few_layers_and_the_result_says_so() -> N
     assert found.speeds is not None and found.speeds.step_seconds == 1 / STEPS
 
 
-def test_a_pair_that_does_not_fit_is_not_built() -> None:
+def test_a_pair_that_does_not_fit_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = "mlx_specdec.measure.estimate.usable_memory"
+    monkeypatch.setattr(limit, lambda: 1000)
+
     def no_clock() -> float:
         raise AssertionError("something was measured")
 
     pair = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
-    found = estimate(*pair, **QUICK, clock=no_clock, limit=lambda: 1000)
+    found = estimate(*pair, **QUICK, clock=no_clock)
     assert not found.fits and found.speeds is None
     assert found.memory_bytes > 1000 == found.memory_limit_bytes
     assert found.as_dict()["fits"] is False
     need = found.memory_bytes
-    just = estimate(*pair, **QUICK, clock=ticking(), limit=lambda: need)
+    monkeypatch.setattr(limit, lambda: need)
+    just = estimate(*pair, **QUICK, clock=ticking())
     assert just.fits and just.speeds is not None
     assert need == sum(
         side.weights_bytes + side.caches_bytes for side in (found.target, found.draft)
@@ -154,7 +162,6 @@ def test_sizes_are_announced_before_anything_is_measured_and_the_time_is_kept() 
     found = estimate(*pair, **{**QUICK, "seconds": 12.0}, clock=clock, announce=announce)
     [(known, at)] = announced
     assert at == 0 and known.fits and known.speeds is None and known.target == found.target
-    # A pass takes a tick, and so does each look at the clock around it.
     assert clock() < 12 + 4
     assert found.speeds is None
     assert [note for note in found.notes if "--seconds" in note] == [found.notes[-1]]
