@@ -23,7 +23,7 @@ from ..errors import OptionError, SpecdecError, first_line
 from ..interfaces import Context, Progress, Scores, ignore_progress
 from ..models.base import Base
 from ..models.drafters.files import DrafterFiles
-from ..models.drafters.kinds import kind_named
+from ..models.drafters.kinds import on_target
 from ..models.drafters.layers import Layer
 from ..models.drafters.network import DrafterNetwork, Reading
 from ..models.loading import outline
@@ -276,7 +276,7 @@ class DrafterOutline:
         self._encodes = target.kind == "encoder-decoder"
         self._lender = Lender(target, files)
         files.check(None, self._lender.layers, self.vocabulary)
-        self._network: DrafterNetwork = kind_named(files.kind).network(files, self._lender)
+        self._network: DrafterNetwork = on_target(files, self._lender)
         self._network.take(files, NumberFormat(source.dtype, source.q_bits), values=False)
         self.nbytes = self._network.nbytes
         bits = {module.bits for module in self._network.modules() if hasattr(module, "bits")}

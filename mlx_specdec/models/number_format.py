@@ -141,6 +141,13 @@ def expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
     return plain
 
 
+def expand(network: nn.Module) -> None:
+    """Make quantized layers plain ones, in place and lazily."""
+    known = (nn.QuantizedLinear, nn.QuantizedEmbedding)
+    plain = [(path, expanded(m)) for path, m in network.named_modules() if isinstance(m, known)]
+    network.update_modules(tree_unflatten(plain))
+
+
 def twin_of(network: nn.Module) -> nn.Module:
     """Return another tree of modules over the same arrays; an update of one leaves the other."""
     twin: nn.Module = _twin(network, {})
@@ -163,18 +170,12 @@ def _twin(part: Any, known: dict[int, Any]) -> Any:
     return part
 
 
-_QUANTIZED = (nn.QuantizedLinear, nn.QuantizedEmbedding)
-
-
 def dequantize(network: nn.Module) -> None:
     """Make quantized layers plain ones, and every floating array float32, in place.
 
     Raises OptionError for quantized layers of a kind that is not known.
     """
-    plain = [
-        (path, expanded(m)) for path, m in network.named_modules() if isinstance(m, _QUANTIZED)
-    ]
-    network.update_modules(tree_unflatten(plain))
+    expand(network)
     left = next((path for path, module in network.named_modules() if hasattr(module, "bits")), None)
     if left is not None:
         raise OptionError(

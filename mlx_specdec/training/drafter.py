@@ -30,7 +30,7 @@ from ..models.base import Base
 from ..models.drafters.config import ATTENDS, LayerSizes, Settings, Shapes, layer_sizes
 from ..models.drafters.dflash import CONFIDENCE, CONFIDENCE_BIAS, DFlash
 from ..models.drafters.eagle3 import Eagle3
-from ..models.drafters.kinds import attach, kind_named, read
+from ..models.drafters.kinds import attach, describe, read
 from ..models.drafters.layers import Attention
 from ..models.drafters.network import DrafterNetwork
 from ..models.number_format import NumberFormat
@@ -136,8 +136,11 @@ class DSparkTask(AnchorTask):
     def more_shapes(cls, config: Mapping[str, Any], sizes: LayerSizes) -> Shapes:
         """Return the tensors that it has beyond those that config.json asks for: Qwen 3's layers
         norm queries and keys by head."""
-        _, optional = sizes.tensors(sizes.width)
-        return {name: optional[name] for name in optional if name.endswith("_norm.weight")}
+        return {
+            f"layers.{number}.self_attn.{part}_norm.weight": (sizes.head_dim,)
+            for number in range(sizes.count)
+            for part in "qk"
+        }
 
     @classmethod
     def zeros(cls, config: Mapping[str, Any], target: Base) -> Shapes:
@@ -341,10 +344,8 @@ def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: Texts) -> B
     described = task.configuration(pair, config, texts)
     layer = described.get("transformer_layer_config", described)
     sizes = layer_sizes(Settings(directory / "config.json", layer), layer["model_type"])
-    expected = kind_named(config.kind).expected
-    assert expected is not None, "a kind that can be trained"
-    shapes = expected(directory, described) | task.more_shapes(described, sizes)
-    shapes.pop("d2t", None)
+    shapes = describe(config.kind, directory, described).tensors.shapes
+    shapes |= task.more_shapes(described, sizes)
     tensors = _weights(shapes, target, texts, config.seed)
     tensors |= {name: mx.zeros(shape) for name, shape in task.zeros(described, target).items()}
     fixed = {}

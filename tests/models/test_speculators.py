@@ -17,7 +17,7 @@ import pytest
 
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.drafters.dflash import BlockFiles
-from mlx_specdec.models.drafters.kinds import kind_named, read
+from mlx_specdec.models.drafters.kinds import on_target, read
 from mlx_specdec.models.number_format import NumberFormat
 
 from ..support import speculators
@@ -127,7 +127,7 @@ def test_a_window_is_counted_as_its_dialect_counts_it(
     files = read(directory)
     assert isinstance(files, BlockFiles)
     files = replace(files, window_behind_block=window_behind_block)
-    network = kind_named("dflash").network(files, Lender(embedding))
+    network = on_target(files, Lender(embedding))
     network.load(files, NumberFormat("float32"))
     hidden = mx.random.normal((9, 64), key=mx.random.key(1))
     # The block begins at position 9: the last 4 rows before it, or 3 and the slot itself.
@@ -137,12 +137,6 @@ def test_a_window_is_counted_as_its_dialect_counts_it(
         moved = mx.where((mx.arange(9) == row)[:, None], hidden + 1, hidden)
         changed = Run(network, [5] * 10, moved).draft(10, 1)[1]
         assert differ(plain, changed) is (row >= edge)
-
-
-def test_d2t_says_where_the_targets_tokens_stand(tmp_path: Path) -> None:
-    rows = drafts_of(speculators.eagle3(tmp_path / "1"))
-    assert np.all(np.isneginf(np.array(rows)[:, ::2])), "tokens that the drafter does not know"
-    assert np.all(np.isfinite(np.array(rows)[:, 1::2]))
 
 
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
@@ -183,13 +177,9 @@ def test_blocks_of_the_authors_files_are_those_made_by_hand(changes: dict, tmp_p
     ("changes", "says"),
     [
         ({"num_experts_per_tok": 99}, "does not describe a model"),
-        ({"num_attention_heads": 0}, "num_attention_heads 0"),
         ({"num_attention_heads": 2}, "has shape"),
-        ({"num_experts": 3}, "has shape"),
-        ({"hidden_size": "wide"}, "hidden_size"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "does not describe a model"),
+        ({"hidden_size": "wide"}, "can be built .ValueError: .*'wide'"),
         ({"model_type": "mixtral"}, "'mixtral', which is not supported"),
-        ({"model_type": ["qwen3"]}, "which is not supported"),
     ],
 )
 def test_a_layer_whose_configuration_cannot_be_is_refused(

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_specdec.interfaces import Scores
-from mlx_specdec.models.drafters.kinds import kind_named, read
+from mlx_specdec.models.drafters.kinds import on_target, read
 from mlx_specdec.models.drafters.network import DrafterNetwork
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
@@ -41,7 +41,7 @@ class Lender:
 def network_of(directory: Path, target: Lender) -> DrafterNetwork:
     files = read(directory)
     assert files is not None
-    network: DrafterNetwork = kind_named(files.kind).network(files, target)
+    network = on_target(files, target)
     network.load(files, NumberFormat("float32"))
     return network
 

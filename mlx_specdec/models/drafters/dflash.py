@@ -17,11 +17,10 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...errors import CheckpointError
-from ..base import Base
+from ...checkpoints.files import Weights
 from ..kv_cache import KVCache
-from .config import Description, LayerSizes, Settings, Shapes, is_named, nested
-from .files import D2T, DrafterFiles, StoredTensors
+from .config import Description, LayerSizes, Settings, is_named, nested
+from .files import DrafterFiles, StoredTensors
 from .layers import Attention, Layer, Source
 from .network import Config, DrafterNetwork, Kind, Reading
 
@@ -30,10 +29,9 @@ USUAL_TAPS = 5
 USUAL_VOCABULARY = 151936
 MOST_SLOTS = 256
 MARKOV = ("vanilla", "gated", "rnn")
-W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+W1 = "markov_head.markov_w1.weight"
 CONFIDENCE = "confidence_head.proj.weight"
 CONFIDENCE_BIAS = "confidence_head.proj.bias"
-MoreShapes = Callable[[Settings, LayerSizes, int], Shapes]
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class BlockFiles(DrafterFiles):
     nothing. mask_token: stands in a slot that is to be filled. windows: how many positions each
     layer looks back, None without limit. window_behind_block: that is counted from the block's
     first slot, and not from each. causal: whether a slot sees only those before it, for each layer.
-    markov: the type of the Markov head, None without one.
+    markov: the type of the Markov head, None without one. rank: of its matrices.
     """
 
     sizes: LayerSizes
@@ -53,6 +51,7 @@ class BlockFiles(DrafterFiles):
     window_behind_block: bool
     causal: tuple[bool, ...]
     markov: str | None
+    rank: int
 
     def usual_layers(self, layers: int) -> tuple[int, ...]:
         """From the second layer to the third from the end, evenly."""
@@ -71,70 +70,49 @@ def is_dflash(config: Config, names: Collection[str]) -> bool:
     return isinstance(config.get("dflash_config"), Mapping) or is_named(config, r"\w*DFlash\w*")
 
 
-def read(kind: str, directory: Path, config: Config, more: MoreShapes | None = None) -> BlockFiles:
-    """Open a directory. more: returns the tensors that a kind has in addition to those of DFlash 1.
-    Raises CheckpointError."""
-    described = _described(directory, config)
+def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> BlockFiles:
+    """Open a directory. Raises CheckpointError."""
+    before = config.get("dflash_config")
+    described = Description.of(directory, config, USUAL_VOCABULARY, before)
     settings, sizes, layered = described.settings, described.sizes, described.layered
     if config.get("model_type") not in (None, "qwen3", "llama", "speculator_model") and not layered:
         raise settings.wrong("model_type", "qwen3")
     vocabulary, drafted = described.vocabulary, described.drafted
     # What some files repeat of the target, since training freezes it.
     own_head = () if drafted != vocabulary else ("lm_head.weight",)
-    stored = StoredTensors.of(directory, _own_name, ("embed_tokens.weight", *own_head))
-    stored.check_layers(sizes.count)
-    target_width = settings.whole("target_hidden_size", sizes.width)
-    taps = max(1, stored.matrix_width("fc.weight", "it is not complete") // target_width)
-    if W1 not in stored.shapes and settings.whole("markov_rank", 0, least=0):
-        raise CheckpointError(f"{directory} lacks {W1}, which config.json asks for")
-    markov = _markov(settings) if W1 in stored.shapes else None
-    rank = stored.shapes[W1][-1] if markov is not None and stored.shapes[W1] else 0
-    needed, optional = _shapes(described, taps, markov, rank)
-    if CONFIDENCE in stored.shapes:
-        # It may look at the token before a slot as well.
-        alone = stored.shapes[CONFIDENCE] == (1, sizes.width)
-        needed[CONFIDENCE] = (1, sizes.width if alone else sizes.width + rank)
-        optional[CONFIDENCE_BIAS] = (1,)
-    stored.check(needed | (more(settings, sizes, vocabulary) if more else {}), optional)
-    anchored = settings.flag("sample_from_anchor", kind == "dspark")
-    slots = settings.whole("block_size", 8 if layered else None, 1 if anchored else 2, MOST_SLOTS)
-    mask_token = settings.whole("mask_token_id", least=0)
-    if mask_token >= vocabulary:
-        raise settings.wrong("mask_token_id", f"one of the target's {vocabulary} tokens")
+    stored = StoredTensors.of(directory, weights, _own_name, ("embed_tokens.weight", *own_head))
+    tapped = _tapped(settings)
+    target_width = int(settings.get("target_hidden_size", sizes.width))
+    rank = int(settings.get("markov_rank", 0))
+    if W1 in stored.shapes:
+        rank = stored.shapes[W1][-1]
+    markov = str(settings.get("markov_head_type", "vanilla")) if rank else None
+    if markov not in (None, *MARKOV):
+        raise settings.wrong("markov_head_type", " or ".join(MARKOV))
+    anchored = bool(settings.get("sample_from_anchor", kind == "dspark"))
+    slots = int(settings.get("block_size", 8) if layered else settings["block_size"])
+    if not (1 if anchored else 2) <= slots <= MOST_SLOTS:
+        raise settings.wrong("block_size", f"at least one token more, and at most {MOST_SLOTS}")
     windows = _windows(settings, sizes.count)
     return BlockFiles(
         directory=directory,
         kind=kind,
         sizes=sizes,
-        tapped=_tapped(settings),
-        taps=taps,
+        tapped=tapped,
+        taps=stored.taps(target_width, len(tapped or (0,) * USUAL_TAPS)),
         target_width=sizes.width,
         vocabulary=vocabulary,
         target_ids=stored.target_ids(drafted, vocabulary),
         tensors=stored,
         slots=slots,
         skipped=0 if anchored else 1,
-        mask_token=mask_token,
+        mask_token=settings.token("mask_token_id", vocabulary),
         windows=windows,
         window_behind_block=layered,
         causal=_causal(settings, windows, kind),
         markov=markov,
+        rank=rank,
     )
-
-
-def expected(directory: Path, config: Config, more: MoreShapes | None = None) -> Shapes:
-    """Return the tensors that config.json asks for. more: as in `read`. Raises CheckpointError."""
-    described = _described(directory, config)
-    settings = described.settings
-    rank = settings.whole("markov_rank", 0, least=0)
-    taps = len(_tapped(settings) or (0,) * USUAL_TAPS)
-    needed, _ = _shapes(described, taps, _markov(settings) if rank else None, rank)
-    return needed | (more(settings, described.sizes, described.vocabulary) if more else {})
-
-
-def _described(directory: Path, config: Config) -> Description:
-    before = config.get("dflash_config")
-    return Description.of(directory, config, USUAL_VOCABULARY, before)
 
 
 def _own_name(name: str) -> str:
@@ -150,61 +128,22 @@ def _tapped(settings: Settings) -> tuple[int, ...] | None:
     return settings.ids("target_layer_ids")
 
 
-def _markov(settings: Settings) -> str:
-    """Return the type of the Markov head. Raises CheckpointError."""
-    kind = settings.get("markov_head_type") or "vanilla"
-    if kind not in MARKOV:
-        raise settings.wrong("markov_head_type", " or ".join(MARKOV))
-    return str(kind)
-
-
 def _windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
     kinds = settings.get("layer_types") or ["full_attention"] * layers
-    known = ("full_attention", "sliding_attention")
-    listed = isinstance(kinds, list) and all(kind in known for kind in kinds)
-    if not listed or len(kinds) != layers:
+    if len(kinds) != layers or not {*kinds} <= {"full_attention", "sliding_attention"}:
         raise settings.wrong("layer_types", "full_attention or sliding_attention for each layer")
-    if "sliding_attention" not in kinds:
-        return (None,) * layers
-    window = settings.whole("sliding_window")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    sliding = (kind == "sliding_attention" for kind in kinds)
+    return tuple(int(settings["sliding_window"]) if each else None for each in sliding)
 
 
 def _causal(settings: Settings, windows: tuple[int | None, ...], kind: str) -> tuple[bool, ...]:
     """Return whether a slot sees only those before it, for each layer. Where config.json does not
     say it, layers with a window are causal, except those of a DFlash 2 of `speculators`."""
-    if settings.get("is_causal") is not None:
-        return (settings.flag("is_causal", False),) * len(windows)
-    seeing = kind == "dflash2" and settings.get("speculators_model_type") is not None
-    sliding = not settings.flag("sliding_window_non_causal", seeing)
+    if (stated := settings.get("is_causal")) is not None:
+        return (bool(stated),) * len(windows)
+    seeing = kind == "dflash2" and "speculators_model_type" in settings
+    sliding = not settings.get("sliding_window_non_causal", seeing)
     return tuple(window is not None and sliding for window in windows)
-
-
-def _shapes(
-    described: Description, taps: int, markov: str | None, rank: int
-) -> tuple[Shapes, Shapes]:
-    """Return the tensors that have to be there, and those that may be; confidence head aside."""
-    width, drafted = described.sizes.width, described.drafted
-    needed, optional = described.sizes.tensors(width)
-    needed |= {
-        "fc.weight": (width, taps * width),
-        "hidden_norm.weight": (width,),
-        "norm.weight": (width,),
-    }
-    optional["fc.bias"] = (width,)
-    if drafted != described.vocabulary:
-        needed |= {D2T: (drafted,), "lm_head.weight": (drafted, width)}
-    else:
-        optional[D2T] = (drafted,)
-    if markov is not None:
-        needed |= {W1: (described.vocabulary, rank), W2: (drafted, rank)}
-    if markov == "gated":
-        needed["markov_head.gate_proj.weight"] = (rank, width + rank)
-        needed["markov_head.gate_proj.bias"] = (rank,)
-    if markov == "rnn":
-        needed["markov_head.joint_proj.weight"] = (3 * rank, 2 * rank + width)
-        needed["markov_head.joint_proj.bias"] = (3 * rank,)
-    return needed, optional
 
 
 class MarkovHead(nn.Module):
@@ -213,9 +152,10 @@ class MarkovHead(nn.Module):
     def __init__(self, files: BlockFiles) -> None:
         super().__init__()
         self._kind = files.markov
-        width, (vocabulary, rank) = files.sizes.width, files.tensors.shapes[W1]
-        self.markov_w1 = nn.Embedding(vocabulary, rank)
-        self.markov_w2 = nn.Linear(rank, files.tensors.shapes[W2][0], bias=False)
+        width, rank, ids = files.sizes.width, files.rank, files.target_ids
+        self.markov_w1 = nn.Embedding(files.vocabulary, rank)
+        drafted = files.vocabulary if ids is None else len(ids)
+        self.markov_w2 = nn.Linear(rank, drafted, bias=False)
         if files.markov == "gated":
             self.gate_proj = nn.Linear(width + rank, rank)
         if files.markov == "rnn":
@@ -253,9 +193,10 @@ class ConfidenceHead(nn.Module):
 
     def __init__(self, files: BlockFiles) -> None:
         super().__init__()
-        inputs = files.tensors.shapes[CONFIDENCE][1]
+        width = files.sizes.width
+        self._alone = files.tensors.shapes[CONFIDENCE] == (1, width)
+        inputs = width if self._alone else width + files.rank
         self.proj = nn.Linear(inputs, 1, bias=CONFIDENCE_BIAS in files.tensors)
-        self._alone = inputs == files.sizes.width
 
     def logits(self, state: mx.array, before: mx.array | None) -> mx.array:
         """(..., width) of slots, and the embeddings (..., rank) of the tokens before -> (...)
@@ -271,8 +212,8 @@ Attend = Callable[[mx.array], mx.array]
 class DFlash(DrafterNetwork):
     """The network of a directory; that of a DSpark has its two heads."""
 
-    def __init__(self, files: BlockFiles, target: Base) -> None:
-        super().__init__(files, target)
+    def __init__(self, files: BlockFiles) -> None:
+        super().__init__(files)
         sizes = files.sizes
         self.hidden_norm = nn.RMSNorm(sizes.width, sizes.eps)
         self.layers = [self.layer(files, number) for number in range(sizes.count)]
@@ -419,5 +360,5 @@ def _attend(
     return attention.attend(queries, keys, values, mask)
 
 
-DSPARK = Kind("dspark", is_dspark, partial(read, "dspark"), DFlash, expected, IDS)
-DFLASH = Kind("dflash", is_dflash, partial(read, "dflash"), DFlash, expected, IDS)
+DSPARK = Kind("dspark", is_dspark, partial(read, "dspark"), DFlash, layer_ids=IDS)
+DFLASH = Kind("dflash", is_dflash, partial(read, "dflash"), DFlash, layer_ids=IDS)

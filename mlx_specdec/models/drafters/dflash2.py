@@ -8,32 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..base import Base
+from ...checkpoints.files import Weights
 from . import dflash
-from .config import LayerSizes, Settings, Shapes, is_named, nested
+from .config import Settings, is_named, nested
 from .dflash import IDS, Attend, BlockFiles, DFlash
 from .layers import Layer, Source
 from .network import Config, Kind
-
-SELECTOR, CONVOLUTIONS = "candidate_selector", ("attention_conv", "mlp_conv")
-CODEBOOKS = tuple(f"{SELECTOR}.{part}_codebook.weight" for part in ("predecessor", "successor"))
 
 
 @dataclass(frozen=True)
 class DFlash2Files(BlockFiles):
     """reach: the number of slots that a convolution looks at. group_size: entries of a state that
-    share what the state adds to the kernels. top_k: tokens of a slot that the selector weighs."""
+    share what the state adds to the kernels. top_k: tokens of a slot that the selector weighs.
+    selector_rank: of its matrices."""
 
     reach: int
     group_size: int
     top_k: int
+    selector_rank: int
 
 
 def recognizes(config: Config, names: Collection[str]) -> bool:
@@ -41,37 +39,24 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
     return is_named(config, ".*DFlash2.*") or bool(nested(config).get("selector_rank"))
 
 
-def read(directory: Path, config: Config) -> DFlash2Files:
+def read(directory: Path, config: Config, weights: Weights | None) -> DFlash2Files:
     """Open a directory. Raises CheckpointError."""
-    block = dflash.read("dflash2", directory, config, _shapes)
-    settings = Settings(directory / "config.json", config.get("dflash_config"), config)
-    top_k = settings.whole("selector_top_k", 16)
+    block = dflash.read("dflash2", directory, config, weights)
+    settings = Settings(directory / "config.json", nested(config))
+    top_k, group = int(settings.get("selector_top_k", 16)), int(settings.get("conv_group_size", 16))
     if block.target_ids is not None:
         raise settings.wrong("draft_vocab_size", "the target's whole vocabulary")
-    if top_k > block.vocabulary:
+    if not 1 <= top_k <= block.vocabulary:
         raise settings.wrong("selector_top_k", f"at most the {block.vocabulary} tokens there are")
-    reach, group_size = _convolution(settings)
-    return DFlash2Files(**vars(block), reach=reach, group_size=group_size, top_k=top_k)
-
-
-def _convolution(settings: Settings) -> tuple[int, int]:
-    return settings.whole("conv_kernel_size", 2), settings.whole("conv_group_size", 16)
-
-
-def _shapes(settings: Settings, sizes: LayerSizes, vocabulary: int) -> Shapes:
-    """Return the tensors that there are in addition to those of DFlash 1."""
-    reach, group = _convolution(settings)
-    rank, width = settings.whole("selector_rank", 256), sizes.width
-    if width % group:
-        raise settings.wrong("conv_group_size", f"a divisor of the width {width}")
-    shapes: Shapes = dict.fromkeys(CODEBOOKS, (vocabulary, rank))
-    shapes[f"{SELECTOR}.hidden_projection.weight"] = (rank, width)
-    for number in range(sizes.count):
-        for part in CONVOLUTIONS:
-            name = f"layers.{number}.{part}"
-            shapes[f"{name}.base_kernel"] = (2, reach, width)
-            shapes[f"{name}.kernel_projection.weight"] = (2 * reach * (width // group), width)
-    return shapes
+    if block.sizes.width % group:
+        raise settings.wrong("conv_group_size", f"a divisor of the width {block.sizes.width}")
+    return DFlash2Files(
+        **vars(block),
+        reach=int(settings.get("conv_kernel_size", 2)),
+        group_size=group,
+        top_k=top_k,
+        selector_rank=int(settings.get("selector_rank", 256)),
+    )
 
 
 class Convolution(nn.Module):
@@ -121,7 +106,7 @@ class Selector(nn.Module):
     def __init__(self, files: DFlash2Files) -> None:
         super().__init__()
         self._top_k = files.top_k
-        vocabulary, rank = files.tensors.shapes[CODEBOOKS[1]]
+        vocabulary, rank = files.vocabulary, files.selector_rank
         self.predecessor_codebook = nn.Embedding(vocabulary, rank)
         self.successor_codebook = nn.Embedding(vocabulary, rank)
         self.hidden_projection = nn.Linear(files.sizes.width, rank, bias=False)
@@ -140,8 +125,8 @@ class Selector(nn.Module):
 class DFlash2(DFlash):
     """The network of a directory."""
 
-    def __init__(self, files: DFlash2Files, target: Base) -> None:
-        super().__init__(files, target)
+    def __init__(self, files: DFlash2Files) -> None:
+        super().__init__(files)
         self.candidate_selector = Selector(files)
 
     def layer(self, files: BlockFiles, number: int) -> Layer:
@@ -166,5 +151,4 @@ class DFlash2(DFlash):
         return self.candidate_selector.step(logits, token, state), None
 
 
-expected = partial(dflash.expected, more=_shapes)
-DFLASH2 = Kind("dflash2", recognizes, read, DFlash2, expected, IDS)
+DFLASH2 = Kind("dflash2", recognizes, read, DFlash2, layer_ids=IDS)

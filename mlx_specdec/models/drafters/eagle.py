@@ -12,15 +12,12 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..base import Base
-from .config import LayerSizes, Settings, Shapes, layer_sizes
+from ...checkpoints.files import Weights
+from .config import LayerSizes, Settings, layer_sizes
 from .files import DrafterFiles, StoredTensors
 from .layers import Layer
 from .network import Chain, Config, Kind
 
-FC = "fc.weight"
-INPUT_NORM = "layers.0.input_layernorm.weight"
-"""The first layer has none: its inputs are the output of fc."""
 UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
 """The target's own, which some files repeat, since training leaves both as they are; and the
 frequencies of positions, which config.json tells."""
@@ -36,17 +33,14 @@ class EagleFiles(DrafterFiles):
 def recognizes(config: Config, names: Collection[str]) -> bool:
     """Return whether this is one of the three: only tensors tell."""
     known = {_own_name(name) for name in names}
-    absent = {INPUT_NORM, "layers.0.hidden_norm.weight"}
-    return {FC, "layers.0.self_attn.q_proj.weight"} <= known and known.isdisjoint(absent)
+    absent = {"layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"}
+    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= known and known.isdisjoint(absent)
 
 
-def read(directory: Path, config: Config) -> EagleFiles:
+def read(directory: Path, config: Config, weights: Weights | None) -> EagleFiles:
     """Open a directory. Raises CheckpointError."""
     settings = Settings(directory / "config.json", config)
     sizes = layer_sizes(settings, None)
-    stored = StoredTensors.of(directory, _own_name, UNUSED)
-    stored.check_layers(sizes.count)
-    stored.check(*_shapes(sizes))
     return EagleFiles(
         directory=directory,
         kind="eagle",
@@ -54,9 +48,9 @@ def read(directory: Path, config: Config) -> EagleFiles:
         tapped=(),
         taps=0,
         target_width=sizes.width,
-        vocabulary=settings.whole("vocab_size"),
+        vocabulary=int(settings["vocab_size"]),
         target_ids=None,
-        tensors=stored,
+        tensors=StoredTensors.of(directory, weights, _own_name, UNUSED),
     )
 
 
@@ -64,21 +58,17 @@ def _own_name(name: str) -> str:
     return name.removeprefix("model.")
 
 
-def _shapes(sizes: LayerSizes) -> tuple[Shapes, Shapes]:
-    """Return the tensors that have to be there, and those that may be."""
-    needed, optional = sizes.tensors(sizes.width)
-    del needed[INPUT_NORM]
-    return needed | {FC: (sizes.width, 2 * sizes.width)}, optional | {"fc.bias": (sizes.width,)}
-
-
 class Eagle(Chain):
-    """The network of a directory."""
+    """The network of a directory. Its first layer has no norm: it is given the output of fc."""
 
-    def __init__(self, files: EagleFiles, target: Base) -> None:
-        super().__init__(files, target)
-        sizes = files.sizes
+    normed = False
+
+    def __init__(self, files: EagleFiles) -> None:
+        super().__init__(files)
+        sizes, present = files.sizes, files.tensors
         self.layers = [
-            Layer(sizes, number, sizes.width, files.tensors) for number in range(sizes.count)
+            Layer(sizes, number, sizes.width, present, normed=number > 0)
+            for number in range(sizes.count)
         ]
 
     def first(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:

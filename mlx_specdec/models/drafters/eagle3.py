@@ -6,24 +6,22 @@ Source: Li et al., arXiv 2503.01840, and the files that the authors, vLLM and SG
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...errors import CheckpointError
-from ..base import Base
-from .config import Description, LayerSizes, Settings, Shapes, is_named
-from .files import D2T, DrafterFiles, StoredTensors
+from ...checkpoints.files import Weights
+from .config import Description, LayerSizes, Settings, is_named
+from .files import DrafterFiles, StoredTensors
 from .layers import Layer
 from .network import Chain, Config, Kind
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 USUAL_TAPS = 3
 USUAL_VOCABULARY = 32000
-MoreShapes = Callable[[StoredTensors, int], Shapes]
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,11 @@ class Eagle3Files(DrafterFiles):
     norm_before_residual: bool
     norms_before_head: bool
     feeds_back_normed: bool
+
+    @property
+    def borrows(self) -> bool:
+        """See DrafterFiles."""
+        return self.sizes.width == self.target_width
 
     def usual_layers(self, layers: int) -> tuple[int, ...]:
         """The inputs of a low, a middle and a high layer, which are the outputs before them."""
@@ -51,60 +54,31 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
 
 
 def read(
-    directory: Path, config: Config, kind: str = "eagle3", more: MoreShapes | None = None
+    directory: Path, config: Config, weights: Weights | None, kind: str = "eagle3"
 ) -> Eagle3Files:
-    """Open a directory. more: returns the tensors that a kind has in addition to those of EAGLE-3,
-    for the number of features side by side. Raises CheckpointError."""
+    """Open a directory. Raises CheckpointError."""
     described = Description.of(directory, config, USUAL_VOCABULARY)
     settings, sizes = described.settings, described.sizes
     if "sliding_attention" in str(settings.get("layer_types")):
         raise settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")
-    stored = StoredTensors.of(directory, _own_name)
-    target_width = settings.whole("target_hidden_size", sizes.width)
-    features = stored.matrix_width("fc.weight", "it is no whole EAGLE-3")
-    stored.check_layers(max(sizes.count, features // target_width))
-    taps = max(1, features // target_width)
-    needed, optional = _shapes(described, features, target_width)
-    stored.check(needed | (more(stored, features) if more else {}), optional)
-    if features != taps * target_width:
-        raise CheckpointError(
-            f"{directory} reads hidden states of {features} numbers, which are no multiple of the "
-            f"target's width {target_width}: its config.json belongs to another drafter"
-        )
-    lent = [name for name in ("embed_tokens", "lm_head") if f"{name}.weight" not in stored.shapes]
-    if sizes.width != target_width and lent:
-        raise CheckpointError(
-            f"{directory} has width {sizes.width} and its target {target_width}, and brings no "
-            f"{lent[0]} of its own: the drafter is not complete"
-        )
+    stored = StoredTensors.of(directory, weights, _own_name)
+    target_width = int(settings.get("target_hidden_size", sizes.width))
+    tapped = _tapped(settings, config)
     return Eagle3Files(
         directory=directory,
         kind=kind,
         sizes=sizes,
-        tapped=_tapped(settings, config),
-        taps=taps,
+        tapped=tapped,
+        taps=stored.taps(target_width, len(tapped or (0,) * USUAL_TAPS)),
         target_width=target_width,
         vocabulary=described.vocabulary,
         target_ids=stored.target_ids(described.drafted, described.vocabulary),
         tensors=stored,
-        norm_before_residual=settings.flag("norm_before_residual", False),
+        norm_before_residual=bool(settings.get("norm_before_residual")),
         # One name, two meanings.
-        norms_before_head=described.layered or settings.flag("norm_output", True),
-        feeds_back_normed=described.layered and settings.flag("norm_output", False),
+        norms_before_head=described.layered or bool(settings.get("norm_output", True)),
+        feeds_back_normed=described.layered and bool(settings.get("norm_output")),
     )
-
-
-def expected(directory: Path, config: Config) -> Shapes:
-    """Return the tensors that config.json asks for. Raises CheckpointError."""
-    described = Description.of(directory, config, USUAL_VOCABULARY)
-    settings, width = described.settings, described.sizes.width
-    target_width = settings.whole("target_hidden_size", width)
-    taps = len(_tapped(settings, config) or (0,) * USUAL_TAPS)
-    needed, optional = _shapes(described, taps * target_width, target_width)
-    lent = optional.keys() & {"embed_tokens.weight", "lm_head.weight"}
-    if width == target_width:
-        return needed
-    return needed | {name: optional[name] for name in lent}
 
 
 def _tapped(settings: Settings, config: Config) -> tuple[int, ...] | None:
@@ -118,28 +92,6 @@ def _tapped(settings: Settings, config: Config) -> tuple[int, ...] | None:
 
 def _own_name(name: str) -> str:
     return re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))
-
-
-def _shapes(described: Description, features: int, target_width: int) -> tuple[Shapes, Shapes]:
-    """Return the tensors that have to be there, and those that may be."""
-    width, drafted = described.sizes.width, described.drafted
-    # The first layer sees the token's embedding beside the hidden state.
-    needed, optional = described.sizes.tensors(2 * width)
-    needed |= {
-        "fc.weight": (width, features),
-        "layers.0.hidden_norm.weight": (width,),
-        "norm.weight": (width,),
-    }
-    optional |= {
-        "fc.bias": (width,),
-        "embed_tokens.weight": (described.vocabulary, width),
-        "input_norm.weight": (features,),
-    }
-    own_head = {"lm_head.weight": (drafted, width), D2T: (drafted,)}
-    (needed if drafted != described.vocabulary else optional).update(own_head)
-    for number in range(features // target_width):
-        optional[f"fc_norm.{number}.weight"] = (target_width,)
-    return needed, optional
 
 
 class FirstLayer(Layer):
@@ -160,8 +112,8 @@ class FirstLayer(Layer):
 class Eagle3(Chain):
     """The network of a directory."""
 
-    def __init__(self, files: Eagle3Files, target: Base) -> None:
-        super().__init__(files, target)
+    def __init__(self, files: Eagle3Files) -> None:
+        super().__init__(files)
         sizes, present = files.sizes, files.tensors
         first = FirstLayer(sizes, present, files.norm_before_residual)
         others = [Layer(sizes, each, sizes.width, present) for each in range(1, sizes.count)]
@@ -197,4 +149,4 @@ class Eagle3(Chain):
         return head, normed if self._feeds_back_normed else states
 
 
-EAGLE3 = Kind("eagle3", recognizes, read, Eagle3, expected, IDS)
+EAGLE3 = Kind("eagle3", recognizes, read, Eagle3, layer_ids=IDS)

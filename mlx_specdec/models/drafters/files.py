@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from ...checkpoints.disk import read_json
 from ...checkpoints.files import Weights
 from ...checkpoints.quantization import PARTS, Quantization, stored_quantization
 from ...checkpoints.t5_keys import is_encoder_decoder
-from ...checkpoints.tensors import DTYPES, TensorInfo, check_weights
 from ...errors import CheckpointError
 from .config import ATTENDS, LayerSizes, Settings, Shapes, Sizes, is_named
 
@@ -23,8 +22,8 @@ D2T = "d2t"
 """For each token of the drafter, the target's id minus the drafter's."""
 UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 """Tensors that repeat d2t, or that only training needs."""
-TOKENS = (D2T, "masked_embedding.token_ordering")
-"""Tensors that hold token ids of the target."""
+MOST_TOKENS = 1 << 22
+"""Tokens of a drafter's vocabulary where no file lists them."""
 IN_16_BITS = ("fc", "confidence_head.proj")
 """Modules that are never quantized: everything that a drafter knows of the target goes through the
 first, and the other has one row."""
@@ -34,172 +33,95 @@ class StoredTensors(Mapping[str, mx.array]):
     """The tensors of a drafter by its kind's names for them. Each is read when it is looked up, and
     lazily where the format allows it; d2t is not among them.
 
-    names: the kind's name -> the name in the files, d2t's as well. infos: of the names in the
-    files. read: returns the array of such a name. shapes: for quantized matrices that of the whole.
-    quantized: the path of such a matrix -> how. Raises CheckpointError for files that are damaged.
+    names: the kind's name -> the name in the files, d2t's as well. shapes: for quantized matrices
+    that of the whole. quantized: the path of such a matrix -> how.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        names: Mapping[str, str],
-        infos: Mapping[str, TensorInfo],
-        read: Callable[[str], mx.array],
+        self, directory: Path, readers: Mapping[str, Callable[[], mx.array]], shapes: Shapes
     ) -> None:
-        self.directory, self.names = directory, names
-        self._infos = {own: infos[name] for own, name in names.items()}
-        self._read = read
-        # Where each is: a name in the files, or an array in the place of what is there.
-        self._places: dict[str, str | mx.array] = {own: names[own] for own in names if own != D2T}
-        self.quantized = self._quantization()
-        parts = {f"{path}.{part}" for path in self.quantized for part in PARTS}
-        self.shapes: Shapes = {own: self._shape(own) for own in names if own not in parts}
+        self._directory, self._readers, self.shapes = directory, dict(readers), shapes
+        self.names: Mapping[str, str] = {}
+        self.quantized: Mapping[str, Quantization] = {}
+        self._d2t = self._readers.pop(D2T, None)
 
     @classmethod
     def of(
-        cls, directory: Path, own_name: Callable[[str], str], unused: Collection[str] = ()
+        cls,
+        directory: Path,
+        weights: Weights | None,
+        own_name: Callable[[str], str],
+        unused: Collection[str] = (),
     ) -> StoredTensors:
-        """Open a directory. own_name: returns the kind's name of a tensor for that in the files.
-        unused: the kind's names of tensors that are left out."""
-        weights = Weights(directory)
-        names = {own_name(name): name for name in weights.infos}
-        left_out = (*UNUSED, *unused)
-        used = {own: name for own, name in names.items() if own not in left_out}
-        return cls(directory, used, weights.infos, weights.read)
+        """Open a directory. weights: None where it has none, which gives no tensors. own_name:
+        returns the kind's name of a tensor for that in the files. unused: the kind's names of
+        tensors that are left out. Raises CheckpointError."""
+        if weights is None:
+            return cls(directory, {}, {})
+        left_out = {*UNUSED, *unused}
+        names = {own: name for name in weights.infos if (own := own_name(name)) not in left_out}
+        stored = cls(directory, {own: partial(weights.read, names[own]) for own in names}, {})
+        stored.names = names
+        try:
+            entry = stored_quantization(read_json(directory / "config.json"))
+        except CheckpointError as problem:
+            raise CheckpointError(f"{directory}: {problem}") from None
+        paths = [own.removesuffix(".scales") for own in names if own.endswith(".scales")]
+        stored.quantized = {} if entry is None else {p: Quantization.of(entry, p) for p in paths}
+        parts = {D2T, *(f"{path}.{part}" for path in stored.quantized for part in PARTS)}
+        shapes = {own: weights.infos[names[own]].shape for own in names if own not in parts}
+        for path, how in stored.quantized.items():
+            *rows, groups = weights.infos[names[f"{path}.scales"]].shape
+            shapes[f"{path}.weight"] = (*rows, groups * how.group_size)
+        stored.shapes = shapes
+        return stored
 
     @classmethod
     def made(cls, directory: Path, arrays: Mapping[str, mx.array]) -> StoredTensors:
-        """Take arrays that were computed from those of the files."""
-        return cls(directory, {}, {}, arrays.__getitem__).changed(arrays)
-
-    def changed(
-        self, arrays: Mapping[str, mx.array], without: Collection[str] = ()
-    ) -> StoredTensors:
-        """Return the same tensors with these arrays added or replaced, and without some."""
-        changed = copy.copy(self)
-        places = {**self._places, **arrays}
-        changed._places = {name: place for name, place in places.items() if name not in without}
-        changed.shapes = self.shapes | {name: array.shape for name, array in arrays.items()}
-        return changed
-
-    def outlined(self) -> StoredTensors:
-        """Return the same tensors as zeros, so that the files may be deleted."""
-        infos = ((name, self._infos[name]) for name in self if name in self._infos)
-        zeros = {name: mx.zeros(info.shape, DTYPES[info.dtype]) for name, info in infos}
-        changed = copy.copy(self)
-        changed._places = {**self._places, **zeros}
-        return changed
+        """Take arrays that were computed."""
+        readers = {name: partial(arrays.__getitem__, name) for name in arrays}
+        return cls(directory, readers, {name: array.shape for name, array in arrays.items()})
 
     def __getitem__(self, name: str) -> mx.array:
-        place = self._places[name]
-        return self._read(place) if isinstance(place, str) else place
+        return self._readers[name]()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self._readers
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._readers)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._readers)
 
-    def expanded(self) -> dict[str, mx.array]:
-        """Return all tensors, with whole matrices in float32 in place of quantized ones."""
-        quantized = {f"{path}.{part}" for path in self.quantized for part in ("weight", *PARTS)}
-        plain = {name: self[name] for name in self if name not in quantized}
-        for path, how in self.quantized.items():
-            weight, scales = self[f"{path}.weight"], self[f"{path}.scales"]
-            plain[f"{path}.weight"] = how.dequantize(weight, scales, self.get(f"{path}.biases"))
-        return plain
-
-    def check_layers(self, count: int) -> None:
-        """Raises CheckpointError where config.json asks for more layers than can be."""
-        tensors = len(self.shapes)
-        if count > tensors:
-            raise CheckpointError(
-                f"{self.directory} asks for {count} layers, and there are {tensors} tensors"
-            )
-
-    def check(self, needed: Shapes, optional: Shapes) -> None:
-        """Raises CheckpointError for the first tensor missing, left over, or of another shape."""
-        present = {name: shape for name, shape in optional.items() if name in self.shapes}
-        try:
-            check_weights({**needed, **present}, self.shapes)
-        except CheckpointError as problem:
-            raise CheckpointError(f"{self.directory}: {problem}") from None
-        for own, info in self._infos.items():
-            kind, wanted = mx.floating, "floats"
-            path, _, part = own.rpartition(".")
-            if own in TOKENS or (part == "weight" and path in self.quantized):
-                kind, wanted = mx.integer, "whole numbers"
-            if not mx.issubdtype(DTYPES[info.dtype], kind):
-                raise CheckpointError(
-                    f"{self.directory} stores {self.names[own]} as {info.dtype}: these have to be "
-                    f"{wanted}"
-                )
-
-    def matrix_width(self, name: str, problem: str) -> int:
-        """Return the second axis of a matrix. Raises CheckpointError with the problem where there
-        is no such matrix."""
-        shape = self.shapes.get(name, ())
-        if len(shape) != 2:
-            raise CheckpointError(f"{self.directory} has no matrix {name}: {problem}")
-        return shape[1]
+    def taps(self, width: int, stated: int) -> int:
+        """Return how many hidden states of a width `fc` reads side by side; `stated` where there
+        are no tensors."""
+        return max(1, self.shapes["fc.weight"][1] // width) if self.shapes else stated
 
     def target_ids(self, count: int, vocabulary: int) -> tuple[int, ...] | None:
-        """Return the target's token for each of `count` tokens of the drafter, None without d2t.
-        Raises CheckpointError."""
-        if D2T not in self.names:
-            return None
-        ids = np.arange(count) + np.array(self._read(self.names[D2T])).astype(np.int64)
+        """Return the target's token for each of `count` tokens of the drafter, None where both
+        vocabularies are one. Raises CheckpointError."""
+        if self._d2t is None:
+            if count == vocabulary:
+                return None
+            if self.shapes:
+                raise CheckpointError(
+                    f"{self._directory}: weight d2t is missing: download it again"
+                )
+            return tuple(range(min(count, MOST_TOKENS)))
+        offsets = np.array(self._d2t()).astype(np.int64).reshape(count)
+        ids = np.arange(count) + offsets
         if outside := [int(each) for each in ids if not 0 <= each < vocabulary]:
             raise CheckpointError(
-                f"{self.directory} has a d2t that leads to token {outside[0]}, and the target has "
+                f"{self._directory} has a d2t that leads to token {outside[0]}, and the target has "
                 f"{vocabulary}: the drafter is damaged, or belongs to another target"
             )
         if len(np.unique(ids)) < count:
             raise CheckpointError(
-                f"{self.directory} has a d2t that leads to one token twice: the drafter is damaged"
+                f"{self._directory} has a d2t that leads to one token twice: the drafter is damaged"
             )
         return tuple(ids.tolist())
-
-    def _quantization(self) -> dict[str, Quantization]:
-        """Return what config.json says of the matrices that have scales. Raises CheckpointError."""
-        if not self.names:
-            return {}
-        paths = [own.removesuffix(".scales") for own in self.names if own.endswith(".scales")]
-        try:
-            entry = stored_quantization(read_json(self.directory / "config.json"))
-        except CheckpointError as problem:
-            raise CheckpointError(f"{self.directory}: {problem}") from None
-        if entry is None:
-            return {}
-        if wrong := [path for path in paths if path in IN_16_BITS]:
-            raise CheckpointError(
-                f"{self.directory} has quantized {wrong[0]}, which drafters keep in 16 bits: "
-                "convert the drafter again"
-            )
-        return {path: Quantization.of(entry, path) for path in paths}
-
-    def _shape(self, own: str) -> tuple[int, ...]:
-        """Return the shape of the whole, where it is quantized. Raises CheckpointError for parts
-        that do not fit one another."""
-        shape = self._infos[own].shape
-        path, _, part = own.rpartition(".")
-        how = self.quantized.get(path)
-        if how is None or part != "weight":
-            return shape
-        parts = [self._infos.get(f"{path}.{part}") for part in how.parts]
-        shapes = {() if info is None else info.shape for info in parts}
-        groups = next(iter(shapes))[-1:]
-        whole = (*shape[:-1], *(each * how.group_size for each in groups))
-        packed = (*shape[:-1], *(each * how.bits // 32 for each in whole[-1:]))
-        if len(shapes) > 1 or not groups or packed != shape or shapes != {(*shape[:-1], *groups)}:
-            raise CheckpointError(
-                f"{self.directory}: {path} is not quantized as config.json says: the drafter is "
-                "damaged"
-            )
-        return whole
 
 
 _WIDTHS = ("hidden_size", "d_model", "n_embd")
@@ -238,8 +160,14 @@ class DrafterFiles:
 
     @property
     def inputs(self) -> int:
-        """Width of the inputs of `fc`."""
-        return self.tensors.shapes["fc.weight"][1]
+        """Width of the inputs of `fc`: hidden states, or the input of the target's head beside a
+        token's embedding."""
+        return (self.taps or 2) * self.target_width
+
+    @property
+    def borrows(self) -> bool:
+        """Whether the target's embedding and head have the drafter's width."""
+        return True
 
     def facts(self) -> dict[str, Any]:
         """Return what `inspect` reports. target_layers: whose outputs it reads, counted from 0;

@@ -5,7 +5,8 @@ Source: google/gemma-4-*-it-assistant, as transformers reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -19,7 +20,7 @@ from ...checkpoints.files import Weights
 from ...errors import CheckpointError
 from ...interfaces import FINAL, keys_of, values_of
 from ..base import Base
-from .config import LayerSizes, Settings, Shapes, layer_sizes
+from .config import LayerSizes, Settings, layer_sizes
 from .files import DrafterFiles, StoredTensors
 from .network import Config, DrafterNetwork, Kind, Reading
 
@@ -28,16 +29,11 @@ if TYPE_CHECKING:
 
 TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
-CENTROIDS = "masked_embedding.centroids.weight"
 ORDERING = "masked_embedding.token_ordering"
 FULL, SLIDING = "full_attention", "sliding_attention"
-NORMS = (
-    *("input_layernorm", "post_attention_layernorm"),
-    *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
-)
 NEVER = ("hidden_size_per_layer_input", "enable_moe_block", "use_double_wide_mlp")
 """What layers of Gemma 4 may have, and those of its assistants have not."""
-UNUSED = ("k_proj", "v_proj", "k_norm", "v_norm")
+UNUSED = re.compile(r"layers\.\d+\.self_attn\.[kv]_(proj|norm)\.weight")
 """What makes keys and values, of which an assistant makes none."""
 POSITIONS: Mapping[str, Mapping[str, Any]] = {
     FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
@@ -50,8 +46,8 @@ POSITIONS: Mapping[str, Mapping[str, Any]] = {
 class AssistantFiles(DrafterFiles):
     """attentions: the kind of each layer's. head_dims: of each kind. window: how many tokens a
     sliding one looks back, its own included. positions: of each kind, as mlx-lm takes them.
-    clusters: (count, tokens of each) int32, the target's tokens, of which those of the `top_k`
-    likeliest clusters are looked at; None where all tokens are.
+    clusters: how many there are of the target's tokens, of which those of the `top_k` likeliest
+    clusters are looked at; 0 where all tokens are.
     """
 
     sizes: LayerSizes
@@ -59,7 +55,7 @@ class AssistantFiles(DrafterFiles):
     head_dims: Mapping[str, int]
     window: int
     positions: Mapping[str, Mapping[str, Any]]
-    clusters: mx.array | None
+    clusters: int
     top_k: int
 
     def check_config(self, config: Mapping[str, Any]) -> None:
@@ -77,166 +73,65 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
     return config.get("model_type") in TYPES
 
 
-def read(directory: Path, config: Config) -> AssistantFiles:
+def read(directory: Path, config: Config, weights: Weights | None) -> AssistantFiles:
     """Open a directory. Raises CheckpointError."""
     file = directory / "config.json"
     settings, outer = Settings(file, config.get("text_config")), Settings(file, config)
-    sizes = layer_sizes(settings, None)
-    stored = _stored(directory, sizes)
-    stored.check_layers(sizes.count)
-    attentions = _attentions(settings, sizes.count)
-    vocabulary, target_width = settings.whole("vocab_size"), outer.whole("backbone_hidden_size")
-    head_dims = _head_dims(stored, attentions)
-    needed = _shapes(sizes, attentions, head_dims, vocabulary, target_width)
-    count, top_k = _clusters(outer, vocabulary)
-    if count:
-        needed |= {CENTROIDS: (count, sizes.width), ORDERING: (vocabulary,)}
-    stored.check(needed, {})
-    ordering = stored.get(ORDERING)
+    sizes, vocabulary = layer_sizes(settings, None), int(settings["vocab_size"])
+    if settings.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
+        raise settings.wrong("hidden_activation", "gelu_pytorch_tanh")
+    if other := next((name for name in NEVER if settings.get(name)), None):
+        raise settings.wrong(other, "0 or false in an assistant")
+    kinds = tuple(settings["layer_types"])
+    if len(kinds) != sizes.count or not {*kinds} <= {FULL, SLIDING}:
+        raise settings.wrong("layer_types", f"{FULL} or {SLIDING} for each of {sizes.count} layers")
+    clusters = top_k = 0
+    if outer.get("use_ordered_embeddings"):
+        clusters = int(outer.get("num_centroids", 2048))
+        top_k = int(outer.get("centroid_intermediate_top_k", 32))
+        if vocabulary % clusters or not 1 <= top_k <= clusters:
+            raise outer.wrong("num_centroids", f"a divisor of the {vocabulary} tokens")
+    dims = {SLIDING: sizes.head_dim, FULL: int(settings.get("global_head_dim", sizes.head_dim))}
+    stated = settings.get("rope_parameters", {})
+    stored = _stored(directory, weights)
+    if ORDERING in stored:
+        ids = np.array(stored[ORDERING])
+        if not np.array_equal(np.sort(ids), np.arange(vocabulary)):
+            raise CheckpointError(
+                f"{directory} has a {ORDERING} that does not name every token once: the drafter is "
+                "damaged"
+            )
     return AssistantFiles(
         directory=directory,
         kind="gemma4_assistant",
         sizes=sizes,
         tapped=(),
         taps=0,
-        target_width=target_width,
+        target_width=int(outer["backbone_hidden_size"]),
         vocabulary=vocabulary,
         target_ids=None,
-        tensors=stored.changed({}, without=[ORDERING]),
-        attentions=attentions,
-        head_dims=head_dims,
-        window=settings.whole("sliding_window", 512),
-        positions={each: _positions(settings, each) for each in head_dims},
-        clusters=None if ordering is None else _ordered(directory, ordering).reshape(count, -1),
+        tensors=stored,
+        attentions=kinds,
+        head_dims={kind: dims[kind] for kind in kinds},
+        window=max(1, int(settings.get("sliding_window", 512))),
+        positions={kind: {**POSITIONS[kind], **stated.get(kind, {})} for kind in kinds},
+        clusters=clusters,
         top_k=top_k,
     )
 
 
-def expected(directory: Path, config: Config) -> Shapes:
-    """Return the tensors that config.json asks for. Raises CheckpointError."""
-    file = directory / "config.json"
-    settings, outer = Settings(file, config.get("text_config")), Settings(file, config)
-    sizes, vocabulary = layer_sizes(settings, None), settings.whole("vocab_size")
-    if outer.flag("use_ordered_embeddings", False):
-        raise CheckpointError(
-            f"{directory} has no weights, and these alone tell which tokens belong together: give "
-            "a directory that has them"
-        )
-    head_dims = {SLIDING: sizes.head_dim, FULL: settings.whole("global_head_dim", sizes.head_dim)}
-    target_width = outer.whole("backbone_hidden_size")
-    attentions = _attentions(settings, sizes.count)
-    return _shapes(sizes, attentions, head_dims, vocabulary, target_width)
-
-
-def _stored(directory: Path, sizes: LayerSizes) -> StoredTensors:
-    """The head is tied to an embedding, which nothing else needs."""
-    tied = HEAD not in Weights(directory).infos
-    layers = range(min(sizes.count, len(Weights(directory).infos)))
-    unused = (f"layers.{each}.self_attn.{part}.weight" for each in layers for part in UNUSED)
-    return StoredTensors.of(directory, _naming(tied), (EMBEDDING, *unused))
-
-
-def _naming(tied: bool) -> Callable[[str], str]:
-    renamed = {"pre_projection.weight": "fc.weight"} | ({EMBEDDING: HEAD} if tied else {})
+def _stored(directory: Path, weights: Weights | None) -> StoredTensors:
+    names = () if weights is None else weights.infos
+    renamed = {"pre_projection.weight": "fc.weight"}
+    if HEAD not in names:  # tied to an embedding, which nothing else needs
+        renamed[EMBEDDING] = HEAD
 
     def own_name(name: str) -> str:
         short = name.removeprefix("model.")
         return renamed.get(short, short)
 
-    return own_name
-
-
-def _attentions(settings: Settings, count: int) -> tuple[str, ...]:
-    """The kind of each layer's. Raises CheckpointError, also for layers of another make."""
-    if settings.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
-        raise settings.wrong("hidden_activation", "gelu_pytorch_tanh")
-    if other := next((name for name in NEVER if settings.get(name)), None):
-        raise settings.wrong(other, "0 or false in an assistant")
-    kinds = settings.get("layer_types")
-    known = isinstance(kinds, list) and all(kind in (FULL, SLIDING) for kind in kinds)
-    if not known or len(kinds) != count:
-        raise settings.wrong("layer_types", f"{FULL} or {SLIDING} for each of {count} layers")
-    return tuple(kinds)
-
-
-def _head_dims(stored: StoredTensors, attentions: tuple[str, ...]) -> dict[str, int]:
-    """Of each kind, whatever config.json calls it."""
-    dims: dict[str, int] = {}
-    for number, attention in enumerate(attentions):
-        shape = stored.shapes.get(f"layers.{number}.self_attn.q_norm.weight", ())
-        dims.setdefault(attention, shape[0] if len(shape) == 1 else 1)
-    return dims
-
-
-def _shapes(
-    sizes: LayerSizes,
-    attentions: tuple[str, ...],
-    head_dims: Mapping[str, int],
-    vocabulary: int,
-    target_width: int,
-) -> Shapes:
-    """What there has to be, clusters aside."""
-    width, inner = sizes.width, sizes.intermediate
-    shapes: Shapes = {
-        "fc.weight": (width, 2 * target_width),
-        "post_projection.weight": (target_width, width),
-        "norm.weight": (width,),
-        HEAD: (vocabulary, width),
-    }
-    for number, attention in enumerate(attentions):
-        head_dim = head_dims[attention]
-        own = {
-            **{f"{norm}.weight": (width,) for norm in NORMS},
-            "layer_scalar": (1,),
-            "self_attn.q_proj.weight": (sizes.heads * head_dim, width),
-            "self_attn.q_norm.weight": (head_dim,),
-            "self_attn.o_proj.weight": (width, sizes.heads * head_dim),
-            "mlp.gate_proj.weight": (inner, width),
-            "mlp.up_proj.weight": (inner, width),
-            "mlp.down_proj.weight": (width, inner),
-        }
-        shapes |= {f"layers.{number}.{name}": shape for name, shape in own.items()}
-    return shapes
-
-
-def _clusters(outer: Settings, vocabulary: int) -> tuple[int, int]:
-    """How many clusters tokens are put into, and how many of these are looked at; 0 without."""
-    if not outer.flag("use_ordered_embeddings", False):
-        return 0, 0
-    count = outer.whole("num_centroids", 2048)
-    if vocabulary % count:
-        raise outer.wrong("num_centroids", f"a divisor of the {vocabulary} tokens")
-    return count, outer.whole("centroid_intermediate_top_k", 32, most=count)
-
-
-def _ordered(directory: Path, ordering: mx.array) -> mx.array:
-    """The tokens, cluster by cluster, int32."""
-    ids = np.array(ordering).astype(np.int64)
-    if not np.array_equal(np.sort(ids), np.arange(ids.size)):
-        raise CheckpointError(
-            f"{directory} has a {ORDERING} that does not name every token once: the drafter is "
-            "damaged"
-        )
-    return mx.array(ids.astype(np.int32))
-
-
-def _positions(settings: Settings, attention: str) -> dict[str, Any]:
-    """Of one kind of attention, as mlx-lm takes them."""
-    stated = settings.get("rope_parameters")
-    its = stated.get(attention) if isinstance(stated, Mapping) else None
-    rope = Settings(settings.file, its, POSITIONS[attention])
-    if (kind := rope.get("rope_type")) not in ("default", "proportional"):
-        raise rope.wrong("rope_type", "default or proportional")
-    rotated = rope.above_zero("partial_rotary_factor", 1.0)
-    if rotated > 1:
-        raise rope.wrong("partial_rotary_factor", "a share")
-    theta, factor = rope.above_zero("rope_theta", 1e4), rope.above_zero("factor", 1.0)
-    return {
-        "rope_type": kind,
-        "rope_theta": theta,
-        "partial_rotary_factor": rotated,
-        "factor": factor,
-    }
+    unused = filter(UNUSED.fullmatch, map(own_name, names))
+    return StoredTensors.of(directory, weights, own_name, (EMBEDDING, *unused))
 
 
 class Lender:
@@ -273,34 +168,39 @@ class Lender:
 class MaskedEmbedding(nn.Module):
     """Finds the tokens that are worth a look: those of the likeliest clusters."""
 
-    def __init__(self, files: AssistantFiles, clusters: mx.array) -> None:
+    def __init__(self, files: AssistantFiles) -> None:
         super().__init__()
-        self.centroids = nn.Linear(files.sizes.width, len(clusters), bias=False)
-        self._clusters, self._top_k = clusters, files.top_k
+        self.centroids = nn.Linear(files.sizes.width, files.clusters, bias=False)
+        self.token_ordering = mx.arange(files.vocabulary)
+        self._clusters, self._top_k = files.clusters, files.top_k
 
     def tokens(self, states: mx.array) -> mx.array:
         """(1, m, width) -> (1, m, tokens) int32."""
         scores = self.centroids(states)
         best = mx.argpartition(-scores, self._top_k - 1, axis=-1)[..., : self._top_k]
-        return self._clusters[best].flatten(2)
+        return self.token_ordering.reshape(self._clusters, -1)[best].flatten(2).astype(mx.int32)
 
 
 class Assistant(DrafterNetwork):
     """The network of a directory."""
 
-    def __init__(self, files: AssistantFiles, target: Base) -> None:
+    def __init__(self, files: AssistantFiles) -> None:
         # Not at the top: T5s look for drafters too, and their path imports no mlx-lm.
         from mlx_lm.models.gemma4_text import DecoderLayer
 
-        super().__init__(files, target)
+        super().__init__(files)
         args = _args(files)
         self.layers = [DecoderLayer(args, number) for number in range(files.sizes.count)]
         self.post_projection = nn.Linear(files.sizes.width, files.target_width, bias=False)
         # Rows of it are looked up, of tokens that are worth it.
         self.lm_head = nn.Embedding(files.vocabulary, files.sizes.width)
-        if files.clusters is not None:
-            self.masked_embedding = MaskedEmbedding(files, files.clusters)
+        if files.clusters:
+            self.masked_embedding = MaskedEmbedding(files)
         self._attentions = files.attentions
+
+    def bind(self, files: DrafterFiles, target: Base) -> None:
+        assert isinstance(files, AssistantFiles)
+        super().bind(files, target)
         self._lenders = {each: _lender(each, files, target) for each in files.head_dims}
         self.taps = (FINAL, *(tap for each in self._lenders.values() for tap in each.taps))
 
@@ -432,4 +332,4 @@ def _args(files: AssistantFiles) -> ModelArgs:
     )
 
 
-ASSISTANT = Kind("gemma4_assistant", recognizes, read, Assistant, expected, by_speculators=False)
+ASSISTANT = Kind("gemma4_assistant", recognizes, read, Assistant, by_speculators=False)

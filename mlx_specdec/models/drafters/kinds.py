@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -11,21 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from ...checkpoints import mtp_layers, shards
 from ...checkpoints.disk import read_json, show
 from ...checkpoints.files import Weights
-from ...checkpoints.formats import safetensors
-from ...checkpoints.source import temporary_directory
-from ...checkpoints.t5_keys import MOST_LAYERS
-from ...checkpoints.tensors import TensorInfo
-from ...errors import CheckpointError
+from ...checkpoints.tensors import DTYPES, check_weights
+from ...errors import CheckpointError, first_line
 from ...interfaces import Scores
 from ..base import Base
 from ..number_format import NumberFormat
 from . import KINDS
 from .config import Settings, nested
-from .files import D2T, DrafterFiles, without_encoder
+from .files import DrafterFiles, StoredTensors, without_encoder
 from .network import DrafterNetwork, Kind
 
 _TYPES = {
@@ -45,8 +43,6 @@ _TENSORS = {
 }
 LARGEST = 1 << 40
 """Bytes that a config.json without weights may ask for."""
-MOST_TOKENS = 1 << 22
-"""Tokens of a drafter's vocabulary where no file lists them."""
 
 
 def kind_named(name: str) -> Kind:
@@ -95,12 +91,10 @@ def read(directory: Path) -> DrafterFiles | None:
 
     Raises CheckpointError for files that are damaged, contradict one another, or are not supported.
     """
-    kind = kind_of(directory) if directory.is_dir() else None
-    if kind is None:
+    name = kind_of(directory) if directory.is_dir() else None
+    if name is None:
         return None
-    config: dict[str, Any] = read_json(directory / "config.json")
-    files = kind_named(kind).read(directory, config)
-    return replace(files, without_encoder=without_encoder(directory / "config.json", config))
+    return _read(directory, kind_named(name), Weights(directory))
 
 
 def outline(directory: Path) -> DrafterFiles | None:
@@ -109,34 +103,63 @@ def outline(directory: Path) -> DrafterFiles | None:
     name = kind_of(directory)
     if name is None or shards.format_of(directory):
         return read(directory)
-    config: dict[str, Any] = read_json(directory / "config.json")
-    expected = kind_named(name).expected
-    if expected is None:
+    kind = kind_named(name)
+    if not kind.described:
         raise CheckpointError(
             f"{directory} has no weights, and the config.json of the kind {name} alone does not "
             "tell what they are: give a directory that has them"
         )
-    settings = Settings(directory / "config.json", config.get("transformer_layer_config"), config)
-    settings.whole("num_hidden_layers", 1, most=MOST_LAYERS)
-    infos = {
-        name: TensorInfo.of("I64" if name == D2T else settings.dtype, shape)
-        for name, shape in expected(directory, config).items()
-    }
-    nbytes = sum(info.nbytes for info in infos.values())
-    if nbytes > LARGEST or (D2T in infos and infos[D2T].extent > MOST_TOKENS):
+    return _read(directory, kind, None)
+
+
+def describe(kind: str, directory: Path, config: Mapping[str, Any]) -> DrafterFiles:
+    """Return the drafter that a configuration describes, with zeros in place of its tensors.
+    directory: for messages. Raises CheckpointError."""
+    return _checked(kind_named(kind), directory, config, None)
+
+
+def _read(directory: Path, kind: Kind, weights: Weights | None) -> DrafterFiles:
+    config: dict[str, Any] = read_json(directory / "config.json")
+    files = _checked(kind, directory, config, weights)
+    return replace(files, without_encoder=without_encoder(directory / "config.json", config))
+
+
+def _checked(
+    kind: Kind, directory: Path, config: Mapping[str, Any], weights: Weights | None
+) -> DrafterFiles:
+    try:
+        files = kind.read(directory, config, weights)
+        network = kind.network(files) if kind.described else nn.Module()
+    except CheckpointError:
+        raise
+    except Exception as problem:  # whatever a strange value breaks first
         raise CheckpointError(
-            f"{directory / 'config.json'} asks for {show(nbytes)} of weights: check it"
-        )
-    with temporary_directory() as name:
-        made = Path(name)
-        shutil.copyfile(directory / "config.json", made / "config.json")
-        safetensors.write_outline(made / "model.safetensors", infos)
+            f"{directory / 'config.json'} does not describe a drafter of the kind {kind.name} that "
+            f"can be built ({type(problem).__name__}: {first_line(problem):.200})"
+        ) from problem
+    arrays = dict(tree_flatten(network.parameters()))
+    if weights is None:
+        dtype = DTYPES[Settings(directory, config.get("transformer_layer_config"), config).dtype]
+        zeros = {name: mx.zeros(array.shape, dtype) for name, array in arrays.items()}
+        if (nbytes := sum(array.nbytes for array in zeros.values())) > LARGEST:
+            raise CheckpointError(
+                f"{directory / 'config.json'} asks for {show(nbytes)} of weights: check it"
+            )
+        return replace(files, tensors=StoredTensors.made(directory, zeros))
+    if kind.described:
         try:
-            files = read(made)
+            shapes = {name: array.shape for name, array in arrays.items()}
+            check_weights(shapes, files.tensors.shapes)
         except CheckpointError as problem:
-            raise CheckpointError(str(problem).replace(str(made), str(directory))) from problem
-    assert files is not None, "config.json has a known kind"
-    return replace(files, directory=directory, tensors=files.tensors.outlined())
+            raise CheckpointError(f"{directory}: {problem}") from None
+    return files
+
+
+def on_target(files: DrafterFiles, target: Any) -> DrafterNetwork:
+    """Return the network of a directory on its target, with random weights. Raises as `attach`."""
+    network = kind_named(files.kind).network(files)
+    network.bind(files, target)
+    return network
 
 
 def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterNetwork:
@@ -146,7 +169,7 @@ def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterN
     OptionError where the target does not show or lend what it reads.
     """
     files.check(target.width, target.layers, target.vocabulary)
-    network = kind_named(files.kind).network(files, target)
+    network = on_target(files, target)
     scores = try_out(network, target)
     files.check_encoder(scores.encoded[0].shape[-1] if scores.encoded else None)
     network.load(files, numbers)

@@ -100,45 +100,37 @@ class Source(NamedTuple):
     mask: mx.array | None = None
 
 
-class Linears:
-    """Makes the linear layers of a module, with a bias where the files have one.
-
-    present: names of all tensors. path: of the module.
-    """
-
-    def __init__(self, present: Collection[str], path: str) -> None:
-        self._present = present
-        self._path = path
-
-    def has(self, name: str) -> bool:
-        """Return whether the files have a tensor of this module."""
-        return f"{self._path}.{name}" in self._present
-
-    def linear(self, name: str, inputs: int, outputs: int) -> nn.Linear:
-        """Make a layer of the module."""
-        return nn.Linear(inputs, outputs, bias=self.has(f"{name}.bias"))
+def linear(present: Collection[str], path: str, inputs: int, outputs: int) -> nn.Linear:
+    """Make a layer, with a bias where the files have one. present: names of all tensors."""
+    return nn.Linear(inputs, outputs, bias=f"{path}.bias" in present)
 
 
 class Attention(nn.Module):
     """Attention with grouped heads and rotary positions.
 
-    inputs: width of the inputs of queries, keys and values. source: width of those of keys and
-    values where they are the encoder's output, whose positions are not rotated.
+    present: names of all tensors. path: of this module. inputs: width of the inputs of queries,
+    keys and values. source: width of those of keys and values where they are the encoder's output,
+    whose positions are not rotated.
     """
 
     def __init__(
-        self, sizes: LayerSizes, inputs: int, make: Linears, source: int | None = None
+        self,
+        sizes: LayerSizes,
+        inputs: int,
+        present: Collection[str],
+        path: str,
+        source: int | None = None,
     ) -> None:
         super().__init__()
         self._sizes = sizes
         self._rope = rope_of(sizes) if source is None else None
         inner, outer = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-        self.q_proj = make.linear("q_proj", inputs, inner)
-        self.k_proj = make.linear("k_proj", source or inputs, outer)
-        self.v_proj = make.linear("v_proj", source or inputs, outer)
-        self.o_proj = make.linear("o_proj", inner, sizes.width)
+        self.q_proj = linear(present, f"{path}.q_proj", inputs, inner)
+        self.k_proj = linear(present, f"{path}.k_proj", source or inputs, outer)
+        self.v_proj = linear(present, f"{path}.v_proj", source or inputs, outer)
+        self.o_proj = linear(present, f"{path}.o_proj", inner, sizes.width)
         for name in ("q_norm", "k_norm"):
-            if make.has(f"{name}.weight"):
+            if f"{path}.{name}.weight" in present:
                 self[name] = nn.RMSNorm(sizes.head_dim, sizes.eps)
 
     def queries(self, rows: mx.array, offset: int | mx.array = 0) -> mx.array:
@@ -169,13 +161,14 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The gated network behind the attention."""
+    """The gated network behind the attention. present, path: see `Attention`."""
 
-    def __init__(self, sizes: LayerSizes, make: Linears) -> None:
+    def __init__(self, sizes: LayerSizes, present: Collection[str], path: str) -> None:
         super().__init__()
-        self.gate_proj = make.linear("gate_proj", sizes.width, sizes.intermediate)
-        self.up_proj = make.linear("up_proj", sizes.width, sizes.intermediate)
-        self.down_proj = make.linear("down_proj", sizes.intermediate, sizes.width)
+        width, inner = sizes.width, sizes.intermediate
+        self.gate_proj = linear(present, f"{path}.gate_proj", width, inner)
+        self.up_proj = linear(present, f"{path}.up_proj", width, inner)
+        self.down_proj = linear(present, f"{path}.down_proj", inner, width)
 
     def __call__(self, rows: mx.array) -> mx.array:
         """(1, m, width) -> (1, m, width)."""
@@ -183,19 +176,27 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer. number: of the layer in the files. inputs: see `Attention`."""
+    """One layer. number: of the layer in the files. inputs, present: see `Attention`. normed: it
+    has a norm before its attention."""
 
-    def __init__(self, sizes: LayerSizes, number: int, inputs: int, present: Collection[str]):
+    def __init__(
+        self,
+        sizes: LayerSizes,
+        number: int,
+        inputs: int,
+        present: Collection[str],
+        normed: bool = True,
+    ) -> None:
         super().__init__()
         path = f"layers.{number}"
-        if f"{path}.input_layernorm.weight" in present:
+        if normed:
             self.input_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
-        self.self_attn = Attention(sizes, inputs, Linears(present, f"{path}.self_attn"))
+        self.self_attn = Attention(sizes, inputs, present, f"{path}.self_attn")
         self.post_attention_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
-        self.mlp = FeedForward(sizes, Linears(present, f"{path}.mlp"))
-        if sizes.encoder_width is not None:
-            make = Linears(present, f"{path}.{ENCODER_ATTENTION}")
-            self.encoder_attn = Attention(sizes, sizes.width, make, source=sizes.encoder_width)
+        self.mlp = FeedForward(sizes, present, f"{path}.mlp")
+        if (source := sizes.encoder_width) is not None:
+            its = f"{path}.{ENCODER_ATTENTION}"
+            self.encoder_attn = Attention(sizes, sizes.width, present, its, source)
             self.encoder_attn_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
 
     def finish(self, rows: mx.array, attended: mx.array, source: Source | None = None) -> mx.array:

@@ -21,7 +21,6 @@ from ...checkpoints.files import Weights, check_numbers
 from ...checkpoints.mtp_layers import NUMBERED, QWEN, Carried
 from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
-from ..base import Base
 from ..number_format import NumberFormat
 from .config import Settings, Sizes
 from .files import IN_16_BITS, UNUSED, DrafterFiles, StoredTensors
@@ -121,20 +120,15 @@ class MtpFiles(DrafterFiles):
     block: Mapping[str, Any]
     renamed: bool
 
-    @property
-    def inputs(self) -> int:
-        """A token's embedding beside the hidden state before it."""
-        return 2 * self.target_width
-
 
 def recognizes(config: Config, names: Collection[str]) -> bool:
     """Return whether these are layers for multi-token prediction and nothing else."""
     return bool(names) and all(map(mtp_layers.known(config), names))
 
 
-def read(directory: Path, config: Config) -> MtpFiles:
+def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
     """Open a directory. Raises CheckpointError."""
-    weights = Weights(directory)
+    assert weights is not None, "config.json alone does not tell"
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, Mapping):
         carried = Carried(tuple(weights.infos), weights.read, mtp_layers.is_original(weights))
@@ -186,15 +180,15 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
     block = _block(text, family, experts=any(".mlp.gate." in name for name in tensors))
     check_numbers(directory, block, len(tensors))
     settings = Settings(directory / "config.json", block)
-    width = settings.whole("hidden_size")
+    width = int(settings["hidden_size"])
     return MtpFiles(
         directory=directory,
         kind="mtp",
-        sizes=Sizes(width, settings.above_zero("rms_norm_eps", 1e-6)),
+        sizes=Sizes(width, float(settings.get("rms_norm_eps", 1e-6))),
         tapped=None,
         taps=0,
         target_width=width,
-        vocabulary=settings.whole("vocab_size"),
+        vocabulary=int(settings["vocab_size"]),
         target_ids=None,
         tensors=StoredTensors.made(directory, tensors),
         block=block,
@@ -285,11 +279,11 @@ class Given(nn.Module):
 class Mtp(Chain):
     """The layer of a checkpoint, which mlx-lm computes as a model of one layer."""
 
-    def __init__(self, files: MtpFiles, target: Base) -> None:
+    def __init__(self, files: MtpFiles) -> None:
         # Not at the top: T5s look for drafters too, and their path imports no mlx-lm.
         from ..mlx_lm.family import network_of, own_randomness
 
-        super().__init__(files, target)
+        super().__init__(files)
         self.pre_fc_norm_embedding = nn.RMSNorm(files.sizes.width, files.sizes.eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(files.sizes.width, files.sizes.eps)
         with own_randomness():
@@ -373,6 +367,7 @@ MTP = Kind(
     recognizes,
     read,
     Mtp,
+    described=False,
     missing="there is no such drafter to propose: the checkpoint carries no layers for multi-token "
     "prediction, which mlx-lm's conversions drop and mlx-specdec convert keeps, or another drafter "
     "was named with draft-model",

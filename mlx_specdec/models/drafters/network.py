@@ -5,7 +5,6 @@ A target lends its embedding and its head to drafters that have none of their ow
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ...errors import OptionError
+from ...checkpoints.files import Weights
+from ...errors import CheckpointError, OptionError, first_line
 from ...interfaces import FINAL, after
 from ..base import Base
 from ..kv_cache import STEP, KVCache
-from ..number_format import NumberFormat
+from ..number_format import NumberFormat, count, expand
 from ..rows import Rows, RowsContext
-from .config import Shapes
 from .files import IN_16_BITS, DrafterFiles
 from .layers import Attention, Layer, Source
 
@@ -35,18 +34,18 @@ class Kind:
     """One kind of hidden-state drafter: what its files mean, and its network.
 
     name: as in the table of kinds. recognizes: returns whether a directory holds one, from its
-    config.json and the names of its tensors. read: opens a directory, whose tensors it checks;
-    raises CheckpointError. network: from what `read` returned and the target. expected: returns the
-    tensors that a config.json without weights asks for; None where it does not tell. layer_ids: the
-    entry of config.json that names the target's layers by their inputs. by_speculators: the package
-    `speculators` writes it. missing: the sentence for a pair that brings none.
+    config.json and the names of its tensors. read: opens a directory, from its config.json and its
+    weights, None where it has none; raises CheckpointError. network: from what `read` returned.
+    described: config.json tells what tensors there are. layer_ids: the entry of config.json that
+    names the target's layers by their inputs. by_speculators: the package `speculators` writes it.
+    missing: the sentence for a pair that brings none.
     """
 
     name: str
     recognizes: Callable[[Config, Collection[str]], bool]
-    read: Callable[[Path, Config], DrafterFiles]
-    network: Callable[[Any, Any], DrafterNetwork]
-    expected: Callable[[Path, Config], Shapes] | None = None
+    read: Callable[[Path, Config, Weights | None], DrafterFiles]
+    network: Callable[[Any], DrafterNetwork]
+    described: bool = True
     layer_ids: str = ""
     by_speculators: bool = True
     missing: str = (
@@ -56,34 +55,40 @@ class Kind:
 
 
 class DrafterNetwork(nn.Module):
-    """A network that drafts from hidden states of `target`.
+    """A network that drafts from hidden states of a target.
 
     Parameters are named as in files. taps: the hidden states that it reads, in the order in which
     they stand side by side; without layers to read, those that the target's head is given.
-    target_ids: see DrafterFiles. layers: the drafter's, which a kind makes.
+    target_ids: see DrafterFiles. layers: the drafter's, which a kind makes. normed: it has a norm
+    behind its layers.
     """
 
     layers: list[Layer]
+    normed = True
 
-    def __init__(self, files: DrafterFiles, target: Base) -> None:
+    def __init__(self, files: DrafterFiles) -> None:
         super().__init__()
-        self._target = target
         self.kind = files.kind
         self.sizes = files.sizes
-        layers = files.tapped_of(target.layers)
-        self.taps = tuple(after(layer) for layer in layers) or (FINAL,)
         present, width = files.tensors, files.sizes.width
+        self.target_ids = files.target_ids
+        drafted = files.vocabulary if files.target_ids is None else len(files.target_ids)
         self.fc = nn.Linear(files.inputs, width, bias="fc.bias" in present)
-        if "norm.weight" in present:
+        if self.normed:
             self.norm = nn.RMSNorm(width, files.sizes.eps)
-        if "embed_tokens.weight" in present:
+        if "embed_tokens.weight" in present or not files.borrows:
             self.embed_tokens = nn.Embedding(files.vocabulary, width)
-        if "lm_head.weight" in present:
-            self.lm_head = nn.Linear(width, present.shapes["lm_head.weight"][0], bias=False)
+        if "lm_head.weight" in present or drafted != files.vocabulary or not files.borrows:
+            self.lm_head = nn.Linear(width, drafted, bias=False)
         if files.encoder_width is not None:
             self.encoder_norm = nn.RMSNorm(files.encoder_width, files.sizes.eps)
-        self.target_ids = files.target_ids
-        self._places = _places(files.target_ids, target.vocabulary)
+
+    def bind(self, files: DrafterFiles, target: Base) -> None:
+        """Read the hidden states of a target, which lends its embedding and its head where the
+        drafter has none of its own. Raises CheckpointError."""
+        self._target = target
+        self.taps = tuple(after(layer) for layer in files.tapped_of(target.layers)) or (FINAL,)
+        self._places = _places(self.target_ids, target.vocabulary)
 
     @property
     def stops(self) -> bool:
@@ -104,7 +109,7 @@ class DrafterNetwork(nn.Module):
     def dtype(self) -> mx.Dtype:
         """The type that the network computes in."""
         # A matrix may be stored in fewer bits.
-        return (self.norm if "norm" in self else self.fc).weight.dtype
+        return (self.norm if self.normed else self.fc).weight.dtype
 
     def cache_nbytes(self, source: int, columns: int) -> int:
         """Return the bytes of a sequence's keys and values; see models.base.Base."""
@@ -136,14 +141,16 @@ class DrafterNetwork(nn.Module):
         otherwise keep what is there. Raises as `load` does."""
         stored = files.tensors
         numbers.check_plain(files.directory, stored.quantized)
-        size = sum(map(math.prod, stored.shapes.values()))
-        whole = not stored.quantized or numbers.expands(size)
-        if not whole:
-            as_stored = {path: how.as_dict() for path, how in stored.quantized.items()}
-            nn.quantize(self, class_predicate=lambda path, module: as_stored.get(path, False))
+        how = {path: each.as_dict() for path, each in stored.quantized.items()}
+        nn.quantize(self, class_predicate=lambda path, module: how.get(path, False))
         if values:
-            self.load_weights(list((stored.expanded() if whole else stored).items()))
+            try:
+                self.load_weights(list(stored.items()))
+            except ValueError as problem:  # parts of a quantized matrix do not fit one another
+                raise CheckpointError(f"{files.directory}: {first_line(problem):.200}") from problem
         self.set_dtype(numbers.floating(stored["fc.weight"].dtype))
+        if how and numbers.expands(count(self)):
+            expand(self)
         if numbers.q_bits is not None:
             self._quantize(numbers.q_bits, numbers.q_group_size)
 

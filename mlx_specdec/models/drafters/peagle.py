@@ -11,11 +11,10 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..base import Base
+from ...checkpoints.files import Weights
 from . import eagle3
-from .config import Settings, Shapes
+from .config import Settings
 from .eagle3 import IDS, Eagle3, Eagle3Files
-from .files import StoredTensors
 from .network import Config, Kind, Reading
 
 MASK = "mask_hidden"
@@ -41,47 +40,27 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
     return MASK in names or (masks and eagle3.recognizes(config, names))
 
 
-def read(directory: Path, config: Config) -> PEagleFiles:
+def read(directory: Path, config: Config, weights: Weights | None) -> PEagleFiles:
     """Open a directory. Raises CheckpointError."""
-    chain = eagle3.read(directory, config, "peagle", _shapes)
-    settings = Settings(directory / "config.json", config, config.get("transformer_layer_config"))
-    stated = (name for name in MASK_TOKENS if settings.get(name) is not None)
-    name = next(stated, MASK_TOKENS[0])
-    mask_token = settings.whole(name, least=0)
-    if mask_token >= chain.vocabulary:
-        raise settings.wrong(name, f"one of the target's {chain.vocabulary} tokens")
-    tensors = chain.tensors.changed({MASK: chain.tensors[MASK].reshape(1, 1, -1)})
-    files = {**vars(chain), "tensors": tensors}
-    return PEagleFiles(**files, mask_token=mask_token, depths=_depths(settings))
-
-
-def expected(directory: Path, config: Config) -> Shapes:
-    """Return the tensors that config.json asks for. Raises CheckpointError."""
-    shapes = eagle3.expected(directory, config)
-    return shapes | {MASK: (1, 1, shapes["fc.weight"][1])}
-
-
-def _shapes(stored: StoredTensors, features: int) -> Shapes:
-    """Return the shape of the state of an unknown token, which may have axes of size 1 more or
-    less."""
-    shape = stored.shapes.get(MASK, ())
-    flat = shape if {*shape[:-1]} <= {1} and shape[-1:] == (features,) else (1, 1, features)
-    return {MASK: flat}
-
-
-def _depths(settings: Settings) -> int:
-    stated = settings.get("speculators_config")
+    chain = eagle3.read(directory, config, weights, "peagle")
+    stated = config.get("speculators_config")
     methods = stated.get("proposal_methods") if isinstance(stated, Mapping) else None
-    first = methods[0] if isinstance(methods, list) and methods else None
-    return Settings(settings.file, first).whole("speculative_tokens", USUAL_DEPTHS)
+    layer = config.get("transformer_layer_config")
+    settings = Settings(directory / "config.json", config, layer, methods and methods[0])
+    name = next((each for each in MASK_TOKENS if each in settings), MASK_TOKENS[0])
+    depths = max(1, int(settings.get("speculative_tokens", USUAL_DEPTHS)))
+    mask_token = settings.token(name, chain.vocabulary)
+    return PEagleFiles(**vars(chain), mask_token=mask_token, depths=depths)
 
 
 class PEagle(Eagle3):
     """The network of a directory."""
 
-    def __init__(self, files: PEagleFiles, target: Base) -> None:
-        super().__init__(files, target)
-        self.mask_hidden = mx.zeros(files.tensors[MASK].shape)
+    def __init__(self, files: PEagleFiles) -> None:
+        super().__init__(files)
+        # Some files have an axis of size 1 more or less.
+        axes = len(files.tensors.shapes.get(MASK, (1, 1, 1)))
+        self.mask_hidden = mx.zeros((1,) * (axes - 1) + (files.inputs,))
         self._mask_token = files.mask_token
         self._depths = files.depths
 
@@ -97,7 +76,7 @@ class PEagle(Eagle3):
     def masked(self, count: int) -> tuple[mx.array, mx.array]:
         """Return states and tokens of `count` places whose tokens are to be drafted."""
         tokens = mx.full((1, count), self._mask_token, dtype=mx.int32)
-        return mx.repeat(self.mask_hidden, count, axis=1), tokens
+        return mx.repeat(self.mask_hidden.reshape(1, 1, -1), count, axis=1), tokens
 
 
 class PEagleReading(Reading):
@@ -162,4 +141,4 @@ class PEagleReading(Reading):
         return head[:, rows - masked :]
 
 
-PEAGLE = Kind("peagle", recognizes, read, PEagle, expected, IDS)
+PEAGLE = Kind("peagle", recognizes, read, PEagle, layer_ids=IDS)
