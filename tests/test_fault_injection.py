@@ -37,8 +37,7 @@ from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.request import Job, Part, Request
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError
-from mlx_specdec.models.distributed.leader import Follower, Leader, led
-from mlx_specdec.models.distributed.orders import Channel, Op, Order
+from mlx_specdec.models.distributed.leader import Channel, Follower, Leader, Op, Order, led
 from mlx_specdec.models.mlx_lm.context import DecoderOnlyContext
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options

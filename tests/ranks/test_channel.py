@@ -11,8 +11,7 @@ import pytest
 
 from mlx_specdec.errors import DecodingError, OptionError
 from mlx_specdec.interfaces import FINAL
-from mlx_specdec.models.distributed.leader import Follower, Leader, follow, led
-from mlx_specdec.models.distributed.orders import SIZE, Op, Order
+from mlx_specdec.models.distributed.leader import SIZE, Follower, Leader, Op, Order, led
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
@@ -35,13 +34,6 @@ def test_tokens_come_behind_the_last_order(rows: int) -> None:
     came = second.receive()
     assert came.tokens(2, rows).tolist() == own.tokens(2, rows).tolist() == tokens.tolist()
     assert came.orders[-1].numbers[:3] == (2, rows, 1)
-
-
-def test_a_round_is_one_array_whatever_its_size() -> None:
-    line, first, _ = ends()
-    for rows in (1, 2, 17):
-        first.send([Order(Op.ADVANCE, 0, (1, rows, rows - 1))], mx.zeros((1, rows), dtype=mx.int32))
-    assert line.sizes == [SIZE] * 3
 
 
 def pair_of_ranks() -> tuple[Leader, threading.Thread, Follower, list[int]]:
@@ -88,12 +80,6 @@ def test_a_follower_has_the_contexts_of_rank_0() -> None:
     assert mx.array_equal(
         logits, DecoderOnlyModel(tiny.build("llama")).run(mx.array([[5, 6, 7]]), None).logits
     ) or logits.shape == (1, 3, tiny.VOCABULARY)
-
-
-def test_follow_ends_with_the_code_of_rank_0() -> None:
-    _, first, second = ends()
-    Leader(first).end(130)
-    assert follow(DecoderOnlyModel(tiny.build("llama")), second) == 130
 
 
 def test_a_led_model_is_the_model_but_for_its_weights() -> None:

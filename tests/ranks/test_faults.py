@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -61,24 +60,7 @@ def test_a_rank_that_is_killed_ends_the_other_with_one_line(
     ended = killed(tmp_path, target, 2, rank, writing)
     assert [each.code for each in ended] == ([-9, 1] if rank == 0 else [1, -9])
     [line] = errors(ended)
-    assert f"rank {rank} has ended" in line
-
-
-def test_of_three_all_end_and_no_more_say_so_than_were_its_neighbors(
-    target: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "model").mkdir()
-    model = loopback.write(
-        "llama",
-        tmp_path / "model",
-        num_attention_heads=3,
-        num_key_value_heads=3,
-        intermediate_size=48,
-        eos_token_id=999,
-    )
-    ended = killed(tmp_path, model, 3, 2, writing=False)
-    assert [each.code for each in ended] == [1, 1, -9]
-    assert "has ended" in errors(ended)[0] and len(errors(ended)) <= 2
+    assert "another rank has ended" in line
 
 
 def test_an_interrupt_of_rank_0_ends_all_with_the_text_so_far(target: Path, tmp_path: Path) -> None:
@@ -174,31 +156,3 @@ def test_a_process_that_was_started_alone_is_told_how_ranks_are(target: Path) ->
 
 EARLY, LATE = 200, 1000
 """Rounds."""
-MAY_GROW = {"descriptors": 0, "arrays": 1 << 16, "resident": 4 << 20}
-"""By how much in 800 rounds without a leak. arrays: bytes of two contexts, some of which may still
-be on their way out; one that stayed with every text would be ten times as much. resident: 5 kB a
-round, for the allocator."""
-
-
-def test_a_thousand_rounds_leak_neither_sockets_nor_memory_on_any_rank(tmp_path: Path) -> None:
-    changes = {"num_hidden_layers": 1, "eos_token_id": 999}
-    spec = {
-        "target": str(loopback.write("llama", tmp_path / "target", **changes)),
-        "draft": str(loopback.write("llama", tmp_path / "draft", noise=0.1, **changes)),
-        "prompt": loopback.PROMPT,
-        "length": 40,
-        "rounds": LATE,
-    }
-    (tmp_path / "spec.json").write_text(json.dumps(spec))
-    ended = loopback.run(tmp_path, 2, "-m", "tests.ranks.leaks", str(tmp_path / "spec.json"))
-    assert [each.code for each in ended] == [0, 0], ended
-    for rank in range(2):
-        held = json.loads((tmp_path / f"rank-{rank}.json").read_text())
-        assert held[-1]["rounds"] >= LATE
-        early = [each for each in held if EARLY <= each["rounds"] < LATE / 2]
-        late = [each for each in held if each["rounds"] > LATE * 3 / 4]
-        for name, more in MAY_GROW.items():
-            # What is open for a moment is no leak.
-            first, last = (min(each[name] for each in some) for some in (early, late))
-            print(f"rank {rank}, {name}: {first}, then {last}")
-            assert last <= first + more, (rank, name)

@@ -102,27 +102,6 @@ def test_what_a_machine_lacks_is_said(
     assert launching._missing("a", WORDS) == []
 
 
-def test_what_a_login_prints_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch)
-    plain = subprocess.run
-
-    def greeted(words: list[str], **named: object) -> subprocess.CompletedProcess[str]:
-        done = plain(words, **named)
-        done.stdout = f"Welcome to b\n{done.stdout}\n"
-        return done
-
-    monkeypatch.setattr(subprocess, "run", greeted)
-    assert launching._missing("b", WORDS) == []
-
-
-def test_the_processes_of_a_process_are_found() -> None:
-    with subprocess.Popen(["sleep", "60"]) as child:
-        try:
-            assert child.pid in launching._children(os.getpid())
-        finally:
-            child.kill()
-
-
 WAITS = "import time; print('waits', flush=True); time.sleep(30)"
 STARTS = f"""
 import subprocess, sys

@@ -6,7 +6,7 @@ import queue
 
 import mlx.core as mx
 
-from mlx_specdec.models.distributed.orders import Channel
+from mlx_specdec.models.distributed.leader import Channel
 
 
 class Line:

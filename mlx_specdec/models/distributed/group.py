@@ -10,25 +10,23 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 import mlx.core as mx
 
 from ... import __version__
 from ...errors import OptionError, OutputError, SpecdecError, first_line
 from ..base import Base
-from .leader import Leader, follow, led
-from .orders import Channel
+from .leader import Channel, Leader, follow, led
 
 T = TypeVar("T")
 Mode = Literal["tensor", "pipeline"]
@@ -90,9 +88,7 @@ class Ranks:
     def watch(self, before: set[int]) -> None:
         """From now on, end this process when a neighbor is gone. before: file descriptors that
         are no connections to neighbors."""
-        connected = connections(open_descriptors() - before)
-        neighbors = {each: neighbor(each, self.rank, self.size) for each in connected}
-        self._watch = Watch(neighbors, self._lost)
+        self._watch = Watch(connections(open_descriptors() - before), self._lost)
         self._watch.start()
 
     def total(self, array: mx.array) -> mx.array:
@@ -120,36 +116,31 @@ class Ranks:
         except SpecdecError as caught:
             problem = caught
         problems = self.texts("" if problem is None else str(problem))
-        if not any(problems):
-            return done
+        rank = next((rank for rank, text in enumerate(problems) if text), None)
+        if rank is not None:
+            self._refuse(problem or OptionError(f"rank {rank}: {problems[rank]}"))
+        return done
+
+    def _refuse(self, problem: SpecdecError) -> NoReturn:
         self._refused = True
-        if self.rank:
-            raise SystemExit(REFUSED)
-        if problem is not None:
-            raise problem
-        rank = next(rank for rank, text in enumerate(problems) if text)
-        raise OptionError(f"rank {rank}: {problems[rank]}")
+        raise SystemExit(REFUSED) if self.rank else problem
 
     def meet(self, model: Path) -> None:
         """Raise as `together` does where a rank computes with something else than rank 0.
         model: the directory of the target."""
         versions = f"mlx-specdec {__version__}, mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
         arguments = hashlib.blake2b("\0".join(sys.argv[1:]).encode(), digest_size=8).hexdigest()
-        self._compare("has other versions", "install the same", versions)
-        self._compare("was started with other arguments", "give all the same", arguments)
-        self._compare("has another model", "copy that of rank 0", _model_digest(model))
-
-    def _compare(self, what: str, remedy: str, text: str) -> None:
-        texts = self.texts(text)
-
-        def check() -> None:
-            other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
-            if other is not None:
-                raise OptionError(
-                    f"rank {other} {what} ({texts[other]}) than rank 0 ({texts[0]}): {remedy}"
-                )
-
-        self.together(check)
+        for what, remedy, fact in (
+            ("has other versions", "install the same", versions),
+            ("was started with other arguments", "give all the same", arguments),
+            ("has another model", "copy that of rank 0", _model_digest(model)),
+        ):
+            first, *others = self.texts(fact)
+            for rank, other in enumerate(others, start=1):
+                if other != first:
+                    self._refuse(
+                        OptionError(f"rank {rank} {what} ({other}) than rank 0 ({first}): {remedy}")
+                    )
 
     def share(self, model: Base) -> Base:
         """The target as this rank uses it. Returns on rank 0 alone; elsewhere SystemExit is raised
@@ -199,21 +190,18 @@ class Ranks:
         if self._watch is not None:
             self._watch.stop()
 
-    def _lost(self, gone: int) -> None:
+    def _lost(self) -> None:
         """In the thread that watches: nothing else can end this process now."""
         try:
-            # One line from all that are left.
-            if self.rank == 0 or (self.rank == 1 and gone == 0):
-                said = f"rank {gone} has ended, or has lost another rank, or the link to it is cut"
-                os.write(2, f"error: {said}\n".encode())
+            if self.rank < 2:
+                os.write(2, b"error: another rank has ended, or the link to it is cut\n")
         finally:
             os._exit(FAILED)
 
     def _write(self, code: int) -> None:
-        if self.rank or self._status is None:
-            return
-        with _writing(self._status):
-            self._status.write_text(f"{code}\n")
+        if self.rank == 0 and self._status is not None:
+            with _writing(self._status):
+                self._status.write_text(f"{code}\n")
 
 
 def _model_digest(directory: Path) -> str:
@@ -325,28 +313,11 @@ def connections(descriptors: Iterable[int]) -> list[socket.socket]:
     return connected
 
 
-def neighbor(connection: socket.socket, rank: int, size: int) -> int:
-    """The rank at the other end of a connection. In a ring every rank has called the next one; of a
-    connection that was reset already nobody knows, and it is taken for the one before."""
-    file = os.environ.get("MLX_HOSTFILE")
-    if file is None:
-        return 0 if rank else 1
-    hosts: list[list[str]] = json.loads(Path(file).read_text("utf-8"))
-    following = (rank + 1) % size
-    ports = {address.rpartition(":")[2] for address in hosts[following]}
-    try:
-        called = str(connection.getpeername()[1]) in ports
-    except OSError:
-        called = False
-    return following if called else (rank - 1) % size
-
-
 class Watch(threading.Thread):
-    """Calls `lost` with the rank of the first connection that has ended; the process is expected to
-    end in it. neighbors: ranks by the connections to them. Where a system lacks an option, links
-    that are cut are noticed later."""
+    """Calls `lost` once one of these connections has ended; the process is expected to end in it.
+    Where a system lacks an option, links that are cut are noticed later."""
 
-    def __init__(self, neighbors: Mapping[socket.socket, int], lost: Callable[[int], None]) -> None:
+    def __init__(self, neighbors: Sequence[socket.socket], lost: Callable[[], None]) -> None:
         super().__init__(name="watch", daemon=True)
         self._neighbors = neighbors
         self._lost = lost
@@ -354,19 +325,17 @@ class Watch(threading.Thread):
         for each in neighbors:
             with contextlib.suppress(OSError):  # reset meanwhile
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in KEEPALIVE.items():
-                if hasattr(socket, name):
-                    with contextlib.suppress(OSError):
+                for name, value in KEEPALIVE.items():
+                    if hasattr(socket, name):
                         each.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def run(self) -> None:
         """In its own thread."""
         while not self._over.wait(INTERVAL):
-            gone = next((rank for each, rank in self._neighbors.items() if _ended(each)), None)
-            if gone is not None:
+            if any(map(_ended, self._neighbors)):
                 # An end that was ordered looks alike from here.
                 if not self._over.wait(GRACE):
-                    self._lost(gone)
+                    self._lost()
                 return
 
     def stop(self) -> None:
