@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_map
 from mlx_lm.models import cache as mlx_lm_caches
 from mlx_lm.models.cache import create_attention_mask
 
@@ -189,23 +190,14 @@ def _snapshot(entries: list[Any]) -> tuple[list[Any], tuple[mx.array, ...]]:
     """Return a copy of mlx-lm's caches, lazily, and all arrays in it. `copy.deepcopy` shares memory
     until either side is written to; views of larger arrays are copied, so that the snapshot takes
     no more memory than its arrays."""
-    taken: dict[int, tuple[mx.array, mx.array]] = {}
-    copied = _compact(copy.deepcopy(entries), taken)
-    return copied, tuple(array for _, array in taken.values())
+    copied, arrays = copy.deepcopy(entries), []
 
+    def compact(part: Any) -> Any:
+        if isinstance(part, mx.array):
+            part = mx.contiguous(part)
+            arrays.append(part)
+        return part
 
-def _compact(part: Any, taken: dict[int, tuple[mx.array, mx.array]]) -> Any:
-    """taken: an array and its compact copy, by the identity of the first, so that arrays that
-    caches share stay shared."""
-    if isinstance(part, mx.array):
-        return taken.setdefault(id(part), (part, mx.contiguous(part)))[1]
-    if isinstance(part, list):
-        part[:] = [_compact(each, taken) for each in part]
-    elif isinstance(part, tuple):
-        return tuple(_compact(each, taken) for each in part)
-    elif isinstance(part, dict):
-        part.update({name: _compact(each, taken) for name, each in part.items()})
-    elif hasattr(part, "__dict__"):
-        for name, each in vars(part).items():
-            setattr(part, name, _compact(each, taken))
-    return part
+    for cache in copied:
+        cache.state = tree_map(compact, cache.state)
+    return copied, tuple(arrays)

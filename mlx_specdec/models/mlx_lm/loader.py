@@ -5,10 +5,9 @@ Nothing is computed: arrays stay lazy. Imports mlx-lm and with it transformers (
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from ...checkpoints import mtp_layers
 from ...checkpoints.files import check_numbers, check_runs_no_code
 from ...checkpoints.formats import safetensors as safetensors_file
 from ...checkpoints.quantization import Quantization
-from ...checkpoints.source import temporary_directory
 from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
 
@@ -62,9 +60,9 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
     caught: dict[str, mx.array] = {}
     try:
         # Some of mlx-lm's models print remarks; standard output is for text alone.
-        with contextlib.redirect_stdout(sys.stderr), _readable(directory) as read:
+        with contextlib.redirect_stdout(sys.stderr):
             model, whole = load_model(
-                read,
+                directory,
                 lazy=True,
                 strict=False,
                 get_model_classes=lambda config: _catching(config, given, caught),
@@ -80,21 +78,6 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
     given.clear()
     caught.clear()
     return Opened(model, whole, weights)
-
-
-@contextlib.contextmanager
-def _readable(directory: Path) -> Iterator[Path]:
-    """A directory in which mlx-lm can read config.json, which must not begin with a byte order
-    mark."""
-    if not (directory / "config.json").read_bytes().startswith(codecs.BOM_UTF8):
-        yield directory
-        return
-    with temporary_directory() as place:
-        made = Path(place)
-        for name in ("config.json", "generation_config.json", "hf_quant_config.json"):
-            if (directory / name).is_file():
-                (made / name).write_text((directory / name).read_text("utf-8-sig"), "utf-8")
-        yield made
 
 
 def cannot_build(problem: Exception) -> str:

@@ -35,7 +35,7 @@ from ..kv_cache import STEP
 from ..number_format import nbytes
 from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched
 from .network import TappedNetwork, type_name
-from .trials import ATTEMPTS, fits, known_to_agree, mask_axes, rows_agree
+from .trials import ATTEMPTS, fits, mask_axes, rows_agree
 
 MakeCaches = Callable[[], list[Any]]
 
@@ -181,9 +181,7 @@ class DecoderOnlyModel(TappedNetwork):
     @cached_property
     def rows_agree(self) -> bool:
         """Tried when it is first read; some of mlx-lm's models fail."""
-        return known_to_agree(
-            self.identity, lambda: rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
-        )
+        return rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """The prompt itself."""

@@ -8,17 +8,15 @@ ignore. Differences from rounding are no failure.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from ... import process
 from ...errors import OptionError
 from ...interfaces import after, rectangle
 from ..sharding import of_rank_0
@@ -91,20 +89,6 @@ def _apart(some: mx.array, expected: mx.array) -> mx.array:
 
 def _limit(rows: mx.array) -> float:
     return LIMIT if rows.dtype == mx.float32 else HALF_LIMIT
-
-
-def known_to_agree(identity: str | None, agree: Callable[[], bool]) -> bool:
-    """Call `agree` unless a model of this identity has agreed before, which an empty file in the
-    platform's cache directory says. A model that disagrees is compared at every start."""
-    file = None if identity is None else process.directory("rows") / identity
-    if file is not None and file.exists():
-        return True
-    agreed = agree()
-    if agreed and file is not None:
-        with contextlib.suppress(OSError):  # a cache is a help and never a duty
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch()
-    return agreed
 
 
 def rows_agree(model: TappedNetwork, entries: Sequence[list[Any]]) -> bool:
