@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -13,7 +12,6 @@ from mlx_specdec.draft_length import saved
 from mlx_specdec.draft_length.auto_length import AutoLength
 from mlx_specdec.draft_length.costs import DOUBLINGS, MOST, Block, unknown
 from mlx_specdec.draft_length.saved import Knowledge
-from mlx_specdec.engine import drafters as engine_drafters
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.drafters import (
     drafters,
@@ -25,7 +23,6 @@ from mlx_specdec.engine.drafters import (
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
-from mlx_specdec.models.mlx_lm import model as decoder_only
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
 from mlx_specdec.proposers.drafter import Setup
@@ -136,16 +133,6 @@ def test_a_draft_that_is_parked_is_never_run(alone: Pair, proposer: str) -> None
     assert (counted.opened, counted.passes) == (0, 0)
 
 
-def test_a_draft_that_is_wanted_reads_the_prompt_along(alone: Pair) -> None:
-    counted = Counted(alone.target)
-    pair = replace(alone, draft=cast(Base, counted), draft_name="fast")
-    asked = Options(max_tokens=30, proposer="draft")
-    taught(pair, asked, 1.01, 0.0)
-    run = stream_generate(pair, "hello", asked)
-    run.read_prompt()
-    assert (counted.opened, counted.passes) == (1, 1)
-
-
 @pytest.mark.parametrize("proposer", ["draft", "auto"])
 def test_proposers_and_lengths_that_a_caller_passes_teach_nothing_of_the_pair(
     pair: Pair, proposer: str
@@ -173,41 +160,6 @@ def test_what_lost_badly_waits_for_a_longer_text(
     texts = [generate(pair, "hello", asked).stats.drafted for _ in range(3)]
     assert all(drafted > 0 for drafted in texts) == (num_draft == 3)
     assert (counted.opened == 0) == (num_draft == "auto")
-
-
-def test_a_target_alone_decodes_plainly_unless_asked(alone: Pair) -> None:
-    assert names(alone) == ()
-    assert names(alone, proposer="auto") == ("ngram",)
-
-
-def test_a_texts_costs_are_found_without_counting_weights_again(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = pair_key(pair)
-
-    def again(*_: object) -> None:
-        raise AssertionError("looked at again")
-
-    monkeypatch.setattr(engine_drafters, "version", again)
-    monkeypatch.setattr(decoder_only, "tree_flatten", again)
-    assert pair_key(pair) == first
-
-
-def test_sources_that_take_no_time_cost_alike_and_others_by_their_weights(pair: Pair) -> None:
-    lookup, draft = (source(each, Options()) for each in drafters(pair, Options()))
-    assert lookup.free and lookup.costs == "free" and not draft.free
-    [alone] = drafters(pair, Options(proposer="draft"))
-    assert source(alone, Options()) == draft
-    warm = source(alone, Options(temperature=1.0))
-    assert warm.costs != draft.costs and warm.text != draft.text
-
-
-def test_peak_memory_is_of_this_run(pair: Pair) -> None:
-    prompt = [5, 6, 7, 8]
-    asked = Options(max_tokens=4, cost_cache=False)
-    first = generate(pair, prompt, asked).stats.peak_memory_bytes
-    mx.eval(mx.zeros((8 * first,), dtype=mx.uint8))
-    assert 0 < generate(pair, prompt, asked).stats.peak_memory_bytes < 4 * first
 
 
 def proposed(pair: Pair, repeated: int, **asked) -> tuple[str, list[int]]:

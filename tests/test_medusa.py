@@ -31,25 +31,6 @@ def test_heads_that_know_the_next_words_save_passes() -> None:
     assert stats.rounds == 1 + 24 / 4, "the first token comes with the prompt's pass"
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "typical"])
-def test_heads_work_under_every_rule(rule: str) -> None:
-    base = base_of("llama")
-    options = Options(max_tokens=20, temperature=0.7, rule=rule, seed=1)
-    first = generate(pair_of(base, some_heads(base, own_output=True)), PROMPT, options)
-    assert first.stats.drafted > 0
-    assert first.labels.rule == rule
-
-
-def test_the_shared_output_layer_is_the_models_own_head() -> None:
-    for family in ("llama", "gemma3_wrapped", "own-head-scaled", "tied-scaled-relu"):
-        base = base_of(family)
-        tokens = mx.array([[3, 9, 4]], dtype=mx.int32)
-        scores = base.open(PROMPT).advance(tokens, taps=("final",))
-        assert scores.hidden["final"].shape == (1, 3, base.width)
-        assert scores.hidden["final"].dtype == base.state_dtype
-        assert mx.allclose(base.head(scores.hidden["final"]), scores.logits, atol=1e-5)
-
-
 def written(tmp_path: Path, family: str, **settings) -> tuple[Path, Path]:
     """A base and heads for it, side by side."""
     make = make_llama if family == "llama" else make_t5
@@ -84,31 +65,8 @@ def refused(directory: Path, match: str) -> None:
         loading.load(directory)
 
 
-def test_heads_for_another_width_are_refused_by_name(tmp_path: Path) -> None:
-    refused(
-        written(tmp_path, "llama", width=48)[1], r"width 48, and \.\./base has 32.*another base"
-    )
-
-
 def test_heads_for_another_vocabulary_are_refused_by_name(tmp_path: Path) -> None:
     refused(written(tmp_path, "llama", vocabulary=50)[1], "vocabulary of 50, and")
-
-
-def test_shared_heads_whose_config_tells_another_vocabulary_are_refused(tmp_path: Path) -> None:
-    refused(written(tmp_path, "llama", vocab_size=50)[1], "vocabulary of 50, and")
-
-
-def test_truncated_heads_are_refused(tmp_path: Path) -> None:
-    directory = heads.write(tmp_path, "../base")
-    file = directory / "medusa_lm_head.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    refused(directory, "truncated")
-
-
-def test_a_directory_without_its_heads_is_refused(tmp_path: Path) -> None:
-    directory = heads.write(tmp_path, "../base")
-    (directory / "medusa_lm_head.safetensors").unlink()
-    refused(directory, r"neither medusa_lm_head\.safetensors nor medusa_lm_head\.pt")
 
 
 @pytest.mark.parametrize(
@@ -164,11 +122,3 @@ def test_heads_that_are_asked_for_must_be_there() -> None:
     pair = Pair("target", None, base, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
     with pytest.raises(OptionError, match="no Medusa heads"):
         generate(pair, PROMPT, Options(proposer="medusa"))
-
-
-def test_heads_can_be_left_aside() -> None:
-    base = base_of("llama")
-    pair = pair_of(base, some_heads(base, own_output=True))
-    for proposer in ("none", "ngram"):
-        labels = generate(pair, PROMPT, Options(max_tokens=3, proposer=proposer)).labels
-        assert labels.proposer == proposer

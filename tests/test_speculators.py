@@ -9,28 +9,24 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.conversion.convert import convert
 from mlx_specdec.engine import drafters as assembling
 from mlx_specdec.engine import loading
-from mlx_specdec.engine.drafters import make_draft_length
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.interfaces import Prices, after
 from mlx_specdec.models.drafters import KINDS
 from mlx_specdec.models.drafters.kinds import attach, read
-from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.number_format import NumberFormat, on_cpu
+from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.options import Options
 from mlx_specdec.proposers import DRAFTERS
 from mlx_specdec.proposers.drafter import Setup
 from mlx_specdec.proposers.hidden_state import UNREAD
 
-from .support import heads, speculators, tiny
-from .support.drafter_pairs import MAKERS, TRANSLATOR, made, pair_of, target_of
-from .support.families import config_of
+from .support import heads, speculators
+from .support.drafter_pairs import MAKERS, TRANSLATOR, made, target_of
 from .support.models import make_llama
-from .support.pairs import PROMPT, SIZE, Numbers, Switching
+from .support.pairs import PROMPT, SIZE, Numbers
 
 TARGETS = ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR)
 LENGTH = 20
@@ -107,23 +103,6 @@ def test_a_kind_that_the_pair_lacks_is_refused(kind: str, tmp_path: Path) -> Non
         generate(made(kind, "llama", tmp_path), PROMPT, Options(proposer=other))
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-def test_targets_that_do_not_show_their_layers_are_refused_by_name(
-    kind: str, tmp_path: Path
-) -> None:
-    target = DecoderOnlyModel(tiny.from_config(config_of("gpt_neox")))
-    asked = {"width": 32, "vocabulary": target.vocabulary}
-    with pytest.raises(OptionError, match="type gpt_neox do not show"):
-        pair_of(target, MAKERS[kind](tmp_path / kind, **asked))
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_what_rounds_cost_can_be_measured_without_verifying(kind: str, tmp_path: Path) -> None:
-    asked = Options(max_tokens=20, num_draft=3, simulated_acceptance=1.0, cost_cache=False)
-    result = generate(made(kind, "llama", tmp_path), PROMPT, asked)
-    assert (result.labels.proposer, result.stats.acceptance_rate) == (kind, 1.0)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_that_ends_where_it_is_not_sure_changes_no_text(
     temperature: float, tmp_path: Path
@@ -141,22 +120,6 @@ def test_a_draft_that_ends_where_it_is_not_sure_changes_no_text(
     assert 1 <= drafted[1] < drafted[0] - 0.5
 
 
-def test_where_lengths_are_learned_a_drafter_hears_what_rounds_cost(tmp_path: Path) -> None:
-    for kind, told in (("dspark", True), ("dflash", False)):
-        pair = made(kind, "llama", tmp_path)
-        for asked in ("auto", 3):
-            options = Options(num_draft=asked, cost_cache=False)
-            setups: list[Setup] = []
-            chosen = [
-                replace(each, make=setups.append)
-                for each in assembling.drafters(pair, options)
-                if each.name == kind
-            ]
-            lengths = make_draft_length(pair, chosen, options)
-            assembling.make_proposer(chosen, options, lengths)
-            assert (setups[0].prices is not None) is (told and asked == "auto")
-
-
 def test_taps_change_no_logit(tmp_path: Path) -> None:
     for family in TARGETS:
         model = target_of(family)
@@ -169,52 +132,6 @@ def test_taps_change_no_logit(tmp_path: Path) -> None:
                 both.append([context.advance(chunk, taps=taps).logits for chunk in chunks])
             for one, other in zip(*both, strict=True):
                 assert mx.array_equal(one, other), family
-
-
-def test_nobody_who_taps_nothing_is_given_hidden_states() -> None:
-    model = DecoderOnlyModel(tiny.build("llama"))
-    before = type(model.network.layers[0])
-    scores = model.open(PROMPT).advance(mx.array([[3, 9]]))
-    assert scores.hidden == {}
-    assert type(model.network.layers[0]) is before, "nothing stands in the layers' way"
-
-
-def test_no_more_than_a_chunk_of_a_prompts_hidden_states_is_kept(tmp_path: Path) -> None:
-    pair = made("eagle3", "llama", tmp_path)
-    assert pair.drafter_network is not None
-    context = pair.target.open(PROMPT)
-    proposer = assembling.make_proposer(
-        assembling.drafters(pair, Options(num_draft=3)), Options(num_draft=3), Switching()
-    )
-    assert proposer is not None
-    proposer.begin([PROMPT])
-    rows = UNREAD + 1
-    chunk = list(range(2, 2 + 8)) * (rows // 8 + 1)
-    held = []
-    for _ in range(6):
-        scores = context.advance(mx.array([chunk[:rows]]), taps=proposer.taps)
-        proposer.observe([chunk[:rows]], [scores])
-        context.evaluate()
-        del scores
-        held.append(sum(each.shape[1] for each in proposer._hidden))
-    assert held == [1] * 6
-
-
-def test_a_directory_is_recognized_and_drafts(tmp_path: Path) -> None:
-    base = make_llama(tmp_path / "base" if (tmp_path / "base").mkdir() is None else tmp_path)
-    vocabulary = loading.load(base).target.vocabulary
-    asked = {"max_tokens": 16, "seed": 1, "cost_cache": False}
-    plain = generate(loading.load(base), "some text", Options(**asked))
-    for kind, make in MAKERS.items():
-        more = {"drafted": vocabulary // 2} if kind in ("eagle3", "peagle") else {}
-        directory = make(tmp_path / kind, vocabulary=vocabulary, **more)
-        pair = loading.load(base, directory)
-        assert pair.draft is None and pair.drafter_network is not None
-        assert pair.draft_bytes == pair.drafter_network.nbytes > 0
-        result = generate(pair, "some text", Options(num_draft=3, **asked))
-        assert result.tokens == plain.tokens
-        assert result.as_dict()["proposer"] == kind
-        assert result.stats.drafted > 0
 
 
 def test_medusa_heads_and_a_drafter_share_a_target(tmp_path: Path) -> None:
@@ -230,23 +147,6 @@ def test_medusa_heads_and_a_drafter_share_a_target(tmp_path: Path) -> None:
         assert result.stats.drafted > 0
     with pytest.raises(CheckpointError, match="hidden states of width 48"):
         loading.load(given, speculators.eagle3(tmp_path / "wrong", width=48))
-
-
-@pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_a_converted_drafter_writes_the_targets_own_text(dtype: str, tmp_path: Path) -> None:
-    """Quantized on its way; kept so, or expanded."""
-    source = MAKERS["dspark"](tmp_path / "source")
-    convert(str(source), tmp_path / "small", quantize=True, q_bits=8, q_group_size=32)
-    target, files = target_of("llama"), read(tmp_path / "small")
-    assert files is not None
-    network = attach(files, target, NumberFormat(dtype))
-    kept = any(hasattr(module, "bits") for module in network.modules())
-    assert kept is (dtype == "float32" or not on_cpu())
-    pair = replace(pair_of(target, source), drafter_network=network)
-    asked = Options(max_tokens=LENGTH, temperature=1.0, seed=3, num_draft=4, cost_cache=False)
-    result = generate(pair, PROMPT, asked)
-    assert result.tokens == generate(pair, PROMPT, replace(asked, regular=True)).tokens
-    assert result.stats.drafted > 0
 
 
 def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:

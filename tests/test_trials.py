@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
-from mlx_specdec.proposers.drafter import Trial
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 
 from .support import tiny
@@ -67,25 +65,6 @@ def test_a_draft_model_is_named_without_what_it_cannot_be() -> None:
     assert "draft was probably made for another target" in line and "layers" not in line
 
 
-def test_a_length_that_was_asked_for_goes_on_and_the_text_stays(wrong: Pair) -> None:
-    result = generate(wrong, PROMPT, ASKED)
-    assert result.tokens == generate(wrong, PROMPT, replace(ASKED, regular=True)).tokens
-    assert result.stats.drafted > 64 + 16
-
-
-@pytest.mark.slow
-def test_auto_goes_on_plainly_and_says_so_once_enough_was_drafted(wrong: Pair) -> None:
-    asked = replace(ASKED, num_draft="auto", max_tokens=30, proposer="eagle3")
-    lines: list[str] = []
-    for seed in range(60):
-        lines += told(lambda seed=seed: generate(wrong, [4 + seed % 50], asked))
-        if lines:
-            break
-    for seed in range(5):
-        lines += told(lambda seed=seed: generate(wrong, [4 + seed % 50], asked))
-    assert len(lines) == 1
-
-
 @pytest.mark.parametrize(
     "asked",
     [
@@ -99,35 +78,6 @@ def test_auto_goes_on_plainly_and_says_so_once_enough_was_drafted(wrong: Pair) -
 def test_texts_that_say_nothing_of_a_drafter_do_not_count(wrong: Pair, asked: dict) -> None:
     assert told(lambda: generate(wrong, PROMPT, replace(ASKED, **asked))) == []
     assert len(told(lambda: generate(wrong, PROMPT, ASKED))) == 1
-
-
-def test_a_draft_that_is_right_is_not_named() -> None:
-    assert told(lambda: generate(with_draft(0), PROMPT, ASKED)) == []
-
-
-def test_short_texts_count_together(wrong: Pair) -> None:
-    lines = [told(lambda at=at: generate(wrong, [9 + at], SHORT)) for at in range(12)]
-    assert sum(map(len, lines)) == 1 and lines[0] == []
-
-
-def test_behind_lookup_only_its_own_drafts_count(wrong: Pair) -> None:
-    asked = replace(ASKED, proposer="auto", ngram_min=1, max_tokens=80)
-    result = generate(wrong, PROMPT, asked)
-    assert set(result.stats.by_source) == {"ngram", "eagle3"}
-    fresh = replace(wrong, trials=defaultdict(Trial))
-    assert len(told(lambda: generate(fresh, PROMPT, asked))) == 1
-    assert set(fresh.trials) == {"eagle3"}
-
-
-def test_a_run_that_is_interrupted_names_it_too(wrong: Pair) -> None:
-    def interrupted() -> None:
-        run = stream_generate(wrong, PROMPT, replace(ASKED, max_tokens=1000))
-        for step, _ in enumerate(run):
-            if step == 26:
-                run.interrupt()
-        run.result()
-
-    assert len(told(interrupted)) == 1
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -15,7 +15,7 @@ import pytest
 from mlx_lm.utils import load_adapters, load_model
 
 from mlx_specdec.engine.generate import generate
-from mlx_specdec.errors import CheckpointError, OptionError
+from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models import loading
 from mlx_specdec.models.self_draft import self_draft
 from mlx_specdec.options import Options
@@ -106,9 +106,3 @@ def test_what_is_no_adapter_of_the_model_is_told_in_one_line(
     with pytest.raises(CheckpointError, match=says) as problem:
         loading.load_model(base, adapter=adapter)
     assert "\n" not in str(problem.value)
-
-
-def test_a_t5_has_no_adapters(adapter: Path) -> None:
-    kind = Path(__file__).parents[1] / "fixtures" / "t5" / "own-head-scaled"
-    with pytest.raises(OptionError, match="adapter-path"):
-        loading.load_model(kind, adapter=adapter)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache
 
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.errors import OptionError, RewindError
 from mlx_specdec.models.cache_settings import CacheSettings
-from mlx_specdec.models.kv_cache import BATCH_STEP, STEP, KVCache
+from mlx_specdec.models.kv_cache import BATCH_STEP, KVCache
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel, cache_maker
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.rows import Rows
 from mlx_specdec.options import Options
 
@@ -24,43 +22,11 @@ from ..support import tiny
 from ..support.pairs import PROMPT, pair_of
 
 
-@pytest.mark.parametrize(
-    ("settings", "part"),
-    [
-        ({"bits": 5}, "kv-bits"),
-        ({"bits": 8, "group_size": 48}, "kv-group-size"),
-        ({"max_size": 0}, "max-kv-size"),
-        ({"bits": 8, "max_size": 64}, "exclude each other"),
-    ],
-)
-def test_settings_that_no_model_can_use_are_refused(settings: dict, part: str) -> None:
-    with pytest.raises(OptionError, match=part):
-        CacheSettings(**settings)
-
-
-def test_a_quantized_cache_is_one_from_the_first_token_on() -> None:
-    model = DecoderOnlyModel(tiny.build("llama", head_dim=32), caches=CacheSettings(8, 32))
-    caches = cache_maker(model.network, CacheSettings(4, 32))()
-    assert {type(cache) for cache in caches} == {QuantizedKVCache}
-    assert {(cache.bits, cache.group_size) for cache in caches} == {(4, 32)}
-
-
-def test_a_window_keeps_no_first_tokens() -> None:
-    caches = cache_maker(tiny.build("llama"), CacheSettings(max_size=12))()
-    assert {type(cache) for cache in caches} == {RotatingKVCache}
-    assert {(cache.max_size, cache.keep) for cache in caches} == {(12, 0)}
-
-
 @pytest.mark.parametrize("family", ["gemma3", "mamba2", "qwen3_next"])
 @pytest.mark.parametrize("settings", [CacheSettings(8, 32), CacheSettings(max_size=16)])
 def test_models_with_caches_of_their_own_refuse_both(family: str, settings: CacheSettings) -> None:
     with pytest.raises(OptionError, match="caches of their own"):
         DecoderOnlyModel(tiny.build(family), caches=settings)
-
-
-def test_groups_that_do_not_fit_a_head_are_refused_before_anything_runs() -> None:
-    with pytest.raises(OptionError, match="groups of 64"):
-        DecoderOnlyModel(tiny.build("llama"), caches=CacheSettings(8))
 
 
 def test_a_model_that_cannot_read_packed_keys_says_so_without_blaming_the_groups() -> None:
@@ -89,33 +55,6 @@ def append(rows: Rows, cache: KVCache, new: mx.array, proposed: int = 0) -> mx.a
     return keys
 
 
-def test_what_was_appended_comes_back_across_growth() -> None:
-    (rows, cache), whole = opened(), entries(3 * STEP)
-    cuts = [0, 1, STEP - 1, STEP, STEP + 1, 3 * STEP]
-    for start, end in itertools.pairwise(cuts):
-        keys = append(rows, cache, whole[:, :, start:end])
-        assert rows.lengths == (end,)
-        assert mx.array_equal(keys, whole[:, :, :end])
-
-
-@pytest.mark.parametrize("kept", [0, 1, STEP - 1, STEP, 2 * STEP])
-def test_a_rewound_cache_equals_one_that_never_saw_the_rest(kept: int) -> None:
-    (rows, cache), first, other = opened(), entries(2 * STEP), entries(5, seed=1)
-    append(rows, cache, first, proposed=2 * STEP)
-    rows.rewind((kept,))
-    assert rows.lengths == (kept,)
-    keys = append(rows, cache, other)
-    assert mx.array_equal(keys, mx.concatenate([first[:, :, :kept], other], axis=2))
-
-
-def test_results_handed_out_before_a_rewind_keep_their_values() -> None:
-    (rows, cache), first = opened(), entries(8)
-    before = append(rows, cache, first, proposed=8)
-    rows.rewind((2,))
-    append(rows, cache, entries(6, seed=1))
-    assert mx.array_equal(before, first)
-
-
 @pytest.mark.parametrize("lengths", [(-1,), (2,), (9,), (4, 4), ()])
 def test_what_is_final_stays_and_what_was_not_seen_cannot(lengths: tuple[int, ...]) -> None:
     rows, cache = opened()
@@ -123,11 +62,6 @@ def test_what_is_final_stays_and_what_was_not_seen_cannot(lengths: tuple[int, ..
     with pytest.raises(RewindError):
         rows.rewind(lengths)
     assert rows.lengths == (8,)
-
-
-def test_buffers_have_the_type_of_what_comes_first() -> None:
-    rows, cache = opened()
-    assert append(rows, cache, entries(3).astype(mx.bfloat16)).dtype == mx.bfloat16
 
 
 class Twins:

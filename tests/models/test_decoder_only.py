@@ -66,55 +66,6 @@ def test_a_written_model_loads_as_it_was(family: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits_of(model, [5, 9, 3]), want, atol=1e-4, rtol=1e-4)
 
 
-def test_loading_leaves_mlx_lms_own_classes(tmp_path: Path) -> None:
-    from mlx_lm.models import llama
-
-    model, _, _ = load(tiny.write("llama", tmp_path))
-    assert type(model.network) is llama.Model
-
-
-def test_mlx_random_state_is_left_alone() -> None:
-    mx.random.seed(11)
-    before = mx.random.state[0].tolist()
-    tiny.build("qwen3_next")
-    assert mx.random.state[0].tolist() == before
-
-
-@pytest.mark.slow
-def test_tiny_text_wanders() -> None:
-    for family in sorted(tiny.CONFIGS):
-        model = DecoderOnlyModel(tiny.build(family))
-        context, token, text = model.open([5]), mx.array([[5]]), []
-        for _ in range(40):
-            token = context.advance(token).logits.argmax(-1)
-            text.append(token.item())
-        assert len(set(text)) > 8, family
-
-
-@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
-def test_a_dtype_that_is_asked_for_is_what_runs(name: str, tmp_path: Path) -> None:
-    model, _, dtype = load(tiny.write("llama", tmp_path), dtype=name)
-    assert dtype == name
-    assert model.open([5]).advance(mx.array([[5]])).logits.dtype == getattr(mx, name)
-
-
-def test_auto_is_float32_on_the_cpu_unless_quantized(tmp_path: Path) -> None:
-    directory = tiny.write("llama", tmp_path)
-    edit_weights(directory, lambda w: w.update({k: v.astype(mx.bfloat16) for k, v in w.items()}))
-    kind = "float32" if mx.default_device() == mx.Device(mx.cpu) else "bfloat16"
-    assert load(directory)[2] == kind
-
-
-def test_quantising_on_load_is_close_and_smaller(tmp_path: Path) -> None:
-    directory = tiny.write("llama", tmp_path)
-    plain, _, _ = load(directory)
-    model, _, dtype = load(directory, q_bits=8, q_group_size=32)
-    assert dtype == "8-bit, float32"
-    assert model.nbytes < 0.5 * plain.nbytes
-    want = logits_of(plain, [5, 9, 3])
-    assert np.abs(logits_of(model, [5, 9, 3]) - want).max() < 0.1 * np.abs(want).max()
-
-
 @pytest.mark.parametrize("large", [True, False])
 def test_a_quantized_directory_loads_as_stored_or_expanded_on_the_cpu(
     large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,12 +83,6 @@ def test_a_quantized_directory_loads_as_stored_or_expanded_on_the_cpu(
     np.testing.assert_allclose(logits_of(again, [5, 9]), logits_of(model, [5, 9]), atol=1e-4)
     with pytest.raises(OptionError, match="quantized already"):
         load(directory, q_bits=4)
-
-
-@pytest.mark.parametrize(("bits", "group"), [(8, 64), (7, 32)])
-def test_quantisation_that_fits_no_layer_is_refused(bits: int, group: int, tmp_path: Path) -> None:
-    with pytest.raises(OptionError):
-        load(tiny.write("llama", tmp_path), q_bits=bits, q_group_size=group)
 
 
 def test_end_tokens_come_from_generation_config_first(tmp_path: Path) -> None:
@@ -237,18 +182,6 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
         load(directory)
 
 
-def test_other_errors_are_not_called_a_damaged_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def exhausted(*_: Any, **__: Any) -> Any:
-        raise MemoryError("out of memory")
-
-    directory = tiny.write("llama", tmp_path)
-    monkeypatch.setattr("mlx_specdec.models.mlx_lm.loader.load_model", exhausted)
-    with pytest.raises(MemoryError):
-        load(directory)
-
-
 def test_prompts_that_cannot_be_taken_are_refused() -> None:
     model = DecoderOnlyModel(tiny.build("llama"), max_length=6)
     with pytest.raises(PromptError, match="empty"):
@@ -259,26 +192,6 @@ def test_prompts_that_cannot_be_taken_are_refused() -> None:
         with pytest.raises(PromptError, match=f"token id {strange} "):
             model.open([5, strange, 5])
     assert read(model, [5] * 6).lengths == (5,)
-
-
-def test_an_opened_context_has_seen_nothing() -> None:
-    model = DecoderOnlyModel(tiny.build("mamba2"))
-    assert model.open([5, 6, 7]).lengths == (0,)
-    assert model.prefix((5, 6)) == [5, 6]
-
-
-@pytest.mark.parametrize("shape", [(2, 3), (3,), (1, 0), (0, 3)])
-def test_more_or_less_sequences_than_were_opened_are_refused(shape: tuple[int, ...]) -> None:
-    context = DecoderOnlyModel(tiny.build("llama")).open([5])
-    with pytest.raises(ValueError, match=r"a context of one sequence|m >= 1"):
-        context.advance(mx.zeros(shape, dtype=mx.int32))
-
-
-@pytest.mark.parametrize("proposed", [-1, 4])
-def test_more_proposed_than_fed_is_refused(proposed: int) -> None:
-    context = DecoderOnlyModel(tiny.build("llama")).open([5])
-    with pytest.raises(ValueError, match="proposed"):
-        context.advance(mx.zeros((1, 3), dtype=mx.int32), proposed=proposed)
 
 
 def head_of(family: str, module: Any) -> Callable[[mx.array], mx.array]:
@@ -345,15 +258,6 @@ def test_an_unknown_hidden_state_is_refused_before_anything_is_seen(name: str) -
         context.advance(mx.array([[9]]), taps=(name,))
     with pytest.raises(OptionError):
         context.advance(mx.array([[9]]), taps=(FINAL, name))
-
-
-def test_a_head_that_fails_leaves_nothing_behind_for_the_next_pass() -> None:
-    model = DecoderOnlyModel(tiny.build("llama"))
-    fed = mx.array([[5, 9, 4]])
-    plain = model.open([5]).advance(fed).logits
-    with pytest.raises(ValueError):
-        model.head(mx.zeros((1, 3, 7)))
-    assert mx.array_equal(model.open([5]).advance(fed).logits, plain)
 
 
 def test_threads_do_not_see_each_others_hidden_states() -> None:

@@ -13,9 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.rope_utils import YarnRoPE
 
-from mlx_specdec.errors import CheckpointError
 from mlx_specdec.interfaces import FINAL
 from mlx_specdec.models.drafters.eagle3 import Eagle3
 from mlx_specdec.models.drafters.kinds import read
@@ -151,32 +149,3 @@ def test_pairs_turn_as_config_json_says(
     assert np.allclose(seen, angles, atol=1e-5)
     assert np.allclose(grown, size, atol=1e-5)
     assert not np.allclose(by_hand(whole=True), by_hand(whole=False), atol=1e-3)
-
-
-def test_where_nothing_more_is_said_it_is_mlx_lms(tmp_path: Path) -> None:
-    files = read(eagle3(tmp_path / "eagle3", rope_theta=THETA, rope_scaling=TOLD))
-    assert files is not None
-    theirs = YarnRoPE(
-        HEAD_DIM, base=THETA, scaling_factor=FACTOR, original_max_position_embeddings=LEARNED
-    )
-    rows = mx.random.normal((2, 3, 5, HEAD_DIM), key=mx.random.key(1))
-    for offset in (0, 7, mx.array([3, 90])):
-        one, other = (rope(rows, offset=offset) for rope in (rope_of(files.sizes), theirs))
-        assert mx.allclose(one, other, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("told", "match"),
-    [
-        ({"attention_factor": "1"}, "'1' for attention_factor: it has to be a number above 0"),
-        ({"truncate": 0}, "0 for truncate: it has to be true or false"),
-    ],
-)
-def test_what_is_said_of_them_is_looked_at(told: dict, match: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=match):
-        read(eagle3(tmp_path / "eagle3", rope_scaling={**TOLD, **told}))
-
-
-def test_positions_that_turn_alike_cannot_be_scaled(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="1 for rope_theta: it has to be above 1"):
-        read(eagle3(tmp_path / "eagle3", rope_scaling={**TOLD, "rope_theta": 1}))

@@ -35,14 +35,6 @@ def tokens(*ids: int) -> mx.array:
     return mx.array([ids], dtype=mx.int32)
 
 
-def test_a_new_context_has_seen_nothing(model) -> None:
-    context = model.open([5, 6, 1])
-    assert model.prefix([5, 6, 1]) == [0]
-    assert context.lengths == (0,)
-    assert model.max_length is None and model.vocabulary == 64
-    assert model.nbytes > 4 * 64 * 24
-
-
 def test_a_source_is_read_once_and_not_before_somebody_waits(model, monkeypatch) -> None:
     read, encode = [], type(model.network).encode
 
@@ -71,40 +63,6 @@ def test_only_proposed_tokens_can_be_taken_back(model) -> None:
     assert context.lengths == (3,)
     with pytest.raises(RewindError, match="3 are final"):
         context.rewind((2,))
-
-
-def test_tokens_drafted_one_by_one_are_taken_back_together(model) -> None:
-    context = model.open([5, 6, 1])
-    context.advance(tokens(0, 7))
-    for id in (8, 9, 10):
-        context.advance(tokens(id), proposed=1)
-    context.rewind((3,))
-    again = context.advance(tokens(11)).logits
-    fresh = model.open([5, 6, 1]).advance(tokens(0, 7, 8, 11)).logits[:, -1:]
-    assert mx.allclose(again, fresh, atol=1e-4)
-
-
-def test_a_pass_without_proposal_makes_everything_final(model) -> None:
-    context = model.open([5, 6, 1])
-    context.advance(tokens(0, 7), proposed=1)
-    context.advance(tokens(8))
-    with pytest.raises(RewindError):
-        context.rewind((2,))
-
-
-def test_lengths_of_another_number_of_sequences_are_refused(model) -> None:
-    context = model.open([5, 6, 1])
-    with pytest.raises(RewindError, match="one sequence"):
-        context.rewind((0, 0))
-    with pytest.raises(ValueError, match="one sequence"):
-        context.advance(mx.zeros((2, 1), dtype=mx.int32))
-
-
-def test_the_tap_is_what_the_head_is_given(model) -> None:
-    scores = model.open([5, 6, 1]).advance(tokens(0, 7, 8), taps=("final",))
-    assert mx.allclose(model.network.head(scores.hidden["final"]), scores.logits, atol=1e-5)
-    with pytest.raises(ValueError, match="'middle'"):
-        model.open([5, 6, 1]).advance(tokens(0), taps=("middle",))
 
 
 @pytest.mark.parametrize(("prompt", "told"), [([], "empty"), ([5, 64], "64"), ([-1], "-1")])

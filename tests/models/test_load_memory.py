@@ -125,8 +125,3 @@ def test_weights_are_expanded_up_to_a_share_of_the_memory(
         assert ("drafts gain little; --expand-weights" in loaded.note) is not expanded
         assert load_model(directory, expand=not expanded).dtype != loaded.dtype
     assert "without --q-bits" in load_model(write(kind, tmp_path / "plain")[0], q_bits=4).note
-
-
-def test_nothing_is_said_of_small_models_and_of_plain_ones(tmp_path: Path, on_cpu: None) -> None:
-    assert load_model(quantized("llama", tmp_path, mx.float32)).note == ""
-    assert load_model(write("llama", tmp_path / "plain")[0]).note == ""

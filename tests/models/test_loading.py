@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import bitnet, step3p5
 
-from mlx_specdec.errors import CheckpointError, OptionError
+from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models import number_format
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.t5.config import T5Config
@@ -63,34 +63,10 @@ def test_the_wired_limit_is_raised_on_metal_alone(
     assert limits == [7 << 30]
 
 
-def test_ids_that_end_a_text_come_from_the_generation_config_first(wide: Path) -> None:
-    assert load_model(wide).eos_token_ids == (1,)
-    (wide / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')
-    assert load_model(wide).eos_token_ids == (1, 7)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_the_asked_number_format_is_used(wide: Path, dtype: str) -> None:
-    loaded = load_model(wide, dtype=dtype)
-    assert loaded.dtype == dtype
-    arrays = dict(tree_flatten(loaded.model.network.parameters())).values()
-    assert {str(array.dtype) for array in arrays} == {f"mlx.core.{dtype}"}
-
-
 def test_a_head_that_repeats_the_embedding_is_the_embedding(wide: Path) -> None:
     rewrite(wide, lambda weights: weights.update({"lm_head.weight": weights["shared.weight"]}))
     network = load_model(wide).model.network
     assert not network.config.own_head and network.config.scales_output
-
-
-def test_an_embedding_under_the_stacks_name_is_found(wide: Path) -> None:
-    before = logits(load_model(wide).model)
-
-    def rename(weights) -> None:
-        weights["encoder.embed_tokens.weight"] = weights.pop("shared.weight")
-
-    rewrite(wide, rename)
-    assert np.array_equal(logits(load_model(wide).model), before)
 
 
 @pytest.mark.parametrize(
@@ -123,25 +99,6 @@ def test_truncated_weights_are_told(wide: Path, size: int) -> None:
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(CheckpointError, match="truncated"):
         load_model(wide)
-
-
-def test_a_directory_without_weights_is_told(wide: Path) -> None:
-    (wide / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"no \.safetensors"):
-        load_model(wide)
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"dtype": "float8"}, "float8"),
-        ({"q_bits": 7}, "q-bits"),
-        ({"q_bits": 4, "q_group_size": 48}, "q-group-size"),
-    ],
-)
-def test_settings_that_do_not_exist_are_refused(wide: Path, settings: dict, told: str) -> None:
-    with pytest.raises(OptionError, match=told):
-        load_model(wide, **settings)
 
 
 def test_quantizing_on_load_leaves_positions_and_norms_alone(wide: Path) -> None:
@@ -180,25 +137,6 @@ def test_a_quantized_directory_gives_its_own_logits(
     assert np.abs(logits(loaded.model) - stored).max() < 1e-4
 
 
-def test_what_is_quantized_already_is_not_quantized_again(wide: Path) -> None:
-    store_quantized(wide)
-    with pytest.raises(OptionError, match="already"):
-        load_model(wide, q_bits=4)
-
-
-def test_a_quantisation_that_mlx_does_not_have_is_refused(wide: Path) -> None:
-    config = json.loads((wide / "config.json").read_text())
-    config["quantization"] = {"group_size": 48, "bits": 8}
-    (wide / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="groups of 48"):
-        load_model(wide)
-
-
-def test_widths_that_no_group_divides_cannot_be_quantized() -> None:
-    with pytest.raises(OptionError, match="multiple of 64"):
-        load_model(FIXTURES / "mt5", q_bits=4)
-
-
 def test_layers_packed_differently_load_as_they_were_written(
     wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,12 +162,6 @@ def test_layers_packed_differently_load_as_they_were_written(
     assert np.abs(logits(packed) - expected).max() < 1e-4
 
 
-def test_quantizing_on_load_packs_the_embedding_as_a_conversion_does(wide: Path) -> None:
-    network = load_model(wide, q_bits=4, q_group_size=32).model.network
-    assert network.shared.bits == 8 and network.lm_head.bits == 8
-    assert network.encoder.block[0].attention.q.bits == 4
-
-
 def test_weights_of_several_formats_are_computed_in_the_widest(
     wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,22 +177,6 @@ def test_weights_of_several_formats_are_computed_in_the_widest(
     rewrite(wide, lambda weights: weights.update({wo: weights[wo].astype(mx.float32)}))
     loaded = load_model(wide)
     assert loaded.dtype == "float32" and np.isfinite(logits(loaded.model)).all()
-
-
-@pytest.mark.parametrize("kind", ["tied-scaled-relu", "umt5-untied", "mt5"])
-def test_half_precision_stays_near(kind: str) -> None:
-    exact = logits(load_model(FIXTURES / kind, dtype="float32").model)
-    network = load_model(FIXTURES / kind, dtype="bfloat16").model
-    scores = network.open([5, 6, 7, 1]).advance(mx.array([[0, 9, 11]])).logits
-    assert scores.dtype == mx.bfloat16
-    assert np.abs(np.array(scores.astype(mx.float32)) - exact).max() < 0.1 * np.ptp(exact)
-
-
-def test_whole_numbers_for_weights_are_refused(wide: Path) -> None:
-    name = "lm_head.weight"
-    rewrite(wide, lambda weights: weights.update({name: mx.zeros((64, 64), dtype=mx.int32)}))
-    with pytest.raises(CheckpointError, match=f"{name} is stored as int32 where float32"):
-        load_model(wide)
 
 
 @pytest.mark.parametrize(

@@ -175,17 +175,6 @@ def test_over_a_hundred_rounds_in_one_text_give_the_logits_of_plain_decoding(
     assert schedule(family, random.Random(7), LONG) > 100
 
 
-def test_prefill_in_steps_gives_the_logits_of_plain_decoding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("mlx_specdec.decoding.prompt.CHUNK", 7)
-    for family in FAMILIES:
-        end = LENGTH - 1
-        context = read(model_of(family), text_of(family)[: end + 1])
-        assert context.lengths == (end,)
-        agree(family, end, context.advance(tokens_of(family, end, LENGTH)).logits)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_only_models_with_opaque_state_say_that_they_replay(family: str) -> None:
     assert opened(family).replays == (family in RECURRENT)
@@ -248,30 +237,6 @@ def test_a_cache_that_does_not_trim_is_caught(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(KVCache, "trim", lambda self, n: 0)
     with pytest.raises(RewindError, match=r"KVCache.* holds 9 tokens after a rewind to 7"):
         context.rewind((PROMPT + 2,))
-
-
-def test_a_window_that_lost_count_is_caught() -> None:
-    window = RotatingKVCache(max_size=4)
-    cache = RewindableCache([window])
-    _feed(cache, 6, proposed=3)
-    window.offset -= 1
-    with pytest.raises(RewindError, match=r"RotatingKVCache.* holds 3 tokens after a rewind to 4"):
-        cache.rewind(4)
-
-
-class Aliasing(KVCache):
-    """A cache whose copies are no copies."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Aliasing:
-        return self
-
-
-def test_a_copy_that_follows_its_original_is_caught() -> None:
-    cache = RewindableCache([Aliasing()])
-    _feed(cache, 3)
-    _feed(cache, 2, proposed=2)
-    with pytest.raises(RewindError, match=r"Aliasing.* changed with its original"):
-        cache.rewind(4)
 
 
 class Silent(KVCache):

@@ -16,15 +16,14 @@ from mlx_specdec.errors import OptionError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import loading as decoder_loading
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.models.sharding import check_even, refine, whole_groups
+from mlx_specdec.models.sharding import refine, whole_groups
 from mlx_specdec.models.t5 import family as t5_family
 from mlx_specdec.models.t5.context import EncoderDecoderModel
 from mlx_specdec.models.t5.network import T5, Attention, Dense
 
 from ..support import tiny
 from ..support.t5 import FIXTURES, SHAPE, SOURCE, TOKENS, built
-from ..support.thread_ranks import Rank, adding_up, on_every, ranks, run_ranks
-from . import shared_texts
+from ..support.thread_ranks import Rank, adding_up, on_every, ranks
 
 KINDS = sorted(path.name for path in FIXTURES.iterdir())
 FLOAT = NumberFormat("float32")
@@ -176,10 +175,6 @@ def test_what_ranks_cannot_share_is_refused_by_name() -> None:
         load_model(FIXTURES / "mt5", adapter=Path("nowhere"), group=ranks(2)[0])
 
 
-def test_even_parts_are_not_refused() -> None:
-    check_even({"heads": 8, "columns": 1024}, 4)
-
-
 @pytest.mark.parametrize(
     ("inputs", "size", "count", "smaller"),
     [(704, 64, 2, 32), (704, 64, 4, None), (256, 128, 4, 64), (256, 128, 8, 32), (256, 64, 2, 64)],
@@ -198,15 +193,6 @@ def test_smaller_groups_are_the_same_weights(
     assert whole_groups(layer, count) is (smaller is not None)
     assert layer.group_size == (smaller or size)
     assert mx.array_equal(weights(), before)
-
-
-def test_groups_of_other_kinds_of_quantization_stay_as_they_are() -> None:
-    layer = nn.QuantizedLinear.from_linear(
-        nn.Linear(96, 8, bias=False), group_size=32, bits=4, mode="mxfp4"
-    )
-    assert whole_groups(layer, 3)
-    assert not whole_groups(layer, 2)
-    assert layer.group_size == 32
 
 
 def test_the_shipped_models_width_of_eleven_groups_is_shared_by_two(
@@ -229,17 +215,3 @@ def test_the_shipped_models_width_of_eleven_groups_is_shared_by_two(
     with adding_up(monkeypatch):
         shared = on_every(ranks(2), compute)
     assert all(close(own, whole) for own in shared)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the prompt has 600 tokens")
-def test_processes_that_share_a_model_write_the_text_of_one(tmp_path: Path) -> None:
-    """What other fixtures and more ranks compute is told by threads above."""
-    alone = shared_texts.texts(None)
-    assert run_ranks(2, "tests.models.shared_texts", tmp_path) == [alone] * 2
-    assert len(alone) == 3
-    for name, texts in alone.items():
-        assert all(len(set(tokens)) > 3 for tokens in texts.values()), name
-        assert texts["plain"] == texts["drafted"] and texts["greedy"] == texts["greedy, drafted"]
-        if "looked up" in texts:
-            assert texts["plain"] == texts["looked up"] == texts["0 of a batch"]

@@ -66,13 +66,6 @@ def test_packed_layers_are_unpacked_in_the_copy_alone() -> None:
     check_same(model, draft)
 
 
-def test_layers_packed_in_an_unknown_way_are_refused() -> None:
-    network = tiny.build("mixtral", hidden_size=64, intermediate_size=64)
-    nn.quantize(network, 32, 4)
-    with pytest.raises(OptionError, match="is quantized in a way that cannot be trained"):
-        trainable(DecoderOnlyModel(network))
-
-
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_gradients_are_those_of_finite_differences(family: str) -> None:
     if family == "llama":
