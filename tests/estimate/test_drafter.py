@@ -155,7 +155,7 @@ def test_configurations_of_no_drafter_are_refused(tmp_path: Path) -> None:
         (
             (dflash, {"num_hidden_layers": 10**6}, "num_hidden_layers"),
             (eagle3, {"hidden_size": 2**30, "vocab_size": 2**30}, "can be built .OverflowError"),
-            (eagle3, {"vocab_size": 2**30, "draft_vocab_size": 2**26}, "of weights: check it"),
+            (eagle3, {"vocab_size": 2**30, "draft_vocab_size": 2**26}, "draft tokens: check it"),
             (eagle3, {"hidden_act": "gelu"}, r"3/config.json says 'gelu' for hidden_act"),
         )
     ):

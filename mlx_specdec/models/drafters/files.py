@@ -105,11 +105,13 @@ class StoredTensors(Mapping[str, mx.array]):
         if self._d2t is None:
             if count == vocabulary:
                 return None
+            if count > MOST_TOKENS:
+                raise CheckpointError(f"{self._directory} asks for {count} draft tokens: check it")
             if self.shapes:
                 raise CheckpointError(
                     f"{self._directory}: weight d2t is missing: download it again"
                 )
-            return tuple(range(min(count, MOST_TOKENS)))
+            return tuple(range(count))
         offsets = np.array(self._d2t()).astype(np.int64).reshape(count)
         ids = np.arange(count) + offsets
         if outside := [int(each) for each in ids if not 0 <= each < vocabulary]:
