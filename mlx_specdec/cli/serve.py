@@ -159,7 +159,6 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
     logging.getLogger(PROGRAM).setLevel(network.log_level.upper())
     from ..engine.prompt_cache_files import Store
     from ..serve.app import Access
-    from ..serve.server import Settings
     from ..serve.server import serve as run
     from ..serve.settings import Limits, ServiceSettings
 
@@ -175,21 +174,19 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
     run(
         model,
         loading,
-        Settings(
-            host=network.host,
-            port=network.port,
-            batch_size=load.batch_size,
-            access=Access(network.api_key, tuple(network.cors_origin or ())),
-            service=ServiceSettings(
-                Limits(waiting=load.max_waiting, seconds=load.timeout, context=load.max_model_len),
-                drawn_seeds=flags.seed is None,
-                metrics=network.per_request_spec_decode_metrics == "summary",
-                keep_billing=prompt_cache.keep_billing_lines,
-                strict_model=network.strict_model,
-            ),
-            store=store,
-            memory_budget=memory_budget,
+        network.host,
+        network.port,
+        access=Access(network.api_key, tuple(network.cors_origin or ())),
+        settings=ServiceSettings(
+            Limits(waiting=load.max_waiting, seconds=load.timeout, context=load.max_model_len),
+            drawn_seeds=flags.seed is None,
+            metrics=network.per_request_spec_decode_metrics == "summary",
+            keep_billing=prompt_cache.keep_billing_lines,
+            strict_model=network.strict_model,
         ),
+        batch_size=load.batch_size,
+        store=store,
+        memory_budget=memory_budget,
     )
 
 

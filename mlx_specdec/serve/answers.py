@@ -24,8 +24,6 @@ Payload = dict[str, Any]
 FINGERPRINT = f"mlx-specdec-{__version__}"
 LEAST_LOGPROB = -9999.0
 """JSON has no infinity."""
-AT_ONCE = 64
-"""Entries of a list that are serialized in one call of json.dumps."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +72,10 @@ class Choice:
         if result is not None:
             self.finish_reason = result.finish_reason
 
-    def read(self, text: str) -> list[Event]:
-        """Return the events of a further piece of the text."""
-        events = self.reader.push(text)
-        self.events += events
-        return events
-
-    def finish(self) -> list[Event]:
-        """Return the events that were held back, at the end of the text."""
-        events = self.reader.finish()
+    def read(self, text: str | None) -> list[Event]:
+        """Return the events of a further piece of the text, or those that were held back at its end
+        for None."""
+        events = self.reader.finish() if text is None else self.reader.push(text)
         self.events += events
         return events
 
@@ -95,6 +88,11 @@ class Writer(ABC):
 
     done = b""
     named = False
+
+    @staticmethod
+    def error(problem: Problem) -> tuple[int, Payload]:
+        """Return the status of an error, and the payload that also ends a stream early."""
+        return problem.status, problem.as_dict()
 
     @abstractmethod
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
@@ -111,16 +109,12 @@ class Writer(ABC):
         """Return the payloads of what a step generated. events: those of its text."""
 
     @abstractmethod
-    def end(self, index: int, choice: Choice, events: Sequence[Event]) -> list[Payload]:
-        """Return the payloads at the end of a choice. events: those that were held back."""
+    def end(self, index: int, choice: Choice) -> list[Payload]:
+        """Return the payloads at the end of a choice."""
 
     def rest(self, choices: Sequence[Choice]) -> list[Payload]:
         """Return the payloads after all choices."""
         return []
-
-    def error(self, problem: Problem) -> Payload:
-        """Return the payload that ends a stream early."""
-        return problem.as_dict()
 
 
 def cached_tokens(choices: Sequence[Choice], prompt_tokens: int) -> int:
@@ -143,19 +137,3 @@ def server_sent_event(payload: Payload, *, named: bool = False) -> bytes:
     name = f"event: {payload['type']}\n" if named else ""
     # In ASCII: clients that ask httpx for lines also end them at U+0085, U+2028 and U+2029.
     return f"{name}data: {json.dumps(payload)}\n\n".encode()
-
-
-def rendered(value: object) -> str:
-    """Serialize an answer in small parts, as json.dumps blocks all other threads."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{_dumps(name)}:{rendered(value[name])}" for name in value) + "}"
-    if isinstance(value, list) and len(value) <= AT_ONCE:
-        return "[" + ",".join(map(rendered, value)) + "]"
-    if isinstance(value, list):
-        parts = (value[at : at + AT_ONCE] for at in range(0, len(value), AT_ONCE))
-        return "[" + ",".join(_dumps(part)[1:-1] for part in parts) + "]"
-    return _dumps(value)
-
-
-def _dumps(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

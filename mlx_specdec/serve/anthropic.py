@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
-
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from ..decoding.stop_criteria import Emission
 from .answers import Choice, ParsedRequest, Payload, Writer, cached_tokens
 from .body import Body
 from .chat import text_of
-from .events import Arguments, Call, Event, calls_of
+from .events import Arguments, Call, Event
 from .problems import CONTEXT, Problem
 from .requests import RequestParser
-from .service import Service, post
+from .service import Endpoint
 
 SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "speculative")
 """Fields that a chat completion has as well."""
@@ -57,7 +54,7 @@ UNUSED: Payload = dict.fromkeys(
 log = logging.getLogger(__name__)
 
 
-def parse_messages(parser: RequestParser, body: Body) -> tuple[ParsedRequest, MessagesWriter]:
+def read_messages(parser: RequestParser, body: Body) -> tuple[ParsedRequest, MessagesWriter]:
     """Read a body for /v1/messages. Raises Problem."""
     body = parser.check("MessagesRequest", body)
     chat = {name: body[name] for name in SAME if name in body} | _as_chat(parser, body)
@@ -69,10 +66,10 @@ def parse_messages(parser: RequestParser, body: Body) -> tuple[ParsedRequest, Me
     return parsed, MessagesWriter(parser.name, parsed)
 
 
-def count_tokens(parser: RequestParser, body: Body) -> int:
-    """Return the number of tokens of a body for /v1/messages/count_tokens. Raises Problem."""
+def count_tokens(parser: RequestParser, body: Body) -> Payload:
+    """Count the tokens of a body for /v1/messages/count_tokens. Raises Problem."""
     chat = _as_chat(parser, parser.check("CountRequest", body))
-    return len(parser.chat_ids(parser.check("ChatRequest", chat)))
+    return {"input_tokens": len(parser.chat_ids(parser.check("ChatRequest", chat)))}
 
 
 def _as_chat(parser: RequestParser, body: Body) -> dict[str, Any]:
@@ -86,7 +83,10 @@ def _as_chat(parser: RequestParser, body: Body) -> dict[str, Any]:
     begun = last["role"] == "assistant" and last["content"] and not last.get("tool_calls")
     return {
         "messages": messages,
-        "tools": [_tool(each) for each in body.get("tools", ()) if _is_custom(each)],
+        # Others run on Anthropic's servers.
+        "tools": [
+            _tool(each) for each in body.get("tools", ()) if each.get("type", "custom") == "custom"
+        ],
         **_tool_choice(body.get("tool_choice", {})),
         "thinking": body.get("thinking"),
         "continue_final_message": bool(begun),
@@ -101,14 +101,6 @@ def _tool_choice(choice: Body) -> Body:
         function = {"name": choice.get("name")}
         return {**parallel, "tool_choice": {"type": "function", "function": function}}
     return {**parallel, "tool_choice": TOOL_CHOICES[choice["type"]]}
-
-
-def _is_custom(tool: Body) -> bool:
-    """Return False for the tools that Anthropic's servers run themselves."""
-    custom = tool.get("type", "custom") == "custom"
-    if not custom:
-        log.info("the tool %.80s is left out: this server has none of its own", tool["type"])
-    return custom
 
 
 def _tool(tool: Body) -> Body:
@@ -169,19 +161,6 @@ def _tool_call(block: Body) -> dict[str, Any]:
     return {"id": block.get("id"), "type": "function", "function": function}
 
 
-def error_payload(problem: Problem) -> Payload:
-    """Return a problem in Anthropic's format."""
-    too_long = problem.code == CONTEXT and problem.param in ("messages", "prompt")
-    # Anthropic's API begins this error with these words, which clients may look for.
-    message = f"prompt is too long: {problem.message}" if too_long else problem.message
-    kind = ERRORS.get(problem.status, problem.type)
-    return {"type": "error", "error": {"type": kind, "message": message}}
-
-
-def _error_response(problem: Problem) -> Response:
-    return JSONResponse(error_payload(problem), problem.status, problem.headers)
-
-
 class MessagesWriter(Writer):
     """Writes a message, which has one choice. model: its name."""
 
@@ -193,9 +172,30 @@ class MessagesWriter(Writer):
         self._block = -1
         self._open: object = None
 
+    @staticmethod
+    def error(problem: Problem) -> tuple[int, Payload]:
+        too_long = problem.code == CONTEXT and problem.param in ("messages", "prompt")
+        # Anthropic's API begins this error with these words, which clients may look for.
+        message = f"prompt is too long: {problem.message}" if too_long else problem.message
+        kind = ERRORS.get(problem.status, problem.type)
+        return problem.status, {"type": "error", "error": {"type": kind, "message": message}}
+
     def answer(self, choices: Sequence[Choice]) -> Payload:
+        """Return the message that a stream of these events would make."""
         [choice] = choices
-        message = self._message(_content(choice.events), choice.tokens)
+        blocks: list[Payload] = []
+        events = [payload for event in choice.events for payload in self._event(event)]
+        for each in [*events, *self.end(0, choice)]:
+            if each["type"] == "content_block_start":
+                blocks.append(each["content_block"])
+            elif each["type"] == "content_block_delta":
+                _, (name, text) = each["delta"].items()
+                blocks[-1][name] = blocks[-1].get(name, "") + text
+        for block in blocks:
+            if arguments := block.pop("partial_json", ""):
+                with contextlib.suppress(ValueError):  # where they were cut
+                    block["input"] = json.loads(arguments)
+        message = self._message(blocks, choice.tokens)
         return {**message, **_end(choice), "usage": self._usage(choice)}
 
     def start(self, index: int) -> list[Payload]:
@@ -204,26 +204,20 @@ class MessagesWriter(Writer):
     def piece(
         self, index: int, choice: Choice, emission: Emission, events: Sequence[Event]
     ) -> list[Payload]:
-        """Return the deltas of what was generated, and the limits of blocks between them."""
         return [payload for event in events for payload in self._event(event)]
 
-    def end(self, index: int, choice: Choice, events: Sequence[Event]) -> list[Payload]:
-        payloads = [payload for event in events for payload in self._event(event)]
-        if self._block < 0:
-            payloads += self._begin(dict(EMPTY), "content")
+    def end(self, index: int, choice: Choice) -> list[Payload]:
         return [
-            *payloads,
+            *(self._begin(dict(EMPTY), "content") if self._block < 0 else []),
             *self._close(),
             {"type": "message_delta", "delta": _end(choice), "usage": self._usage(choice)},
             {"type": "message_stop"},
         ]
 
-    def error(self, problem: Problem) -> Payload:
-        return error_payload(problem)
-
     def _event(self, event: Event) -> list[Payload]:
         if isinstance(event, Call):
-            return self._begin(_tool_use(event, {}), event.index)
+            block: Payload = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
+            return self._begin({**block, "caller": {"type": "direct"}}, event.index)
         if isinstance(event, Arguments):
             return [self._delta({"type": "input_json_delta", "partial_json": event.text})]
         block, (kind, name) = BLOCKS[event.kind]
@@ -280,48 +274,20 @@ def _end(choice: Choice) -> Payload:
     return {"stop_reason": reason, "stop_sequence": choice.stop or None}
 
 
-def _content(events: Sequence[Event]) -> list[Payload]:
-    """Return the blocks of a whole message, in the order in which a stream has them."""
-    blocks: list[Payload] = []
-    arguments = {call.index: text for call, text in calls_of(events)}
-    for event in events:
-        if isinstance(event, Call):
-            blocks.append(_tool_use(event, _arguments(arguments[event.index])))
-        elif not isinstance(event, Arguments):
-            block, (_, name) = BLOCKS[event.kind]
-            if not blocks or blocks[-1]["type"] != block["type"]:
-                blocks.append(dict(block))
-            blocks[-1][name] += event.text
-    return blocks or [dict(EMPTY)]
-
-
-def _tool_use(call: Call, given: object) -> Payload:
-    block = {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
-    return {**block, "caller": {"type": "direct"}}
-
-
-def _arguments(text: str) -> object:
-    """Return arguments as an object, an empty one where they were cut."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return {}
-
-
-async def messages(service: Service, request: Request) -> Response:
-    """Answer messages."""
-    return await service.answer(request, *await service.parse(request, parse_messages))
-
-
-async def count(service: Service, request: Request) -> Response:
-    """Count the tokens of messages."""
-    return JSONResponse({"input_tokens": await service.parse(request, count_tokens)})
-
-
-ENDPOINTS = tuple(
-    replace(each, error=_error_response)
-    for each in (
-        post("/v1/messages", messages, "MessagesRequest", "Message", "Answers Anthropic's clients"),
-        post("/v1/messages/count_tokens", count, "CountRequest", "Count", "Counts tokens"),
-    )
+OF_MESSAGES = Endpoint(
+    "/v1/messages",
+    read_messages,
+    "Message",
+    "Answers Anthropic's clients",
+    "MessagesRequest",
+    error=MessagesWriter.error,
 )
+OF_COUNTS = Endpoint(
+    "/v1/messages/count_tokens",
+    count_tokens,
+    "Count",
+    "Counts tokens",
+    "CountRequest",
+    error=MessagesWriter.error,
+)
+ENDPOINTS = (OF_MESSAGES, OF_COUNTS)

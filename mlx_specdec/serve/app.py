@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hmac
 import ipaddress
 import logging
@@ -19,22 +18,22 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from . import anthropic, llama_cpp, openai, tgi
+from .answers import Payload
 from .body import OBJECT, TEXT, WHOLE, Schema, either, several
 from .problems import Problem, failed
-from .service import EVENTS, JSON, Endpoint, Service, error_response, get
+from .service import EVENTS, JSON, Endpoint, Service, error_response
 
 STATUSES = (400, 401, 403, 404, 408, 413, 422, 424, 429, 500, 503)
 PUBLIC = ("/health", "/v1/health")
 PAGE = (("GET", "/"), ("HEAD", "/"))
 """The page shows nothing of the model, and asks for the key."""
 WATCHED = (*PUBLIC, "/metrics")
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -61,17 +60,17 @@ class Access:
 
 def make_app(service: Service, access: Access) -> Starlette:
     """Return the application around a service."""
-    middleware = [Middleware(AccessLog)]
-    if access.origins:
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(access.origins),
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-            )
-        )
-    middleware.append(Middleware(Guard, access))
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=access.origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+    )
+    middleware = [
+        Middleware(AccessLog),
+        *([cors] if access.origins else []),
+        Middleware(Guard, access),
+    ]
     handlers: dict[Any, Any] = {
         HTTPException: _of_starlette,
         ClientDisconnect: lambda request, problem: Response(status_code=499),
@@ -86,10 +85,7 @@ def make_app(service: Service, access: Access) -> Starlette:
 
 def _route(service: Service, endpoint: Endpoint) -> Route:
     async def handle(request: Request) -> Response:
-        try:
-            return await endpoint.handler(service, request)
-        except Problem as problem:
-            return endpoint.error(problem)
+        return await service.respond(endpoint, request)
 
     return Route(endpoint.path, handle, methods=[endpoint.method])
 
@@ -109,17 +105,12 @@ def _of_starlette(request: Request, problem: Exception) -> Response:
     return error_response(Problem(problem.status_code, message, headers=headers))
 
 
-async def page(service: Service, request: Request) -> Response:
+def page(service: Service, request: Request) -> Response:
     """Return a page with a chat for a browser."""
-    return HTMLResponse(_page(), headers=PAGE_HEADERS)
+    return FileResponse(Path(__file__).with_name("page.html"), headers=PAGE_HEADERS)
 
 
-@functools.cache
-def _page() -> str:
-    return Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-
-
-async def openapi(service: Service, request: Request) -> Response:
+def openapi(service: Service, request: Request) -> Payload:
     """Return the OpenAPI 3.1 document of all endpoints, with their bodies and answers."""
     schemas = service.parser().schemas
     paths: dict[str, Schema] = {}
@@ -129,18 +120,16 @@ async def openapi(service: Service, request: Request) -> Response:
             id_ = {"name": "id", "in": "path", "required": True, "schema": {"enum": [service.name]}}
             operations["parameters"] = [id_]
         operations[endpoint.method.lower()] = _operation(endpoint)
-    return JSONResponse(
-        {
-            "openapi": "3.1.0",
-            "info": {"title": "mlx-specdec", "version": __version__},
-            "paths": paths,
-            "components": {
-                "schemas": {**schemas, **_answers()},
-                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            },
-            "security": [{}, {"key": []}],
-        }
-    )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "mlx-specdec", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": {**schemas, **_answers()},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
 
 
 def _operation(endpoint: Endpoint) -> Schema:
@@ -211,8 +200,8 @@ ENDPOINTS = (
     *anthropic.ENDPOINTS,
     *tgi.ENDPOINTS,
     *llama_cpp.ENDPOINTS,
-    get("/", page, "Text", "A chat for a browser", "text/html"),
-    get("/openapi.json", openapi, "Anything", "This document"),
+    Endpoint("/", page, "Text", "A chat for a browser", media="text/html"),
+    Endpoint("/openapi.json", openapi, "Anything", "This document"),
 )
 
 
@@ -221,75 +210,49 @@ class Guard:
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
-        key = access.key
-        self._key = None if key is None else key.encode("utf-8", "surrogateescape")
+        self._key = None if access.key is None else access.key.encode("utf-8", "surrogateescape")
         self._origins = frozenset(access.origins)
-        self._hosts: frozenset[str | None] | None = None
-        if access.loopback_name is not None and "*" not in access.origins:
-            named = (urlsplit(origin).hostname for origin in access.origins)
-            self._hosts = frozenset(["localhost", access.loopback_name.lower(), *named])
+        self._checks_host = access.loopback_name is not None and "*" not in access.origins
+        named = (urlsplit(origin).hostname for origin in access.origins)
+        self._names = {"localhost", (access.loopback_name or "localhost").lower(), *named}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._problem(scope) if scope["type"] == "http" else None
-        if problem is None:
-            await self._app(scope, receive, send)
-        else:
-            await error_response(problem)(scope, receive, send)
+        answer = self._app if problem is None else error_response(problem)
+        await answer(scope, receive, send)
 
     def _problem(self, scope: Scope) -> Problem | None:
         headers = Headers(scope=scope)
-        if not self._is_ours(headers.get("host", "")):
+        host, origin = headers.get("host", ""), headers.get("origin")
+        local = self._is_local(host)
+        if self._checks_host and host and not local:
             error = (
                 "the Host header names neither this machine nor an address: ask at localhost, or "
                 "start the server with --host NAME or --cors-origin http://NAME"
             )
             return Problem(403, error, code="host_not_allowed")
-        origin = headers.get("origin")
-        if origin is not None and not self._may_ask(origin, headers.get("host", "")):
+        # Pages of this server may send requests.
+        of_this_server = local and (origin or "").partition("://")[2] == host
+        if origin is not None and not self._origins & {origin, "*"} and not of_this_server:
             error = "pages of this origin may not ask this server: start it with --cors-origin"
             return Problem(403, error, code="origin_not_allowed")
         method, path = scope["method"], scope["path"]
         public = path in PUBLIC or (method, path) in PAGE or method == "OPTIONS"
-        if self._key is None or public:
-            return None
-        if hmac.compare_digest(_key_of(headers), self._key):
+        if self._key is None or public or hmac.compare_digest(_key_of(headers), self._key):
             return None
         error = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
         return Problem(401, error, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    def _is_ours(self, host: str) -> bool:
-        """Return True for a Host header that a foreign web page cannot have. Such a page reaches a
-        server on loopback by a DNS name that resolves to 127.0.0.1, and neither by an address nor
-        by names that no public DNS has."""
-        if self._hosts is None or not host:
-            return True
+    def _is_local(self, host: str) -> bool:
+        """Return True for a Host header that a foreign web page cannot have. Such a page reaches
+        this server by a DNS name that resolves to it, and neither by an address nor by names that
+        no public DNS has."""
         try:
-            name = urlsplit(f"//{host}").hostname
+            name = urlsplit(f"//{host}").hostname or ""
+            local = name in self._names or name.endswith((".localhost", ".internal"))
+            return local or bool(ipaddress.ip_address(name))
         except ValueError:
             return False
-        return (
-            name in self._hosts
-            or _is_address(name)
-            or (name or "").endswith((".localhost", ".internal"))
-        )
-
-    def _may_ask(self, origin: str, host: str) -> bool:
-        if origin in self._origins or "*" in self._origins:
-            return True
-        # A page of this server, unless it was reached by a foreign name that resolves to it.
-        try:
-            page = urlsplit(origin)
-        except ValueError:
-            return False
-        return page.netloc == host and (page.hostname in LOOPBACK or _is_address(page.hostname))
-
-
-def _is_address(host: str | None) -> bool:
-    try:
-        ipaddress.ip_address(host or "")
-    except ValueError:
-        return False
-    return True
 
 
 def _key_of(headers: Headers) -> bytes:

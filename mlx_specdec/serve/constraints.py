@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from ..engine.pair import Pair
@@ -68,20 +69,10 @@ def _check_size(field: str, constraint: Constraint, limits: Limits) -> None:
 
 
 def _depth(text: str) -> int:
-    """Return how many brackets of a JSON text are inside each other; 0 where it is no JSON."""
-    try:
-        level = [json.loads(text)]
-    except (ValueError, RecursionError):
-        return 0
-    depth = 0
-    while containers := [each for each in level if isinstance(each, (dict, list))]:
-        level = [
-            inner
-            for each in containers
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-        depth += 1
-    return depth
+    """Return how many brackets of a JSON text are inside each other."""
+    outside_strings = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    steps = ((each in "[{") - (each in "]}") for each in outside_strings)
+    return max(accumulate(steps), default=0)
 
 
 def _response_format(given: Body) -> Constraint:
@@ -158,8 +149,6 @@ class Tags:
         _check(parameters, OF_ALL, where)
         properties = parameters.get("properties", {})
         required = parameters.get("required", [])
-        if not isinstance(properties, Mapping) or not isinstance(required, list):
-            raise unsupported("tools", f"{where} need an object as properties, a list as required")
         if missing := [each for each in required if each not in properties]:
             raise unsupported("tools", f"{where} require {missing[0]}, which has no schema")
         each = [f"{rule}_{at}{'' if key in required else '?'}" for at, key in enumerate(properties)]
@@ -187,8 +176,10 @@ class Tags:
             yield f"{rule}_json: %json {bound}"
             return
         _check(resolved, OF_STRINGS, where)
-        if (choices := _choices(resolved)) is not None:
-            yield f"{rule}_value: ({' | '.join(map(json.dumps, choices))}) {json.dumps(self.end)}"
+        choices = [resolved["const"]] if "const" in resolved else resolved.get("enum")
+        if isinstance(choices, list):
+            texts = " | ".join(json.dumps(each) for each in choices if isinstance(each, str))
+            yield f"{rule}_value: ({texts}) {json.dumps(self.end)}"
             return
         least, most = resolved.get("minLength", 0), resolved.get("maxLength", "")
         with_end = f"/{ANYTHING}/ {json.dumps(self.end)} /{ANYTHING}/"
@@ -203,14 +194,6 @@ def _check(schema: Mapping[str, Any], known: set[str], where: str) -> None:
         if key not in known:
             message = f"{where} cannot be bound to {key:.80} in calls of this model"
             raise unsupported("tools", f"{message}: leave it out, or let tool_choice be auto")
-
-
-def _choices(schema: Mapping[str, Any]) -> list[str] | None:
-    """Return the strings that a schema enumerates; None where it does not."""
-    if "const" in schema:
-        return [str(schema["const"])]
-    given = schema.get("enum")
-    return [each for each in given if isinstance(each, str)] if isinstance(given, list) else None
 
 
 def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
@@ -284,10 +267,10 @@ def _json(rule: str, tool: Tool) -> list[str]:
 def _json_tools(calls: CallFormat, markers: Markers) -> Shape:
     begin, end = _rule(calls.begin, markers), _rule(calls.end, markers)
     return Shape(
-        before=lambda name: f"{begin} {_literal(_head(name, line=True))}",
-        behind=f"{_literal('}' + chr(10))} {end}",
+        before=lambda name: f"{begin} {json.dumps(_head(name, line=True))}",
+        behind=f"{json.dumps('}' + chr(10))} {end}",
         arguments=_json,
-        between=_literal("\n"),
+        between=json.dumps("\n"),
     )
 
 
@@ -297,7 +280,7 @@ def _kimi_k2(calls: CallFormat, markers: Markers) -> Shape | None:
         return None
     begin, argument, end = inner
     return Shape(
-        before=lambda name: f"{begin} {_literal(f'functions.{name}:')} /[0-9]{{1,3}}/ {argument}",
+        before=lambda name: f"{begin} {json.dumps(f'functions.{name}:')} /[0-9]{{1,3}}/ {argument}",
         behind=end,
         arguments=_json,
         first=_rule(calls.begin, markers),
@@ -309,25 +292,27 @@ def _mistral(calls: CallFormat, markers: Markers) -> Shape:
     begin = _rule(calls.begin, markers)
     if calls.inner:
         [arguments] = calls.inner.values()
-        return Shape(lambda name: f"{begin} {_literal(name)} <[{arguments}]>", "", _json)
+        return Shape(lambda name: f"{begin} {json.dumps(name)} <[{arguments}]>", "", _json)
     return Shape(
-        before=lambda name: _literal(_head(name)),
-        behind=_literal("}"),
+        before=lambda name: json.dumps(_head(name)),
+        behind=json.dumps("}"),
         arguments=_json,
-        between=_literal(", "),
-        first=f"{begin} / ?/ {_literal('[')}",
-        last=_literal("]"),
+        between=json.dumps(", "),
+        first=f"{begin} / ?/ {json.dumps('[')}",
+        last=json.dumps("]"),
     )
 
 
 def _qwen3_coder(calls: CallFormat, markers: Markers) -> Shape:
     begin, end = _rule(calls.begin, markers), _rule(calls.end, markers)
-    tags = Tags(lambda key: _literal(f"<parameter={key}>\n"), "\n</parameter>", "\n", trimmed=False)
+    tags = Tags(
+        lambda key: json.dumps(f"<parameter={key}>\n"), "\n</parameter>", "\n", trimmed=False
+    )
     return Shape(
-        before=lambda name: f"{begin} {_literal(f'{chr(10)}<function={name}>{chr(10)}')}",
-        behind=f"{_literal(f'</function>{chr(10)}')} {end}",
+        before=lambda name: f"{begin} {json.dumps(f'{chr(10)}<function={name}>{chr(10)}')}",
+        behind=f"{json.dumps(f'</function>{chr(10)}')} {end}",
         arguments=tags.arguments,
-        between=_literal("\n"),
+        between=json.dumps("\n"),
     )
 
 
@@ -336,10 +321,12 @@ def _glm47(calls: CallFormat, markers: Markers) -> Shape:
 
     def before(key: str) -> str:
         # GLM 4.5 begins a line here, and GLM 4.7 does not.
-        return f"{LINE} {_literal(f'<arg_key>{key}</arg_key>')} {LINE} {_literal('<arg_value>')}"
+        return (
+            f"{LINE} {json.dumps(f'<arg_key>{key}</arg_key>')} {LINE} {json.dumps('<arg_value>')}"
+        )
 
     return Shape(
-        before=lambda name: f"{begin} {_literal(name)}",
+        before=lambda name: f"{begin} {json.dumps(name)}",
         behind=f"{LINE} {end}",
         arguments=Tags(before, "</arg_value>").arguments,
         between=LINE,
@@ -347,12 +334,12 @@ def _glm47(calls: CallFormat, markers: Markers) -> Shape:
 
 
 def _minimax_m2(calls: CallFormat, markers: Markers) -> Shape:
-    tags = Tags(lambda key: _literal(f'<parameter name="{key}">'), "</parameter>", "\n")
+    tags = Tags(lambda key: json.dumps(f'<parameter name="{key}">'), "</parameter>", "\n")
     return Shape(
-        before=lambda name: _literal(f'<invoke name="{name}">\n'),
-        behind=_literal("</invoke>\n"),
+        before=lambda name: json.dumps(f'<invoke name="{name}">\n'),
+        behind=json.dumps("</invoke>\n"),
         arguments=tags.arguments,
-        first=f"{_rule(calls.begin, markers)} {_literal(chr(10))}",
+        first=f"{_rule(calls.begin, markers)} {json.dumps(chr(10))}",
         last=_rule(calls.end, markers),
     )
 
@@ -386,7 +373,7 @@ def _rules_of_thoughts(markers: Markers) -> Iterator[str]:
         return
     yield f"thought: {_rule(begin, markers)} thinking"
     if markers.special.keys().isdisjoint(end.ids):
-        yield f"thinking[suffix={_literal(end.text)}]: {ANY_TEXT}"
+        yield f"thinking[suffix={json.dumps(end.text)}]: {ANY_TEXT}"
     else:
         yield f"thinking: {ANY_TEXT} {_rule(end, markers)}"
 
@@ -397,10 +384,6 @@ def _rule(marker: Marker, markers: Markers) -> str:
     for id in marker.ids:
         if id in markers.special:
             before, piece, text = text.partition(markers.special[id])
-            parts += [_literal(before)] if before else []
+            parts += [json.dumps(before)] if before else []
             parts.append(f"<[{id}]>" if piece else "")
-    return " ".join([*parts, _literal(text)] if text else parts)
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text)
+    return " ".join([*parts, json.dumps(text)] if text else parts)

@@ -233,10 +233,7 @@ class Engine:
         for number in cancelled:
             scheduler.cancel(number)
         parts = scheduler.step()
-        moved = scheduler.waiting != self._waiting or any(part.last for part in parts)
-        if arrived or cancelled or moved:
-            self.reserved_bytes = scheduler.reserved_bytes
-        self._waiting = scheduler.waiting
+        self.reserved_bytes, self._waiting = scheduler.reserved_bytes, scheduler.waiting
         self.metrics.count("steps")
         return parts
 

@@ -119,9 +119,9 @@ class Section:
                 return events + (self._rest(limit) if over else []), "" if over else None
 
     def _begin(self, found: Mapping[str, Any]) -> Call:
-        id = found.get("id")
-        name = found.get("name") or found.get("listed")
-        call = Call(self.count, id if isinstance(id, str) else _new_id(), str(name))
+        id, name = found.get("id"), found.get("name") or found.get("listed")
+        id = id if isinstance(id, str) else f"call_{uuid.uuid4().hex}"
+        call = Call(self.count, id, str(name))
         self.count += 1
         return call
 
@@ -182,10 +182,6 @@ def _checked(call: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     if not isinstance(call["name"], str):
         raise TypeError
     return call, arguments
-
-
-def _new_id() -> str:
-    return f"call_{uuid.uuid4().hex}"
 
 
 class Reader:

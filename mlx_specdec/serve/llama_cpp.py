@@ -3,70 +3,61 @@
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from .answers import FINGERPRINT
+from .answers import FINGERPRINT, Payload
 from .body import Body
 from .chat import way_of
 from .metrics import CONTENT_TYPE
 from .problems import busy
 from .requests import RequestParser
-from .service import Service, get, post
+from .service import Endpoint, Service
 
 
-async def tokenize(service: Service, request: Request) -> Response:
+def tokenize(parser: RequestParser, body: Body) -> Payload:
     """Return the token ids of a text (`content`, or vLLM's `prompt`) or of messages."""
-
-    def ids_of(parser: RequestParser, body: Body) -> tuple[list[int], int]:
-        body = parser.check("TokenizeRequest", body)
-        if "messages" in body:
-            return parser.chat_ids(body), parser.longest
-        return parser.text_ids(body.get("content") or body["prompt"]), parser.longest
-
-    ids, longest = await service.parse(request, ids_of)
-    return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": longest})
+    body = parser.check("TokenizeRequest", body)
+    if "messages" in body:
+        ids = parser.chat_ids(body)
+    else:
+        ids = parser.text_ids(body.get("content") or body["prompt"])
+    return {"tokens": ids, "count": len(ids), "max_model_len": parser.longest}
 
 
-async def detokenize(service: Service, request: Request) -> Response:
+def detokenize(parser: RequestParser, body: Body) -> Payload:
     """Return the text of token ids without special tokens."""
-
-    def text_of(parser: RequestParser, body: Body) -> str:
-        tokens = parser.check("DetokenizeRequest", body)["tokens"]
-        return parser.pair.tokenizer.decode(tokens)
-
-    text = await service.parse(request, text_of)
-    return JSONResponse({"content": text, "prompt": text})
+    tokens = parser.check("DetokenizeRequest", body)["tokens"]
+    text = parser.pair.tokenizer.decode(tokens)
+    return {"content": text, "prompt": text}
 
 
-async def props(service: Service, request: Request) -> Response:
+def props(service: Service, request: Request) -> Payload:
     """Describe the model, its options and the limits of the server."""
     parser, limits = service.parser(), service.settings.limits
     pair, options = parser.pair, parser.options
     generation = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
     seed = None if service.settings.drawn_seeds else options.seed
     shown = ("body_bytes", "waiting", "seconds", "choices", "stops", "schema_bytes", "schema_depth")
-    return JSONResponse(
-        {
-            "model_alias": service.name,
-            "total_slots": service.engine.batch_size,
-            "n_ctx": parser.longest,
-            "chat": way_of(pair, options),
-            "task_prefix": pair.task_prefix if options.chat_template else "",
-            "rule": options.rule_name,
-            "lossy": options.lossy,
-            "num_draft": 0 if options.regular else options.num_draft,
-            "has_draft_model": pair.draft is not None,
-            "default_generation_settings": {
-                **{name: getattr(options, name) for name in generation},
-                "seed": seed,
-            },
-            "limits": {name: getattr(limits, name) for name in shown},
-            "build_info": FINGERPRINT,
-        }
-    )
+    return {
+        "model_alias": service.name,
+        "total_slots": service.engine.batch_size,
+        "n_ctx": parser.longest,
+        "chat": way_of(pair, options),
+        "task_prefix": pair.task_prefix if options.chat_template else "",
+        "rule": options.rule_name,
+        "lossy": options.lossy,
+        "num_draft": 0 if options.regular else options.num_draft,
+        "has_draft_model": pair.draft is not None,
+        "default_generation_settings": {
+            **{name: getattr(options, name) for name in generation},
+            "seed": seed,
+        },
+        "limits": {name: getattr(limits, name) for name in shown},
+        "build_info": FINGERPRINT,
+    }
 
 
-async def health(service: Service, request: Request) -> Response:
+def health(service: Service, request: Request) -> Payload:
     """Say whether requests are taken and make progress."""
     service.parser()
     engine = service.engine
@@ -74,29 +65,37 @@ async def health(service: Service, request: Request) -> Response:
         raise busy(f"texts make no progress: {trouble}", code="no_progress")
     failures = engine.failures
     last = {"last_failure": failures.last} if failures.count else {}
-    return JSONResponse({"status": "ok", "failures": failures.count, **last})
+    return {"status": "ok", "failures": failures.count, **last}
 
 
-async def metrics(service: Service, request: Request) -> Response:
+def metrics(service: Service, request: Request) -> Response:
     """Return all metrics for Prometheus."""
     engine = service.engine
-    nbytes = {
-        "prompt_cache_bytes": (engine.cached_bytes, "Bytes of what is kept of prompts."),
-        "memory_reserved_bytes": (engine.reserved_bytes, "Bytes that requests may take."),
-        "memory_budget_bytes": (
-            engine.budget.nbytes if engine.ready.is_set() else 0,
-            "Bytes that all requests together may take.",
+    running, waiting = engine.requests
+    budget = engine.budget.nbytes if engine.ready.is_set() else 0
+    gauges = {
+        "llamacpp:requests_processing": (running, "Requests decoded now."),
+        "llamacpp:requests_deferred": (waiting, "Requests waiting now."),
+        "vllm:num_requests_running": (running, "Requests decoded now."),
+        "vllm:num_requests_waiting": (waiting, "Requests waiting now."),
+        "mlx_specdec:prompt_cache_bytes": (engine.cached_bytes, "Bytes of the prompt cache."),
+        "mlx_specdec:memory_reserved_bytes": (
+            engine.reserved_bytes,
+            "Bytes that requests may take.",
         ),
+        "mlx_specdec:memory_budget_bytes": (budget, "Bytes that all requests may take together."),
     }
-    text = engine.metrics.as_text(service.name, *engine.requests, nbytes)
+    text = engine.metrics.as_text(service.name, gauges)
     return Response(text, media_type=CONTENT_TYPE)
 
 
 ENDPOINTS = (
-    post("/tokenize", tokenize, "TokenizeRequest", "Tokens", "Token ids of a text or a chat"),
-    post("/detokenize", detokenize, "DetokenizeRequest", "Detokenized", "The text of token ids"),
-    get("/props", props, "Anything", "What is served, and how"),
-    get("/health", health, "Anything", "Whether requests are taken"),
-    get("/v1/health", health, "Anything", "The same"),
-    get("/metrics", metrics, "Text", "Prometheus' figures", "text/plain"),
+    Endpoint("/tokenize", tokenize, "Tokens", "Token ids of a text or a chat", "TokenizeRequest"),
+    Endpoint(
+        "/detokenize", detokenize, "Detokenized", "The text of token ids", "DetokenizeRequest"
+    ),
+    Endpoint("/props", props, "Anything", "What is served, and how"),
+    Endpoint("/health", health, "Anything", "Whether requests are taken"),
+    Endpoint("/v1/health", health, "Anything", "The same"),
+    Endpoint("/metrics", metrics, "Text", "Prometheus' figures", media="text/plain"),
 )

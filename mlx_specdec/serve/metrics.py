@@ -10,33 +10,45 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
 from ..engine.request import Result
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-Family = tuple[str, str, str, Mapping[str, float]]
-"""A metric: its name, its type, its description, and its values by their labels."""
-
-
-REQUESTS = {
-    "cancelled": "Requests whose client left or whose time was over.",
-    "rejected": "Requests that found the queue full.",
-    "failed": "Requests that ended with an error of the server.",
+COUNTERS = {
+    "llamacpp:prompt_tokens_total": ("read", "Prompt tokens read."),
+    "llamacpp:prompt_seconds_total": ("prompt_seconds", "Seconds of reading prompts."),
+    "llamacpp:tokens_predicted_total": ("generated", "Tokens generated."),
+    "llamacpp:tokens_predicted_seconds_total": ("decoding_seconds", "Seconds of generating."),
+    "llamacpp:n_decode_total": ("steps", "Steps of the engine."),
+    "vllm:prompt_tokens_total": ("prompt", "Tokens of prompts."),
+    "vllm:generation_tokens_total": ("generated", "Tokens of answers."),
+    "vllm:prefix_cache_queries_total": ("prompt", "Prompt tokens looked for in the cache."),
+    "vllm:prefix_cache_hits_total": ("cached", "Prompt tokens that were not read again."),
+    "mlx_specdec:requests_cancelled_total": ("cancelled", "Clients that left, or were too late."),
+    "mlx_specdec:requests_rejected_total": ("rejected", "Requests that found the queue full."),
+    "mlx_specdec:requests_failed_total": ("failed", "Requests that an error here ended."),
+    **{
+        f"{server}:spec_decode_num_{name}_total": (key, description)
+        for server in ("llamacpp", "vllm")
+        for name, key, description in (
+            ("drafts", "drafts", "Rounds with drafted tokens, of each request."),
+            ("draft_tokens", "drafted", "Tokens drafted."),
+            ("accepted_tokens", "accepted", "Drafted tokens that were accepted."),
+        )
+    },
 }
-DRAFTS = (
-    ("drafts", "drafts", "Rounds with drafted tokens, of each request."),
-    ("draft_tokens", "drafted", "Tokens drafted."),
-    ("accepted_tokens", "accepted", "Drafted tokens that were accepted."),
-)
+"""The name of a metric -> what it counts, and its description."""
 
 
 class Histogram:
     """Counts observations up to each of `edges`, and beyond."""
 
-    def __init__(self, edges: tuple[float, ...]) -> None:
+    def __init__(self, edges: tuple[float, ...], description: str) -> None:
         self.edges = edges
+        self.description = description
         self.counts = [0] * (len(edges) + 1)
         self.sum = 0.0
 
@@ -45,6 +57,15 @@ class Histogram:
         self.counts[bisect_left(self.edges, value)] += times
         self.sum += times * value
 
+    def lines(self, name: str, labels: str) -> Iterator[str]:
+        """Return the lines of a metric of this name."""
+        yield from _head(name, "histogram", self.description)
+        totals = accumulate(self.counts)
+        for edge, total in zip([*self.edges, "+Inf"], totals, strict=True):
+            yield f'{name}_bucket{{{labels},le="{edge}"}} {total}'
+        yield f"{name}_sum{{{labels}}} {self.sum}"
+        yield f"{name}_count{{{labels}}} {sum(self.counts)}"
+
 
 class Metrics:
     """Counts what the engine does. Any thread may write and read it."""
@@ -52,11 +73,12 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._seconds = {"prompt_seconds": 0.0, "decoding_seconds": 0.0}
         self._accepted_at: Counter[int] = Counter()
         self._reasons: Counter[str] = Counter()
-        self._first_token = Histogram(SECONDS)
-        self._between_tokens = Histogram(TOKEN_SECONDS)
-        self._whole = Histogram(SECONDS)
+        self._first_token = Histogram(SECONDS, "From the request to its first token.")
+        self._between_tokens = Histogram(TOKEN_SECONDS, "From token to token of a request.")
+        self._whole = Histogram(SECONDS, "From the request to its last token.")
 
     def count(self, what: str, by: int = 1) -> None:
         """Count steps, or cancelled, rejected or failed requests."""
@@ -75,102 +97,54 @@ class Metrics:
 
     def finished(self, result: Result, seconds: float) -> None:
         """Count a request that ended. seconds: since it came."""
-        stats = result.stats
+        stats, labels = result.stats, result.labels
         with self._lock:
             self._whole.observe(seconds)
             self._reasons[result.finish_reason] += 1
-            self._counts["prompt"] += result.labels.prompt_tokens
-            self._counts["cached"] += result.labels.cached_tokens
-            self._counts["prompt_ms"] += round(1000 * stats.seconds.prompt)
-            self._counts["decoding_ms"] += round(1000 * stats.seconds.decoding)
-            self._counts["drafted"] += stats.drafted
-            self._counts["accepted"] += stats.accepted
-            self._counts["drafts"] += next(iter(stats.drafted_by_position), 0)
-            for position, count in enumerate(stats.accepted_by_position):
-                self._accepted_at[position] += count
+            self._seconds["prompt_seconds"] += stats.seconds.prompt
+            self._seconds["decoding_seconds"] += stats.seconds.decoding
+            self._counts.update(
+                prompt=labels.prompt_tokens,
+                cached=labels.cached_tokens,
+                read=labels.prompt_tokens - labels.cached_tokens,
+                drafted=stats.drafted,
+                accepted=stats.accepted,
+                drafts=next(iter(stats.drafted_by_position), 0),
+            )
+            self._accepted_at.update(dict(enumerate(stats.accepted_by_position)))
 
-    def as_text(
-        self, model: str, running: int, waiting: int, nbytes: Mapping[str, tuple[int, str]]
-    ) -> str:
-        """Return all metrics. model: its name, for the labels. running, waiting: requests. nbytes:
-        numbers of bytes and their descriptions, by name."""
+    def as_text(self, model: str, gauges: Mapping[str, tuple[float, str]]) -> str:
+        """Return all metrics. model: its name, for the labels. gauges: further numbers and their
+        descriptions, by name."""
         escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         labels = f'model_name="{escaped}",engine="0"'
-        lines = []
+        lines: list[str] = []
+
+        def add(name: str, kind: str, description: str, values: Mapping[str, float]) -> None:
+            lines.extend(_head(name, kind, description))
+            vllm = [labels] if name.startswith("vllm") else []
+            for label, value in values.items():
+                each = ",".join([*vllm, *filter(None, [label])])
+                lines.append(f"{name}{{{each}}} {value}" if each else f"{name} {value}")
+
         with self._lock:
-            for name, kind, description, values in self._plain(labels, running, waiting, nbytes):
-                lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
-                lines += [
-                    f"{name}{{{each}}} {value}" if each else f"{name} {value}"
-                    for each, value in values.items()
-                ]
-            for name, histogram, description in (
-                ("time_to_first_token", self._first_token, "From the request to its first token."),
-                ("inter_token_latency", self._between_tokens, "From token to token of a request."),
-                ("e2e_request_latency", self._whole, "From the request to its last token."),
-            ):
-                lines += _histogram(f"vllm:{name}_seconds", description, labels, histogram)
+            for name, (number, description) in gauges.items():
+                add(name, "gauge", description, {"": number})
+            numbers: Mapping[str, float] = {**self._counts, **self._seconds}
+            for name, (key, description) in COUNTERS.items():
+                add(name, "counter", description, {"": numbers.get(key, 0)})
+            places = {f'position="{at}"': n for at, n in sorted(self._accepted_at.items())}
+            for server in ("llamacpp", "vllm"):
+                name = f"{server}:spec_decode_num_accepted_tokens_per_pos_total"
+                add(name, "counter", "Accepted tokens by their place in the draft.", places)
+            reasons = {f'finished_reason="{each}"': n for each, n in self._reasons.items()}
+            name = "vllm:request_success_total"
+            add(name, "counter", "Requests with a whole answer.", reasons)
+            lines += self._first_token.lines("vllm:time_to_first_token_seconds", labels)
+            lines += self._between_tokens.lines("vllm:inter_token_latency_seconds", labels)
+            lines += self._whole.lines("vllm:e2e_request_latency_seconds", labels)
         return "\n".join([*lines, ""])
 
-    def _plain(
-        self, labels: str, running: int, waiting: int, nbytes: Mapping[str, tuple[int, str]]
-    ) -> list[Family]:
-        """Return all metrics but the histograms."""
-        counts = self._counts
-        read, generated = counts["prompt"] - counts["cached"], counts["generated"]
-        prompt, decoding = counts["prompt_ms"] / 1000, counts["decoding_ms"] / 1000
-        generating = "Seconds of generating, of all requests."
-        both = "Tokens of prompts and answers."
-        lookups = "Tokens of prompts that were looked for, and that were not read again."
-        plain: list[tuple[str, str, str, float]] = [
-            ("llamacpp:prompt_tokens_total", "counter", "Prompt tokens read.", read),
-            ("llamacpp:prompt_seconds_total", "counter", "Seconds of reading prompts.", prompt),
-            ("llamacpp:tokens_predicted_total", "counter", "Tokens generated.", generated),
-            ("llamacpp:tokens_predicted_seconds_total", "counter", generating, decoding),
-            ("llamacpp:n_decode_total", "counter", "Steps of the engine.", counts["steps"]),
-            ("llamacpp:requests_processing", "gauge", "Decoded now.", running),
-            ("llamacpp:requests_deferred", "gauge", "Waiting now.", waiting),
-            ("vllm:num_requests_running", "gauge", "Requests decoded now.", running),
-            ("vllm:num_requests_waiting", "gauge", "Requests waiting now.", waiting),
-            ("vllm:prompt_tokens_total", "counter", both, counts["prompt"]),
-            ("vllm:generation_tokens_total", "counter", both, generated),
-            ("vllm:prefix_cache_queries_total", "counter", lookups, counts["prompt"]),
-            ("vllm:prefix_cache_hits_total", "counter", lookups, counts["cached"]),
-            *(
-                (f"mlx_specdec:{name}", "gauge", description, number)
-                for name, (number, description) in nbytes.items()
-            ),
-            *(
-                (f"mlx_specdec:requests_{what}_total", "counter", description, counts[what])
-                for what, description in REQUESTS.items()
-            ),
-            *(
-                (f"{server}:spec_decode_num_{name}_total", "counter", description, counts[key])
-                for server in ("llamacpp", "vllm")
-                for name, key, description in DRAFTS
-            ),
-        ]
-        families: list[Family] = [
-            (name, kind, description, {labels if name.startswith("vllm") else "": value})
-            for name, kind, description, value in plain
-        ]
-        for name, before in (("llamacpp", ""), ("vllm", f"{labels},")):
-            name = f"{name}:spec_decode_num_accepted_tokens_per_pos_total"
-            by_position = sorted(self._accepted_at.items())
-            values = {f'{before}position="{at}"': count for at, count in by_position}
-            description = "Accepted tokens by their place in the draft."
-            families.append((name, "counter", description, values))
-        reasons = {f'{labels},finished_reason="{each}"': n for each, n in self._reasons.items()}
-        description = "Requests with a whole answer."
-        return [*families, ("vllm:request_success_total", "counter", description, reasons)]
 
-
-def _histogram(name: str, description: str, labels: str, histogram: Histogram) -> Iterator[str]:
-    yield f"# HELP {name} {description}"
-    yield f"# TYPE {name} histogram"
-    total = 0
-    for edge, count in zip([*histogram.edges, "+Inf"], histogram.counts, strict=True):
-        total += count
-        yield f'{name}_bucket{{{labels},le="{edge}"}} {total}'
-    yield f"{name}_sum{{{labels}}} {histogram.sum}"
-    yield f"{name}_count{{{labels}}} {total}"
+def _head(name: str, kind: str, description: str) -> list[str]:
+    return [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]

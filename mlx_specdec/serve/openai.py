@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, zip_longest
-from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from ..decoding.stop_criteria import Emission, TokenLogprob
 from ..proposers.given import PREDICTION
@@ -28,7 +27,7 @@ from .answers import (
 from .body import Body
 from .events import Call, Event, Text, calls_of, texts_of
 from .requests import RequestParser, unknown_model
-from .service import Service, get, post
+from .service import Endpoint, Service
 
 REASONS = {None: None, "eos": "stop", "stop": "stop"}
 """OpenAI's names of the reasons why a text ends; all others are "length"."""
@@ -54,6 +53,7 @@ class CompletionWriter(Writer):
         self._request = request
         self._pieces = pieces
         self._metrics = metrics
+        self._offsets: Counter[int] = Counter()
         self._head = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -73,16 +73,14 @@ class CompletionWriter(Writer):
         self, index: int, choice: Choice, emission: Emission, events: Sequence[Event]
     ) -> list[Payload]:
         """Return chunks of text; with include_drafted, at least one that counts the tokens."""
-        if not self._request.include_drafted:
-            return [self._chunk([each]) for each in self._pieces_of(index, emission, events)]
-        pieces = self._pieces_of(index, emission, events) or [self._piece(index, "")]
-        counts = [len(emission.tokens), *[0] * (len(pieces) - 1)]
-        return [
-            self._chunk([{**piece, "drafted": emission.drafted > 0, "tokens": tokens}])
-            for piece, tokens in zip(pieces, counts, strict=True)
-        ]
+        pieces = self._pieces_of(index, emission, events)
+        if self._request.include_drafted and (pieces or emission.tokens):
+            pieces = pieces or [self._piece(index, "")]
+            pieces = [{**each, "drafted": emission.drafted > 0, "tokens": 0} for each in pieces]
+            pieces[0]["tokens"] = len(emission.tokens)
+        return [self._chunk([each]) for each in pieces]
 
-    def end(self, index: int, choice: Choice, events: Sequence[Event]) -> list[Payload]:
+    def end(self, index: int, choice: Choice) -> list[Payload]:
         last = {**self._piece(index, ""), "finish_reason": _reason(choice)}
         return [{**self._chunk([last]), **timings([choice])}]
 
@@ -126,10 +124,6 @@ class TextWriter(CompletionWriter):
 
     whole = chunk = "text_completion"
     prefix = "cmpl"
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._offsets: Counter[int] = Counter()
 
     def start(self, index: int) -> list[Payload]:
         """Return the prompt, if `echo` is set."""
@@ -185,11 +179,6 @@ class ChatWriter(CompletionWriter):
 
     def start(self, index: int) -> list[Payload]:
         return [self._chunk([self._delta(index, {"role": "assistant", "content": ""})])]
-
-    def end(self, index: int, choice: Choice, events: Sequence[Event]) -> list[Payload]:
-        """Return chunks of what was held back, and the last one."""
-        held = [self._chunk([self._delta(index, _delta(each))]) for each in events]
-        return [*held, *super().end(index, choice, events)]
 
     def _whole(self, index: int, choice: Choice) -> Payload:
         return {
@@ -338,41 +327,28 @@ def _ratio(part: float, whole: float) -> float:
     return round(part / whole, 3) if whole else 0.0
 
 
-async def chat(service: Service, request: Request) -> Response:
-    """Answer a chat."""
-    return await _complete(service, request, RequestParser.chat, ChatWriter)
+def _read(
+    parser: RequestParser,
+    body: Body,
+    parse: Callable[[RequestParser, Body], ParsedRequest],
+    writer: type[CompletionWriter],
+) -> tuple[ParsedRequest, CompletionWriter]:
+    found = parse(parser, body)
+    logprobs = any(each.top_logprobs is not None for each in found.requests)
+    pieces = token_pieces(parser.pair.tokenizer) if logprobs else ()
+    return found, writer(parser.name, found, pieces, metrics=parser.settings.metrics)
 
 
-async def completions(service: Service, request: Request) -> Response:
-    """Continue texts."""
-    return await _complete(service, request, RequestParser.completions, TextWriter)
-
-
-async def _complete(
-    service: Service,
-    request: Request,
-    read: Callable[[RequestParser, Body], ParsedRequest],
-    kind: type[CompletionWriter],
-) -> Response:
-    def parsed(parser: RequestParser, body: Body) -> tuple[ParsedRequest, CompletionWriter]:
-        found = read(parser, body)
-        logprobs = any(each.top_logprobs is not None for each in found.requests)
-        pieces = token_pieces(parser.pair.tokenizer) if logprobs else ()
-        return found, kind(parser.name, found, pieces, metrics=parser.settings.metrics)
-
-    return await service.answer(request, *await service.parse(request, parsed))
-
-
-async def models(service: Service, request: Request) -> Response:
+def models(service: Service, request: Request) -> Payload:
     """List the one model."""
-    return JSONResponse({"object": "list", "data": [_model(service)]})
+    return {"object": "list", "data": [_model(service)]}
 
 
-async def model(service: Service, request: Request) -> Response:
+def model(service: Service, request: Request) -> Payload:
     """Describe the one model."""
     if request.path_params["id"] != service.name:
         raise unknown_model(request.path_params["id"], service.name)
-    return JSONResponse(_model(service))
+    return _model(service)
 
 
 def _model(service: Service) -> Payload:
@@ -380,9 +356,11 @@ def _model(service: Service) -> Payload:
     return {**model, "owned_by": "mlx-specdec"}
 
 
+READ_CHAT = functools.partial(_read, parse=RequestParser.chat, writer=ChatWriter)
+READ_TEXT = functools.partial(_read, parse=RequestParser.completions, writer=TextWriter)
 ENDPOINTS = (
-    post("/v1/chat/completions", chat, "ChatRequest", "Completion", "Answers messages"),
-    post("/v1/completions", completions, "TextRequest", "Completion", "Goes on with a text"),
-    get("/v1/models", models, "Models", "The one model, in a list"),
-    get("/v1/models/{id:path}", model, "Model", "The one model"),
+    Endpoint("/v1/chat/completions", READ_CHAT, "Completion", "Answers messages", "ChatRequest"),
+    Endpoint("/v1/completions", READ_TEXT, "Completion", "Goes on with a text", "TextRequest"),
+    Endpoint("/v1/models", models, "Models", "The one model, in a list"),
+    Endpoint("/v1/models/{id:path}", model, "Model", "The one model"),
 )

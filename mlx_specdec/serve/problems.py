@@ -15,7 +15,6 @@ TYPES = {
     500: "server_error",
     503: "unavailable_error",
 }
-RETRY_SECONDS = "1"
 CONTEXT = "context_length_exceeded"
 
 
@@ -72,7 +71,7 @@ def too_long(tokens: int, longest: int, param: str | None) -> Problem:
 
 def busy(message: str, status: int = 503, code: str | None = None) -> Problem:
     """Return the error for a request that may succeed a moment later."""
-    return Problem(status, message, code=code, headers={"Retry-After": RETRY_SECONDS})
+    return Problem(status, message, code=code, headers={"Retry-After": "1"})
 
 
 def failed(message: str) -> Problem:

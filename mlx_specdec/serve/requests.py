@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import secrets
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +30,7 @@ from .chat import (
     way_of,
 )
 from .events import Reader
-from .problems import CONTEXT, Problem, busy, invalid, too_long, unsupported
+from .problems import CONTEXT, Problem, invalid, too_long, unsupported
 from .settings import ServiceSettings
 
 SAME = (
@@ -50,10 +48,6 @@ TEMPLATE_FIELDS = ("messages", "tools", "functions", "chat_template_kwargs", "re
 """Fields that chat templates read."""
 ENDLESS = 4096
 """Context of a model without a longest position: what it takes grows with the square of it."""
-LONG = 1 << 20
-"""Characters above which a prompt counts as long. Only four long prompts are tokenized at once, as
-each character takes some 130 bytes of memory meanwhile."""
-_long = threading.BoundedSemaphore(4)
 
 
 @dataclass(frozen=True)
@@ -116,16 +110,15 @@ class RequestParser:
     def chat_ids(self, body: Body) -> list[int]:
         """Return the token ids of the messages and tools of a checked body. Raises Problem,
         SpecdecError."""
-        with self._bounded([body.get(name) for name in TEMPLATE_FIELDS], "messages"):
-            messages = messages_of(body["messages"])
-            settings = template_settings(body)
-            ending = ending_of(body, messages)
-            ids = ids_of(self.pair, messages, self.options, settings, ending)
-            tools = tools_of(body).given
-            if not tools:
-                return ids
-            settings["tools"] = list(tools)
-            with_tools = ids_of(self.pair, messages, self.options, settings, ending)
+        self._check_characters([body.get(name) for name in TEMPLATE_FIELDS], "messages")
+        messages, settings = messages_of(body["messages"]), template_settings(body)
+        ending = ending_of(body, messages)
+        ids = ids_of(self.pair, messages, self.options, settings, ending)
+        tools = tools_of(body).given
+        if not tools:
+            return ids
+        settings["tools"] = list(tools)
+        with_tools = ids_of(self.pair, messages, self.options, settings, ending)
         if with_tools == ids:
             raise unsupported("tools", "this model's chat template does not support tools")
         return with_tools
@@ -140,8 +133,8 @@ class RequestParser:
             system_prompt=None,
             chat_template_config={},
         )
-        with self._bounded(text, "prompt"):
-            return encode(self.pair, text, plain)
+        self._check_characters(text, "prompt")
+        return encode(self.pair, text, plain)
 
     def _parsed(
         self,
@@ -165,8 +158,7 @@ class RequestParser:
                 )
                 options = replace(options, **calls)
             bounded = [self._with_room(ids, options, body) for ids in prompts]
-            with self._bounded(body.get("prediction"), "prediction"):
-                predicted = self._predicted(body)
+            predicted = self._predicted(body)
         except SpecdecError as error:
             raise invalid(str(error), _field(str(error), body)) from None
         more = (predicted, top_logprobs, markers.special, body.get("ignore_eos", False))
@@ -223,9 +215,10 @@ class RequestParser:
         return replace(self.options, system_prompt=None, chat_template_config={}, **changes)
 
     def _predicted(self, body: Body) -> tuple[int, ...]:
-        """Return the token ids of the predicted output."""
+        """Return the token ids of the predicted output. Raises Problem."""
         tokenizer = self.pair.tokenizer
         content = text_of(body["prediction"]["content"]) if "prediction" in body else ""
+        self._check_characters(content, "prediction")
         ids = tokenizer.encode(content) if content else []
         return tuple(id for id in ids if id not in tokenizer.special_ids)
 
@@ -244,25 +237,17 @@ class RequestParser:
             )
         return markers
 
-    @contextlib.contextmanager
-    def _bounded(self, value: object, field: str) -> Iterator[None]:
-        """Tokenize the strings of a JSON value in this context. Raises Problem when they have too
-        many characters to fit, or when four long texts are being tokenized already."""
-        most, count = fields.MOST_CHARACTERS * self.longest, characters(value)
-        if count > most:
+    def _check_characters(self, value: object, field: str) -> None:
+        """Raise Problem for a JSON value whose strings have too many characters to fit, before they
+        are tokenized."""
+        most = fields.MOST_CHARACTERS * self.longest
+        if characters(value) > most:
             raise invalid(
                 f"{field} has more than {most} characters, and prompt and answer together take at "
                 f"most {self.longest} tokens: shorten it",
                 field,
                 CONTEXT,
             )
-        if count > LONG and not _long.acquire(blocking=False):
-            raise busy("too many long prompts are being read: try again", 429)
-        try:
-            yield
-        finally:
-            if count > LONG:
-                _long.release()
 
     def _with_room(self, ids: list[int], options: Options, body: Body) -> Options:
         """Return the options with max_tokens cut to what fits after the prompt. Raises Problem."""

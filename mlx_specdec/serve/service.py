@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from ..decoding.stop_criteria import Emission
 from ..engine.request import STUCK, Part
 from ..errors import SpecdecError
-from .answers import Choice, ParsedRequest, Payload, Writer, rendered, server_sent_event
+from .answers import Choice, ParsedRequest, Payload, Writer, server_sent_event
 from .body import Body, parse
 from .engine import STOPPING, Engine, QueueFull
 from .events import Event
@@ -27,15 +27,16 @@ from .settings import ServiceSettings
 
 JSON, EVENTS = "application/json", "text/event-stream"
 SMALL_BODY = 1 << 16
-"""Bytes of each body that do not count towards the limit of all bodies together, so that large
-bodies cannot keep small ones out."""
+"""Bytes of each body that do not count towards the limit of all bodies together."""
 HEARTBEAT_SECONDS = 15.0
 """A silent stream sends a comment this often, for the proxies on its way."""
 HEARTBEAT = b": keep-alive\n\n"
-SLOWEST_READER = 60.0
-"""Seconds that a client has to read a stream, beyond the time of its request."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+NOTHING = Emission((), ())
 T = TypeVar("T")
+
+
+Answer = Payload | Response | tuple[ParsedRequest, Writer]
 
 
 def error_response(problem: Problem) -> Response:
@@ -43,34 +44,27 @@ def error_response(problem: Problem) -> Response:
     return JSONResponse(problem.as_dict(), problem.status, problem.headers)
 
 
-Handler = Callable[["Service", Request], Awaitable[Response]]
-
-
 @dataclass(frozen=True)
 class Endpoint:
-    """A method and path, its handler, and what /openapi.json says about it.
+    """A path, how it is answered, and what /openapi.json says about it.
 
-    body, answer: names of schemas. error: makes the response for a Problem of the handler.
+    handler: of (Service, Request) for a GET; for a POST of (RequestParser, Body), which returns the
+    answer or what has to be generated. answer, body: names of schemas; a GET has no body. error:
+    the status and payload of a Problem.
     """
 
-    method: str
     path: str
-    handler: Handler
+    handler: Callable[[Any, Any], Answer]
     answer: str
     summary: str
     body: str = ""
     media: str = JSON
-    error: Callable[[Problem], Response] = error_response
+    error: Callable[[Problem], tuple[int, Payload]] = Writer.error
 
-
-def get(path: str, handler: Handler, answer: str, summary: str, media: str = JSON) -> Endpoint:
-    """Return an endpoint for GET."""
-    return Endpoint("GET", path, handler, answer, summary, media=media)
-
-
-def post(path: str, handler: Handler, body: str, answer: str, summary: str) -> Endpoint:
-    """Return an endpoint for POST."""
-    return Endpoint("POST", path, handler, answer, summary, body)
+    @property
+    def method(self) -> str:
+        """GET or POST."""
+        return "POST" if self.body else "GET"
 
 
 class Service:
@@ -93,54 +87,64 @@ class Service:
             raise busy("Loading model", code="loading")
         return RequestParser(engine.pair, engine.options, self.settings, self.name, engine.budget)
 
-    async def parse(self, request: Request, read: Callable[[RequestParser, Body], T]) -> T:
-        """Return what `read` makes of the body of a request, in another thread. Raises Problem."""
-        parser, body = self.parser(), await self._body(request)
+    async def respond(self, endpoint: Endpoint, request: Request) -> Response:
+        """Answer a request. Raises ClientDisconnect."""
         try:
-            return await run_in_threadpool(read, parser, body)
+            if endpoint.body:
+                answer = await self._parse(request, endpoint.handler)
+            else:
+                answer = endpoint.handler(self, request)
+            if isinstance(answer, tuple):
+                return await self._generate(request, *answer)
+            return answer if isinstance(answer, Response) else JSONResponse(answer)
+        except Problem as problem:
+            status, payload = endpoint.error(problem)
+            return JSONResponse(payload, status, problem.headers)
+
+    async def _parse(self, request: Request, read: Callable[[RequestParser, Body], T]) -> T:
+        """Return what `read` makes of the body of a request, in another thread. Raises Problem,
+        also for a body that is too large, too slow or no JSON."""
+        parser, limits = self.parser(), self.settings.limits
+        data, large = bytearray(), 0
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > limits.body_bytes:
+                        message = f"the body has more than {limits.body_bytes} bytes: shorten it"
+                        raise Problem(413, message)
+                    more = max(0, len(data) - SMALL_BODY) - large
+                    if self._large_bytes + more > limits.large_bytes:
+                        raise busy("too many large bodies come at once: try again", 429)
+                    self._large_bytes, large = self._large_bytes + more, large + more
+            return await run_in_threadpool(lambda: read(parser, parse(bytes(data))))
+        except TimeoutError:
+            raise Problem(408, "the body took too long to come") from None
         except SpecdecError as error:
             raise invalid(str(error)) from None
+        finally:
+            self._large_bytes -= large
 
-    async def answer(self, request: Request, parsed: ParsedRequest, writer: Writer) -> Response:
+    async def _generate(self, request: Request, parsed: ParsedRequest, writer: Writer) -> Response:
         """Generate the answer to a request, whole or as a stream. Raises Problem and
         ClientDisconnect."""
         stream = ResponseStream(self.engine, parsed, writer, self.settings.limits.seconds)
 
         def end() -> None:
             stream.close()
-            log_fields(request).update(stream.figures())
+            request.scope.setdefault("log_fields", {}).update(stream.figures())
 
         if parsed.stream:
-            return EventStream(stream.events(), end, self.settings.limits.seconds)
+            return EventStream(stream.events(), end)
         try:
             answer = await _while_connected(request, stream.whole())
         finally:
             end()
-        return Response(await run_in_threadpool(rendered, answer), media_type=JSON)
-
-    async def _body(self, request: Request) -> Body:
-        """Receive a body. Raises Problem for one that is too large, too slow or no JSON."""
-        most, data, large = self.settings.limits.body_bytes, bytearray(), 0
-        try:
-            async with asyncio.timeout(self.settings.limits.body_seconds):
-                async for chunk in request.stream():
-                    data += chunk
-                    if len(data) > most:
-                        raise Problem(413, f"the body has more than {most} bytes: shorten it")
-                    more = max(0, len(data) - SMALL_BODY) - large
-                    if self._large_bytes + more > self.settings.limits.large_bytes:
-                        raise busy("too many large bodies come at once: try again", 429)
-                    self._large_bytes, large = self._large_bytes + more, large + more
-            return await run_in_threadpool(parse, bytes(data))
-        except TimeoutError:
-            raise Problem(408, "the body took too long to come") from None
-        finally:
-            self._large_bytes -= large
+        return await run_in_threadpool(JSONResponse, answer)
 
 
 Step = tuple[int, Emission | None, list[Event]]
-"""The index of a choice, what it generated, and the events in that; at its end, None and the events
-that were held back."""
+"""The index of a choice, what it generated, and the events in that; None at its end."""
 
 
 class ResponseStream:
@@ -172,18 +176,30 @@ class ResponseStream:
         """Return the whole answer. Raises Problem."""
         async for _ in self._steps():
             pass
-        return await run_in_threadpool(self._writer.answer, self.choices)
+        return self._writer.answer(self.choices)
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the answer as server-sent events, with a comment in long silences."""
-        async for payload in self._payloads():
-            if payload is None:
-                yield HEARTBEAT
-                continue
-            yield server_sent_event(payload, named=self._writer.named)
-            if "error" in payload:
-                return
-        yield self._writer.done
+        writer = self._writer
+
+        def sent(payloads: Sequence[Payload]) -> bytes:
+            return b"".join(server_sent_event(each, named=writer.named) for each in payloads)
+
+        try:
+            yield sent([each for index in range(len(self.choices)) for each in writer.start(index)])
+            async for step in self._steps(HEARTBEAT_SECONDS):
+                if step is None:
+                    yield HEARTBEAT
+                    continue
+                index, emission, events = step
+                choice = self.choices[index]
+                if emission is not None:
+                    yield sent(writer.piece(index, choice, emission, events))
+                else:
+                    yield sent(writer.end(index, choice))
+            yield sent(writer.rest(self.choices)) + writer.done
+        except Problem as problem:
+            yield sent([writer.error(problem)[1]])
 
     def figures(self) -> dict[str, int]:
         """Return the numbers of tokens, for the log."""
@@ -199,31 +215,6 @@ class ResponseStream:
         """Cancel what has not been generated yet."""
         self._engine.cancel(list(self._open))
         self._open = {}
-
-    async def _payloads(self) -> AsyncIterator[Payload | None]:
-        """Yield the payloads of the stream; None after every HEARTBEAT_SECONDS without one."""
-        writer = self._writer
-        for index in range(len(self.choices)):
-            for payload in writer.start(index):
-                yield payload
-        try:
-            async for step in self._steps(HEARTBEAT_SECONDS):
-                if step is None:
-                    yield None
-                    continue
-                for payload in self._written(*step):
-                    yield payload
-        except Problem as problem:
-            yield writer.error(problem)
-            return
-        for payload in writer.rest(self.choices):
-            yield payload
-
-    def _written(self, index: int, emission: Emission | None, events: list[Event]) -> list[Payload]:
-        choice = self.choices[index]
-        if emission is None:
-            return self._writer.end(index, choice, events)
-        return self._writer.piece(index, choice, emission, events)
 
     async def _steps(self, every: float = 3600.0) -> AsyncIterator[Step | None]:
         """Yield what was generated, as it comes; None after every `every` seconds without anything.
@@ -256,7 +247,8 @@ class ResponseStream:
                 yield index, emission, await _read(choice, emission.text)
             if part.last:
                 del self._open[part.number]
-                yield index, None, await _read(choice, None)
+                yield index, NOTHING, await _read(choice, None)
+                yield index, None, []
         cut = list(self._open.values())
         self.close()
         if cut and not any(each.tokens for each in self.choices):
@@ -268,7 +260,8 @@ class ResponseStream:
             )
         for index in cut:
             self.choices[index].finish_reason = "length"
-            yield index, None, await _read(self.choices[index], None)
+            yield index, NOTHING, await _read(self.choices[index], None)
+            yield index, None, []
 
     def _hear(self, part: Part) -> None:
         # The loop may have ended meanwhile.
@@ -277,13 +270,9 @@ class ResponseStream:
 
 
 async def _read(choice: Choice, text: str | None) -> list[Event]:
-    """Return the events of a further piece of a choice, or those at its end for None. The end of a
-    section of tool calls may take long to read, and is read in another thread."""
-
-    def work() -> list[Event]:
-        return choice.finish() if text is None else choice.read(text)
-
-    return await run_in_threadpool(work) if choice.reader.inside else work()
+    """Read a further piece of a choice, in another thread where tool calls may take long."""
+    inside = choice.reader.inside
+    return await run_in_threadpool(choice.read, text) if inside else choice.read(text)
 
 
 def _by_drafted(emission: Emission) -> list[Emission]:
@@ -314,46 +303,33 @@ def _problem_of(error: str) -> Problem:
 
 class EventStream(StreamingResponse):
     """A stream of server-sent events. end: called when the stream has ended, whether the client has
-    read all of it, left, or read too slowly."""
+    read all of it or left."""
 
-    def __init__(
-        self, events: AsyncIterator[bytes], end: Callable[[], None], seconds: float
-    ) -> None:
+    def __init__(self, events: AsyncIterator[bytes], end: Callable[[], None]) -> None:
         super().__init__(events, headers=STREAM_HEADERS, media_type=EVENTS)
         self._end = end
-        self._seconds = seconds + SLOWEST_READER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._seconds):
-                    await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send)
         finally:
             # Even where the first event was never requested.
             self._end()
 
 
-async def _while_connected(request: Request, work: Awaitable[T]) -> T:
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Wait for `work` as long as the client is connected. Raises ClientDisconnect."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(request))
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        working.cancel()
+
+    working, watching = asyncio.create_task(work), asyncio.create_task(watch())
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        return await working
+    except asyncio.CancelledError:
+        raise ClientDisconnect from None
     finally:
         working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def log_fields(request: Request) -> dict[str, Any]:
-    """Return the fields that the access log adds to the line of a request."""
-    fields: dict[str, Any] = request.scope.setdefault("log_fields", {})
-    return fields
+        watching.cancel()

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 class Limits:
     """How much one request may take, so that none can stop the others.
 
-    body_bytes: size of one body. large_bytes: size of all bodies that are being received, beyond
-    64 KiB each. waiting: requests in the queue. seconds: for an answer. body_seconds: for receiving
-    a body. choices, stops, biases, tools: entries of these fields in one request. stop_length:
-    characters of a stop string. schema_bytes: size of a schema or a grammar. schema_depth: nested
-    brackets of a schema. context: tokens of a prompt and its answer together, where that is less
-    than the model's context.
+    body_bytes: size of one body. large_bytes: size of all bodies that are being received and
+    tokenized, beyond 64 KiB each. waiting: requests in the queue. seconds, body_seconds: for an
+    answer, and for receiving a body. choices, stops, biases, tools: entries of these fields.
+    stop_length: characters of a stop string. schema_bytes, schema_depth: size and nested brackets
+    of a schema or a grammar. context: tokens of a prompt and its answer together, where that is
+    less than the model's context.
     """
 
     body_bytes: int = 16 << 20
-    large_bytes: int = 256 << 20
+    large_bytes: int = 64 << 20
     waiting: int = 64
     seconds: float = 600.0
     body_seconds: float = 30.0

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from .. import __version__
 from ..decoding.stop_criteria import Emission, TokenLogprob
@@ -19,7 +17,7 @@ from .body import Body
 from .events import Event
 from .problems import Problem
 from .requests import RequestParser
-from .service import Service, get, post
+from .service import Endpoint, Service
 
 SAME = (
     "frequency_penalty",
@@ -40,9 +38,11 @@ REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "generation")}
 
 
-def parse_generate(parser: RequestParser, body: Body, path: str) -> tuple[ParsedRequest, TgiWriter]:
-    """Read a body for /generate. At the path "/", the body says whether to stream. Raises
-    Problem."""
+def read_generate(
+    parser: RequestParser, body: Body, stream: bool | None
+) -> tuple[ParsedRequest, TgiWriter]:
+    """Read a body for /generate. stream: None where the body says it and the answer is a list, as
+    at the path "/". Raises Problem."""
     body = parser.check("GenerateRequest", body)
     given = body.get("parameters", {})
     completion = {name: given[name] for name in SAME if name in given}
@@ -57,24 +57,13 @@ def parse_generate(parser: RequestParser, body: Body, path: str) -> tuple[Parsed
         if kind == "json_schema":
             kind, value = "json", value["schema"]
         completion["structured_outputs"] = {kind: value}
-    stream = body.get("stream", False) if path == "/" else path == "/generate_stream"
+    streams = body.get("stream", False) if stream is None else stream
     # TGI's answers have the logprob of every token.
-    completion |= {"prompt": body["inputs"], "logprobs": 0, "stream": stream}
+    completion |= {"prompt": body["inputs"], "logprobs": 0, "stream": streams}
     parsed = parser.completions(completion)
     tokenizer = parser.pair.tokenizer
     pieces = token_pieces(tokenizer)
-    return parsed, TgiWriter(body, parsed, pieces, tokenizer.special_ids, listed=path == "/")
-
-
-def error_payload(problem: Problem) -> tuple[int, Payload]:
-    """Return the status and the body of a problem in TGI's format."""
-    status, kind = ERRORS.get(problem.status, (problem.status, "incomplete_generation"))
-    return status, {"error": problem.message, "error_type": kind}
-
-
-def _error_response(problem: Problem) -> Response:
-    status, payload = error_payload(problem)
-    return JSONResponse(payload, status, problem.headers)
+    return parsed, TgiWriter(body, parsed, pieces, tokenizer.special_ids, listed=stream is None)
 
 
 class TgiWriter(Writer):
@@ -101,6 +90,11 @@ class TgiWriter(Writer):
         self._index = 0
         self._ended = False
 
+    @staticmethod
+    def error(problem: Problem) -> tuple[int, Payload]:
+        status, kind = ERRORS.get(problem.status, (problem.status, "incomplete_generation"))
+        return status, {"error": problem.message, "error_type": kind}
+
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
         [choice] = choices
         answer: Payload = {"generated_text": self._text(choice)}
@@ -126,15 +120,12 @@ class TgiWriter(Writer):
             payloads[-1] |= self._last(choice)
         return payloads
 
-    def end(self, index: int, choice: Choice, events: Sequence[Event]) -> list[Payload]:
+    def end(self, index: int, choice: Choice) -> list[Payload]:
         """Return the end of a text whose last token was not known to be the last."""
         if self._ended:
             return []
         nothing = {"id": 0, "text": "", "logprob": 0.0, "special": True}
         return [{**self._payload(nothing), **self._last(choice)}]
-
-    def error(self, problem: Problem) -> Payload:
-        return error_payload(problem)[1]
 
     def _payload(self, token: Payload) -> Payload:
         self._index += 1
@@ -166,37 +157,34 @@ class TgiWriter(Writer):
         }
 
 
-async def generate(service: Service, request: Request) -> Response:
-    """Continue a text."""
-    read = functools.partial(parse_generate, path=request.url.path)
-    return await service.answer(request, *await service.parse(request, read))
-
-
-async def info(service: Service, request: Request) -> Response:
+def info(service: Service, request: Request) -> Payload:
     """Describe the server."""
     parser, limits = service.parser(), service.settings.limits
-    return JSONResponse(
-        {
-            "model_id": service.name,
-            "model_dtype": parser.pair.dtype,
-            "model_pipeline_tag": "text-generation",
-            "max_concurrent_requests": service.engine.batch_size + limits.waiting,
-            "max_best_of": 1,
-            "max_stop_sequences": limits.stops,
-            "max_input_tokens": parser.longest - 1,
-            "max_total_tokens": parser.longest,
-            "version": __version__,
-            "router": "mlx-specdec",
-        }
-    )
+    return {
+        "model_id": service.name,
+        "model_dtype": parser.pair.dtype,
+        "model_pipeline_tag": "text-generation",
+        "max_concurrent_requests": service.engine.batch_size + limits.waiting,
+        "max_best_of": 1,
+        "max_stop_sequences": limits.stops,
+        "max_input_tokens": parser.longest - 1,
+        "max_total_tokens": parser.longest,
+        "version": __version__,
+        "router": "mlx-specdec",
+    }
 
 
-GENERATE = (
-    post("/generate", generate, "GenerateRequest", "Generated", "Answers TGI's clients"),
-    post("/generate_stream", generate, "GenerateRequest", "Generated", "The same as a stream"),
-    post("/", generate, "GenerateRequest", "AnyGenerated", "Answers TGI's clients"),
-)
 ENDPOINTS = (
-    *(replace(each, error=_error_response) for each in GENERATE),
-    get("/info", info, "Anything", "What is served, for TGI's clients"),
+    *(
+        Endpoint(
+            path,
+            functools.partial(read_generate, stream=stream),
+            "AnyGenerated" if stream is None else "Generated",
+            "The same as a stream" if stream else "Answers TGI's clients",
+            "GenerateRequest",
+            error=TgiWriter.error,
+        )
+        for path, stream in (("/generate", False), ("/generate_stream", True), ("/", None))
+    ),
+    Endpoint("/info", info, "Anything", "What is served, for TGI's clients"),
 )

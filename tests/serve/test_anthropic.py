@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -13,21 +12,14 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.decoding.stop_criteria import Emission
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.request import Request
 from mlx_specdec.serve import anthropic
-from mlx_specdec.serve.answers import Choice, ParsedRequest
-from mlx_specdec.serve.anthropic import MessagesWriter
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.events import Reader
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
-from mlx_specdec.text.markers import Markers
 
-from ..support.serving import OPTIONS, broken_after, client_of
-from ..support.tool_parsers import TOOLS, of_parser
+from ..support.serving import broken_after, client_of
 
 PATH = "/v1/messages"
 BODY = {
@@ -185,29 +177,6 @@ def test_what_only_looks_like_billing_stays(client: TestClient) -> None:
     for text in (f"Never send {BILLING}", "x-anthropic-billing-header: what is that?"):
         assert count(text, "system") >= count(text, "user") - 1
     assert count(BILLING, "user") > count(BILLING, "system")
-
-
-def test_a_stream_and_the_whole_answer_have_the_same_blocks() -> None:
-    call = '<tool_call>{"name": "get", "arguments": {"city": "Bonn"}}</tool_call>'
-    reader = functools.partial(Reader, Markers(), of_parser("json_tools"), TOOLS)
-    parsed = ParsedRequest([Request([5], OPTIONS)], 1, reader=reader)
-    for text in (f'Yes.{call}<tool_call>{{"na', f"{call}And{call}", call, "Yes."):
-        choice, writer, blocks = Choice(reader()), MessagesWriter("tiny", parsed), []
-        pieces = [writer.piece(0, choice, Emission((), ()), choice.read(each)) for each in text]
-        pieces.append(writer.end(0, choice, choice.finish()))
-        whole = MessagesWriter("tiny", parsed).answer([choice])["content"]
-        for told in [one for each in pieces for one in each]:
-            if told["type"] == "content_block_start":
-                blocks.append(told["content_block"])
-            elif told["type"] == "content_block_delta":
-                [kind] = told["delta"].keys() - {"type"}
-                blocks[-1][kind] = blocks[-1].get(kind, "") + told["delta"][kind]
-        for each in blocks:
-            if "partial_json" in each:
-                each["input"] = json.loads(each.pop("partial_json"))
-        for each in [*blocks, *whole]:
-            each.pop("id", None)
-        assert blocks == whole
 
 
 WRONG = {

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from mlx_specdec.decoding.stop_criteria import Emission
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Job, Part, Request
 from mlx_specdec.engine.scheduler import BROKEN, Scheduler
@@ -21,7 +16,6 @@ from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module
 from mlx_specdec.serve.engine import FAILED_PASSES, STOPPING, Engine, QueueFull
-from mlx_specdec.serve.service import ResponseStream
 
 from ..support.serving import OPTIONS, PROMPT, Heard, ask, running, wait_until
 
@@ -37,37 +31,6 @@ def test_a_request_is_heard_of_until_it_ends(engine: Engine, alone: Callable[...
     assert {part.number for part in parts} == {number}
     text = "".join(part.emission.text for part in parts)
     assert text == parts[-1].result.text == alone(PROMPT, temperature=0.7, seed=3)
-
-
-def test_requests_of_many_threads_are_decoded_together(
-    engine: Engine, alone: Callable[..., str]
-) -> None:
-    wanted = {seed: alone(PROMPT, temperature=1.0, seed=seed) for seed in range(12)}
-    got: dict[int, str] = {}
-
-    def work(seed: int) -> None:
-        time.sleep(0.003 * seed)
-        _, heard = ask(engine, replace(OPTIONS, temperature=1.0, seed=seed))
-        got[seed] = heard.last().result.text
-
-    threads = [threading.Thread(target=work, args=[seed]) for seed in wanted]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert got == wanted
-
-
-def test_who_leaves_is_not_heard_of_again_and_makes_room(engine: Engine) -> None:
-    asked = [ask(engine, ENDLESS) for _ in range(6)]
-    wait_until(lambda: engine.requests == (4, 2))
-    engine.cancel([number for number, _ in asked])
-    assert engine.requests[0] == 0
-    _, heard = ask(engine)
-    assert heard.last().result is not None
-    for _, each in asked:
-        while not each.parts.empty():
-            assert not each.parts.get().last
 
 
 def test_a_full_queue_takes_no_part_of_a_request(llama: tuple[Path, Path]) -> None:
@@ -150,25 +113,6 @@ def test_an_engine_whose_ranks_have_lost_step_ends(
         assert isinstance(engine.problem, ValueError)
 
 
-def test_an_engine_that_breaks_ends_all_and_says_why(
-    llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with running(llama) as engine:
-        _, first = ask(engine, ENDLESS)
-        first.parts.get(timeout=60)
-
-        def broken(caller: object, part: Part) -> None:
-            if part.error is None:
-                raise ValueError("a fault of ours")
-
-        monkeypatch.setattr(engine, "_measure", broken)
-        assert first.last().error == STOPPING
-        wait_until(lambda: engine.problem is not None)
-        with pytest.raises(RuntimeError, match=STOPPING):
-            ask(engine)
-    assert isinstance(engine.problem, ValueError)
-
-
 def test_a_request_that_cannot_be_begun_does_not_touch_the_others(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,26 +152,3 @@ def test_a_long_prompt_is_read_between_rounds_of_others(engine: Engine) -> None:
         between += 1
     assert between > 50
     engine.cancel([short, long])
-
-
-def test_what_comes_behind_the_close_is_dropped() -> None:
-    cancelled: list[int] = []
-    engine: Any = SimpleNamespace(
-        submit=lambda requests, hear: [7, 8], cancel=lambda numbers: cancelled.extend(numbers)
-    )
-
-    async def talk_and_leave() -> list[object]:
-        parsed: Any = SimpleNamespace(requests=[None, None], reader=object)
-        stream = ResponseStream(engine, parsed, Any, 60.0)
-
-        async def listen() -> list[object]:
-            return [each async for each in stream._steps()]
-
-        listening = asyncio.create_task(listen())
-        await asyncio.sleep(0)
-        stream._hear(Part(7, Emission((), ())))
-        stream.close()
-        return await listening
-
-    assert asyncio.run(talk_and_leave()) == []
-    assert cancelled == [7, 8]

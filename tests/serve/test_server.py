@@ -20,19 +20,13 @@ from mlx_specdec.engine.request import Part
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.serve import server
 from mlx_specdec.serve.app import Access
-from mlx_specdec.serve.server import Settings
 from mlx_specdec.serve.settings import ServiceSettings
 
 from ..support.serving import OPTIONS, post
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 def ask_and_end(port: int) -> None:
-    """Ask for more than there is time for, and end the server with the first chunk."""
+    """Request more than there is time for, and end the server with the first chunk."""
     while True:
         with (
             suppress(ConnectionRefusedError),
@@ -46,10 +40,12 @@ def ask_and_end(port: int) -> None:
         time.sleep(0.05)  # it is loading
 
 
-def test_what_was_read_is_kept_though_the_last_step_takes_long(
+def test_the_prompt_cache_is_written_though_the_last_step_takes_long(
     llama: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, port, step = tmp_path / "kept.safetensors", free_port(), Scheduler.step
+    file, step = tmp_path / "kept.safetensors", Scheduler.step
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
 
     def slow(self: Scheduler) -> list[Part]:
         parts = step(self)
@@ -61,18 +57,19 @@ def test_what_was_read_is_kept_though_the_last_step_takes_long(
 
     monkeypatch.setattr(Scheduler, "step", slow)
     monkeypatch.setattr(server, "CUT_SECONDS", 0.05)
+    monkeypatch.setattr(server, "DRAIN_SECONDS", 0)
     monkeypatch.setattr(os, "_exit", killed)
     client = threading.Thread(target=ask_and_end, args=[port], daemon=True)
-    settings = Settings(
-        host="127.0.0.1",
-        port=port,
-        batch_size=2,
+    client.start()
+    server.serve(
+        "tiny",
+        lambda: (load(*llama), OPTIONS),
+        "127.0.0.1",
+        port,
         access=Access(),
-        service=ServiceSettings(),
-        drain_seconds=0,
+        settings=ServiceSettings(),
+        batch_size=2,
         store=Store(file=file),
     )
-    client.start()
-    server.serve("tiny", lambda: (load(*llama), OPTIONS), settings)
     client.join()
     assert file.stat().st_size > 0

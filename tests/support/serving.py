@@ -201,17 +201,24 @@ def answer_of(connection: socket.socket) -> tuple[int, Any]:
 
 
 @contextmanager
-def listening(engine: Engine, limits: Limits = LIMITS) -> Iterator[Place]:
-    app = make_app(Service(engine, "tiny", ServiceSettings(limits)), Access())
-    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", http=Connection)
+def served(app: Any, **settings: Any) -> Iterator[tuple[uvicorn.Server, int]]:
+    """An application behind a socket on loopback: the server and its port."""
+    config = uvicorn.Config(
+        app, **{"log_config": None, "lifespan": "off", "ws": "none", "http": Connection, **settings}
+    )
     server = uvicorn.Server(config)
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        yield Place(listener.getsockname()[1], engine)
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join()
-        listener.close()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
+        thread.start()
+        try:
+            wait_until(lambda: server.started)
+            yield server, listener.getsockname()[1]
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join()
+
+
+@contextmanager
+def listening(engine: Engine, limits: Limits = LIMITS) -> Iterator[Place]:
+    with served(make_app(Service(engine, "tiny", ServiceSettings(limits)), Access())) as (_, port):
+        yield Place(port, engine)
