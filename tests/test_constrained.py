@@ -11,7 +11,6 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec import load
-from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.engine.generate import generate, generate_many, stream_generate, stream_many
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import STUCK, Request
@@ -61,14 +60,6 @@ def test_what_the_grammar_alone_knows_is_proposed(pair: Pair) -> None:
         assert stats.target_passes < plain.stats.target_passes
 
 
-def test_lenient_texts_fit_as_well(pair: Pair) -> None:
-    for delta in (0.3, 1.0):
-        for temperature in (0.0, 1.0):
-            options = asked(1, delta=delta, temperature=temperature, num_draft=4)
-            text = generate(pair, PROMPT, replace(options, **CASES["fixed"])).text
-            assert text == "abcabc12: {ab}"
-
-
 @pytest.mark.parametrize("ends", [{END}, {END, OTHER_END}, {OTHER_END, 5}])
 def test_an_end_comes_where_the_grammar_is_complete(pair: Pair, ends: set[int]) -> None:
     """5 is the letter c, which ends this text and is never written in it."""
@@ -80,29 +71,6 @@ def test_an_end_comes_where_the_grammar_is_complete(pair: Pair, ends: set[int]) 
         assert result.finish_reason == "eos"
         assert re.fullmatch("[abc]{6,9}", result.text)
         assert result.tokens[-1] in ends and not ends & {*result.tokens[:-1]}
-
-
-def test_max_tokens_cuts_a_text_that_is_not_complete(pair: Pair) -> None:
-    result = generate(pair, PROMPT, asked(0, regex="[ab]{40}", max_tokens=7))
-    assert (len(result.tokens), result.finish_reason) == (7, "length")
-
-
-def test_what_is_asked_for_without_a_constraint_runs_ahead_and_with_one_does_not(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ahead: list[bool] = []
-    verify = Decoding._verify
-
-    def watched(self: Decoding, proposal: Proposal, noise: Noise, chosen=None) -> object:
-        ahead.append(chosen is not None)
-        return verify(self, proposal, noise, chosen)
-
-    monkeypatch.setattr(Decoding, "_verify", watched)
-    generate(pair, PROMPT, asked(0, regular=True, max_tokens=8))
-    assert ahead == [False, *[True] * 7]
-    ahead.clear()
-    generate(pair, PROMPT, asked(0, regular=True, max_tokens=8, regex="[ab]{40}"))
-    assert ahead == [False] * 8
 
 
 class Fixed(Proposer):

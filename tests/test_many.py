@@ -19,7 +19,7 @@ from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Job, Request
 from mlx_specdec.engine.scheduler import Scheduler
-from mlx_specdec.errors import DecodingError, OptionError, PromptError
+from mlx_specdec.errors import DecodingError, OptionError
 from mlx_specdec.options import Options
 
 from .support.pairs import SIZE, decoder_only, encoder_decoder, with_heads
@@ -52,14 +52,6 @@ def alone(pair: Pair, requests: list[Request]) -> list[tuple[str, str]]:
 def together(pair: Pair, requests: list[Request], batch_size: int) -> list[tuple[str, str]]:
     results = generate_many(pair, requests, requests[0].options, batch_size=batch_size)
     return [(result.text, result.finish_reason) for result in results]
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 10**30])
-@pytest.mark.parametrize("lengths", [[0], [0, 0, 0], [9, 0, 5, 0, 0, 0, 7]])
-def test_prompts_that_ask_for_nothing_end(pair: Pair, lengths: list[int], batch_size: int) -> None:
-    asked = {"num_draft": 2, "proposer": "draft"}
-    requests = [request(seed, max_tokens=most, **asked) for seed, most in enumerate(lengths)]
-    assert together(pair, requests, batch_size) == alone(pair, requests)
 
 
 def test_what_a_model_does_not_take_is_an_error_of_its_own(pair: Pair) -> None:
@@ -161,14 +153,6 @@ def test_prompts_are_taken_when_they_are_wanted(pair: Pair) -> None:
             break
 
 
-def test_parts_are_the_text_in_pieces(pair: Pair) -> None:
-    requests = [request(seed, num_draft=2, temperature=0.8) for seed in range(5)]
-    pieces = dict.fromkeys(range(5), "")
-    for part in stream_many(pair, requests, requests[0].options, batch_size=3):
-        pieces[part.number] += part.emission.text
-    assert list(pieces.values()) == [text for text, _ in alone(pair, requests)]
-
-
 def test_figures_of_a_text_are_its_own(pair: Pair) -> None:
     requests = [request(seed, num_draft=3, proposer="draft", temperature=0.8) for seed in range(6)]
     for result, each in zip(
@@ -229,23 +213,6 @@ def test_a_prompt_that_is_given_up_leaves_before_the_next_step(
         }
 
 
-def test_after_all_are_given_up_a_run_is_idle(pair: Pair) -> None:
-    requests = [request(seed, num_draft=2, max_tokens=20) for seed in range(7)]
-    expected = alone(pair, requests[:1])
-    for steps in (0, 1, 4):
-        run = live(pair, requests[0].options)
-        for number, each in enumerate(requests):
-            run.add(number, each)
-        for _ in range(steps):
-            run.step()
-        for number in (*range(7), 99):
-            run.cancel(number)
-        assert run.idle
-        run.add(7, requests[0])
-        finish(run, texts := {})
-        assert [texts[7]] == expected
-
-
 def test_drafts_are_for_those_that_allow_them(pair: Pair) -> None:
     """Each in one batch with the others, and its text is the same."""
     own: list[dict] = [{"regular": True}, {"num_draft": 1}, {}, {"proposer": "none"}]
@@ -279,35 +246,6 @@ def test_what_cannot_be_is_refused(
         stream_many(pair, [], options, batch_size=batch_size)
 
 
-def test_a_text_is_no_list_of_prompts(pair: Pair) -> None:
-    with pytest.raises(PromptError, match="put the text into one"):
-        stream_many(pair, "hello")
-
-
-@pytest.mark.parametrize("prompts", [3, None, True])
-def test_what_is_no_list_of_prompts_is_refused(pair: Pair, prompts: object) -> None:
-    with pytest.raises(PromptError, match="prompts must be a list"):
-        stream_many(pair, prompts)
-
-
-@pytest.mark.parametrize("asked", [{"max_tokens": 3}, {}, 0, "greedy", Options])
-def test_what_are_no_options_is_refused(pair: Pair, asked: object) -> None:
-    for wrong in (lambda: stream_many(pair, [], asked), lambda: Request([3], asked)):
-        with pytest.raises(OptionError, match=r"options must be made by Options\(\.\.\.\), not be"):
-            wrong()
-    with pytest.raises(OptionError, match="a Request needs Options"):
-        Request([3], None)
-
-
-@pytest.mark.parametrize("prompt", [3, None, True, [None], [[3]], object()])
-def test_what_is_no_prompt_is_an_error_of_its_own(pair: Pair, prompt: object) -> None:
-    requests = [prompt, Request(prompt, Options(max_tokens=2)), [3, 4]]
-    parts = [part for part in stream_many(pair, requests, Options(max_tokens=2)) if part.last]
-    errors = {part.number: part.error for part in parts}
-    assert all("a prompt is text, token ids, or messages" in errors[number] for number in (0, 1))
-    assert errors[2] is None
-
-
 @pytest.mark.parametrize(
     ("asked", "part"),
     [
@@ -321,10 +259,6 @@ def test_what_is_no_prompt_is_an_error_of_its_own(pair: Pair, prompt: object) ->
 def test_what_no_prompt_could_have_is_refused_at_once(pair: Pair, asked: dict, part: str) -> None:
     with pytest.raises(OptionError, match=re.escape(part)):
         stream_many(pair, iter(()), Options(**asked))
-
-
-def test_no_prompts_give_no_texts(pair: Pair) -> None:
-    assert generate_many(pair, [], Options()) == []
 
 
 @pytest.mark.parametrize("proposer", ["draft", "auto"])

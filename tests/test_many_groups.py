@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from mlx_specdec.engine.generate import generate, generate_many
-from mlx_specdec.engine.memory import BatchSize, even
+from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.request import Request
@@ -91,16 +91,6 @@ def test_short_prompts_do_not_wait_for_a_long_one(
     assert sum(rows * width for rows, width in passes) <= len(LONG) - 1 + 7 * 3 + 8 * 12
 
 
-def test_a_prompt_that_comes_while_a_long_one_is_read_is_read_next(pair: Pair) -> None:
-    run = live(pair)
-    run.add(0, Request(LONG, options()))
-    for _ in range(4):
-        assert run.step() == []
-    run.add(1, Request([5, 9, 11], options()))
-    heard = [part.number for _ in range(2) for part in run.step() if part.emission.tokens]
-    assert 1 in heard and 0 not in heard
-
-
 def test_prompts_that_keep_coming_do_not_stop_a_long_one(pair: Pair) -> None:
     run, number, heard = live(pair), 1, set()
     run.add(0, Request(LONG[:600], options()))
@@ -165,15 +155,6 @@ def test_texts_do_not_depend_on_the_groups(family: str, pair: Pair) -> None:
         assert texts[number].tokens == generate(pair, each.prompt, each.options).tokens
 
 
-def test_requests_with_different_rules_run_side_by_side(pair: Pair) -> None:
-    run = live(pair)
-    asked = [options(max_tokens=40), options(max_tokens=40, temperature=0.9, rule="token")]
-    for number, each in enumerate(asked):
-        run.add(number, Request([5, 9, 11], each))
-    heard = [{part.number for part in run.step()} for _ in range(4)]
-    assert heard[-1] == {0, 1}
-
-
 def test_a_prompt_that_begins_as_one_that_is_being_read_waits_for_it_and_others_do_not(
     pair: Pair,
 ) -> None:
@@ -201,41 +182,10 @@ def test_jobs_that_have_ended_are_not_held_by_those_that_waited_for_them(pair: P
     assert jobs[0]() is None and jobs[2]() is not None
 
 
-def test_long_prompts_that_cannot_be_read_together_are_not_compared(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Comparing prompts is slow: 64 that begin alike would hold up the running texts."""
-    compared = 0
-    waits = PromptCache.waits
-
-    def counted(*asked) -> bool:
-        nonlocal compared
-        compared += 1
-        return waits(*asked)
-
-    monkeypatch.setattr(PromptCache, "waits", counted)
-    run = live(pair, PromptCache(1 << 24))
-    for number in range(64):
-        run.add(number, Request([number % 50 + 3, *LONG[:50]], options(max_tokens=2)))
-    run.step()
-    assert run.waiting == 48
-    assert compared == sum(range(16))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "spare", "expected"),
-    [
-        ([9], 0, True),
-        ([8, 8, 8, 8], 0, True),
-        ([4, 8], 0, True),
-        ([3, 8], 0, False),
-        ([3, 8], 5, True),
-        ([1] * 7 + [1900], 512, False),
-        ([100, 90, 80, 70, 60, 50, 40, 30], 0, True),
-        ([100_000] + [500] * 15, 10_000, False),
-    ],
-)
-def test_a_rectangle_is_even_where_it_at_most_doubles_what_it_fills_up(
-    sizes: list[int], spare: int, expected: bool
-) -> None:
-    assert even(sizes, spare) is expected
+def test_requests_with_different_rules_run_side_by_side(pair: Pair) -> None:
+    run = live(pair)
+    asked = [options(max_tokens=40), options(max_tokens=40, temperature=0.9, rule="token")]
+    for number, each in enumerate(asked):
+        run.add(number, Request([5, 9, 11], each))
+    heard = [{part.number for part in run.step()} for _ in range(4)]
+    assert heard[-1] == {0, 1}

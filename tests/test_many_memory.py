@@ -16,7 +16,7 @@ from mlx_specdec.engine.memory import BatchSize, Extent, MemoryBudget, default_b
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
-from mlx_specdec.errors import OptionError, PromptError
+from mlx_specdec.errors import OptionError
 from mlx_specdec.models.kv_cache import STEP
 from mlx_specdec.models.rows import RowsContext
 from mlx_specdec.options import Options
@@ -40,25 +40,6 @@ def like_8b(per_token: int = 128 * KIB) -> Pair:
         reading_nbytes=lambda prompt, step: 0,
     )
     return SimpleNamespace(target=target, draft=None, drafter_network=None, draft_bytes=0)
-
-
-def test_100k_tokens_beside_15_chats_do_not_take_16_times_100k() -> None:
-    budget = MemoryBudget(like_8b(), (), 20 * GB)
-    long, chats = Extent(100_000, 100_000, 100_200), [Extent(200, 300, 500)] * 15
-    assert not budget.even([long, *chats])
-    assert budget.even(chats)
-    together = budget.of_caches([long, *chats])
-    apart = budget.of_caches([long]) + budget.of_caches(chats)
-    assert round(together / GB) == 210 and round(apart / GB) == 14
-
-
-def test_a_row_is_priced_for_what_it_may_come_to_stand_beside() -> None:
-    """A text that ends soon stands beside the beginning of a long one alone."""
-    budget = MemoryBudget(like_8b(1), (), GB)
-    rows = [Extent(10, 10, 10_000), Extent(10, 10, 30)]
-    assert budget.of_caches(rows) == 10_000 + 30
-    drafting = MemoryBudget(like_8b(1), [SimpleNamespace(name="ngram", most=16)], GB)
-    assert drafting.of_caches(rows) == 10_000 + 10 + 17 * 20
 
 
 def test_the_default_leaves_room_for_models_passes_and_the_prompt_cache(
@@ -126,27 +107,6 @@ def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(f
     assert waited and drafted
 
 
-@pytest.mark.filterwarnings("ignore:the prompt has")
-def test_what_a_draft_reads_of_a_prompt_that_joins_is_reserved() -> None:
-    pair = decoder_only("llama")
-    asked = {"regular": False, "num_draft": 3, "proposer": "draft"}
-    run = Scheduler(pair, None, options(**asked), BatchSize(6))
-    run.add(0, Request(TEXT, options(max_tokens=40, **asked)))
-    for _ in range(6):
-        run.step()
-    run.add(1, Request(TEXT[:610], options(max_tokens=9, seed=1, **asked)))
-    width = 0
-    while not run.idle:
-        run._admit()
-        reserved = run.reserved_bytes
-        run.step()
-        assert held(run) <= max(reserved, run.reserved_bytes)
-        for group in run._running:
-            kept = list(contexts(group.decoding))[-1]
-            width = max(width, kept._caches[0].state[0].shape[2])
-    assert width > len(TEXT) + 40 + STEP, "the draft read no late prompt"
-
-
 def test_nobody_passes_the_first_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = decoder_only("llama")
     monkeypatch.setattr(type(pair.target), "reading_nbytes", lambda self, prompt, step: 0)
@@ -168,27 +128,6 @@ def test_nobody_passes_the_first_one_that_does_not_fit(monkeypatch: pytest.Monke
     assert first == [0, 1, 2, 3]
 
 
-def test_no_more_sources_of_a_t5_are_encoded_at_once_than_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pair, seen = encoder_decoder("own-head-scaled", 0.1), []
-    encode = type(pair.target.network).encode
-
-    def counted(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        seen.append(tokens.shape)
-        return encode(self, tokens, mask)
-
-    monkeypatch.setattr(type(pair.target.network), "encode", counted)
-    prompts = [TEXT[number : number + 400] for number in range(6)]
-    prices = MemoryBudget(pair, ())
-    two = [Extent(400, 1, 21)] * 2
-    budget = prices.of_caches(two) + prices.of_reading(two)
-    run = stream_many(pair, prompts, options(), batch_size=6, memory_budget=budget)
-    assert all(part.error is None for part in run)
-    assert seen[0] == (2, 400) and sum(rows for rows, _ in seen) == 6
-    assert max(rows for rows, _ in seen) == 2
-
-
 def test_what_never_fits_is_an_error_of_its_own_with_the_numbers() -> None:
     pair = decoder_only("llama")
     budget = MemoryBudget(pair, ()).of_caches([Extent(5, 5, 25)]) + 50_000
@@ -199,17 +138,6 @@ def test_what_never_fits_is_an_error_of_its_own_with_the_numbers() -> None:
     assert "the prompt has 600 tokens, which take " in errors[1]
     assert f"and {sizes.show(budget)} are there for all texts: shorten it" in errors[1]
     assert f"ask for at most {STEP - 5} tokens, or raise memory-budget" in errors[2]
-
-
-def test_a_budget_says_how_many_tokens_fit() -> None:
-    budget = MemoryBudget(like_8b(1), (), 10_000)
-    assert budget.room(4_000, 5_000) == 5_000
-    assert budget.room(4_000, 50_000) == 6_000
-    budget.check(4_000, 6_000)
-    with pytest.raises(PromptError, match=r"ask for at most 6,000 tokens, or raise memory-budget"):
-        budget.check(4_000, 6_001)
-    with pytest.raises(PromptError, match=r"the prompt has 10,000 tokens, which take 10\.0 kB"):
-        budget.room(10_000, 1)
 
 
 @pytest.mark.parametrize("nbytes", [0, -1, 1.5, "8GB"])

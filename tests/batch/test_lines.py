@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tracemalloc
 from pathlib import Path
 
@@ -107,25 +106,3 @@ def test_a_file_that_holds_no_text_is_named(
     with pytest.raises(PromptError) as told:
         Lines(file)
     assert all(part in str(told.value) for part in (str(file), *parts)), told.value
-
-
-def test_what_is_no_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match=r"cannot read the prompts from .*none\.txt: No such"):
-        Lines(tmp_path / "none.txt")
-    with pytest.raises(PromptError, match="no regular file"):
-        Lines(tmp_path)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PromptError, match="no regular file"):
-        Lines(tmp_path / "pipe")
-
-
-def test_what_is_added_meanwhile_is_left_for_another_run(tmp_path: Path) -> None:
-    file, count = tmp_path / "lines.txt", 10_000
-    file.write_text("ab\n" * count)
-    with Lines(file) as read_lines:
-        with file.open("a") as more:
-            more.write("c\n")
-        assert [line.text for line in read_lines] == ["ab"] * count
-        file.write_bytes(b"\xff\xff\n" * count)
-        with pytest.raises(PromptError, match="not UTF-8 text"):
-            list(read_lines)

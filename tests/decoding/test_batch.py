@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
@@ -16,14 +16,12 @@ from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.decoding.stop_criteria import StopCriteria
 from mlx_specdec.decoding.stopwatch import Stopwatch
 from mlx_specdec.draft_length.length import FixedLength
-from mlx_specdec.engine.memory import AutoBatchSize
-from mlx_specdec.interfaces import Noise, Proposal, Proposer, Scores, no_proposal
+from mlx_specdec.interfaces import Noise, Proposal, Proposer, Scores
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.verification.rules import Coupled, LenientGreedy
 
-from ..support.letters import alphabet, regex
 from ..support.mocks import VOCABULARY, LetterStream, TableContext, decoding, figures, run
 
 ROOM = 25
@@ -149,20 +147,6 @@ def batch(
     return loop, dict(zip(sequences, numbers, strict=True))
 
 
-@pytest.mark.parametrize("pattern", [None, "[ab]+"])
-def test_only_the_drafts_of_constrained_sequences_are_waited_for(pattern: str | None) -> None:
-    letters = alphabet(("<end>", "a", "b"))
-    constraint = None if pattern is None else letters.constraint(regex(pattern), [0])
-    sequence = one(0, [])
-    sequence.distribution = Distribution(Sampling(), 3, constraint=constraint)
-    batch_of = Batch([one(1, []), sequence])
-    nothing, drafted = no_proposal(2), Proposal(mx.array([[5, 6], [1, 0]], dtype=mx.int32))
-    assert batch_of.cut(nothing) is nothing
-    cut = batch_of.cut(drafted)
-    assert (cut is drafted) is (pattern is None)
-    assert [cut.count(row) for row in range(2)] == [2, 2]
-
-
 def test_what_fills_up_a_rectangle_is_never_accepted() -> None:
     """Not even by a rule that accepts everything that was proposed."""
     texts = [[7, 8, 9, 10] * 9, [11, 12] * 18, [13] * 36]
@@ -217,26 +201,3 @@ def test_every_text_is_what_it_is_alone(count: int, seed: int, joins_after: int 
 
 
 # The size of batches goes to where most tokens come, and stays there.
-
-
-@pytest.mark.parametrize(
-    ("rate", "most", "expected"),
-    [
-        (lambda size: size, 64, 64),
-        (lambda size: size, 24, 16),
-        (lambda size: min(size, 16), 64, 16),
-        (lambda size: min(size, 4), 64, 4),
-        (lambda size: 1.0, 64, 1),
-        (lambda size: -abs(size - 32) + 100, 64, 32),
-        (lambda size: 1 / size, 64, 1),
-    ],
-)
-def test_it_settles_where_most_tokens_come(
-    rate: Callable[[int], float], most: int, expected: int
-) -> None:
-    size, seen = AutoBatchSize(most=most), set()
-    for _ in range(12):
-        seen.add(size.size)
-        size.took(int(1000 * rate(size.size)), 1000.0)
-    assert size.size == expected
-    assert max(seen) <= most

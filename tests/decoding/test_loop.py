@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import mlx.core as mx
@@ -10,8 +9,6 @@ import pytest
 
 from mlx_specdec.decoding.prompt import PromptReader
 from mlx_specdec.decoding.statistics import Recorder
-from mlx_specdec.decoding.stopwatch import Stopwatch
-from mlx_specdec.draft_length.auto_length import AutoLength
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.interfaces import Proposal, Rule
 from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
@@ -136,34 +133,6 @@ def test_plain_decoding_submits_the_next_step_before_it_reads() -> None:
     assert context.calls == [(1, 0)] * 6
 
 
-def test_a_submitted_step_is_read_before_speculation_starts_again() -> None:
-    class Switching:
-        def __init__(self) -> None:
-            self.wanted = itertools.cycle([0, 0, 3, 3, 0, 3])
-
-        def choose(self, remaining: int, rows: int = 1) -> int:
-            return min(next(self.wanted), remaining - 1)
-
-        def on_round(self, report: object) -> None:
-            pass
-
-    context = TableContext(4)
-    expected = context.greedy([1], ROOM)
-    guesser = partly_right(expected, 4)
-    loop = decoding(context, guesser, room=ROOM, draft_length=Switching())
-    assert run(loop)[0] == expected
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_draft_length_that_learns_does_not_change_the_text(seed: int) -> None:
-    context = TableContext(seed)
-    expected = context.greedy([1], 80)
-    guesser = partly_right(expected, seed, abstain=0.1)
-    lengths = AutoLength()
-    assert run(decoding(context, guesser, room=80, draft_length=lengths))[0] == expected
-    assert guesser.limits
-
-
 @pytest.mark.parametrize("prompt", [[1], [1, 4, 2, 7, 3]])
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_observe_sees_all_that_stayed_once_and_nothing_that_did_not(
@@ -210,27 +179,6 @@ def test_the_prompt_is_read_in_chunks_all_but_its_last_token(length: int) -> Non
     assert progress == sorted(progress)
 
 
-def test_a_text_can_be_interrupted_while_its_prompt_is_read() -> None:
-    loop = decoding(TableContext(), None, prompt=[1] * 1100)
-    [emission] = loop.step()
-    assert loop.reading and not emission.tokens and emission.finish_reason is None
-    [last] = loop.finish("interrupted")
-    assert last.finish_reason == "interrupted"
-
-
-def test_a_step_that_was_interrupted_in_its_middle_is_not_gone_on_with() -> None:
-    class Interrupted(Guesser):
-        def propose(self, *asked: object) -> Proposal:
-            raise KeyboardInterrupt
-
-    loop = decoding(TableContext(2), Interrupted(lambda position, limit: [0]))
-    with pytest.raises(KeyboardInterrupt):
-        first_round(loop)
-    with pytest.raises(DecodingError, match="interrupted"):
-        loop.step()
-    assert loop.finish("interrupted")[0].finish_reason == "interrupted"
-
-
 @pytest.mark.parametrize("room", [1, 9, 16, 50])
 @pytest.mark.parametrize("count", [0, 4])
 def test_margins_cover_every_emitted_position_and_no_other(room: int, count: int) -> None:
@@ -247,59 +195,6 @@ def test_margins_cover_every_emitted_position_and_no_other(room: int, count: int
     stats = figures(recorder)
     assert stats.smallest_margin.value == pytest.approx(min(margins), abs=1e-5)
     assert margins[stats.smallest_margin.position] == pytest.approx(min(margins), abs=1e-5)
-
-
-@pytest.mark.parametrize("count", [0, 4])
-@pytest.mark.parametrize("edge", [1e-6, -1e-6])
-def test_the_smallest_margin_knows_how_close_a_filter_came_to_cutting_elsewhere(
-    count: int, edge: float
-) -> None:
-    context, room = TableContext(7), 12
-    noise = CoupledNoise(3, VOCABULARY)
-    warm = Sampling(temperature=1.0)
-    unfiltered, _, _ = run(decoding(context, None, room=room, noise=noise, settings=warm))
-    text = [0, 1, *unfiltered]
-    rows = [mx.softmax(context.table[text[i], text[i + 1]]) for i in range(room)]
-    above = [
-        mx.sum(mx.where(row > row[token], row, 0.0)).item()
-        for row, token in zip(rows, unfiltered, strict=True)
-    ]
-    # Top-p that just keeps, or just drops, the unlikeliest token of the text.
-    settings = Sampling(temperature=1.0, top_p=max(above) + edge)
-    recorder = Recorder()
-    guesser = partly_right(unfiltered, 7)
-    loop = decoding(
-        TableContext(7),
-        guesser,
-        count=count,
-        room=room,
-        settings=settings,
-        noise=CoupledNoise(3, VOCABULARY),
-        recorder=recorder,
-    )
-    tokens, _, _ = run(loop)
-    position = above.index(max(above))
-    assert (tokens == unfiltered) is (edge > 0)
-    assert figures(recorder).smallest_margin.value < 1e-4
-    assert figures(recorder).smallest_margin.position == position
-
-
-def test_an_interrupted_text_keeps_what_was_emitted() -> None:
-    context = TableContext(8)
-    loop = decoding(context, None, room=6)
-    first = first_round(loop)
-    [last] = loop.finish("interrupted")
-    assert last.finish_reason == "interrupted"
-    assert first.tokens and not last.tokens
-
-
-def test_margins_of_an_interrupted_text_are_told() -> None:
-    recorder = Recorder()
-    loop = decoding(TableContext(8), None, room=6, recorder=recorder)
-    first_round(loop)
-    loop.finish("interrupted")
-    stats = figures(recorder)
-    assert stats.smallest_margin.position == 0
 
 
 def test_a_proposer_that_abstains_stays_in_the_pipeline_of_plain_decoding() -> None:
@@ -334,27 +229,6 @@ def test_what_is_found_while_a_step_is_in_flight_is_verified_one_token_later(see
     assert stats.accepted == 3 * 4 + 3
 
 
-def test_what_earlier_rounds_left_to_compute_is_not_the_drafts_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = [0.0]
-
-    def wait() -> None:
-        now[0] += 5.0
-
-    monkeypatch.setattr(mx, "synchronize", wait)
-    recorder = Recorder()
-    watch = Stopwatch([recorder], timed="all", clock=lambda: now[0])
-    guesser = Guesser(lambda position, limit: [0] * limit)
-    tokens, _, _ = run(decoding(TableContext(), guesser, room=6, watch=watch))
-    stats = recorder.summary(
-        load=0, prompt=0, decoding=now[0], peak_memory_bytes=0, device="cpu", blas="none"
-    )
-    assert len(tokens) == 6 and stats.timed_rounds > 0
-    assert (stats.seconds.draft, stats.seconds.verify) == (0, 0)
-    assert stats.seconds.other == 5.0 * stats.timed_rounds
-
-
 @pytest.mark.parametrize("rule", [TokenRule(), BlockRule()])
 def test_no_key_is_used_twice_in_a_whole_text(rule: Rule) -> None:
     used: list[tuple[int | str, ...]] = []
@@ -369,3 +243,16 @@ def test_no_key_is_used_twice_in_a_whole_text(rule: Rule) -> None:
     stats = figures(recorder)
     assert stats.accepted < stats.drafted
     assert len(used) == len(set(used)) >= stats.drafted + stats.rounds
+
+
+def test_a_step_that_was_interrupted_in_its_middle_is_not_gone_on_with() -> None:
+    class Interrupted(Guesser):
+        def propose(self, *asked: object) -> Proposal:
+            raise KeyboardInterrupt
+
+    loop = decoding(TableContext(2), Interrupted(lambda position, limit: [0]))
+    with pytest.raises(KeyboardInterrupt):
+        first_round(loop)
+    with pytest.raises(DecodingError, match="interrupted"):
+        loop.step()
+    assert loop.finish("interrupted")[0].finish_reason == "interrupted"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import mlx.core as mx
 import pytest
 
@@ -50,37 +48,6 @@ def test_nothing_behind_the_last_emitted_token_is_counted(room: int) -> None:
     assert stats.rounds == -(-end // 6)
     assert stats.acceptance_rate in (None, 1.0)
     assert sum(stats.accepted_by_position) == stats.accepted
-
-
-def test_counts_by_position_add_up() -> None:
-    recorder = Recorder()
-    add(recorder, 4, 2, 3, RoundTimes(1))
-    add(recorder, 4, 4, 5, RoundTimes(1))
-    add(recorder, 2, 0, 1, RoundTimes(1))
-    stats = summary(recorder)
-    assert stats.drafted_by_position == (3, 3, 2, 2)
-    assert stats.accepted_by_position == (2, 2, 1, 1)
-    assert (stats.drafted, stats.accepted) == (10, 6)
-    assert stats.tokens_per_round == 3
-    assert stats.tokens_per_second == 0.9
-
-
-def test_a_round_cut_inside_its_accepted_run_counts_only_what_was_emitted() -> None:
-    recorder = Recorder()
-    add(recorder, 5, 4, 2, RoundTimes(1), ended=True)
-    stats = summary(recorder)
-    assert stats.drafted == stats.accepted == 2
-
-
-def test_what_was_drafted_behind_the_targets_own_last_token_is_not_counted() -> None:
-    recorder = Recorder()
-    add(recorder, 4, 0, 1, RoundTimes(1), ended=True)
-    assert summary(recorder).drafted_by_position == (1,)
-    context, recorder = TableContext(3), Recorder()
-    [eos] = context.greedy([1], 1)
-    guesser = Guesser(lambda position, limit: [(eos + 1) % 23] * limit)
-    run(decoding(context, guesser, count=4, eos=[eos], recorder=recorder))
-    assert (summary(recorder).drafted, summary(recorder).accepted) == (1, 0)
 
 
 def test_timed_rounds_are_scaled_to_all_and_the_parts_add_up() -> None:
@@ -134,21 +101,3 @@ def test_rounds_are_timed_in_parts_where_somebody_wants_it() -> None:
     assert timed_rounds(100, "some") == [0, 1, 2, 3, 32, 64, 96]
     assert timed_rounds(100, "all") == list(range(100))
     assert timed_rounds(100) == []
-
-
-def test_seconds_come_from_the_clock_that_was_handed_in() -> None:
-    context = TableContext(3)
-    expected = context.greedy([1], 6)
-    ticks = itertools.count()
-    recorder = Recorder()
-    watch = Stopwatch([recorder], timed="all", clock=lambda: float(next(ticks)))
-    guesser = Guesser(lambda position, limit: expected[position : position + limit])
-    run(decoding(context, guesser, count=2, room=6, watch=watch))
-    seconds = summary(recorder, decoding_seconds=100.0).seconds
-    assert seconds.draft == 2.0 and seconds.verify == 2.0
-
-
-def test_an_empty_text_has_no_rates() -> None:
-    stats = summary(Recorder(), decoding_seconds=0.0)
-    assert stats.acceptance_rate is stats.tokens_per_round is stats.tokens_per_second is None
-    assert stats.smallest_margin is None

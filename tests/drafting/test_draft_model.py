@@ -12,7 +12,6 @@ from mlx_specdec.sampling.choices import choose
 from mlx_specdec.sampling.distribution import log_probabilities
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
-from mlx_specdec.text.vocabulary import Translation
 
 from ..support.mocks import VOCABULARY, TableContext
 
@@ -97,23 +96,6 @@ def test_what_is_not_wanted_at_once_reads_nothing_before_its_first_draft() -> No
     assert context.calls == [(CHUNK, 0), (CHUNK, 0), (15, 0), (1, 0), (1, 1)]
 
 
-def test_an_unread_prompt_is_translated_with_the_first_draft() -> None:
-    asked = []
-
-    class Silent(Translation):
-        def feed(self, tokens) -> list[int]:
-            asked.append(list(tokens))
-            return list(tokens)
-
-    same = Silent(range(VOCABULARY), range(VOCABULARY))
-    proposer = DraftModel(Table(None), Sampling(temperature=0), VOCABULARY, same, eager=False)
-    proposer.begin([[4, 5, 6]])
-    proposer.observe([[4, 5]], [Scores(mx.zeros((1, 2, VOCABULARY)))])
-    assert asked == []
-    assert proposer.propose([[4, 5, 6]], 1, SilentNoise()).size == 1
-    assert asked
-
-
 # Medusa as a proposer: which hidden row it reads, and what its tokens are drawn from.
 
 
@@ -148,10 +130,6 @@ def tokens(medusa: Medusa, limit: int = COUNT) -> list[int]:
     return medusa.propose([[1, 2]], limit, SILENT).tokens.tolist()[0]
 
 
-def test_it_asks_for_the_state_that_the_head_is_given() -> None:
-    assert Medusa.taps == ("final",)
-
-
 def test_each_head_proposes_one_token_from_the_last_state_of_the_prompt() -> None:
     assert tokens(begun()) == [2, 3, 4]
     assert tokens(begun(), limit=2) == [2, 3]
@@ -165,18 +143,6 @@ def test_after_a_round_the_row_that_predicted_the_newest_token_is_read(accepted:
     assert tokens(medusa, 1) == [accepted]
 
 
-def test_a_new_text_starts_from_its_own_state() -> None:
-    medusa = begun()
-    medusa.begin([[1]])
-    assert medusa.propose([[1]], 1, SILENT).size == 0
-    medusa.observe([[1]], [states(4)])
-    assert tokens(medusa, 1) == [4]
-
-
-def test_at_temperature_0_there_are_no_rows() -> None:
-    assert begun().propose([[1, 2]], 2, SILENT).rows is None
-
-
 def test_above_temperature_0_tokens_are_drawn_from_the_rows_with_the_rounds_noise() -> None:
     settings = Sampling(temperature=0.7, top_k=5)
     noise = CoupledNoise(3, SIZE).at(0, 4)
@@ -185,18 +151,6 @@ def test_above_temperature_0_tokens_are_drawn_from_the_rows_with_the_rounds_nois
     gumbel = mx.concatenate([noise.draft(index) for index in range(COUNT)], axis=1)
     assert mx.array_equal(proposal.rows, log_p)
     assert proposal.tokens.tolist() == choose(log_p, gumbel).tolist()
-
-
-def test_penalties_count_what_earlier_heads_chose() -> None:
-    class Same(Echo):
-        def logits(self, state: mx.array, count: int) -> mx.array:
-            row = mx.array([0.0, 0, 0, 2, 1.5, 1, 0, 0])
-            return mx.broadcast_to(row, (1, count, SIZE))
-
-    medusa = Medusa(Same(), Sampling(presence_penalty=1.2), SIZE)
-    medusa.begin([[1, 2]])
-    medusa.observe([[1]], [states(0)])
-    assert tokens(medusa) == [3, 4, 5]
 
 
 def test_nothing_is_proposed_before_a_hidden_state_was_seen() -> None:

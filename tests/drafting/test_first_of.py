@@ -82,30 +82,3 @@ def test_in_a_batch_the_next_one_proposes_where_the_first_has_nothing() -> None:
     several = FirstOf({"c": parts["c"], "b": silent}, allowed)
     assert several.propose([[1], [2], [3]], 4, NOISE).counts == (1, 1, 1)
     assert silent.asked == 1, "where every sequence has something, nobody else is asked"
-
-
-def test_a_source_that_may_draft_nothing_is_not_asked() -> None:
-    parked, other = Scripted([1, 2]), Scripted([3])
-    several = FirstOf({"a": parked, "b": other}, lambda name, most, _: 0 if name == "a" else most)
-    assert several.propose([[1]], 4, NOISE).source == "b"
-    assert parked.asked == []
-
-
-def test_all_abstain_where_nobody_knows() -> None:
-    several = FirstOf({"a": Scripted([]), "b": Scripted([])}, allowed)
-    assert several.propose([[1]], 4, NOISE).size == 0
-
-
-def test_whether_any_would_draft_is_told_without_drafting() -> None:
-    silent, talker = Scripted([]), Scripted([3])
-    limits = {"a": 4, "b": 4}
-    several = FirstOf({"a": silent, "b": talker}, lambda name, most, rows: limits[name])
-    assert several.ready([[1]], 4)
-    limits["b"] = 0
-    assert not several.ready([[1]], 4)
-    assert silent.asked == talker.asked == []
-
-
-def test_hidden_states_are_those_that_any_of_them_needs() -> None:
-    several = FirstOf({"a": Scripted([]), "b": Scripted([], ("final",))}, allowed)
-    assert several.taps == ("final",)

@@ -54,16 +54,6 @@ def test_what_must_come_is_proposed_behind_what_has_come(start: list[int] | None
     assert proposed(proposer, [*before, 1, 4, 3, 4, 3, 0]) == []
 
 
-def test_a_new_sequence_begins_anew_and_one_that_nothing_binds_has_none() -> None:
-    proposer = forced("cab")
-    for prompt in ([1], [1, 1]):
-        proposer.begin([prompt])
-        assert proposed(proposer, prompt) == [4, 3]
-    free = forced(None)
-    free.begin([[1]])
-    assert proposed(free, [1]) == []
-
-
 def test_in_a_batch_each_sequence_has_its_own() -> None:
     rows = RowByRow(lambda: forced("(a|b)cab"))
     rows.begin([[1], [2]])

@@ -54,18 +54,6 @@ def test_a_source_text_is_searched_and_never_left_by_its_end() -> None:
     assert proposed([0, 12, 13], source) == [1]
 
 
-def test_a_text_is_read_once_and_a_new_one_begins_from_nothing() -> None:
-    lookup = PromptLookup()
-    lookup.begin([[1, 2, 3]])
-    committed = [1, 2, 3]
-    for token in (1, 2):
-        committed.append(token)
-        proposal = lookup.propose([committed], 4, NOISE)
-    assert proposal.tokens.tolist() == [[3, 1, 2]]
-    lookup.begin([[5, 6]])
-    assert lookup.propose([[5, 6, 1, 2]], 4, NOISE).size == 0
-
-
 def index_of(*texts: list[int]) -> DocumentIndex:
     tokens = backwards([np.array(text, np.int32) for text in texts], 100)
     return DocumentIndex(order(tokens).data, stored(tokens))
@@ -80,34 +68,6 @@ def test_documents_are_searched_where_their_match_is_longer_or_the_only_one() ->
     longer = [7, 1, 2, 3, 7, 2, 3]
     assert proposed([9, 2, 3, 8, 1, 2, 3], [9], documents=documents, limit=2) == [50, 51]
     assert proposed(longer, [7], documents=index_of([7, 2, 3, 70, 71]), limit=2) == [70, 71]
-
-
-def test_a_match_in_documents_has_to_be_as_long_as_any_other() -> None:
-    documents = index_of([5, 6, 7])
-    assert proposed([1, 6], [1], documents=documents) == []
-    assert proposed([1, 6], [1], documents=documents, least=1) == [7]
-    assert proposed([1, 5, 6], [1], documents=documents, least=3) == []
-    assert proposed([5, 6], [5], documents=documents, least=2) == [7], "all of the text is found"
-    assert proposed([5, 6], [5], documents=documents, least=3) == []
-
-
-def test_the_text_is_taken_where_a_document_ends_with_the_match() -> None:
-    documents = index_of([9, 1, 2])
-    assert proposed([1, 2, 3, 9, 1, 2], [1], documents=documents, limit=2) == [3, 9]
-
-
-def test_a_source_text_is_followed_by_documents_as_well() -> None:
-    assert proposed([0, 10, 11], [8, 9, 1], documents=index_of([10, 11, 12])) == [12]
-
-
-def test_ids_that_texts_do_not_have_are_not_proposed() -> None:
-    lookup = PromptLookup(vocabulary=50)
-    text = [1, 2, 60, 3, 4, 5, 1, 2]
-    lookup.begin([text])
-    assert not lookup.ready([text], 4)
-    text = [1, 2, 49, 60, 4, 5, 1, 2]
-    lookup.begin([text])
-    assert lookup.propose([text], 4, SilentNoise()).tokens.tolist() == [[49]]
 
 
 # The index against brute force.
@@ -159,13 +119,6 @@ def test_the_most_frequent_continuation_is_found(text: list[int]) -> None:
     assert found == [latest]
 
 
-def test_a_frequent_continuation_goes_on_while_it_is_known() -> None:
-    index = SuffixIndex()
-    index.extend([1, 2, 3, 4, 9, 1, 2, 3, 4, 8, 1, 2, 7, 1, 2])
-    assert index.most_frequent(3)[:2] == [3, 4]
-    assert index.most_recent(3) == [7, 1, 2]
-
-
 def test_a_monotonous_text_costs_no_more_a_token_than_any_other() -> None:
     index = SuffixIndex()
     index.extend([5] * 20_000)
@@ -208,10 +161,6 @@ def predicted(*written: int, prompt: list[int] = PROMPT, prefix: list[int] = PRO
 )
 def test_what_comes_next_is_proposed(written: list[int], next: list[int]) -> None:
     assert predicted(*written) == next
-
-
-def test_a_decoders_start_token_is_no_text() -> None:
-    assert predicted(1, 2, prefix=[0]) == [3, 4, 5]
 
 
 def test_it_reads_on_from_where_it_was() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.interfaces import Prices, Proposal
-from mlx_specdec.proposers.hidden_state import PRIOR, UNREAD, Confidence, least_chances
+from mlx_specdec.proposers.hidden_state import PRIOR, UNREAD, Confidence
 from mlx_specdec.sampling.choices import choose
 from mlx_specdec.sampling.distribution import log_probabilities
 from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
@@ -39,13 +39,6 @@ def test_every_state_is_read_once_with_the_token_after_it() -> None:
     assert notes.passes == [2, 1, 4, 1, 1, 3]
 
 
-def test_a_guess_that_nothing_came_of_can_be_made_again() -> None:
-    proposer, network = begun()
-    see(proposer, [1, 2])
-    assert drafted(proposer, [1, 2, 3], 2) == drafted(proposer, [1, 2, 3], 2) == [4, 5]
-    assert network.readings[0].passes == [2]
-
-
 def test_many_states_are_read_as_they_come_but_for_the_newest() -> None:
     proposer, network = begun()
     text = [n % SIZE for n in range(3 * UNREAD)]
@@ -61,21 +54,6 @@ def test_many_states_are_read_as_they_come_but_for_the_newest() -> None:
     assert notes.rows == list(itertools.pairwise(text[: 2 * step + 1]))
 
 
-def test_plain_steps_do_not_pile_states_up() -> None:
-    proposer, network = begun()
-    for token in range(10 * UNREAD):
-        see(proposer, [token % SIZE])
-        assert len(proposer._tokens) <= UNREAD
-    assert len(network.readings[0].rows) >= 9 * UNREAD
-
-
-def test_no_more_is_drafted_than_the_network_can() -> None:
-    proposer, network = begun()
-    see(proposer, [1, 2])
-    assert len(drafted(proposer, [1, 2, 3], 40)) == Scribe.most
-    assert network.readings[0].asked == Scribe.most
-
-
 def test_nothing_is_proposed_before_a_state_was_seen_and_a_new_text_starts_anew() -> None:
     proposer, network = begun()
     assert proposer.propose([[1]], 3, SILENT).size == 0
@@ -84,12 +62,6 @@ def test_nothing_is_proposed_before_a_state_was_seen_and_a_new_text_starts_anew(
     proposer.begin([[2]])
     assert proposer.propose([[2]], 3, SILENT).size == 0
     assert len(network.readings) == 2
-
-
-def test_at_temperature_0_there_are_no_rows() -> None:
-    proposer, _ = begun()
-    see(proposer, [1, 2])
-    assert proposer.propose([[1, 2, 3]], 2, SILENT).rows is None
 
 
 @pytest.mark.parametrize("source", [CoupledNoise(3, SIZE), IndependentNoise(3, SIZE)])
@@ -137,20 +109,6 @@ def test_what_is_said_of_later_tokens_does_not_count() -> None:
         for later in generator.random((5, 5)):
             # That of the first one that is dropped was said before it was drawn.
             assert worth(*chances[: kept + 1], *later[kept + 1 :]) == kept
-
-
-def test_of_several_tokens_for_the_price_of_one_the_first_is_worth_more() -> None:
-    stairs = Prices([1.0, 1.5, 2.5, 2.5, 2.5, 3.5], 1.0)
-    assert least_chances(stairs, 5) == pytest.approx([0.375, 1 / 3, 0.0, 0.0, 1.0])
-    assert worth(0.9, 0.5, 0.9, 0.9, 0.9, prices=stairs) == 4
-
-
-def test_where_rows_are_free_nothing_is_looked_at() -> None:
-    class Unread:
-        shape = (1, 4)
-
-    flat = Prices([1.0, 1.5, 1.55, 1.6, 1.65], 1.0)
-    assert Confidence().worth(Unread(), flat) == 4  # type: ignore[arg-type]
 
 
 def test_a_drafter_that_is_too_sure_is_believed_less() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.engine.prompt_cache import BLOCK, PromptCache, common
-from mlx_specdec.interfaces.reusable import KVSlice, Reusable, Snapshot
+from mlx_specdec.engine.prompt_cache import PromptCache
+from mlx_specdec.interfaces.reusable import KVSlice, Reusable
 
 COLUMN = 2 * 3 * 4 * 2
 """Bytes of two arrays' columns, (1, 2 heads, 1, 3) float32 each."""
@@ -27,12 +27,6 @@ def memory(text: Sequence[int], lag: int = 0, length: int | None = None) -> Reus
     arrays = columns_of(text, lag)
     count = arrays[0].shape[2] if length is None else length
     return Reusable(count, lambda a, b: tuple(each[:, :, a:b] for each in arrays), lag)
-
-
-def whole(text: Sequence[int], exact: bool = False) -> Reusable:
-    array = columns_of(text, 0)[0]
-    value = None if exact else ("made of", tuple(text))
-    return Reusable(snapshot=Snapshot(len(text), value, (array,), exact))
 
 
 def keep(cache: PromptCache, text: Sequence[int], **memories: Reusable) -> None:
@@ -55,23 +49,6 @@ def check(cache: PromptCache) -> None:
     assert cache.nbytes == sum(node.nbytes for node in nodes) <= cache.max_bytes
     order = {node: place for place, node in enumerate(nodes)}
     assert all(order[child] > order[node] for node in nodes for child in node.children.values())
-
-
-def test_nothing_stays_of_what_was_kept_in_part() -> None:
-    cache, arrays = PromptCache(10**6), columns_of([1, 2, 3, 4], 0)
-    keep(cache, [1, 2, 3], target=memory([1, 2, 3]))
-
-    def fails(begin: int, end: int) -> tuple[mx.array, ...]:
-        if begin:
-            raise MemoryError
-        return tuple(each[:, :, begin:end] for each in arrays)
-
-    with pytest.raises(MemoryError):
-        keep(cache, [1, 2, 7, 4], target=Reusable(4, fails))
-    assert cache.nbytes == 0 and cache.find([1, 2, 3, 4], 3).target is None
-    keep(cache, [1, 2, 3], target=memory([1, 2, 3]))
-    assert holds(cache.find([1, 2, 3, 4], 3).target, [1, 2, 3], 3)
-    check(cache)
 
 
 def test_the_longest_beginning_is_found_whoever_wrote_it() -> None:
@@ -134,61 +111,3 @@ def test_what_was_used_longest_ago_goes_first() -> None:
     keep(cache, too_long, target=memory(too_long))
     assert cache.find([1, 1, 1, 1, 5], 4).cached_tokens == 4, "for what does not fit nothing goes"
     check(cache)
-
-
-def test_a_drafter_that_needs_its_own_state_bounds_the_hit() -> None:
-    cache = PromptCache(1 << 20)
-    text = [5, 6, 7, 8, 9]
-    keep(cache, text, target=memory(text))
-    assert cache.find(text, 3, ["eagle3"]).target is None
-    keep(cache, text[:4], target=memory(text[:4]), eagle3=memory(text[:4], lag=1))
-    known = cache.find([5, 6, 7, 8, 1, 2], 5, ["eagle3"])
-    assert known.cached_tokens == 3, "its column 3 was made of the token at place 4 as well"
-    assert holds(known.proposer["eagle3"], text, 3, lag=1)
-    check(cache)
-
-
-def test_what_cannot_be_cut_is_found_whole_or_not_at_all() -> None:
-    cache = PromptCache(1 << 20)
-    for text in ([1, 2], [1, 2, 3, 4]):
-        keep(cache, text, target=whole(text))
-    for prompt, count in (([1, 2, 3, 4, 5], 4), ([1, 2, 3, 4], 2), ([1, 2, 3, 9, 9], 2), ([1], 0)):
-        known = cache.find(prompt, len(prompt) - 1)
-        assert known.cached_tokens == count, prompt
-        assert not count or known.target.value == ("made of", tuple(prompt[:count]))
-    source = [7, 8, 9]
-    keep(cache, source, target=whole(source, exact=True), draft=whole(source, exact=True))
-    known = cache.find(source, 0)
-    assert (known.cached_tokens, known.proposer["draft"].length) == (3, 3)
-    assert cache.find([7, 8, 9, 1], 0).target is None, "an encoder looks both ways"
-    check(cache)
-
-
-def test_what_is_kept_takes_what_is_counted() -> None:
-    cache = PromptCache(1 << 30)
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    keep_rows(cache, mx.zeros((3, 8, 512, 32)) + 1)
-    column = 8 * 32 * 4
-    assert cache.nbytes == column * (100 + 150 + 300)
-    taken = mx.get_active_memory() - before
-    assert cache.nbytes <= taken <= cache.nbytes + 64 * 1024
-
-
-def keep_rows(cache: PromptCache, batch: mx.array) -> None:
-    """Rows of one buffer, which is given back afterwards."""
-    for row, text in enumerate(([1] * 100, [2] * 50 + [3] * 100, [4] * 300)):
-        views = Reusable(len(text), lambda a, b, row=row: (batch[row : row + 1, :, a:b],))
-        keep(cache, text, target=views)
-
-
-@pytest.mark.parametrize("begin", [0, 1, BLOCK])
-@pytest.mark.parametrize("length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_what_texts_have_in_common_is_counted_across_blocks(length: int, begin: int) -> None:
-    tokens = list(range(length))
-    text = [-1] * begin + tokens
-    assert common(tokens, text, begin) == length
-    assert common([*tokens, -2], [*text, -3], begin) == length
-    assert common(tokens, text[: begin + length // 2], begin) == length // 2
-    assert common(tokens, tuple(text), begin) == length
-    assert common(tokens, text, len(text) + 1) == 0

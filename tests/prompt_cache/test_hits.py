@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 
 from mlx_specdec.engine.generate import generate, stream_generate
@@ -20,7 +19,7 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
 from ..support import tiny
-from ..support.cached import ROOM, SYSTEM, known, run
+from ..support.cached import ROOM, SYSTEM, run
 from ..support.drafter_pairs import made
 from ..support.families import model_of
 from ..support.heads import base_of, some_heads
@@ -132,49 +131,6 @@ def test_a_hit_changes_nothing_but_what_is_read(
     }
     assert all(hit >= least for hit, least in zip(hits, wanted[kind], strict=True)), hits
     assert kind == CUT or hits[2] == 0
-
-
-@pytest.mark.parametrize(
-    "name",
-    fast_first(["llama", "llama, eagle3"], [n for n, (kind, _) in PAIRS.items() if kind == CUT]),
-)
-def test_what_a_hit_leads_to_is_what_is_computed_without_one(
-    name: str, pairs: Callable[[str], Pair]
-) -> None:
-    pair, options = pairs(name), asked(0.0, num_draft=3)
-    first = run(pair, SYSTEM + PROMPT, options, PromptCache(ROOM))
-    turn = [*SYSTEM, *PROMPT, *first.tokens, 17, 44]
-    warm, cold = PromptCache(ROOM), PromptCache(ROOM)
-    run(pair, SYSTEM + PROMPT, options, warm)
-    with_hit, without = run(pair, turn, options, warm), run(pair, turn, options, cold)
-    assert with_hit.labels.cached_tokens > 0
-    assert with_hit.stats.accepted_by_position == without.stats.accepted_by_position
-    text = [*turn, *without.tokens]
-    for one, other in zip(known(warm, text), known(cold, text), strict=True):
-        assert one[:2] == other[:2]
-        for mine, its in zip(one[2], other[2], strict=True):
-            assert mx.allclose(mine, its, rtol=1e-3, atol=1e-3)
-
-
-def test_of_a_translation_nothing_is_kept_but_its_source(tmp_path: Path) -> None:
-    pair, cache = made("eagle3", TRANSLATOR, tmp_path), PromptCache(ROOM)
-    options = asked(0.0, num_draft=3)
-    first, again = (run(pair, PROMPT, options, cache) for _ in range(2))
-    assert first.stats.drafted > 0
-    assert (again.tokens, again.labels.cached_tokens) == (first.tokens, len(PROMPT))
-    assert [(node.end, set(node.columns)) for node in cache.nodes] == [(len(PROMPT), set())]
-
-
-@pytest.mark.usefixtures("shadowed")
-@pytest.mark.parametrize(
-    "name", fast_first(["llama"], ["llama", "llama, 8 bits", "gemma3", "qwen3_next", "t5"])
-)
-def test_contexts_hold_what_a_fresh_one_would(name: str, pairs: Callable[[str], Pair]) -> None:
-    pair, options, cache = pairs(name), asked(1.0, num_draft=3), PromptCache(ROOM)
-    first = run(pair, SYSTEM + PROMPT, options, cache)
-    for prompt in ([*SYSTEM, *PROMPT, *first.tokens, 17], SYSTEM + PROMPT):
-        run(pair, prompt, options, cache)
-    assert run(pair, SYSTEM + PROMPT, options, cache).labels.cached_tokens > 0 or name == "gemma3"
 
 
 @pytest.mark.parametrize("name", fast_first(["llama"], ["llama", "llama, eagle3", "gemma3", "t5"]))

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec.errors import OptionError
-from mlx_specdec.sampling.constraint import Alphabet, Constraint, Words, has
-from mlx_specdec.sampling.distribution import Distribution, allow_only
+from mlx_specdec.sampling.constraint import Alphabet, Constraint, Words
+from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.grammar import compiled, with_stack
 from mlx_specdec.sampling.settings import Sampling
 
@@ -114,79 +114,6 @@ def test_only_what_is_taken_moves_a_constraint(
             break
 
 
-@pytest.mark.parametrize(
-    ("drafted", "count"),
-    [
-        ([1, 2, 3], 3),
-        ([1, 3, 3, 3, 3], 3),
-        ([3, 1, 1], 1),
-        ([2, 0, 2, 2], 2),
-        ([6, 2, 2], 1),
-        ([], 0),
-    ],
-)
-def test_a_draft_is_looked_at_up_to_the_first_token_that_cannot_go_on(
-    drafted: list[int], count: int
-) -> None:
-    assert begun("[ab]+c?").verifiable(drafted) == count
-
-
-@pytest.mark.parametrize("strange", [len(PIECES), 10**9, 2**40, -1])
-def test_a_drafted_id_that_nobody_has_cannot_come(strange: int) -> None:
-    constraint = begun("[ab]+c?")
-    assert constraint.verifiable([1, strange, 1]) == 2
-    rows = constraint.masks([1, strange])
-    assert not has(rows[1], strange) and ids(rows[1]) == ids(constraint.masks([1])[1])
-    assert constraint.take([1, 3])
-
-
-@pytest.mark.parametrize(
-    ("tokens", "allowed"),
-    [
-        ([1], 1),
-        ([3], 0),
-        ([0], 0),
-        ([1, 0], 2),
-        ([1, 6, 3], 3),
-        ([1, 3, 3], 2),
-        ([1, 3, 3, 0], 2),
-    ],
-)
-def test_take_says_how_many_tokens_are_allowed(tokens: list[int], allowed: int) -> None:
-    constraint = begun("[ab]+c?")
-    assert constraint.take(tokens) == allowed
-    assert not constraint.complete
-
-
-def test_where_every_end_is_banned_a_complete_text_can_be_told_from_a_stuck_one() -> None:
-    def banned(pattern: str, *ids: int) -> Constraint:
-        return alphabet(PIECES).constraint(regex(pattern), ENDS, ids)
-
-    constraint = banned("ab?", *ENDS)
-    assert ids(constraint.masks([1])[0]) == {1, 4} and ids(constraint.masks([1])[1]) == {2}
-    assert constraint.masks([1, 2]).shape[0] == 3 and constraint.stuck
-    assert constraint.take([1, 2, 3]) == 2 and constraint.complete
-    for ends, tokens in ((ENDS, [1, 0]), (ENDS[:1], [1, 6])):
-        constraint = banned("a", *ends)
-        constraint.masks(tokens)
-        assert constraint.take(tokens) == (1 if ends == ENDS else 2)
-        assert constraint.complete is (ends == ENDS)
-    constraint = banned("[ab]c", 3)
-    constraint.masks([1])
-    assert constraint.stuck and constraint.take([1, 3]) == 1 and not constraint.complete
-    with pytest.raises(OptionError, match="logit-bias bans"):
-        banned("[bc]", 2, 3)
-
-
-def test_behind_an_end_nothing_is_bound() -> None:
-    constraint = begun("a")
-    assert constraint.take([1, 0]) == 2
-    assert constraint.take([3, 3]) == 2
-    assert (constraint.masks([5, 5]) == 0xFFFFFFFF).all()
-    assert constraint.verifiable([5, 5]) == 2
-    assert constraint.forced() == []
-
-
 def test_where_a_vocabulary_has_no_token_the_constraint_is_stuck() -> None:
     """Also where a draft led there, which leaves the constraint as it was."""
     constraint = begun("aax|aac")
@@ -201,36 +128,6 @@ def test_where_a_vocabulary_has_no_token_the_constraint_is_stuck() -> None:
     constraint.masks([])
     assert constraint.stuck
     assert constraint.take([1]) < 1
-
-
-def test_a_token_that_no_mask_let_through_is_refused() -> None:
-    constraint = begun("(ab|c)x|(ab)*")
-    constraint.masks([4])
-    assert not constraint.stuck
-    constraint = begun("cx|[ab]+")
-    constraint.masks([3, 1])
-    assert constraint.stuck
-    assert constraint.take([3, 1]) < 2
-
-
-def test_a_grammar_that_no_token_begins_is_refused() -> None:
-    with pytest.raises(OptionError, match="no token that may come first"):
-        begun("x+")
-
-
-@pytest.mark.parametrize("size", [7, 31, 32, 33, 64, 65])
-def test_ids_without_a_text_are_never_allowed(size: int) -> None:
-    pieces = (*PIECES, *[""] * (size - len(PIECES)))
-    row = begun("(?s:.)*", pieces).masks([])[0]
-    assert row.shape == ((size + 31) // 32,)
-    assert ids(row, 32 * len(row)) == {*TEXT, *ENDS}
-
-
-def test_an_end_that_is_text_elsewhere_is_an_end_alone() -> None:
-    constraint = begun("[abc]{3}", ends=(0, 3))
-    assert ids(constraint.masks([])[0]) == {1, 2, 4, 5}
-    assert constraint.take([1, 1, 1]) == 3
-    assert ids(constraint.masks([])[0]) == {0, 3}
 
 
 class Prefixed:
@@ -272,21 +169,6 @@ def test_tokens_within_a_text_are_those_that_the_tokenizer_gives() -> None:
     assert alphabet(PIECES)(b"abca") == [4, 3, 1]
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize("size", [5, 32, 40])
-def test_bits_that_are_0_have_no_probability(size: int, dtype: mx.Dtype) -> None:
-    dice = np.random.default_rng(size)
-    allowed = dice.random((2, size)) < 0.5
-    padded = np.zeros((2, -(-size // 32) * 32), bool)
-    padded[:, :size] = allowed
-    words = np.packbits(padded, axis=-1, bitorder="little").view("<u4")
-    logits = mx.random.normal((1, 2, size), key=mx.random.key(0)).astype(dtype)
-    masked = allow_only(logits, mx.array(words)[None])
-    assert masked.dtype == dtype
-    expected = np.where(allowed[None], np.array(logits.astype(mx.float32)), -np.inf)
-    np.testing.assert_array_equal(np.array(masked.astype(mx.float32)), expected)
-
-
 def test_filters_share_out_what_is_allowed() -> None:
     """The likeliest tokens are forbidden: top-k, top-p and min-p choose among the others."""
     logits = mx.array([[[9.0, 0.0, 1.0, 8.0, 7.0, 6.0, 9.0]]])
@@ -297,12 +179,6 @@ def test_filters_share_out_what_is_allowed() -> None:
         assert [id for id, yes in enumerate(kept.tolist()) if yes] == [4]
     free = Distribution(chosen, len(PIECES))
     assert law.alike(law) and not law.alike(free) and not free.alike(law)
-
-
-def test_damaged_rows_stay_damaged() -> None:
-    law = Distribution(Sampling(), len(PIECES), constraint=begun("[ab]+"))
-    rows = law.log_probabilities(mx.full((1, 1, len(PIECES)), mx.nan), [], None)
-    assert mx.isnan(mx.max(rows)).item()
 
 
 def test_schemas_that_lead_deep_do_not_crash() -> None:
@@ -326,16 +202,6 @@ def test_a_panic_of_the_library_is_an_error_of_the_grammar() -> None:
         with_stack(panics)
     with pytest.raises(KeyboardInterrupt):
         with_stack(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-
-
-def test_a_grammar_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = regex("once[ab]")
-
-    def never(*given: object) -> None:
-        raise AssertionError("read again")
-
-    monkeypatch.setattr("mlx_specdec.sampling.grammar.with_stack", never)
-    assert regex("once[ab]") is first
 
 
 def test_what_takes_more_than_the_limits_is_stuck() -> None:

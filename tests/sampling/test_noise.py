@@ -12,18 +12,9 @@ from mlx_specdec.sampling.noise import (
     Coins,
     CoupledNoise,
     IndependentNoise,
-    SilentNoise,
     derive_key,
     digest_of,
 )
-
-
-def test_draft_and_target_see_the_same_noise_at_the_same_position() -> None:
-    source = CoupledNoise(seed=3, vocabulary=11)
-    early, late = source.at(0, 4), source.at(9, 6)
-    drafted = early.draft(2)
-    assert mx.array_equal(drafted[0, 0], late.target(3)[0, 0])
-    assert mx.array_equal(CoupledNoise(3, 11).at(1, 0).target(7)[0, 6], drafted[0, 0])
 
 
 @pytest.mark.parametrize("vocabulary", [11, 5000, NUMBERS + 1])
@@ -39,20 +30,6 @@ def test_noise_of_a_position_is_that_of_its_key_however_much_is_asked_for(vocabu
         assert mx.array_equal(noise.draft(0)[0, 0], alone)
         assert mx.array_equal(noise.correction()[0], alone)
         assert mx.array_equal(noise.target(3)[0, 0], alone)
-
-
-def test_noise_of_positions_that_are_past_is_let_go() -> None:
-    source = CoupledNoise(3, 11)
-    for position in range(0, 1000, 5):
-        source.at(0, position).target(9)
-        assert len(source._drawn) <= 3
-
-
-def test_acceptance_uniforms_are_those_of_their_keys() -> None:
-    source = IndependentNoise(7, 13)
-    uniforms = source.at(2, 5).accept(3)
-    alone = [mx.random.uniform(key=source.key("accept", 2, 5 + index)) for index in range(3)]
-    assert mx.array_equal(uniforms[0], mx.stack(alone))
 
 
 def test_positions_and_seeds_share_no_noise() -> None:
@@ -81,18 +58,6 @@ def test_independent_noise_uses_no_key_twice() -> None:
     paths = list(used)
     keys = {tuple(source.key(*path).tolist()) for path in paths}
     assert len(paths) == len(set(paths)) == len(keys) == 6 * 9
-
-
-def test_silence_draws_nothing() -> None:
-    noise = SilentNoise().at(0, 0)
-    assert noise.draft(0) is noise.target(3) is noise.accept(3) is noise.correction() is None
-
-
-def test_a_rule_cannot_ask_a_source_for_noise_of_the_other_kind() -> None:
-    with pytest.raises(TypeError, match="coupled noise"):
-        CoupledNoise(0, 5).at(0, 0).accept(1)
-    with pytest.raises(TypeError, match="independent noise"):
-        IndependentNoise(0, 5).at(0, 0).target(1)
 
 
 @pytest.mark.parametrize("seed", [0, 3])

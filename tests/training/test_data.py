@@ -62,8 +62,3 @@ def test_what_cannot_be_learned_from_is_refused(
 ) -> None:
     with pytest.raises(PromptError, match=match):
         read(tmp_path, text)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="nowhere"):
-        read_samples(tmp_path / "nowhere", 0)

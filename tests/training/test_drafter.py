@@ -19,7 +19,7 @@ from mlx_specdec.interfaces import FINAL, after
 from mlx_specdec.models.drafters import kinds as speculators
 from mlx_specdec.options import Options
 from mlx_specdec.training import drafter as drafter_files
-from mlx_specdec.training.anchors import Anchored, AnchorTask, Drafted
+from mlx_specdec.training.anchors import Anchored, AnchorTask
 from mlx_specdec.training.collect import Rows, Sample, collect
 from mlx_specdec.training.config import DataConfig, DrafterConfig
 from mlx_specdec.training.drafter import TASKS
@@ -71,12 +71,6 @@ def test_a_drafter_is_trained_and_drafts(
     assert str(model.parent) not in json.dumps(told)
 
 
-def test_without_a_gain_the_start_is_kept(pair: Pair, tmp_path: Path) -> None:
-    done = trained(pair, tmp_path, epochs=4, patience=2, learning_rate=1e-12)
-    assert (done.outcome.best, done.outcome.epochs) == (0, 2)
-    assert done.outcome.figures.tokens == pytest.approx(done.start.tokens, abs=0.02)
-
-
 def test_a_dspark_is_written_as_the_package_speculators_has_it(pair: Pair, tmp_path: Path) -> None:
     done = trained(pair, tmp_path, epochs=1, layers=2)
     config = json.loads((done.output / "config.json").read_text())
@@ -117,18 +111,6 @@ def test_an_eagle3_is_written_as_its_authors_have_it(
     files = speculators.read(done.output)
     assert files is not None and files.target_ids == tuple(ids.tolist())
     assert files.without_encoder is (files.encoder_width is None)
-
-
-def test_layers_between_the_ends_are_read() -> None:
-    found = {layers: drafter_files.tapped(layers) for layers in (1, 2, 3, 4, 8, 36)}
-    assert found == {
-        1: (0,),
-        2: (0,),
-        3: (1,),
-        4: (1, 2),
-        8: (1, 3, 6),
-        36: (1, 17, 34),
-    }
 
 
 # What drafters on hidden states are asked in training is what they are asked when they draft.
@@ -231,53 +213,3 @@ def test_a_drafted_token_is_held_against_the_targets_own_distribution(
         own = given.logits[given.which[row]]
         assert mx.allclose(own, scores.logits[0, -1, : pair.vocabulary], atol=1e-3)
         assert given.tokens.reshape(-1)[given.wanted[row]].item() == fed[-1]
-
-
-def test_anchors_are_tokens_that_the_target_wrote(learned: Learned, tmp_path: Path) -> None:
-    task = task_of(learned, tmp_path, "dspark")
-    examples = np.concatenate([task.train, task.held_out])
-    drawn = set()
-    for seed in range(40):
-        given = Anchored(*task.take(examples, np.random.default_rng(seed)))
-        drawn |= {(sample, seen) for sample, seen, _ in places(task, given, examples)}
-    lengths = learned.rows.lengths
-    assert drawn == {
-        (sample, seen)
-        for sample in examples.tolist()
-        for seen in range(learned.leads[sample] + 1, lengths[sample])
-    }
-
-
-def test_a_batch_is_the_same_whenever_it_is_asked_for(learned: Learned, tmp_path: Path) -> None:
-    first, second = (task_of(learned, tmp_path / name, "dspark", seed=3) for name in "ab")
-    first.batch(0, 0)
-    again = zip(first.batch(1, 0), second.batch(1, 0), strict=True)
-    assert all(np.array_equal(np.array(one), np.array(other)) for one, other in again)
-    other = second.batch(0, 0)
-    assert not np.array_equal(np.array(other[2]), np.array(second.batch(1, 0)[2]))
-
-
-def test_figures_are_shares_of_the_anchors(learned: Learned, tmp_path: Path) -> None:
-    """Of two anchors the first has three tokens behind it and the other one."""
-    task = task_of(learned, tmp_path, "dspark")
-    p = np.array([[0.7, 0.2, 0.1], [0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]])
-    q = np.array([[0.6, 0.2, 0.2], [0.3, 0.5, 0.2], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]])
-    task.draft = lambda given: mx.array(np.log(q), dtype=mx.float32)  # type: ignore[method-assign]
-    nothing = mx.zeros((1, 2, 1))
-    wanted, which = mx.array([0, 1, 2, 3]), mx.array([0, 1, 2, 3])
-    tokens = mx.zeros((1, 2, SLOTS), dtype=mx.int32)
-    batch = (nothing, nothing, mx.zeros((1, 2)), tokens, wanted, mx.array(np.log(p)), which)
-    found = task.figures(task.sums(*batch) + task.sums(*batch))
-    accepted = np.minimum(p, q).sum(axis=1)
-    assert found.greedy == (1.0, 0.0, 0.0)
-    shares = (accepted[[0, 3]].mean(), accepted[0] * accepted[1], accepted[:3].prod())
-    assert found.sampled == pytest.approx(shares, abs=1e-4)
-    assert found.tokens == pytest.approx((2.0, 1 + sum(shares)), abs=1e-3)
-    weights = task.decay ** np.array([0, 1, 2, 0])
-    entropy = -(p * np.log(q)).sum(axis=1)
-    assert found.loss == pytest.approx((weights * entropy).sum() / weights.sum(), abs=1e-4)
-
-
-def test_the_better_drafter_has_the_smaller_score() -> None:
-    worse, better = Drafted(1.0, (0.5, 0.2), (0.4, 0.1)), Drafted(1.0, (0.5, 0.3), (0.4, 0.1))
-    assert better.score < worse.score

@@ -26,13 +26,6 @@ def filled(directory: Path, dtype: mx.Dtype = mx.float32) -> Rows:
     return rows
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
-def test_states_come_back_in_their_type(dtype: mx.Dtype, tmp_path: Path) -> None:
-    found = filled(tmp_path, dtype).states(np.array([1, 4]))
-    assert found.dtype == dtype
-    assert found.tolist() == [[3, 4, 5], [103, 104, 105]]
-
-
 def test_head_i_is_asked_for_the_token_i_plus_1_places_after_the_predicted_one(
     tmp_path: Path,
 ) -> None:
@@ -43,22 +36,6 @@ def test_head_i_is_asked_for_the_token_i_plus_1_places_after_the_predicted_one(
         [21, -1],
         [-1, -1],
     ]
-
-
-def test_samples_are_told_apart_and_whole_ones_are_held_out(tmp_path: Path) -> None:
-    rows = filled(tmp_path)
-    assert rows.texts() == [[10, 11, 12], [], [20, 21]]
-    assert rows.starts.tolist() == [0, 3, 3]
-    for share in (0.5, 0.1, 0.0):
-        train, held_out = rows.split(share)
-        assert (train.tolist(), held_out.tolist()) == ([0], [2]), "one that has tokens"
-
-
-def test_rows_that_are_opened_again_are_as_they_were(tmp_path: Path) -> None:
-    first = filled(tmp_path)
-    again = Rows(tmp_path, WIDTH, mx.float32)
-    assert again.lengths.tolist() == [3, 0, 2]
-    assert again.targets(2).tolist() == first.targets(2).tolist()
 
 
 @pytest.mark.parametrize("file", ["states.bin", "tokens.bin", "lengths.bin"])

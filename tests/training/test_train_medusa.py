@@ -21,12 +21,10 @@ from mlx_specdec.models.drafters.medusa import MedusaHeads
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
-from mlx_specdec.training import fit as fitting
-from mlx_specdec.training import medusa
 from mlx_specdec.training.collect import Rows, Sample, collect
 from mlx_specdec.training.config import DataConfig, HeadsConfig
 from mlx_specdec.training.fit import Fit
-from mlx_specdec.training.medusa import DECAY, HeadTask, initial_heads
+from mlx_specdec.training.medusa import HeadTask, initial_heads
 
 from ..support import tiny, trainings
 from ..support.models import make_llama, make_t5
@@ -105,18 +103,6 @@ def test_texts_are_the_models_own_and_each_state_predicts_its_token(
         assert list(again.tokens) == text
 
 
-def test_the_models_own_texts_are_drawn_where_a_temperature_is_given(
-    pair: Pair, tmp_path: Path
-) -> None:
-    samples = [Sample("some words"), Sample("some words")]
-    _, cold = rows_of(pair, tmp_path / "cold", samples, length=48, temperatures=(0.0,))
-    _, warm = rows_of(pair, tmp_path / "warm", samples, length=48, temperatures=(1.0,))
-    _, again = rows_of(pair, tmp_path / "again", samples, length=48, temperatures=(1.0,))
-    assert cold[0] == cold[1]
-    assert warm[0] != warm[1]
-    assert warm == again
-
-
 def test_as_many_texts_are_written_at_each_temperature(pair: Pair, tmp_path: Path) -> None:
     samples = [Sample("some words")] * 6
     _, cold = rows_of(pair, tmp_path / "cold", samples[:2], length=48, temperatures=(0.0,))
@@ -140,26 +126,6 @@ def test_texts_without_targets_are_cut_for_a_completer(tmp_path: Path) -> None:
     assert found == [part for part in expected if len(part) > 1]
 
 
-def test_other_settings_of_the_fit_use_the_same_states(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        trained(pair, tmp_path, Watcher(steps=1))
-    watcher = Watcher()
-    done = trained(pair, tmp_path, watcher, learning_rate=0.01)
-    assert (watcher.samples, watcher.steps[0]) == ([len(TEXTS)], 1)
-    assert done.resumed
-
-
-def test_other_data_begin_anew(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        trained(pair, tmp_path, Watcher(samples=2))
-    work = tmp_path / ".heads.training"
-    assert work.is_dir()
-    watcher = Watcher()
-    done = trained(pair, tmp_path, watcher, texts=[*TEXTS, "one more"], heads=1, epochs=1)
-    assert watcher.samples == [0, 1, 2, 3, 4, 5]
-    assert not done.resumed
-
-
 def test_other_weights_under_the_same_name_begin_anew(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trained(pair, tmp_path, Watcher(steps=1))
@@ -173,10 +139,6 @@ def test_a_translator_needs_targets_without_self_distillation(tmp_path: Path) ->
     pair = loading.load(make_t5(tmp_path))
     with pytest.raises(PromptError, match='with "target"'):
         rows_of(pair, tmp_path / "rows", [Sample(text) for text in TEXTS], self_distill=False)
-
-
-def test_a_name_of_the_hub_stays_a_name(tmp_path: Path) -> None:
-    assert medusa._base_name("someone/model", tmp_path) == "someone/model"
 
 
 # HeadsConfig: heads learn, stop in time, and lose nothing by an interruption.
@@ -209,10 +171,6 @@ def ignore(*said: object) -> None:
     return None
 
 
-def weights(heads: MedusaHeads) -> list[np.ndarray]:
-    return [np.array(array) for _, array in sorted(heads.tensors().items())]
-
-
 @pytest.mark.parametrize("own_output", [True, False])
 def test_fresh_heads_say_what_the_base_says(own_output: bool, base: Base) -> None:
     scaled = load_model(FIXTURES / "tied-scaled-relu", dtype="float32").model
@@ -242,45 +200,6 @@ def test_heads_learn_what_can_be_learned(own_output: bool, base: Base, tmp_path:
     assert (len(task.train), len(task.held_out)) == (110, 10)
 
 
-def test_the_base_stays_as_it_is(base: Base, tmp_path: Path) -> None:
-    state = mx.random.normal((1, 3, base.width), key=mx.random.key(3))
-    before = np.array(base.head(state))
-    heads = initial_heads(base, 1, 1, own_output=False)
-    settings = HeadsConfig(heads=1, epochs=2, batch=32, learning_rate=0.02)
-    fit_of(heads, counting(tmp_path, base.width), settings, tmp_path / "c").run(ignore, ignore)
-    assert np.array_equal(np.array(base.head(state)), before)
-
-
-@pytest.mark.parametrize("at", [1, 4, 8, 13])
-def test_an_interrupted_training_ends_with_the_same_heads(
-    at: int, base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fitting, "STEPS_BETWEEN", 3)
-    rows = counting(tmp_path, base.width)
-    settings = HeadsConfig(heads=2, epochs=3, batch=24, learning_rate=0.01)
-
-    def made(file: str) -> tuple[MedusaHeads, Fit]:
-        heads = initial_heads(base, 2, 1, own_output=False)
-        return heads, fit_of(heads, rows, settings, tmp_path / file)
-
-    expected, whole = made("whole.safetensors")
-    outcome = whole.run(ignore, ignore)
-
-    def interrupt(done: int, total: int, value: float) -> None:
-        if done == at:
-            raise KeyboardInterrupt
-
-    _, broken = made("broken.safetensors")
-    with pytest.raises(KeyboardInterrupt):
-        broken.run(interrupt, ignore)
-    steps: list[int] = []
-    heads, again = made("broken.safetensors")
-    assert again.run(lambda done, total, value: steps.append(done), ignore) == outcome
-    assert at - 3 < steps[0] <= at + 1, "only steps since the last checkpoint are made again"
-    for found, right in zip(weights(heads), weights(expected), strict=True):
-        assert np.array_equal(found, right), "bit for bit"
-
-
 def test_it_stops_when_held_out_texts_no_longer_profit(base: Base, tmp_path: Path) -> None:
     rows = Rows(tmp_path, base.width, mx.float32)
     draw = np.random.default_rng(0)
@@ -295,34 +214,3 @@ def test_it_stops_when_held_out_texts_no_longer_profit(base: Base, tmp_path: Pat
     best = accuracies.index(min(accuracies))
     assert outcome.epochs == len(accuracies) == best + 1 + 2
     assert outcome.figures.loss == pytest.approx(min(accuracies), abs=1e-4)
-
-
-def test_losses_and_shares_leave_out_what_was_not_asked(base: Base, tmp_path: Path) -> None:
-    heads = initial_heads(base, 2, 1, own_output=False)
-    states = mx.random.normal((3, base.width), key=mx.random.key(4))
-    logits = np.array(base.head(states[None])[0], np.float64)
-    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    order = np.argsort(-logits, axis=1)
-    # Head 0: the likeliest, the third, the tenth. Head 1: the second, and twice nothing.
-    asked = [[order[0, 0], order[0, 1]], [order[1, 2], -1], [order[2, 9], -1]]
-    targets = mx.array(np.array(asked, np.int32))
-    first = -(log_p[0, order[0, 0]] + log_p[1, order[1, 2]] + log_p[2, order[2, 9]]) / 3
-    second = -log_p[0, order[0, 1]]
-    expected = (first + DECAY * second) / (1 + DECAY)
-    task = HeadTask(heads, counting(tmp_path, base.width), HeadsConfig(heads=2))
-    sums = task.sums(states[:1], targets[:1]) + task.sums(states[1:], targets[1:])
-    accuracy = task.figures(sums)
-    assert accuracy.loss == pytest.approx(expected, abs=1e-4)
-    assert float(task.loss(states, targets).item()) == pytest.approx(expected, abs=1e-4)
-    assert accuracy.top1 == pytest.approx((1 / 3, 0.0), abs=1e-4)
-    assert accuracy.top5 == pytest.approx((2 / 3, 1.0), abs=1e-4)
-
-
-def test_a_damaged_checkpoint_is_named(base: Base, tmp_path: Path) -> None:
-    from mlx_specdec.errors import CheckpointError
-
-    file = tmp_path / "c.safetensors"
-    file.write_bytes(b"nothing of use")
-    heads = initial_heads(base, 1, 1, own_output=False)
-    with pytest.raises(CheckpointError, match="truncated or no safetensors"):
-        fit_of(heads, counting(tmp_path / "rows", base.width), HeadsConfig(heads=1), file)
