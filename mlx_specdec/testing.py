@@ -14,8 +14,7 @@ import mlx.core as mx
 
 from .errors import RewindError
 from .interfaces import Context, Model, Scores
-from .interfaces.reusable import Cached, Reusable
-from .interfaces.rounds import RoundReport
+from .interfaces.results import Cached, Reusable, RoundReport
 from .models.base import Base
 from .text.vocabulary import Translation
 

@@ -13,14 +13,14 @@ from mlx_specdec.draft_length.auto_length import AutoLength
 from mlx_specdec.draft_length.costs import DOUBLINGS, MOST, Block, unknown
 from mlx_specdec.draft_length.saved import Knowledge
 from mlx_specdec.engine import loading
-from mlx_specdec.engine.drafters import (
+from mlx_specdec.engine.generate import generate, stream_generate
+from mlx_specdec.engine.opening import (
     drafters,
     make_draft_length,
     make_proposer,
     pair_key,
     source,
 )
-from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.options import Options

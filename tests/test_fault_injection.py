@@ -21,20 +21,18 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlx_specdec.decoding.loop import PromptReader
 from mlx_specdec.decoding.margins import DAMAGED
-from mlx_specdec.decoding.prompt import PromptReader
 from mlx_specdec.decoding.sequence import Batch, Sequence
-from mlx_specdec.decoding.statistics import Recorder
-from mlx_specdec.decoding.stopwatch import Stopwatch
+from mlx_specdec.decoding.statistics import Recorder, Stopwatch
 from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.engine import prompt_cache as tree
-from mlx_specdec.engine.drafters import Trials
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.opening import Opener
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.engine.request import Job, Part, Request
+from mlx_specdec.engine.request import Job, Part, Request, Trials
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.models.distributed.leader import Channel, Follower, Leader, Op, Order, led

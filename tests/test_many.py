@@ -13,9 +13,9 @@ import pytest
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.stop_criteria import Emission
 from mlx_specdec.draft_length import saved
-from mlx_specdec.engine.drafters import drafters, pair_key, source
 from mlx_specdec.engine.generate import generate, generate_many, stream_many
 from mlx_specdec.engine.memory import BatchSize
+from mlx_specdec.engine.opening import drafters, pair_key, source
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Job, Request
 from mlx_specdec.engine.scheduler import Scheduler

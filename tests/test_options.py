@@ -65,13 +65,6 @@ def test_what_is_no_number_is_refused_by_name(name: str, value: object) -> None:
         Options(**{name: value})
 
 
-@pytest.mark.parametrize("asked", [{"max_tokens": 3}, {}, 0, "greedy", Options])
-def test_what_are_no_options_is_refused(pair: Pair, asked: object) -> None:
-    for start in (generate, stream_generate):
-        with pytest.raises(OptionError, match=r"options must be made by Options\(\.\.\.\), not be"):
-            start(pair, PROMPT, asked)
-
-
 def test_biases_are_copied_and_name_tokens_that_there_are(pair: Pair) -> None:
     biases = {3: -1.0}
     asked = Options(logit_bias=biases)

@@ -9,8 +9,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.engine import drafters as assembling
 from mlx_specdec.engine import loading
+from mlx_specdec.engine import opening as assembling
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError

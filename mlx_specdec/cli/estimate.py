@@ -76,7 +76,7 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
         raise OptionError("name the draft model as well, with --draft-model")
     from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
-    from ..engine.drafters import device_name
+    from ..engine.request import device_name
     from ..measure.estimate import DrafterSource, ModelSource, own_draft
     from ..measure.estimate import estimate as measure
     from ..measure.prediction import Link

@@ -19,7 +19,7 @@ from .flags import Constraints, Flags, Json, Sampling, Verification, command, fl
 from .loading import SHIPPED_PROMPT, Texts, load_drafting
 
 if TYPE_CHECKING:
-    from ..decoding.stopwatch import Timed
+    from ..decoding.statistics import Timed
     from ..engine.generate import Run
     from ..engine.pair import Pair
     from ..engine.prompt_cache import PromptCache

@@ -19,8 +19,8 @@ from .loading import Model, load_pair
 if TYPE_CHECKING:
     from ..training.anchors import Drafted
     from ..training.draft import Closeness
+    from ..training.fit import Trained, Watcher
     from ..training.medusa import Accuracy
-    from ..training.run import Trained, Watcher
 
 
 COLLECTING, DISTILLING, FITTING = DataConfig(), DistillConfig(), HeadsConfig()
@@ -269,7 +269,7 @@ def _closeness(closeness: Closeness) -> str:
 def _watching(describe: Callable[[Any], str]) -> Iterator[Watcher]:
     """Show two progress bars, and a line after every epoch. describe: returns an epoch's figures as
     text. After an interrupt, say how to go on."""
-    from ..training.run import Watcher
+    from ..training.fit import Watcher
 
     def line(epoch: int, figures: Any) -> None:
         where = f"epoch {epoch}" if epoch else "start"

@@ -1,7 +1,7 @@
 """How close the filters came to cutting elsewhere, so that another token would have been chosen.
 
 A choice depends on rounding in two ways: which of the tokens that passed is best, and which passed.
-`choices.margin` knows the first, this module the second, in the same unit: the change of one
+`distribution.margin` knows the first, this module the second, in the same unit: the change of one
 log-probability relative to another. Top-p compares masses; the unit of these is their log-odds,
 which no such change of log-probabilities moves by more.
 """
@@ -17,8 +17,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import DecodingError
-from ..interfaces.rounds import Cut
-from ..sampling.choices import margin, without
+from ..interfaces.results import Cut
+from ..sampling.distribution import margin, without
 
 
 def cut_margin(scored: mx.array, cut: Cut) -> mx.array:
@@ -97,18 +97,9 @@ class _Rows:
     """Rows that chose the tokens from `position` on."""
 
     scored: mx.array
+    count: int
     position: int
     cut: Cut | None
-
-    @property
-    def count(self) -> int:
-        return self.scored.shape[1]
-
-
-@dataclass(frozen=True)
-class _Batch:
-    margins: mx.array
-    rows: Sequence[_Rows]
 
 
 class Margins:
@@ -121,7 +112,7 @@ class Margins:
         self._listener = listener
         self._rows: list[_Rows] = []
         self._waiting = 0
-        self._submitted: _Batch | None = None
+        self._submitted: tuple[mx.array, list[_Rows]] | None = None
 
     def add(self, scored: mx.array, count: int, position: int, cut: Cut | None = None) -> None:
         """The first `count` rows of `scored`, (1, rows, vocabulary), chose the tokens from
@@ -130,14 +121,13 @@ class Margins:
             return
         part = None if cut is None else cut.first(count)
         rows = scored if scored.shape[1] == count else scored[:, :count]
-        self._rows.append(_Rows(rows, position, part))
+        self._rows.append(_Rows(rows, count, position, part))
         self._waiting += count
         if self._waiting >= ROWS_AT_ONCE:
             self._report()
             self._submit()
 
     def flush(self) -> None:
-        """Compute all margins and wait for them."""
         self._report()
         if self._rows:
             self._submit()
@@ -146,20 +136,22 @@ class Margins:
     def _submit(self) -> None:
         rows = sorted(self._rows, key=_filters)
         margins = [_margins(list(alike)) for _, alike in groupby(rows, key=_filters)]
-        self._submitted = _Batch(mx.concatenate(margins, axis=1), rows)
-        mx.async_eval(self._submitted.margins)
+        joined = mx.concatenate(margins, axis=1)
+        mx.async_eval(joined)
+        self._submitted = joined, rows
         self._rows, self._waiting = [], 0
 
     def _report(self) -> None:
         if self._submitted is None:
             return
-        margins: Any = self._submitted.margins[0].tolist()
+        submitted, rows = self._submitted
+        margins: Any = submitted[0].tolist()
         if any(map(math.isnan, margins)):
             raise DecodingError(DAMAGED)
         first = 0
-        for rows in self._submitted.rows:
-            self._listener(margins[first : first + rows.count], rows.position)
-            first += rows.count
+        for each in rows:
+            self._listener(margins[first : first + each.count], each.position)
+            first += each.count
         self._submitted = None
 
 

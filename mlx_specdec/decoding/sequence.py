@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..interfaces import Noise, NoiseSource, Proposal, Verdict, rectangle
-from ..interfaces.rounds import Cut, SequenceRound
-from ..sampling.distribution import Distribution, apply_filters_of, before_filters_of
+from ..interfaces.results import Cut, SequenceRound
+from ..sampling.distribution import Distribution, of_batch
 from ..sampling.noise import noise_of
 from .stop_criteria import Emission, FinishReason, StopCriteria, token_logprobs
 
@@ -62,7 +62,6 @@ class Sequence:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is emitted."""
         return self._reason is not None
 
     def commit(self, tokens: Seq[int], drafted: int) -> Emission:
@@ -135,16 +134,13 @@ class Batch:
         self._logprobs = any(each.top_logprobs is not None for each in sequences)
 
     def join(self, other: Batch) -> None:
-        """Append the sequences of another batch."""
         self._set(self.sequences + other.sequences)
 
     def filter(self, keep: Seq[int]) -> None:
-        """Keep these sequences, in this order."""
         self._set([self.sequences[row] for row in keep])
 
     @property
     def longest(self) -> int:
-        """The most tokens that a sequence has committed."""
         return max(map(len, self.committed))
 
     @property
@@ -154,7 +150,6 @@ class Batch:
 
     @property
     def any_ended(self) -> bool:
-        """Whether a sequence has ended."""
         return any(each.ended for each in self.sequences)
 
     def cut(self, proposal: Proposal) -> Proposal:
@@ -187,20 +182,21 @@ class Batch:
         committed yet."""
         return noise_of([each.noise(in_flight) for each in self.sequences])
 
-    def before_filters(self, logits: mx.array, following: mx.array) -> mx.array:
-        """Apply what comes before the filters to the logits of a pass, whose rows follow the newest
-        committed token and then `following`, (batch, n) int32; see Distribution."""
-        return before_filters_of(self._distributions, logits, self.committed, following)
+    def log_probabilities(self, logits: mx.array, following: mx.array) -> tuple[mx.array, mx.array]:
+        """Return the log-probabilities of a pass before and after the filters, each (batch, m,
+        vocabulary); see Distribution.
 
-    def apply_filters(self, rows: mx.array, following: mx.array) -> mx.array:
-        """Return (batch, m, vocabulary): rows of `before_filters`, filtered by each sequence's
-        settings."""
-        return apply_filters_of(self._distributions, rows, self.committed, following)
+        logits: (batch, m, width), whose rows follow the newest committed token and then
+        `following`, (batch, n) int32.
+        """
+        given = self.committed, following
+        rows = of_batch(Distribution.before_filters, self._distributions, logits, *given)
+        return rows, of_batch(Distribution.apply_filters, self._distributions, rows, *given)
 
     def cuts(self, rows: mx.array, verdict: Verdict, noise: Noise) -> list[Cut | None]:
         """Return what margins need to know of the filters, per sequence; None without filters.
 
-        rows: of `before_filters`.
+        rows: before the filters.
         """
         gumbel = None
         if self._filtered and verdict.scored is not None:

@@ -1,4 +1,4 @@
-"""Statistics of one text, from its rounds.
+"""Statistics of one text, from its rounds, and the only clock of decoding, which times these.
 
 Nothing after the last emitted token is counted, drafted tokens included.
 """
@@ -6,10 +6,15 @@ Nothing after the last emitted token is counted, drafted tokens included.
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
-from ..interfaces.rounds import RoundReport, RoundTimes, SequenceRound
+import mlx.core as mx
+
+from ..interfaces import Proposal, Scores
+from ..interfaces.results import RoundListener, RoundReport, RoundTimes, SequenceRound
 from .margins import Margins
 
 
@@ -31,7 +36,6 @@ class Seconds:
 
     @property
     def decoding(self) -> float:
-        """All after the prompt."""
         return self.total - self.load - self.prompt
 
 
@@ -87,7 +91,6 @@ class Statistics:
     blas: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain dictionaries and lists, for JSON."""
         return asdict(self)
 
 
@@ -95,57 +98,26 @@ class Recorder:
     """A RoundListener that collects the statistics of one text."""
 
     def __init__(self) -> None:
-        self._rounds = 0
         self._passes = 0
         self._generated = 0
-        self._drafted: list[int] = []
-        self._accepted: list[int] = []
-        self._by_source: dict[str, SourceFigures] = {}
-        self._timed = 0
-        self._timed_total = 0.0
-        self._timed_draft = 0.0
-        self._timed_verify = 0.0
-        self._speculative_total = 0.0
-        self._plain_total = 0.0
+        self._drafts: list[tuple[str, int, int]] = []
+        self._times: list[tuple[bool, RoundTimes]] = []
         self._margins = Margins(self._add_margins)
         self._margin: SmallestMargin | None = None
 
     def on_round(self, report: RoundReport) -> None:
         """Count a round. Raises DecodingError where the target's logits turn out to be damaged."""
-        self._rounds += 1
         self._passes += report.passes
+        self._times.append((report.size > 0, report.times))
         for each in report.sequences:
             self._generated += each.emitted
             if each.scored is not None:
                 self._margins.add(each.scored, each.emitted, each.position, each.cut)
             if report.size:
-                self._add_drafts(each)
-        if report.size:
-            self._add_times(report.times)
-        else:
-            self._plain_total += report.times.total
+                drafted = min(each.drafted, each.emitted) if each.ended else each.drafted
+                self._drafts.append((each.source, drafted, min(each.accepted, each.emitted)))
         if report.ended:
             self._margins.flush()
-
-    def _add_drafts(self, each: SequenceRound) -> None:
-        drafted, accepted = each.drafted, min(each.accepted, each.emitted)
-        if each.ended:
-            drafted = min(drafted, each.emitted)
-        _count(self._drafted, drafted)
-        _count(self._accepted, accepted)
-        if each.source:
-            before = self._by_source.get(each.source, SourceFigures(0, 0, 0))
-            self._by_source[each.source] = SourceFigures(
-                before.rounds + 1, before.drafted + drafted, before.accepted + accepted
-            )
-
-    def _add_times(self, times: RoundTimes) -> None:
-        self._speculative_total += times.total
-        if times.draft is not None and times.verify is not None:
-            self._timed += 1
-            self._timed_total += times.total
-            self._timed_draft += times.draft
-            self._timed_verify += times.verify
 
     def _add_margins(self, margins: list[float], position: int) -> None:
         for offset, value in enumerate(margins):
@@ -167,21 +139,24 @@ class Recorder:
         load, prompt, decoding: seconds of loading, reading the prompt, and all after it.
         """
         self._margins.flush()
-        draft, verify, other = self._parts(decoding)
-        drafted, accepted = sum(self._drafted), sum(self._accepted)
+        drafted = [each for _, each, _ in self._drafts]
+        accepted = [each for _, _, each in self._drafts]
+        positions = range(max(drafted, default=0))
+        sources = dict.fromkeys(source for source, _, _ in self._drafts if source)
+        speculative = [times for drafts, times in self._times if drafts]
+        timed = [times for times in speculative if times.draft is not None]
+        draft, verify, other = self._parts(speculative, timed, decoding)
         return Statistics(
-            rounds=self._rounds,
-            drafted=drafted,
-            accepted=accepted,
-            acceptance_rate=_ratio(accepted, drafted),
-            tokens_per_round=_ratio(self._generated, self._rounds),
-            drafted_by_position=tuple(self._drafted),
-            accepted_by_position=tuple(
-                self._accepted + [0] * (len(self._drafted) - len(self._accepted))
-            ),
-            by_source=dict(self._by_source),
+            rounds=len(self._times),
+            drafted=sum(drafted),
+            accepted=sum(accepted),
+            acceptance_rate=_ratio(sum(accepted), sum(drafted)),
+            tokens_per_round=_ratio(self._generated, len(self._times)),
+            drafted_by_position=tuple(sum(n > at for n in drafted) for at in positions),
+            accepted_by_position=tuple(sum(n > at for n in accepted) for at in positions),
+            by_source={source: self._figures(source) for source in sources},
             target_passes=self._passes,
-            timed_rounds=self._timed,
+            timed_rounds=len(timed),
             smallest_margin=self._margin,
             seconds=Seconds(
                 load=load,
@@ -197,21 +172,110 @@ class Recorder:
             blas=blas,
         )
 
-    def _parts(self, decoding: float) -> tuple[float | None, float | None, float | None]:
+    def _figures(self, source: str) -> SourceFigures:
+        its = [counts for name, *counts in self._drafts if name == source]
+        return SourceFigures(len(its), sum(n for n, _ in its), sum(n for _, n in its))
+
+    def _parts(
+        self, speculative: Sequence[RoundTimes], timed: Sequence[RoundTimes], decoding: float
+    ) -> tuple[float | None, float | None, float | None]:
         """Divide `decoding` seconds into drafting, verifying, and the rest."""
-        if self._speculative_total and not self._timed:
+        total = sum(times.total for times in speculative)
+        if total and not timed:
             return None, None, None
-        scale = self._speculative_total / self._timed_total if self._timed_total else 0.0
-        draft = self._timed_draft * scale
-        verify = self._timed_verify * scale + self._plain_total
+        scale = total / sum(times.total for times in timed) if total else 0.0
+        plain = sum(times.total for drafts, times in self._times if not drafts)
+        draft = scale * sum(times.draft or 0.0 for times in timed)
+        verify = scale * sum(times.verify or 0.0 for times in timed) + plain
         return draft, verify, max(0.0, decoding - draft - verify)
-
-
-def _count(by_position: list[int], count: int) -> None:
-    by_position.extend([0] * (count - len(by_position)))
-    for index in range(count):
-        by_position[index] += 1
 
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
+
+
+FIRST = 4
+TIMED_EVERY = 32
+Timed = Literal["none", "some", "all"]
+"""Which speculative rounds are timed in parts: none; the FIRST and one in TIMED_EVERY; all."""
+
+
+class Stopwatch:
+    """Times the stages of a round as the loop passes them.
+
+    listeners: get a report of every round. shared: whether others have work for the device between
+    two rounds; each round then waits for all that it has submitted, so that its time has nothing
+    else in it. clock: seconds.
+    """
+
+    def __init__(
+        self,
+        listeners: Sequence[RoundListener] = (),
+        *,
+        timed: Timed = "none",
+        shared: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.clock = clock
+        self._listeners = tuple(listeners)
+        self._which = timed
+        self._shared = shared
+        self._speculative = 0
+        self._passes = 0
+        self._timed = False
+        self._started = 0.0
+        self._began = 0.0
+        self._drafted_at = 0.0
+        self._verified_at = 0.0
+
+    def begin(self, *, drafts: bool) -> None:
+        """A round begins, in which tokens may be drafted or not."""
+        self._passes = 0  # of a round that has failed
+        self._timed = drafts and self._in_parts()
+        self._started = self.clock()
+        if self._timed:
+            # What earlier rounds left to the device is still computed, and not by the draft.
+            mx.synchronize()
+            self._began = self.clock()
+
+    def _in_parts(self) -> bool:
+        if self._which != "some":
+            return self._which == "all"
+        return self._speculative < FIRST or self._speculative % TIMED_EVERY == 0
+
+    def drafted(self, proposal: Proposal) -> None:
+        """The proposal has been built; a timed round waits for it."""
+        self._timed = self._timed and proposal.size > 0
+        if self._timed:
+            mx.eval(proposal.tokens, [] if proposal.rows is None else proposal.rows)
+            self._drafted_at = self.clock()
+
+    def advanced(self, scores: Scores) -> None:
+        """The target's pass has been built; a timed round waits for it."""
+        self._passes += 1
+        if self._timed:
+            mx.eval(scores.logits)
+            self._verified_at = self.clock()
+
+    def finish(
+        self,
+        proposal: Proposal,
+        sequences: tuple[SequenceRound, ...],
+        *,
+        pipelined: bool,
+        ended: bool,
+    ) -> None:
+        """The round is over: report it to the listeners."""
+        if self._shared():
+            mx.synchronize()
+        times = RoundTimes(self.clock() - self._started)
+        if self._timed:
+            draft, verify = self._drafted_at - self._began, self._verified_at - self._drafted_at
+            times = RoundTimes(times.total, draft, verify)
+        self._speculative += proposal.size > 0
+        passes, self._passes, self._timed = self._passes, 0, False
+        report = RoundReport(
+            proposal.size, sequences, times, proposal.source, passes, pipelined, ended
+        )
+        for listener in self._listeners:
+            listener.on_round(report)

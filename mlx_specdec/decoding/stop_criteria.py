@@ -79,7 +79,6 @@ class Emission:
 
     @property
     def text(self) -> str:
-        """All pieces together."""
         return "".join(piece.text for piece in self.pieces)
 
 

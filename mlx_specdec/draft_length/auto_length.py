@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..interfaces import Prices
-from ..interfaces.rounds import RoundReport, SequenceRound, is_drained
+from ..interfaces.results import RoundReport, SequenceRound, is_drained
 from .acceptance import EARLIER, MEMORY, Acceptance
 from .costs import DOUBT, MOST, Block, Costs, unknown
 from .length import Change

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..errors import OptionError
-from ..interfaces.rounds import RoundListener, RoundReport
+from ..interfaces.results import RoundListener, RoundReport
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Literal
 import mlx.core as mx
 
 from .. import process
+from ..decoding.statistics import Timed
 from ..decoding.stop_criteria import Emission
-from ..decoding.stopwatch import Timed
 from ..draft_length.length import Change, DraftLength
 from ..errors import DecodingError, OptionError, PromptError
 from ..interfaces import Progress, Proposer, Rule
@@ -24,7 +24,6 @@ from .request import (
     Prompt,
     Request,
     Result,
-    checked_options,
     encode,
     for_model,
 )
@@ -54,18 +53,15 @@ class Run:
                 yield self._take(part)
 
     def read_prompt(self) -> None:
-        """Read the prompt and nothing more; iterating does so by itself."""
         process.clear_at_end()
         while self._last is None and self._scheduler.reading:
             self._scheduler.read()
 
     @property
     def changes(self) -> Sequence[Change]:
-        """When which number of drafted tokens was chosen; empty where it was fixed."""
         return self._scheduler.changes
 
     def interrupt(self) -> Emission:
-        """End the text here; what was emitted stays and counts."""
         part = self._scheduler.interrupt(0)
         return Emission((), ()) if part is None else self._take(part)
 
@@ -105,13 +101,13 @@ def stream_generate(
 
     prompt: text, messages for the chat template, or token ids as they are. proposer, rule,
     draft_length: used in place of what the options name. progress: of reading the prompt. timed:
-    which rounds are timed in parts, as decoding.stopwatch.Timed says; it costs overlap, and
+    which rounds are timed in parts, as decoding.statistics.Timed says; it costs overlap, and
     the statistics have no seconds of drafting and verifying without it. cache: what was computed of
     earlier texts is not computed again, and what is computed here is added; the text is the same.
     It is not used for a target whose rows disagree, see models.base.
     Raises PromptError, OptionError.
     """
-    options = checked_options(options)
+    options = options or Options()
     mx.reset_peak_memory()
     overrides = Overrides(proposer, rule, draft_length, timed, progress)
     scheduler = Scheduler(pair, (), options, BatchSize(1), cache, overrides=overrides, raises=True)
@@ -120,7 +116,6 @@ def stream_generate(
 
 
 def generate(pair: Pair, prompt: Prompt, options: Options | None = None) -> Result:
-    """Return the whole text at once; see `stream_generate`."""
     return stream_generate(pair, prompt, options).result()
 
 
@@ -144,7 +139,7 @@ def stream_many(
     Raises OptionError, CheckpointError for a chat template that refuses settings for it, and
     PromptError for anything but a list or an iterator of prompts.
     """
-    options = checked_options(options)
+    options = options or Options()
     for_model(pair, options)
     if options.system_prompt is not None or options.chat_template_config:
         encode(pair, "a", options)  # templates refuse such settings whatever the prompt
@@ -152,7 +147,7 @@ def stream_many(
         raise OptionError(f"batch-size must be 1 or more, not {batch_size}")
     if memory_budget is not None and integer("memory-budget", memory_budget) < 1:
         raise OptionError(f"memory-budget must be 1 byte or more, not {memory_budget}")
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, str):
         raise PromptError("prompts must be a list: put the text into one")
     if options.simulated_acceptance is not None:
         raise OptionError("simulate-acceptance measures one text: leave it out for many")

@@ -73,8 +73,16 @@ def load(
         raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
     process.clear_at_end()
     ranks = None if distributed is None else join()
-    if ranks is not None:
-        _check_divisible(draft_model, random_weights)
+    if ranks is not None and draft_model == SELF:
+        raise OptionError(
+            "the draft self is made of all of the target's layers, and here no rank has them: name "
+            "a draft model, or draft by lookup"
+        )
+    if ranks is not None and random_weights:
+        raise OptionError(
+            "simulate-acceptance fills in random weights, and ranks would draw different ones: "
+            "leave out distributed"
+        )
     started = time.perf_counter()
     loader = Loader(
         dtype, expand_weights, caches, random_weights, progress, ranks, distributed == "pipeline"
@@ -164,7 +172,6 @@ class Loader:
     fetching: list[float] = field(default_factory=list)
 
     def numbers(self, q_bits: int | None) -> NumberFormat:
-        """Return the number format of a model that is quantized to q_bits on load."""
         return NumberFormat(self.dtype, q_bits, expand=self.expand)
 
     def find(
@@ -181,7 +188,6 @@ class Loader:
         return source, directory
 
     def find_draft(self, draft_model: str | Path) -> DraftSource:
-        """Return where the named draft comes from, downloaded where it is not here."""
         name = str(draft_model)
         if name == SELF:
             return DraftSource(name, None, None)
@@ -191,7 +197,6 @@ class Loader:
     def load_target(
         self, directory: Path, q_bits: int | None, adapter_path: str | Path | None
     ) -> tuple[Loaded, Tokenizer, MedusaHeads | None]:
-        """Load the target, or the base model of Medusa heads and the heads with it."""
         adapter = None if adapter_path is None else Path(adapter_path)
         if not medusa_files.is_medusa(directory):
             return (*self._load(directory, q_bits, adapter), None)
@@ -298,20 +303,6 @@ class Loader:
         known = outline(config, str(directory), dtype=self.dtype, q_bits=q_bits)
         tokenizer = StandInTokenizer(known.vocabulary)
         return Loaded(known.model(), (), known.kind, known.dtype), tokenizer
-
-
-def _check_divisible(draft_model: str | Path | None, random_weights: bool) -> None:
-    """Raises OptionError for what a target that ranks share cannot be combined with."""
-    if draft_model == SELF:
-        raise OptionError(
-            "the draft self is made of all of the target's layers, and here no rank has them: name "
-            "a draft model, or draft by lookup"
-        )
-    if random_weights:
-        raise OptionError(
-            "simulate-acceptance fills in random weights, and ranks would draw different ones: "
-            "leave out distributed"
-        )
 
 
 def _with_own_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from ..checkpoints import disk
-from ..decoding.prompt import chunk
+from ..decoding.loop import chunk
 from ..errors import PromptError
 from ..proposers.draft_model import CHUNK
 from ..proposers.drafter import Drafter

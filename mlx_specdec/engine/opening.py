@@ -1,29 +1,144 @@
-"""The opener: makes the job of a request, and the decoding of jobs that are read together."""
+"""Opening requests: their drafters, proposer and draft length, with what earlier texts taught of
+these, and the decoding of those that are read together."""
 
 from __future__ import annotations
 
+import functools
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 
-from ..decoding.loop import Decoding
-from ..decoding.prompt import PromptReader
+from .. import process
+from ..decoding.loop import Decoding, PromptReader
 from ..decoding.sequence import Batch
-from ..decoding.stopwatch import Stopwatch
-from ..draft_length.auto_length import AutoLength
+from ..decoding.statistics import Stopwatch
+from ..draft_length import saved
+from ..draft_length.auto_length import AutoLength, Source
 from ..draft_length.length import DraftLength, FixedLength
+from ..errors import OptionError
 from ..interfaces import Model, Proposer
-from ..interfaces.reusable import NOTHING, CachedPrefix
-from ..interfaces.rounds import RoundListener
+from ..interfaces.results import NOTHING, CachedPrefix, RoundListener
 from ..options import Options
-from ..proposers import given
-from ..proposers.combined import Limited
-from ..proposers.drafter import Drafter
+from ..proposers import DRAFTERS, find, missing
+from ..proposers.combined import FirstOf, Limited, RowByRow
+from ..proposers.drafter import Drafter, Setup
+from ..proposers.lookup import forcing, predicting
 from ..testing import Shadow, checked
-from .drafters import drafters, keep_costs, make_draft_length, make_proposer
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import Job, Overrides, Request, for_model, make_rule, most_drafted
+from .request import Job, Overrides, Request, device_name, for_model, make_rule, most_drafted
+
+TEMPERATURES = (0.0, 0.4, 0.8, 1.2)
+"""Ends of the ranges in which texts are taken to be accepted alike."""
+_version = functools.cache(version)
+"""Looking it up takes as long as a step of a small model."""
+
+
+def pair_key(pair: Pair) -> dict[str, str | int]:
+    """Return what the costs of rounds depend on, whoever drafts. A target is known by its name and
+    the bytes of its weights."""
+    return {
+        "device": device_name(),
+        "mlx": _version("mlx"),
+        "blas": process.name(),
+        "target": pair.name,
+        "target_bytes": pair.target.nbytes,
+        "dtype": pair.dtype,
+    }
+
+
+def source(drafter: Drafter, options: Options) -> Source:
+    """Return the drafter as a source of drafts, with the names under which its costs and its
+    acceptance are saved. Those that take no time cost alike."""
+    name = f"{drafter.identity or drafter.name}, {drafter.nbytes} bytes"
+    sampled = ", sampled" if options.temperature > 0 else ""
+    warmth = bisect_left(TEMPERATURES, options.temperature)
+    return Source(
+        drafter.name,
+        drafter.most,
+        free=not drafter.nbytes,
+        stops=drafter.stops,
+        costs=(name if drafter.nbytes else "free") + sampled,
+        text=f"{name}, {options.rule_name} {options.delta:g}, temperature {warmth}",
+    )
+
+
+def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:
+    """Return what chooses the number of draft tokens, with what earlier sequences have taught."""
+    if options.num_draft != "auto":
+        return FixedLength(options.num_draft)
+    if not chosen:
+        return FixedLength(0)
+    known = saved.read(pair_key(pair)) if options.cost_cache else None
+    return AutoLength([source(each, options) for each in chosen], known)
+
+
+def keep_costs(pair: Pair, options: Options, lengths: DraftLength) -> None:
+    """Write down what sequences have taught, if it is to be kept."""
+    if options.cost_cache and isinstance(lengths, AutoLength):
+        saved.add(pair_key(pair), lengths.knowledge)
+
+
+FREE = "ngram"
+"""The drafter that costs nothing: `auto` asks it before the one with weights."""
+
+
+def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
+    """Return the drafters of a sequence in the order in which they are called; none decodes
+    plainly.
+
+    None where the target's passes over several rows mean something else. Raises OptionError where
+    the pair does not have the named one.
+    """
+    if options.regular or options.num_draft == 0 or options.proposer == "none":
+        return ()
+    if options.proposer in DRAFTERS:
+        named = find(options.proposer, pair)
+        if named is None:
+            raise OptionError(missing(options.proposer, pair))
+        chosen: tuple[Drafter, ...] = (named,)
+    else:
+        chosen = tuple(each for name in DRAFTERS if (each := find(name, pair)) and each.nbytes)
+        measured = options.num_draft == "auto" and options.simulated_acceptance is None
+        if not measured:
+            # Which is best is measured only where lengths are.
+            chosen = chosen[:1]
+        # A free one is called first, if its length is its own and what it proposes is verified.
+        free = find(FREE, pair)
+        if free is not None and (options.proposer == "auto" or (chosen and measured)):
+            chosen = (free, *chosen)
+    if options.constraint is not None:
+        chosen = (forcing(pair), *chosen)
+    return chosen if pair.target.rows_agree else ()
+
+
+def make_proposer(
+    chosen: Sequence[Drafter], options: Options, lengths: DraftLength, *, batch: bool = False
+) -> Proposer | None:
+    """What proposes for one sequence, or for a batch; None decodes plainly.
+
+    lengths: what chooses the number of draft tokens; of several drafters each has its own.
+    """
+    learning = lengths if isinstance(lengths, AutoLength) else None
+    made: dict[str, Proposer] = {}
+    for place, each in enumerate(chosen):
+        stops = learning and each.stops and not batch
+        setup = Setup(
+            options,
+            followed=place < len(chosen) - 1,
+            # Batches often do best without drafts.
+            eager=not batch and (learning is None or learning.eager(each.name)),
+            prices=functools.partial(learning.prices, each.name) if learning and stops else None,
+        )
+        make = functools.partial(each.make, setup)
+        proposer = make()
+        made[each.name] = RowByRow(make) if batch and not proposer.batches else proposer
+    if len(made) > 1:
+        return FirstOf(made, learning.limit if learning else lambda name, most, rows: most)
+    return next(iter(made.values()), None)
+
 
 DEBUG = "MLX_SPECDEC_DEBUG"
 """Environment variable: compare every context with the committed tokens after every round."""
@@ -63,7 +178,7 @@ class Opener:
         self._one_by_one = one_by_one
         self._cache = cache if cache is not None and pair.target.rows_agree else None
         bound, _ = for_model(pair, options)
-        self._forced = given.drafter(bound)
+        self._forced = forcing(bound)
         self._chosen = () if overrides.proposer is not None else drafters(bound, options)
         self.why_not = self._reason_against_batches(batch_size)
         self.batched = self.why_not is None
@@ -71,7 +186,6 @@ class Opener:
 
     @property
     def listeners(self) -> Sequence[RoundListener]:
-        """What has to hear of every round."""
         return [self.lengths, *self._shadows]
 
     def drafters(self, prediction: Sequence[int] = ()) -> Sequence[Drafter]:
@@ -79,14 +193,13 @@ class Opener:
         called."""
         if not (self._one_by_one and self._chosen):
             return self._chosen
-        return (self._forced, given.predicting(prediction), *self._chosen)
+        return (self._forced, predicting(prediction), *self._chosen)
 
     def job(self, number: int, request: Request) -> Job:
         """Create the job of a new request. Raises PromptError and OptionError."""
         return Job.of(self._pair, number, request, self._chosen, self._overrides)
 
     def open(self, jobs: Sequence[Job], watch: Stopwatch) -> Decoding:
-        """Return the decoding of these jobs, of whose prompts nothing is read yet."""
         for shadow in self._shadows:
             shadow.forget()
         options = jobs[0].options

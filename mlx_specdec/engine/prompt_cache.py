@@ -13,7 +13,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ..interfaces import Model, Proposer
-from ..interfaces.reusable import NOTHING, TARGET, Cached, CachedPrefix, KVSlice, Reusable, Snapshot
+from ..interfaces.results import NOTHING, TARGET, Cached, CachedPrefix, KVSlice, Reusable, Snapshot
 
 Arrays = tuple[mx.array, ...]
 BLOCK = 1024
@@ -38,12 +38,10 @@ class Node:
 
     @property
     def end(self) -> int:
-        """The place after the last token."""
         return self.begin + len(self.tokens)
 
     @property
     def nbytes(self) -> int:
-        """Size of the arrays in bytes."""
         columns = sum(map(_nbytes, self.columns.values()))
         return columns + sum(each.nbytes for each in self.snapshots.values())
 
@@ -67,7 +65,6 @@ class PromptCache:
         self.changed = False
 
     def clear(self) -> None:
-        """Remove everything."""
         self.nbytes = 0
         self.lags: dict[str, int] = {}
         self.changed = True
@@ -141,8 +138,6 @@ class PromptCache:
     def add_oldest(self, parent: Node | None, tokens: Sequence[int]) -> Node:
         """Add a node after a parent, or None for the root, as the least recently used one."""
         above = parent or self._root
-        if not tokens or tokens[0] in above.children:
-            raise ValueError("two of its nodes are one")
         node = self._add(Node(above, above.end, tokens))
         self._order.move_to_end(node, last=False)
         return node
@@ -219,7 +214,6 @@ class PromptCache:
         return node
 
     def _remove(self, node: Node) -> None:
-        """Remove a node without children."""
         assert node.parent is not None and not node.children
         del node.parent.children[node.tokens[0]]
         del self._order[node]

@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten
 from .. import __version__
 from ..checkpoints import disk
 from ..errors import OptionError, OutputError, first_line
-from ..interfaces.reusable import TARGET, Reusable, Snapshot
+from ..interfaces.results import TARGET, Reusable, Snapshot
 from ..models.base import Base
 from ..process import replacing
 from .pair import Pair
@@ -40,7 +40,6 @@ Arrays = dict[str, mx.array]
 
 
 def default_bytes() -> int:
-    """Return the limit of a cache for which none is given, in bytes."""
     return min(MOST, int(SHARE * disk.memory()))
 
 
@@ -92,12 +91,11 @@ class Store:
         out. Raises OutputError."""
         if self.file is None or not cache.changed:
             return
-        arrays, lags = _arrays(cache), json.dumps(cache.lags)
+        lags = json.dumps(cache.lags)
         metadata = _metadata(pair) | {"format": FORMAT, "layout": LAYOUT, "lags": lags}
-        metadata["digest"] = _digest(arrays, lags)
         try:
             with replacing(self.file.resolve(), make_parents=False) as stream:
-                mx.save_safetensors(stream, arrays, metadata)
+                mx.save_safetensors(stream, _arrays(cache), metadata)
         except OSError as problem:
             raise OutputError(f"cannot write {self.file}: {problem.strerror}") from None
         cache.changed = False
@@ -122,11 +120,8 @@ class Store:
                     "another config.json, adapter, device or flags of it: choose another "
                     "--prompt-cache-file"
                 )
-            loaded: Any = mx.load(str(file), format="safetensors", return_metadata=True)
-            arrays, _ = loaded
+            arrays: Any = mx.load(str(file), format="safetensors")
             mx.eval(arrays)
-            if _digest(arrays, metadata["lags"]) != metadata["digest"]:
-                raise ValueError("its contents are not what was written")
             cache.lags.update(json.loads(metadata["lags"]))
             _take(cache, arrays, [name for name in models if stored.get(name) == models[name]])
         except OptionError:
@@ -202,17 +197,6 @@ def _take(cache: PromptCache, arrays: Arrays, names: Collection[str]) -> None:
             value = tuple(part)
             snapshot = kind == "whole"
             cache.put(node, name, Snapshot(node.end, None, value, True) if snapshot else value)
-
-
-def _digest(arrays: Arrays, lags: str) -> str:
-    digest = hashlib.blake2b(lags.encode(), digest_size=16)
-    for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(f"{name} {array.shape} {array.dtype}".encode())
-        if array.size:
-            numbers: Any = mx.contiguous(array).reshape(-1).view(mx.uint8)
-            digest.update(memoryview(numbers))
-    return digest.hexdigest()
 
 
 def _metadata(pair: Pair) -> dict[str, str]:

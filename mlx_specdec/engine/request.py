@@ -14,12 +14,12 @@ import mlx.core as mx
 from .. import process
 from ..decoding.margins import DAMAGED
 from ..decoding.sequence import Sequence as Decoded
-from ..decoding.statistics import Recorder, Statistics
+from ..decoding.statistics import Recorder, Statistics, Timed
 from ..decoding.stop_criteria import Emission, FinishReason, Piece, StopCriteria
-from ..decoding.stopwatch import Timed
 from ..draft_length.length import DraftLength
 from ..errors import DecodingError, OptionError
-from ..interfaces import NoiseSource, Progress, Proposer, Rule
+from ..interfaces import FINAL, NoiseSource, Progress, Proposer, Rule
+from ..interfaces.results import RoundReport
 from ..models.base import check_prompt
 from ..options import Options
 from ..proposers.drafter import Drafter
@@ -36,7 +36,6 @@ from ..verification.rules import (
     TokenRule,
     TypicalRule,
 )
-from .drafters import Trials, device_name, proposer_kind
 from .memory import Extent
 from .pair import Pair
 
@@ -66,18 +65,12 @@ class Request:
     shown: Mapping[int, str] = field(default_factory=dict)
     ignore_eos: bool = False
 
-    def __post_init__(self) -> None:
-        """Raises OptionError."""
-        if self.options is None:
-            raise OptionError("a Request needs Options: give the prompt alone to have the others'")
-        checked_options(self.options)
-
 
 @dataclass(frozen=True)
 class Overrides:
     """What a caller passes in place of what the options name, and how decoding is watched.
 
-    timed: which rounds are timed in parts; see decoding.stopwatch.Timed. progress: of reading.
+    timed: which rounds are timed in parts; see decoding.statistics.Timed. progress: of reading.
     """
 
     proposer: Proposer | None = None
@@ -85,6 +78,59 @@ class Overrides:
     draft_length: DraftLength | None = None
     timed: Timed = "none"
     progress: Progress | None = None
+
+
+def device_name() -> str:
+    """Where MLX computes: "cpu", or the accelerator's own name."""
+    if mx.default_device() == mx.Device(mx.cpu):
+        return "cpu"
+    return str(mx.device_info().get("device_name", "gpu"))
+
+
+HOTTEST_TRIAL = 1.0
+"""Temperature above which even good drafters are often refused."""
+LAYERS_COUNTED = (
+    ", or its config.json counts layers otherwise, which mlx-specdec inspect --probe tells"
+)
+
+
+class Trials:
+    """Notices drafters that are hardly ever right, as a RoundListener.
+
+    Texts of which a good drafter knows no more do not count: hot ones, and those that a constraint
+    or a simulation decides.
+    """
+
+    def __init__(self, pair: Pair, chosen: Sequence[Drafter], options: Options) -> None:
+        self._pair = pair
+        telling = options.temperature <= HOTTEST_TRIAL and options.constraint is None
+        counts = telling and options.simulated_acceptance is None
+        self._tried = {each.name: each for each in chosen if each.nbytes and counts}
+        # Rounds name who drafted only where several may.
+        self._alone = chosen[0].name if len(chosen) == 1 else ""
+
+    def on_round(self, report: RoundReport) -> None:
+        """Counts up to the end of each drafter's trial."""
+        for each in report.sequences:
+            name = each.source or self._alone
+            if each.drafted and name in self._tried:
+                self._pair.trials[name].count(each.drafted, each.accepted)
+
+    def tell(self) -> None:
+        """Warns of a drafter that has failed, once for the pair."""
+        riding = self._pair.drafter_network
+        for name, each in self._tried.items():
+            counted = riding is not None and riding.kind == name and FINAL not in riding.taps
+            layers = LAYERS_COUNTED if counted else ""
+            shown = each.identity or f"{name} of {self._pair.name}"
+            if caution := self._pair.trials[name].caution(shown, layers):
+                warnings.warn(caution, RuntimeWarning, stacklevel=8)
+
+
+def proposer_kind(chosen: Sequence[Drafter]) -> str:
+    """Who proposes, in a word: a drafter's name, "auto" for several, or "none"."""
+    names = [drafter.name for drafter in chosen]
+    return "auto" if len(names) > 1 else "".join(names) or "none"
 
 
 @dataclass(frozen=True)
@@ -115,7 +161,6 @@ class Result:
     stats: Statistics
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
         labels = asdict(self.labels)
         simulated = labels.pop("simulated_acceptance")
         # Nobody should take for text what only measured the loop.
@@ -147,7 +192,6 @@ class Part:
 
     @property
     def last(self) -> bool:
-        """Whether no further part follows for this request."""
         return self.result is not None or self.error is not None
 
 
@@ -195,11 +239,19 @@ class Job:
             bound = replace(bound, eos_token_ids=frozenset())
         prefix, sampling = bound.target.prefix(ids), options.sampling
         constraint = bound.constraint(options.constraint, sampling.logit_bias)
+        longest = bound.target.max_length
+        room = sys.maxsize if longest is None else longest - len(prefix)
         sequence = Decoded(
             prefix,
             Distribution(sampling, bound.vocabulary, ids, constraint),
             _noise(bound, ids, options),
-            _stop_criteria(bound, options, len(prefix), request.shown),
+            StopCriteria(
+                # A text that only measures the loop goes on to the end.
+                eos=() if options.simulated_acceptance is not None else bound.eos_token_ids,
+                max_tokens=min(options.max_tokens, room),
+                stream=TextStream(bound.tokenizer, request.shown),
+                stops=StopStrings(tuple(options.stop)) if options.stop else None,
+            ),
             request.top_logprobs,
         )
         return cls(
@@ -223,7 +275,6 @@ class Job:
 
     @property
     def extent(self) -> Extent:
-        """The lengths of its sequence."""
         now = len(self.sequence.committed)
         return Extent(len(self.ids), now, now + self.sequence.remaining)
 
@@ -263,7 +314,6 @@ def most_drafted(options: Options) -> int:
 
 
 def make_rule(options: Options) -> Rule:
-    """Return the rule that the options name."""
     if options.simulated_acceptance is not None:
         return ForcedAcceptance(options.simulated_acceptance, options.seed)
     if options.rule_name == "lenient":
@@ -306,28 +356,6 @@ def _noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:
     return IndependentNoise(options.seed, pair.vocabulary, prompt)
 
 
-def _stop_criteria(
-    pair: Pair, options: Options, prefix: int, shown: Mapping[int, str]
-) -> StopCriteria:
-    longest = pair.target.max_length
-    return StopCriteria(
-        # A text that only measures the loop goes on to the end.
-        eos=pair.eos_token_ids if options.simulated_acceptance is None else frozenset(),
-        max_tokens=min(options.max_tokens, sys.maxsize if longest is None else longest - prefix),
-        stream=TextStream(pair.tokenizer, shown),
-        stops=StopStrings(tuple(options.stop)) if options.stop else None,
-    )
-
-
-def checked_options(options: Options | None) -> Options:
-    """Return the options, or the defaults for None. Raises OptionError for anything else."""
-    if options is None:
-        return Options()
-    if not isinstance(options, Options):
-        raise OptionError(f"options must be made by Options(...), not be {options!r:.80}")
-    return options
-
-
 def prepared(pair: Pair, prompt: Prompt, options: Options) -> tuple[list[int], Pair, Options]:
     """Return a prompt's token ids, and the pair and the options as `for_model` does.
 
@@ -345,11 +373,41 @@ def prepared(pair: Pair, prompt: Prompt, options: Options) -> tuple[list[int], P
 def for_model(pair: Pair, options: Options) -> tuple[Pair, Options]:
     """Return the pair with the options' additional EOS tokens, and the options with defaults that
     depend on the model. Raises OptionError for what the model does not have."""
-    _check_chat(pair, options)
-    _check_bias(pair, options)
-    pair = _with_extra_eos(pair, options)
+    check_settings(options.chat_template_config)
+    templated = options.system_prompt is not None or options.chat_template_config
+    if templated and not pair.tokenizer.has_chat_template:
+        raise OptionError(
+            "system-prompt and chat-template-config are for a chat template, and this model has "
+            "none: leave them out"
+        )
+    beyond = max(options.logit_bias, default=0)
+    if beyond >= pair.vocabulary:
+        raise OptionError(
+            f"logit-bias: there is no token {beyond}, the model has {pair.vocabulary:,} tokens"
+        )
+    if sum(bias == -math.inf for bias in options.logit_bias.values()) >= pair.vocabulary:
+        raise OptionError("logit-bias bans every token: leave one that may be written")
+    if options.extra_eos_token:
+        extra = _ids_of(pair, cast(tuple[str | int, ...], options.extra_eos_token))
+        pair = replace(pair, eos_token_ids=pair.eos_token_ids | extra)
     pair.constraint(options.constraint, options.logit_bias)
-    return pair, _with_special_tokens(pair, options)
+    if options.xtc_probability > 0 and options.xtc_special_tokens is None:
+        # As in mlx-lm, XTC excludes neither line ends nor tokens that end a text.
+        special = {*pair.tokenizer.encode("\n"), *pair.eos_token_ids}
+        options = replace(options, xtc_special_tokens=tuple(sorted(special)))
+    return pair, options
+
+
+def _ids_of(pair: Pair, tokens: Sequence[str | int]) -> set[int]:
+    """Return the ids of tokens that end a text. Raises OptionError for one that is none."""
+    ids = {piece: id for id, piece in enumerate(pair.tokenizer.pieces())}
+    extra = set()
+    for token in map(str, tokens):
+        id = int(token) if token.isascii() and token.isdigit() else ids.get(token, -1)
+        if not 0 <= id < pair.vocabulary:
+            raise OptionError(f"extra-eos-token: the model has no token {token!r:.80}")
+        extra.add(id)
+    return extra
 
 
 def encode(pair: Pair, prompt: Prompt, options: Options) -> list[int]:
@@ -369,48 +427,3 @@ def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:
     """Return the task prefix of the target's config.json where a prompt lacks it; mostly ""."""
     wanted = options.chat_template and not prompt.startswith(pair.task_prefix.rstrip())
     return pair.task_prefix if wanted else ""
-
-
-def _check_chat(pair: Pair, options: Options) -> None:
-    """Raises OptionError for settings of a chat template that the model does not take."""
-    check_settings(options.chat_template_config)
-    templated = options.system_prompt is not None or options.chat_template_config
-    if templated and not pair.tokenizer.has_chat_template:
-        raise OptionError(
-            "system-prompt and chat-template-config are for a chat template, and this model has "
-            "none: leave them out"
-        )
-
-
-def _check_bias(pair: Pair, options: Options) -> None:
-    """Raises OptionError where every token is banned, and for ids that texts do not have."""
-    beyond = max(options.logit_bias, default=0)
-    if beyond >= pair.vocabulary:
-        raise OptionError(
-            f"logit-bias: there is no token {beyond}, the model has {pair.vocabulary:,} tokens"
-        )
-    banned = sum(bias == -math.inf for bias in options.logit_bias.values())
-    if banned >= pair.vocabulary:
-        raise OptionError("logit-bias bans every token: leave one that may be written")
-
-
-def _with_extra_eos(pair: Pair, options: Options) -> Pair:
-    """Raises OptionError for a token that the model does not have."""
-    if not options.extra_eos_token:
-        return pair
-    ids = {piece: id for id, piece in enumerate(pair.tokenizer.pieces())}
-    extra = set()
-    for token in map(str, cast(tuple[str | int, ...], options.extra_eos_token)):
-        id = int(token) if token.isascii() and token.isdigit() else ids.get(token, -1)
-        if not 0 <= id < pair.vocabulary:
-            raise OptionError(f"extra-eos-token: the model has no token {token!r:.80}")
-        extra.add(id)
-    return replace(pair, eos_token_ids=pair.eos_token_ids | extra)
-
-
-def _with_special_tokens(pair: Pair, options: Options) -> Options:
-    """As in mlx-lm, XTC excludes neither line ends nor tokens that end a text."""
-    if options.xtc_probability == 0 or options.xtc_special_tokens is not None:
-        return options
-    special = {*pair.tokenizer.encode("\n"), *pair.eos_token_ids}
-    return replace(options, xtc_special_tokens=tuple(sorted(special)))

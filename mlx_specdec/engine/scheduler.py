@@ -16,15 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..decoding.loop import Decoding
+from ..decoding.loop import Decoding, chunk
 from ..decoding.margins import DAMAGED
-from ..decoding.prompt import chunk
 from ..decoding.sequence import Sequence as Decoded
+from ..decoding.statistics import Stopwatch
 from ..decoding.stop_criteria import Emission
-from ..decoding.stopwatch import Stopwatch
 from ..draft_length.length import Change
 from ..errors import DecodingError, SpecdecError
-from ..interfaces.rounds import RoundReport
+from ..interfaces.results import RoundReport
 from ..options import Options
 from .memory import BatchSize, Extent, MemoryBudget, even
 from .opening import Opener
@@ -70,7 +69,6 @@ class Group:
 
     @property
     def extents(self) -> list[Extent]:
-        """The lengths of the jobs' sequences."""
         return [job.extent for job in self.jobs]
 
 
@@ -139,7 +137,6 @@ class Scheduler:
 
     @cached_property
     def budget(self) -> MemoryBudget:
-        """The memory for all sequences."""
         return MemoryBudget(
             self._pair,
             self._opener.drafters(),
@@ -150,7 +147,6 @@ class Scheduler:
 
     @property
     def batch_size(self) -> int:
-        """How many sequences may go through one pass now."""
         return self._size.size
 
     @property
@@ -160,17 +156,14 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """How many prompts wait to be read."""
         return len(self._waiting)
 
     @property
     def reading(self) -> bool:
-        """Whether prompts are being read."""
         return bool(self._reading)
 
     @property
     def changes(self) -> Sequence[Change]:
-        """When which number of drafted tokens was chosen; empty where it was fixed."""
         return self._opener.lengths.changes
 
     @property
@@ -179,7 +172,6 @@ class Scheduler:
         return self._bytes_with([])
 
     def __iter__(self) -> Iterator[Part]:
-        """The parts still to come, in the order in which they are decoded."""
         try:
             while not self.idle:
                 yield from self.step()
@@ -187,12 +179,10 @@ class Scheduler:
             self.save_costs()
 
     def step(self) -> list[Part]:
-        """Read a chunk of prompts, and take a round of every group that has been read."""
         self.read()
         return self.decode()
 
     def read(self) -> None:
-        """Admit requests that fit, and read a chunk of one group's prompts."""
         self._admit()
         if self._reading:
             self._read()
@@ -206,7 +196,6 @@ class Scheduler:
         return parts + failed
 
     def save_costs(self) -> None:
-        """Save what rounds have cost and what was accepted, for later runs."""
         self._opener.save_costs()
 
     def add(self, number: int, request: Request) -> None:
@@ -231,7 +220,6 @@ class Scheduler:
         self._reading.append(self._open([job]))
 
     def cancel(self, number: int) -> None:
-        """Cancel a request. No further part is given for it."""
         if (job := self._find(number)) is not None:
             self._leave(job)
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .drafting import Noise as Noise
-from .drafting import NoiseSource as NoiseSource
-from .drafting import Prices as Prices
-from .drafting import Proposer as Proposer
-from .drafting import Rule as Rule
-from .models import Context as Context
-from .models import Model as Model
-from .models import TargetModel as TargetModel
-from .models import feed as feed
+from .protocols import Context as Context
+from .protocols import Model as Model
+from .protocols import Noise as Noise
+from .protocols import NoiseSource as NoiseSource
+from .protocols import Prices as Prices
+from .protocols import Proposer as Proposer
+from .protocols import Rule as Rule
+from .protocols import TargetModel as TargetModel
+from .protocols import feed as feed
 from .results import FINAL as FINAL
 from .results import NO_TOKEN as NO_TOKEN
 from .results import Proposal as Proposal

@@ -1,10 +1,13 @@
-"""The results that pass between models, proposers, rules and the loop."""
+"""The results that pass between models, proposers, rules and the loop: scores, proposals, verdicts,
+reports of rounds, and what was computed of one text and can be reused by another that begins alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -26,7 +29,6 @@ def keys_of(layer: int) -> str:
 
 
 def values_of(layer: int) -> str:
-    """Return the name of the values of layer `layer`."""
     return f"values.{layer}"
 
 
@@ -74,12 +76,10 @@ class Proposal:
 
     @cached_property
     def size(self) -> int:
-        """How many tokens each row has, padding included."""
         return self.tokens.shape[1]
 
     @cached_property
     def none_accepted(self) -> mx.array:
-        """(batch, n) bool, all False."""
         return mx.zeros(self.tokens.shape, dtype=mx.bool_)
 
     @classmethod
@@ -89,11 +89,9 @@ class Proposal:
         return cls(rectangle(drafted), counts=tuple(len(tokens) for tokens in drafted))
 
     def count(self, sequence: int) -> int:
-        """Return how many tokens a sequence proposed."""
         return self.size if self.counts is None else self.counts[sequence]
 
     def source_of(self, sequence: int) -> str:
-        """Return the name of who drafted for a sequence."""
         return self.source if self.sources is None else self.sources[sequence]
 
     def for_rules(self) -> Proposal:
@@ -139,3 +137,163 @@ class Verdict:
     accepted: mx.array
     next: mx.array
     scored: mx.array | None = None
+
+
+@dataclass(frozen=True)
+class SequenceRound:
+    """A finished round of one sequence.
+
+    drafted, accepted: numbers of tokens. emitted: how many of accepted + 1 tokens were emitted.
+    position: of the first of them, counted from 0. committed: all committed tokens. scored: see
+    Verdict, the rows of this sequence. cut: None without filters. ended: the text ended here.
+    source: the name of who drafted, where several may.
+    """
+
+    drafted: int
+    accepted: int
+    emitted: int
+    position: int
+    committed: Sequence[int]
+    scored: mx.array | None = None
+    cut: Cut | None = None
+    ended: bool = False
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """Seconds of one round; draft and verify are None where it was not timed in parts.
+
+    total includes work that earlier rounds left to the device; the parts do not.
+    """
+
+    total: float
+    draft: float | None = None
+    verify: float | None = None
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One finished round.
+
+    size: the most tokens drafted for a sequence, 0 for a plain step. source: the name of who
+    drafted, where several may; the costliest where sequences differ. passes: of the target that
+    were submitted in it. pipelined: the pass for the next token is in flight already. ended: it was
+    the last round, after which nothing is rewound.
+    """
+
+    size: int
+    sequences: tuple[SequenceRound, ...]
+    times: RoundTimes
+    source: str = ""
+    passes: int = 1
+    pipelined: bool = False
+    ended: bool = False
+
+    @property
+    def accepted(self) -> int:
+        return sum(each.accepted for each in self.sequences)
+
+
+def is_drained(report: RoundReport) -> bool:
+    """Return whether a plain step only emptied the pipeline, which takes less time than others."""
+    return report.size == 0 and not report.pipelined
+
+
+class RoundListener(Protocol):
+    """Gets a report of every round, in order. What it does must not change the next round."""
+
+    def on_round(self, report: RoundReport) -> None:
+        """Take the report of a round, after contexts were rewound and proposers have observed."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The input of one sequence's filters and the noise that drew; lazy.
+
+    before: (1, rows, vocabulary) log p up to a constant, before top-k, top-p and min-p. gumbel:
+    (1, rows, vocabulary), added to what passed.
+    """
+
+    before: mx.array
+    gumbel: mx.array
+    top_k: int
+    top_p: float
+    min_p: float
+
+    def first(self, rows: int) -> Cut:
+        """Return the same for the first rows alone."""
+        if self.before.shape[1] == rows:
+            return self
+        return replace(self, before=self.before[:, :rows], gumbel=self.gumbel[:, :rows])
+
+
+TARGET = "target"
+"""The name of the target's part; the parts of proposers have other names."""
+
+
+@dataclass(frozen=True)
+class KVSlice:
+    """Keys and values of a text's first `length` tokens, which can be cut to fewer.
+
+    arrays: (1, heads, length, width) each, never written to.
+    """
+
+    length: int
+    arrays: tuple[mx.array, ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State after exactly `length` tokens, which cannot be cut to fewer.
+
+    value: for the model that made it, never written to; None where the arrays are all of it.
+    arrays: all that it holds. exact: whether it can be reused for this very text only and not for a
+    longer one, as with an encoder, which looks both ways.
+    """
+
+    length: int
+    value: object
+    arrays: tuple[mx.array, ...]
+    exact: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
+Cached = KVSlice | Snapshot
+
+
+@dataclass(frozen=True)
+class Reusable:
+    """What a context or a proposer has computed of one sequence.
+
+    length: the number of columns. columns: returns the columns from one position to before another,
+    as lazy views of arrays that are still being written. lag: number of later tokens that each
+    column depends on. snapshot: in place of columns, where there is one now.
+    """
+
+    length: int = 0
+    columns: Callable[[int, int], tuple[mx.array, ...]] | None = None
+    lag: int = 0
+    snapshot: Snapshot | None = None
+
+
+@dataclass(frozen=True)
+class CachedPrefix:
+    """What a prompt cache has of the beginning of a prompt.
+
+    target: for Model.open. proposer: for Proposer.recall, by name.
+    """
+
+    target: Cached | None = None
+    proposer: Mapping[str, Cached] = field(default_factory=dict)
+
+    @property
+    def cached_tokens(self) -> int:
+        """How many tokens of the prompt the target need not read."""
+        return 0 if self.target is None else self.target.length
+
+
+NOTHING = CachedPrefix()

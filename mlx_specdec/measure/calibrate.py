@@ -13,12 +13,12 @@ from ..draft_length import saved
 from ..draft_length.auto_length import Source
 from ..draft_length.costs import Costs, unknown
 from ..draft_length.length import Change
-from ..engine.drafters import drafters, make_proposer, pair_key, source
 from ..engine.generate import stream_generate
+from ..engine.opening import drafters, make_proposer, pair_key, source
 from ..engine.pair import Pair
 from ..errors import OptionError
 from ..interfaces import Progress, ignore_progress
-from ..interfaces.rounds import RoundReport, is_drained
+from ..interfaces.results import RoundReport, is_drained
 from ..options import Options
 
 NOISY = 0.15

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Literal, TypeVar
 
-from ..decoding.statistics import Statistics
-from ..decoding.stopwatch import Timed
-from ..engine.drafters import FREE, drafters, proposer_kind
+from ..decoding.statistics import Statistics, Timed
 from ..engine.generate import stream_generate
+from ..engine.opening import FREE, drafters
 from ..engine.pair import Pair
+from ..engine.request import proposer_kind
 from ..errors import OptionError, PromptError
 from ..interfaces import Progress
 from ..models.base import check_prompt

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__, process
-from ..engine.drafters import device_name
 from ..engine.pair import Pair
+from ..engine.request import device_name
 from ..options import Options
 from .analysis import Analysis, ClusterFigures, Figures, fastest, overall
 from .throughput import FileFigures, Throughput

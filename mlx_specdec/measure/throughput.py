@@ -14,10 +14,10 @@ from statistics import median
 
 import mlx.core as mx
 
-from ..engine.drafters import drafters, proposer_kind
 from ..engine.generate import stream_many
+from ..engine.opening import drafters
 from ..engine.pair import Pair
-from ..engine.request import encode
+from ..engine.request import encode, proposer_kind
 from ..errors import DecodingError, PromptError
 from ..interfaces import Progress, ignore_progress
 from ..options import Options

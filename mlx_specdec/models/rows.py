@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..interfaces import Context
-from ..interfaces.reusable import Cached, KVSlice, Reusable
+from ..interfaces.results import Cached, KVSlice, Reusable
 from .base import check_pass, check_rewind
 
 

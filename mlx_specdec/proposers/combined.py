@@ -9,7 +9,7 @@ from typing import Any, Self
 import mlx.core as mx
 
 from ..interfaces import Noise, Proposal, Proposer, Scores, no_proposal
-from ..interfaces.reusable import Cached, Reusable
+from ..interfaces.results import Cached, Reusable
 
 Limit = Callable[[str, int, int], int]
 """How many tokens a proposer may draft now, by its name, the most that are wanted, and the rows of
@@ -27,23 +27,19 @@ class Delegating(Proposer):
         self.needs = tuple(dict.fromkeys(name for part in self._parts for name in part.needs))
 
     def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
-        """See Proposer."""
         for part, its in self._given(lengths, cached):
             part.recall(*its)
 
     def reusable(self, sequence: int) -> Mapping[str, Reusable]:
-        """See Proposer."""
         return {
             name: each for part in self._parts for name, each in part.reusable(sequence).items()
         }
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """See Proposer."""
         for part, its in self._given(prompts):
             part.begin(*its)
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        """Return whether any part would draft."""
         return any(part.ready(its[0], limit) for part, its in self._given(committed))
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
@@ -52,12 +48,10 @@ class Delegating(Proposer):
             part.observe(*its)
 
     def join(self, other: Self) -> None:
-        """See Proposer."""
         for part, its in zip(self._parts, other._parts, strict=True):
             part.join(its)
 
     def filter(self, keep: Sequence[int]) -> None:
-        """See Proposer."""
         for part in self._parts:
             part.filter(keep)
 
@@ -78,7 +72,6 @@ class FirstOf(Delegating):
         self._limit = limit
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        """Return whether any of them would draft."""
         rows = len(committed)
         limits = ((part, self._limit(name, limit, rows)) for name, part in self._named())
         return any(count > 0 and part.ready(committed, count) for part, count in limits)
@@ -108,11 +101,9 @@ class RowByRow(Delegating):
         self._make = make
 
     def reusable(self, sequence: int) -> Mapping[str, Reusable]:
-        """See Proposer."""
         return self._parts[sequence].reusable(0)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """Return all proposals in one rectangle; sequences whose proposer abstains have none."""
         return side_by_side(
             [
                 part.propose(its[0], limit, noise.of(row))
@@ -121,11 +112,9 @@ class RowByRow(Delegating):
         )
 
     def join(self, other: Self) -> None:
-        """See Proposer."""
         self._parts += other._parts
 
     def filter(self, keep: Sequence[int]) -> None:
-        """See Proposer."""
         self._parts = [self._parts[row] for row in keep]
 
     def _given(self, *lists: Sequence[Any]) -> Iterable[tuple[Proposer, Sequence[Any]]]:
@@ -146,12 +135,10 @@ class Limited(Delegating):
         self._limits = list(limits)
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        """Return whether any sequence allows drafts, and the proposer would draft."""
         most = min(limit, max(self._limits))
         return most > 0 and super().ready(committed, most)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """Return the proposal, cut to the limits."""
         most = min(limit, max(self._limits))
         if most == 0:
             return no_proposal(len(committed))
@@ -165,12 +152,10 @@ class Limited(Delegating):
         )
 
     def join(self, other: Self) -> None:
-        """See Proposer."""
         super().join(other)
         self._limits += other._limits
 
     def filter(self, keep: Sequence[int]) -> None:
-        """See Proposer."""
         super().filter(keep)
         self._limits = [self._limits[row] for row in keep]
 

@@ -7,15 +7,13 @@ longest suffix of a text that occurs anywhere. Indexes are saved in the user's c
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import struct
-import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +31,8 @@ WIDTH = 4
 BETWEEN = b"\0\0\0\0"
 """Stands around every document. Token t is stored as t + 1, in four bytes, the highest first, so
 that bytes compare as tokens do."""
-FORMAT = 2
-HEADER = 512
-"""Bytes before the places in a file."""
+FORMAT = 3
+"""Of files: all places, in the byte order of the machine, then what is searched."""
 MOST_BYTES = 2 << 30
 """Size of all saved indexes together; those that were used longest ago are deleted."""
 
@@ -77,10 +74,8 @@ class DocumentIndex:
         if not length:
             return Match(0, 0, 0)
         wanted, read = wanted[: WIDTH * length], self._reader(length)
-        low, high = _around(at, len(self._places), lambda k: read(self._places[k]) == wanted)
-        first = bisect_left(self._places, wanted, low, at, key=read)
-        end = bisect_right(self._places, wanted, at, high, key=read)
-        return Match(length, first, end)
+        first = bisect_left(self._places, wanted, key=read)
+        return Match(length, first, bisect_right(self._places, wanted, first, key=read))
 
     def following(self, match: Match, count: int) -> list[int]:
         """Return at most `count` tokens that follow a match, up to the document's end.
@@ -167,18 +162,6 @@ def stored(tokens: Integers) -> bytes:
     return tokens.astype(">u4").tobytes()
 
 
-def _around(at: int, size: int, holds: Callable[[int], bool]) -> tuple[int, int]:
-    """Return bounds of the stretch around `at` where something holds, at most twice as far as it
-    goes."""
-    low, step = at, 1
-    while low > 0 and holds(low - 1):
-        low, step = max(low - step, 0), 2 * step
-    high, step = at, 1
-    while high < size and holds(high):
-        high, step = min(high + step, size), 2 * step
-    return low, high
-
-
 def _packed(text: Sequence[int]) -> bytes:
     return struct.pack(f">{len(text)}I", *[token + 1 for token in reversed(text)])
 
@@ -201,31 +184,21 @@ class IndexKey:
 
     @property
     def file(self) -> Path:
-        """The file of the index in the cache directory."""
         name = f"{self.documents}-{self.tokenizer}-{self.vocabulary}-{FORMAT}.documents"
         return process.directory("documents") / name
 
-    def header(self, count: int) -> dict[str, object]:
-        """Return the header of a file with so many places."""
-        layout = {"format": FORMAT, "depth": DEPTH, "byteorder": sys.byteorder}
-        return {**layout, **asdict(self), "count": count}
-
 
 def read(key: IndexKey) -> DocumentIndex | None:
-    """Map a saved index into memory; None where there is none that is whole."""
+    """Map a saved index into memory; None where there is none."""
     try:
         with key.file.open("rb") as stream:
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        header = json.loads(mapped[:HEADER])
     except (OSError, ValueError):
-        return None
-    count, rest = divmod(len(mapped) - HEADER, 2 * WIDTH)
-    if rest or header != key.header(count):
         return None
     with contextlib.suppress(OSError):
         os.utime(key.file)
-    end = HEADER + WIDTH * count
-    return DocumentIndex(memoryview(mapped)[HEADER:end].cast("i"), mapped, end)
+    half = len(mapped) // 2
+    return DocumentIndex(memoryview(mapped)[:half].cast("i"), mapped, half)
 
 
 def build(key: IndexKey, documents: list[Integers]) -> DocumentIndex:
@@ -239,7 +212,6 @@ def build(key: IndexKey, documents: list[Integers]) -> DocumentIndex:
     searched = stored(tokens)
     with contextlib.suppress(OSError), process.replacing(key.file) as stream:
         _delete_old(key.file.parent, places.nbytes + len(searched))
-        stream.write(json.dumps(key.header(len(places))).encode().ljust(HEADER))
         stream.write(places.data)
         stream.write(searched)
     saved = read(key)

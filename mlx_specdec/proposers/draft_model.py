@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from ..interfaces import Context, Model, Noise, Proposal, Proposer, Scores, feed, no_proposal
-from ..interfaces.reusable import Cached, Reusable
-from ..sampling.choices import choose
-from ..sampling.distribution import Distribution, last_rows, log_probabilities_of
+from ..interfaces.results import Cached, Reusable
+from ..sampling.distribution import Distribution, choose, last_rows, of_batch
 from ..sampling.settings import Sampling
 from ..text.vocabulary import Translation
 from .drafter import Drafter, LoadedPair, Setup
@@ -25,7 +24,6 @@ MISSING = "there is no draft model to propose: name one with draft-model"
 
 
 def drafter(pair: LoadedPair) -> Drafter | None:
-    """Return the draft model of a pair."""
     if pair.draft is None:
         return None
     model, translation = pair.draft, pair.translation
@@ -54,9 +52,10 @@ def draw(
     """
     drafted: list[mx.array] = []
     rows: list[mx.array] = []
+    method = Distribution.log_probabilities
     for index in range(count):
         before = mx.concatenate(drafted, axis=1) if drafted else None
-        rows.append(log_probabilities_of(distributions, logits, committed, before))
+        rows.append(of_batch(method, distributions, logits, committed, before))
         drafted.append(choose(rows[-1], noise.draft(index)))
         mx.async_eval(drafted[-1])
         if index + 1 < count:
@@ -128,7 +127,6 @@ class DraftModel(Proposer):
             self._open().evaluate()
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        """Return whether any text still fits into the draft's positions."""
         return any(self._rooms(committed))
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
@@ -178,7 +176,6 @@ class DraftModel(Proposer):
         return {NAME: replace(reusable, length=min(reusable.length, row.seen))}
 
     def join(self, other: DraftModel) -> None:
-        """See Proposer."""
         if other._context is not None:
             if self._rows:
                 self._open().join(other._context)
@@ -187,7 +184,6 @@ class DraftModel(Proposer):
         self._rows += other._rows
 
     def filter(self, keep: Sequence[int]) -> None:
-        """See Proposer."""
         opened = [row for row in keep if row < self._opened]
         if self._context is not None and opened:
             self._context.filter(opened)
@@ -197,7 +193,6 @@ class DraftModel(Proposer):
 
     @property
     def _opened(self) -> int:
-        """The number of rows that have a context."""
         return 0 if self._context is None else len(self._context.lengths)
 
     def _row(self, prompt: Sequence[int], recalled: tuple[int, Cached | None]) -> Row:
@@ -264,7 +259,6 @@ class DraftModel(Proposer):
         return logits if self._translation is None else self._translation.rows(logits)
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
-        """Return the tokens as ids of the draft."""
         if self._translation is not None:
             return self._translation.feed(tokens)
         # A token beyond the draft's embedding costs acceptance, never exactness.

@@ -118,7 +118,6 @@ class Trial:
         return self._drafted >= TRIAL and self._verified >= LEAST_VERIFIED
 
     def count(self, drafted: int, accepted: int) -> None:
-        """Count one verified proposal, in tokens."""
         if not self.over:
             self._drafted += drafted
             self._verified += min(drafted, accepted + 1)

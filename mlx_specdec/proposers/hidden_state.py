@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..interfaces import Noise, Prices, Proposal, Proposer, Scores, no_proposal
-from ..interfaces.reusable import Cached, Reusable
+from ..interfaces.results import Cached, Reusable
 from ..models.drafters.network import DrafterNetwork
 from ..sampling.distribution import Distribution
 from ..sampling.settings import Sampling
@@ -34,7 +34,6 @@ MEMORY = 200.0
 
 
 def drafter(pair: LoadedPair) -> Drafter | None:
-    """Return the hidden-state drafter of a pair."""
     if pair.drafter_network is None:
         return None
     network = pair.drafter_network
@@ -78,11 +77,9 @@ class HiddenStateDrafter(Proposer):
         self._confidence = Confidence()
 
     def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
-        """See Proposer."""
         self._recalled = cached[0].get(self._network.kind)
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """See Proposer."""
         [prompt] = prompts
         self._distributions = [Distribution(self._settings, self._vocabulary, prompt)]
         self._reading = self._network.open()

@@ -1,14 +1,21 @@
-"""What followed the end of the text where it occurred before, in the text or in documents, is
-proposed (prompt lookup)."""
+"""Known continuations are proposed, in microseconds: what followed the end of the text where it
+occurred before, in the text or in documents (prompt lookup); what a grammar forces; what the client
+predicts.
+
+Source of the idea of the second: fast-forward tokens of llguidance (docs/fast_forward.md).
+"""
 
 from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-from ..interfaces import Noise, Proposal, Proposer
+from ..interfaces import Model, Noise, Proposal, Proposer
+from ..sampling.constraint import Constraint
 from .documents import DEPTH, DocumentIndex
 from .drafter import Drafter, LoadedPair, Setup
 
@@ -24,7 +31,6 @@ shortest ones then lag a little."""
 
 
 def drafter(pair: LoadedPair) -> Drafter:
-    """Return the lookup that every pair has."""
     documents = pair.documents
 
     def make(setup: Setup) -> PromptLookup:
@@ -46,11 +52,9 @@ class Continuation(Proposer):
         catch up with the text: the result depends on the committed tokens alone."""
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        """Return whether there is a continuation now."""
         return bool(self.continuation(committed[0], limit))
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """Propose the continuation."""
         return Proposal.one_hot([self.continuation(committed[0], limit)])
 
 
@@ -76,13 +80,11 @@ class PromptLookup(Continuation):
         self.begin([[]])
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """See Proposer."""
         [self._prompt] = map(list, prompts)
         self._index = SuffixIndex()
         self._read = 0
 
     def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
-        """See Continuation."""
         self._catch_up(committed)
         match = self._index.longest_match()
         tokens = self._from_documents(committed, max(match + 1, self._least), limit)
@@ -132,7 +134,6 @@ class SuffixIndex:
         return len(self._text)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
         for token in tokens:
             self._append(token)
 
@@ -207,3 +208,89 @@ class SuffixIndex:
         self._latest.append(0)
         self._follow.append({})
         return len(self._next) - 1
+
+
+FORCED = "forced"
+PREDICTION = "prediction"
+SHORTEST = 3
+"""Tokens that find a place in the predicted text."""
+
+
+def forcing(pair: LoadedPair) -> Drafter:
+    """Return what every pair has; it abstains in texts without a constraint."""
+
+    def make(setup: Setup) -> Forced:
+        return Forced(pair.target, lambda: pair.constraint(setup.options.constraint))
+
+    return Drafter(FORCED, make)
+
+
+def predicting(predicted: Sequence[int]) -> Drafter:
+    """Return the drafter of one request. predicted: token ids; with none it abstains."""
+    return Drafter(PREDICTION, lambda setup: Prediction(predicted))
+
+
+class Forced(Continuation):
+    """Proposes the tokens that a grammar leaves no choice about: keys, brackets, quotes.
+
+    target: tells where a text begins. make: makes a constraint of a text that has not begun, None
+    without a grammar.
+    """
+
+    def __init__(self, target: Model, make: Callable[[], Constraint | None]) -> None:
+        self._target = target
+        self._make = make
+        self._constraint: Constraint | None = None
+        self._read = 0
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        [prompt] = prompts
+        self._constraint = self._make()
+        self._read = len(self._target.prefix(prompt))
+
+    def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
+        if self._constraint is None:
+            return []
+        self._constraint.take(committed[self._read :])
+        self._read = len(committed)
+        return self._constraint.forced()[:limit]
+
+
+class Prediction(Continuation):
+    """Proposes what follows in the text that the client predicts."""
+
+    def __init__(self, predicted: Sequence[int]) -> None:
+        self._predicted = list(predicted)
+        self._after: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for end in range(SHORTEST, len(self._predicted) + 1):
+            self._after[tuple(self._predicted[end - SHORTEST : end])].append(end)
+        self.begin([[]])
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        [self._prompt] = map(list, prompts)
+        self._read: int | None = None
+        self._place: int | None = 0
+        self._furthest = 0
+
+    def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
+        if not self._predicted:
+            return []
+        if self._read is None:
+            # The prompt of an encoder-decoder model is no part of its text.
+            whole = list(committed[: len(self._prompt)]) == self._prompt
+            self._read = len(self._prompt) if whole else 1
+        for end in range(self._read + 1, len(committed) + 1):
+            self._follow(committed, end)
+        self._read = len(committed)
+        return [] if self._place is None else self._predicted[self._place : self._place + limit]
+
+    def _follow(self, committed: Sequence[int], end: int) -> None:
+        """Find the place in the predicted text after `committed[end - 1]` was written."""
+        place = self._place
+        if place is not None and self._predicted[place : place + 1] == [committed[end - 1]]:
+            self._place = place + 1
+        else:
+            places = self._after.get(tuple(committed[end - SHORTEST : end]), [])
+            further = bisect_left(places, self._furthest)
+            self._place = places[min(further, len(places) - 1)] if places else None
+        self._furthest = max(self._furthest, self._place or 0)

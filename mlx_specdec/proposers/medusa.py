@@ -24,7 +24,6 @@ MISSING = (
 
 
 def drafter(pair: LoadedPair) -> Drafter | None:
-    """Return the heads of a pair's target."""
     if pair.heads is None:
         return None
     heads = pair.heads
@@ -54,7 +53,6 @@ class Medusa(Proposer):
         self._states: list[mx.array | None] = []
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """See Proposer."""
         self._distributions = [
             Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
         ]
@@ -82,11 +80,9 @@ class Medusa(Proposer):
                 self._states[row] = its.hidden[FINAL][:, -1:]
 
     def join(self, other: Medusa) -> None:
-        """See Proposer."""
         self._distributions += other._distributions
         self._states += other._states
 
     def filter(self, keep: Sequence[int]) -> None:
-        """See Proposer."""
         self._distributions = [self._distributions[row] for row in keep]
         self._states = [self._states[row] for row in keep]

@@ -6,13 +6,12 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, is_panic
-from .grammar import Grammar, first_problem, library, limits, with_space, with_stack
+from .grammar import KEPT, Grammar, first_problem, library, limits, with_space, with_stack
 
 MARKERS = ("", ".", "a")
 """Put before a text whose tokens are wanted as they are within another one."""
@@ -44,7 +43,7 @@ class Alphabet:
         self.special_token_ids = [*(id for id in special if id < len(texts)), len(texts)]
         self._encode = encode
         self._spaced = spaced
-        self._fresh: WeakKeyDictionary[Grammar, Any] = WeakKeyDictionary()
+        self._fresh = functools.lru_cache(KEPT)(self._matcher)
 
     def __call__(self, text: bytes) -> list[int]:
         """The tokens in which a model is used to write a text that stands within another one; the
@@ -68,10 +67,7 @@ class Alphabet:
 
         Raises OptionError for a grammar of which nothing can be written.
         """
-        fresh = self._fresh.get(grammar)
-        if fresh is None:
-            fresh = self._fresh.setdefault(grammar, self._matcher(grammar))
-        make = functools.partial(Constraint, fresh, ends, self._size, banned)
+        make = functools.partial(Constraint, self._fresh(grammar), ends, self._size, banned)
         if not self._begins(make()):
             bans = ", logit-bias bans all of these" if banned else ""
             raise OptionError(

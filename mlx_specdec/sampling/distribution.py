@@ -1,4 +1,5 @@
-"""From logits to log-probabilities: bias, penalties, temperature, top-k, top-p, min-p and XTC.
+"""From logits to log-probabilities: bias, penalties, temperature, top-k, top-p, min-p and XTC; the
+choice from them, and by how much it leads.
 
 Every array is (..., vocabulary); tokens that are filtered out have -inf.
 """
@@ -6,7 +7,7 @@ Every array is (..., vocabulary); tokens that are filtered out have -inf.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -153,45 +154,6 @@ COLD = 1e-3
 """Below this temperature logits over temperature could overflow, unless the largest one is 0."""
 
 
-def log_probabilities(
-    logits: mx.array, settings: Sampling, vocabulary: int, counts: mx.array | None = None
-) -> mx.array:
-    """The whole chain for rows of logits.
-
-    Returns (..., vocabulary) log p up to a constant: float32, except that greedy rows which nothing
-    changes stay in the model's dtype (only their order matters).
-    counts: as in `apply_penalties`; needed where `settings.counts_tokens`.
-    """
-    return apply_filters(before_filters(logits, settings, vocabulary, counts), settings)
-
-
-def before_filters(
-    logits: mx.array, settings: Sampling, vocabulary: int, counts: mx.array | None = None
-) -> mx.array:
-    """`log_probabilities` up to temperature."""
-    rows = fit_vocabulary(logits, vocabulary)
-    if settings.temperature == 0 and not settings.logit_bias and counts is None:
-        return rows
-    rows = apply_logit_bias(rows.astype(mx.float32), settings.logit_bias)
-    if counts is not None:
-        rows = apply_penalties(rows, counts, settings)
-    if settings.temperature == 0:
-        return rows
-    if settings.temperature < COLD:
-        rows = rows - mx.max(rows, axis=-1, keepdims=True)
-    if settings.temperature != 1:
-        rows = rows / settings.temperature
-    return rows
-
-
-def apply_filters(rows: mx.array, settings: Sampling) -> mx.array:
-    """Top-k, top-p and min-p; the very same array where none of them is on."""
-    if not settings.filters:
-        return rows
-    rows = keep_top_k_and_p(rows, settings.top_k, settings.top_p)
-    return keep_min_p(rows, settings.min_p)
-
-
 def last_rows(logits: mx.array, count: int) -> mx.array:
     """(1, m, width) -> (1, count, width); itself where there are no more, as in most passes."""
     return logits if logits.shape[1] == count else logits[:, -count:]
@@ -214,7 +176,7 @@ class Distribution:
     ) -> None:
         self.settings = settings
         self.constraint = constraint
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._counted = 0
         self._counts: mx.array | None = None
         if settings.counts_tokens:
@@ -223,11 +185,6 @@ class Distribution:
         if settings.temperature > 0 and settings.xtc_probability > 0:
             self._coins = Coins(settings.seed, prompt, settings.xtc_probability)
         self._special = [id for id in settings.xtc_special_tokens or () if id < vocabulary]
-
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens there are."""
-        return self._vocabulary
 
     @property
     def samples(self) -> bool:
@@ -243,7 +200,8 @@ class Distribution:
     def log_probabilities(
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
     ) -> mx.array:
-        """Log p, up to a constant, of the last positions of committed + drafted + 1.
+        """Return log p, up to a constant, of the last positions of committed + drafted + 1. It is
+        float32, except that greedy rows which nothing changes stay in the model's dtype.
 
         logits: (1, m, width); row m - 1 is about the token after the last drafted one.
         committed: all committed tokens, growing from call to call.
@@ -256,18 +214,37 @@ class Distribution:
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
     ) -> mx.array:
         """`log_probabilities` up to temperature."""
+        settings = self.settings
         if self.constraint is not None:
             logits = self._allow_only(logits, self.constraint, drafted)
-        counts = self._count(committed, drafted, logits.shape[1])
-        return before_filters(logits, self.settings, self._vocabulary, counts)
+        counts = None
+        if self._counts is not None:
+            counts = self._count(self._counts, committed, drafted, logits.shape[1])
+        rows = fit_vocabulary(logits, self.vocabulary)
+        if settings.temperature == 0 and not settings.logit_bias and counts is None:
+            return rows
+        rows = apply_logit_bias(rows.astype(mx.float32), settings.logit_bias)
+        if counts is not None:
+            rows = apply_penalties(rows, counts, settings)
+        if settings.temperature == 0:
+            return rows
+        if settings.temperature < COLD:
+            rows = rows - mx.max(rows, axis=-1, keepdims=True)
+        return rows if settings.temperature == 1 else rows / settings.temperature
 
     def apply_filters(
         self, rows: mx.array, committed: Sequence[int], drafted: mx.array | None = None
     ) -> mx.array:
-        """From what `before_filters` gave to what `log_probabilities` gives."""
-        log_p = apply_filters(rows, self.settings)
+        """From what `before_filters` gave to what `log_probabilities` gives; the very same array
+        where no filter is on."""
+        settings = self.settings
+        if settings.filters:
+            rows = keep_top_k_and_p(rows, settings.top_k, settings.top_p)
+            rows = keep_min_p(rows, settings.min_p)
+        if self._coins is None:
+            return rows
         behind = len(committed) + (0 if drafted is None else drafted.shape[1]) + 1
-        return log_p if self._coins is None else self._exclude(log_p, behind, self._coins)
+        return self._exclude(rows, behind, self._coins)
 
     def _allow_only(
         self, logits: mx.array, constraint: Constraint, drafted: mx.array | None
@@ -276,7 +253,7 @@ class Distribution:
         mx.async_eval(logits)
         tokens: Any = [] if drafted is None else drafted[0].tolist()
         words = mx.array(constraint.masks(tokens)[-logits.shape[1] :])
-        return allow_only(fit_vocabulary(logits, self._vocabulary), words[None])
+        return allow_only(fit_vocabulary(logits, self.vocabulary), words[None])
 
     def _exclude(self, log_p: mx.array, behind: int, coins: Coins) -> mx.array:
         """Without the top choices of rows whose coins say so, the last row being at behind - 1."""
@@ -287,69 +264,88 @@ class Distribution:
         return mx.where(mx.array(tossed)[:, None], without, log_p)
 
     def _count(
-        self, committed: Sequence[int], drafted: mx.array | None, rows: int
-    ) -> mx.array | None:
-        if self._counts is None:
-            return None
-        new = [token for token in committed[self._counted :] if token < self._vocabulary]
+        self, counts: mx.array, committed: Sequence[int], drafted: mx.array | None, rows: int
+    ) -> mx.array:
+        new = [token for token in committed[self._counted :] if token < self.vocabulary]
         self._counted = len(committed)
         if new:
-            self._counts = self._counts.at[mx.array(new)].add(1.0)
+            self._counts = counts = counts.at[mx.array(new)].add(1.0)
         if drafted is None or drafted.shape[1] == 0:
-            return self._counts
-        ids = mx.arange(self._vocabulary)
+            return counts
+        ids = mx.arange(self.vocabulary)
         hits = (drafted[..., None] == ids).astype(mx.float32)
-        first = mx.zeros((1, 1, self._vocabulary), dtype=mx.float32)
+        first = mx.zeros((1, 1, self.vocabulary), dtype=mx.float32)
         before = mx.concatenate([first, mx.cumsum(hits, axis=1)], axis=1)
-        return self._counts + before[:, -rows:]
+        return counts + before[:, -rows:]
 
 
-def before_filters_of(
-    distributions: Sequence[Distribution],
-    logits: mx.array,
-    committed: Sequence[Sequence[int]],
-    drafted: mx.array | None = None,
-) -> mx.array:
-    """`Distribution.before_filters` of every sequence of a batch, (batch, m, vocabulary).
-
-    logits: (batch, m, width). committed: per sequence. drafted: (batch, n) int32 or None.
-    """
-    first = distributions[0]
-    if all(each.alike(first) for each in distributions[1:]):
-        return first.before_filters(logits, committed[0], drafted)
-    rows = [
-        each.before_filters(
-            logits[i : i + 1], committed[i], None if drafted is None else drafted[i : i + 1]
-        )
-        for i, each in enumerate(distributions)
-    ]
-    return mx.concatenate(rows)
-
-
-def apply_filters_of(
+def of_batch(
+    method: Callable[[Distribution, mx.array, Sequence[int], mx.array | None], mx.array],
     distributions: Sequence[Distribution],
     rows: mx.array,
     committed: Sequence[Sequence[int]],
     drafted: mx.array | None = None,
 ) -> mx.array:
-    """`Distribution.apply_filters` of every sequence of a batch, (batch, m, vocabulary)."""
+    """Return what a method of Distribution returns for every sequence of a batch, in one call where
+    all distributions are alike.
+
+    rows: (batch, m, ...). committed: per sequence. drafted: (batch, n) int32 or None.
+    """
     first = distributions[0]
-    if all(each.alike(first) for each in distributions[1:]):
-        return first.apply_filters(rows, committed[0], drafted)
+    if len(distributions) == 1 or all(each.alike(first) for each in distributions[1:]):
+        return method(first, rows, committed[0], drafted)
+    parts = [slice(row, row + 1) for row in range(len(distributions))]
     return mx.concatenate(
         [
-            each.apply_filters(rows[i : i + 1], committed[i], drafted)
-            for i, each in enumerate(distributions)
+            method(each, rows[part], text, None if drafted is None else drafted[part])
+            for each, part, text in zip(distributions, parts, committed, strict=True)
         ]
     )
 
 
-def log_probabilities_of(
-    distributions: Sequence[Distribution],
-    logits: mx.array,
-    committed: Sequence[Sequence[int]],
-    drafted: mx.array | None = None,
-) -> mx.array:
-    """`Distribution.log_probabilities` of every sequence of a batch; see `before_filters_of`."""
-    rows = before_filters_of(distributions, logits, committed, drafted)
-    return apply_filters_of(distributions, rows, committed, drafted)
+SEGMENTS = 256
+"""Of a row of the vocabulary, when its two largest entries are looked for; measured."""
+
+
+def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
+    """The Gumbel-max choice of each row: argmax(log p + g), plain argmax without noise.
+
+    log_p: (..., vocabulary), up to a constant; gumbel broadcasts to it. Returns (...) int32.
+    """
+    scored = log_p if gumbel is None else log_p + gumbel
+    return mx.argmax(scored, axis=-1).astype(mx.int32)
+
+
+def margin(scored: mx.array) -> mx.array:
+    """How far the best entry of each row is above the second best; 0 where two are equal.
+
+    scored: (..., vocabulary), at least two entries. Returns (...) float32: infinite where there is
+    no second candidate, NaN where the best entry is no finite number.
+    """
+    few = _contenders(scored)
+    top = mx.max(few, axis=-1)
+    others = without(few, mx.argmax(few, axis=-1, keepdims=True))
+    lead = (top - mx.max(others, axis=-1)).astype(mx.float32)
+    return mx.where(mx.isfinite(top), lead, mx.nan)
+
+
+def _contenders(scored: mx.array) -> mx.array:
+    """A few entries of each row, the two largest among them.
+
+    Rows are cut into segments: the second largest is in the same segment as the largest, or is the
+    largest of another one. Copies of whole rows, which this avoids, are most of its cost.
+    """
+    width = scored.shape[-1] // SEGMENTS
+    if width < 2:
+        return scored
+    cut = SEGMENTS * width
+    segments = scored[..., :cut].reshape(*scored.shape[:-1], SEGMENTS, width)
+    largest = mx.max(segments, axis=-1)
+    best = mx.argmax(largest, axis=-1, keepdims=True)
+    own = mx.take_along_axis(segments, best[..., None], axis=-2)[..., 0, :]
+    return mx.concatenate([own, without(largest, best), scored[..., cut:]], axis=-1)
+
+
+def without(rows: mx.array, index: mx.array) -> mx.array:
+    """The rows whose entry at `index`, (..., 1), is -inf."""
+    return mx.put_along_axis(rows, index, mx.array(-mx.inf, dtype=rows.dtype), axis=-1)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 from ..errors import OptionError, is_panic
 
@@ -43,17 +42,13 @@ LIMITS = {
 }
 """Of llguidance: tens of milliseconds for a mask, and about 100 MB for all states together."""
 KEPT = 32
-"""How many unused grammars are cached, at up to 13 MB each."""
+"""How many grammars are cached, at up to 13 MB each."""
 INNER = "text"
 _STACK_SIZE = threading.Lock()
 
 
 class Grammar(str):
-    """A grammar that llguidance has checked. While it is in use, neither it nor what `Alphabet`
-    compiles from it is made again."""
-
-
-_used: WeakValueDictionary[tuple[str, str], Grammar] = WeakValueDictionary()
+    """A grammar that llguidance has checked."""
 
 
 def compiled(json_schema: str | None, regex: str | None, grammar: str | None) -> Grammar | None:
@@ -131,12 +126,6 @@ def first_problem(problem: str) -> str:
 
 @functools.lru_cache(maxsize=KEPT)
 def _compiled(name: str, text: str) -> Grammar:
-    if (known := _used.get((name, text))) is not None:
-        return known
-    return _used.setdefault((name, text), Grammar(_checked(name, text)))
-
-
-def _checked(name: str, text: str) -> str:
     matcher = library().LLMatcher
     _check_size(name, text)
     if name == "json-schema":
@@ -157,7 +146,7 @@ def _checked(name: str, text: str) -> str:
     )
     if wrong:
         raise OptionError(f"{name} is wrong: {first_problem(problems[0])}")
-    return grammar
+    return Grammar(grammar)
 
 
 def _lark_of(text: str) -> str:

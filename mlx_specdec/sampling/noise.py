@@ -13,7 +13,7 @@ Two sources, because two kinds of rule need two kinds of noise:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -23,9 +23,6 @@ from ..interfaces import Noise
 ROWS, NUMBERS = 8, 1 << 15
 """Coupled noise is drawn so many rows at a time, if they are no more numbers: an operation costs as
 much as a few thousand of these. Every position is needed once, so that none is drawn in vain."""
-
-KeyListener = Callable[[tuple[int | str, ...]], None]
-"""Called with the path of each key that is derived; tests watch for a path used twice."""
 
 
 def digest_of(prompt: Sequence[int]) -> str:
@@ -152,25 +149,15 @@ class IndependentNoise:
     prompt: token ids of the sequence's prompt.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        vocabulary: int,
-        prompt: Sequence[int] = (),
-        listener: KeyListener | None = None,
-    ) -> None:
+    def __init__(self, seed: int, vocabulary: int, prompt: Sequence[int] = ()) -> None:
         self._seed = seed
         self._digest = digest_of(prompt)
         self._vocabulary = vocabulary
-        self._listener = listener
 
     def at(self, round: int, position: int) -> _IndependentRound:
         return _IndependentRound(self, round, position)
 
     def key(self, *path: int | str) -> mx.array:
-        """The key for one use, reported to the listener."""
-        if self._listener is not None:
-            self._listener(path)
         return derive_key(self._seed, self._digest, *path)
 
     def gumbel(self, *path: int | str) -> mx.array:

@@ -13,7 +13,7 @@ from itertools import pairwise, zip_longest
 from starlette.requests import Request
 
 from ..decoding.stop_criteria import Emission, TokenLogprob
-from ..proposers.given import PREDICTION
+from ..proposers.lookup import PREDICTION
 from .answers import (
     FINGERPRINT,
     LEAST_LOGPROB,

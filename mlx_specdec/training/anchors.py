@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -66,7 +65,6 @@ def _by_text(array: mx.array, count: int, groups: int) -> mx.array:
 
 
 def _by_anchor(array: mx.array) -> mx.array:
-    """The way back."""
     texts, kv_heads, groups, count, slots, width = array.shape
     return array.transpose(0, 3, 1, 2, 4, 5).reshape(texts * count, kv_heads, groups * slots, width)
 
@@ -95,7 +93,6 @@ class Drafted:
 
     @property
     def score(self) -> float:
-        """What a fit minimizes."""
         return -sum(self.tokens)
 
 
@@ -118,7 +115,6 @@ class Anchored:
 
     @property
     def slots(self) -> int:
-        """Of each anchor."""
         return self.tokens.shape[2]
 
     def chosen(self, rows: mx.array) -> mx.array:
@@ -164,9 +160,6 @@ class AnchorTask(Task):
 
     def count(self, examples: np.ndarray) -> int:
         return int((self._lengths - self._leads)[examples].sum())
-
-    def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
-        return self.in_windows(draw)
 
     def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
         """The arrays of `Anchored`."""
@@ -258,7 +251,6 @@ class AnchorTask(Task):
         return (weights * entropy).sum() / weights.sum()
 
     def _by_anchor(self, given: Anchored, rows: mx.array) -> mx.array:
-        """(n,) -> (all anchors, slots), 0 where nothing is wanted."""
         every = mx.zeros((given.tokens.size,))
         return every.at[given.wanted].add(rows.astype(mx.float32)).reshape(-1, given.slots)
 
@@ -266,26 +258,6 @@ class AnchorTask(Task):
 def compared(draft: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
     """(n, vocabulary) logits and the target's probabilities -> (n,) cross-entropies, and the shares
     that speculative sampling accepts, which have no gradient here."""
-    entropy, q = _with_gradient(draft, target)
-    return entropy, mx.minimum(target, mx.stop_gradient(q)).sum(axis=-1)
-
-
-def _entropy(draft: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
-    """And the draft's probabilities, of which its gradient is made: on a CPU an exponential of
-    every entry costs more than the head does."""
-    q = mx.softmax(draft, axis=-1)
-    whole = draft.max(axis=-1) - mx.log(q.max(axis=-1))
-    return target.sum(axis=-1) * whole - (target * draft).sum(axis=-1), q
-
-
-def _gradient(
-    given: tuple[mx.array, mx.array],
-    cotangents: tuple[mx.array, mx.array],
-    outputs: tuple[mx.array, mx.array],
-) -> tuple[mx.array, mx.array]:
-    (_, target), (along, _), (_, q) = given, cotangents, outputs
-    return along[:, None] * (target.sum(axis=-1, keepdims=True) * q - target), mx.zeros_like(target)
-
-
-_with_gradient: Any = mx.custom_function(_entropy)
-_with_gradient.vjp(_gradient)
+    log_q = draft - mx.logsumexp(draft, axis=-1, keepdims=True)
+    accepted = mx.minimum(target, mx.exp(mx.stop_gradient(log_q))).sum(axis=-1)
+    return -(target * log_q).sum(axis=-1), accepted

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..decoding.prompt import PromptReader, chunk
+from ..decoding.loop import chunk
 from ..engine.generate import generate_many
 from ..engine.pair import Pair
 from ..engine.request import Request, missing_prefix
@@ -50,7 +50,6 @@ class Rows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(samples,) int32."""
         return np.fromfile(self._lengths, np.int32)
 
     def append(self, tokens: Sequence[int], states: mx.array | None) -> None:
@@ -92,7 +91,6 @@ class Rows:
         return np.fromfile(self._tokens, np.int32)
 
     def texts(self) -> list[list[int]]:
-        """The tokens of every sample."""
         return [part.tolist() for part in np.split(self.tokens(), self.starts[1:])]
 
 
@@ -170,11 +168,11 @@ def collect(
         # One token has a state that predicts it, and none after it for a head to guess.
         if len(tokens) < 2:
             rows.append((), None)
-        elif taps:
-            before = pair.target.prefix(prompt)[1:]
-            rows.append((*before, *tokens), _all_states(pair, prompt, tokens, (*taps, FINAL)))
         else:
-            rows.append(tokens, _states(pair, prompt, tokens))
+            states = _states(pair, prompt, tokens, (*taps, FINAL))
+            if taps:
+                tokens = (*pair.target.prefix(prompt)[1:], *tokens)
+            rows.append(tokens, states[-len(tokens) :])
         done += 1
         progress(done, len(pieces))
     if int((rows.lengths > 0).sum()) < 2:
@@ -257,17 +255,7 @@ def _completed(
             yield from zip(prompts, completions, strict=True)
 
 
-def _states(pair: Pair, prompt: Ids, tokens: Ids) -> mx.array:
-    """(len(tokens), width): row j is what predicts token j."""
-    context, prefix = pair.target.open(prompt), pair.target.prefix(prompt)
-    reader = PromptReader(context, [prefix], [prompt])
-    while not reader.done:
-        reader.step()
-    fed = [prefix[-1], *tokens[:-1]]
-    return context.advance(mx.array([fed], dtype=mx.int32), taps=(FINAL,)).hidden[FINAL][0]
-
-
-def _all_states(pair: Pair, prompt: Ids, tokens: Ids, taps: Sequence[str]) -> mx.array:
+def _states(pair: Pair, prompt: Ids, tokens: Ids, taps: Sequence[str]) -> mx.array:
     """(rows, taps x width): of everything that the model is given."""
     context = pair.target.open(prompt)
     fed, size = [*pair.target.prefix(prompt), *tokens[:-1]], chunk(1)

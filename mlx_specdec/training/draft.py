@@ -39,8 +39,7 @@ from ..models.trainable import Ids, Trainable
 from ..options import SELF
 from .collect import Rows
 from .config import DataConfig, DistillConfig, DraftConfig
-from .fit import HELD_OUT, Task
-from .run import STORED, Trained, Training, Watcher, stored_type, work_directory
+from .fit import HELD_OUT, STORED, Task, Trained, Training, Watcher, stored_type, work_directory
 
 _FLOOR = -80.0
 """Smallest log-probability: less is no number in float32 once it is a probability."""
@@ -93,7 +92,6 @@ class Closeness:
 
     @property
     def score(self) -> float:
-        """What a fit minimizes: the rejected share."""
         return 1 - self.acceptance
 
 
@@ -128,9 +126,6 @@ class DraftTask(Task):
 
     def count(self, examples: np.ndarray) -> int:
         return sum(len(self._texts[sample]) for sample in examples)
-
-    def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
-        return self.in_windows(draw)
 
     def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
         """The target's logits (tokens, vocabulary), and what the draft is given."""

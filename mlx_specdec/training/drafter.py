@@ -40,7 +40,7 @@ from .anchors import Anchored, AnchorTask, KeysValues, compared
 from .collect import Rows
 from .config import DataConfig, DrafterConfig
 from .draft import short_name, write_trained
-from .run import STORED, Trained, Training, Watcher, work_directory
+from .fit import STORED, Trained, Training, Watcher, work_directory
 
 TAPS = 3
 LAYERS_OF_TARGET = 4
@@ -103,7 +103,6 @@ class DSparkTask(AnchorTask):
 
     @classmethod
     def configuration(cls, pair: Pair, config: DrafterConfig, texts: Texts) -> dict[str, Any]:
-        """Return the config.json of a new drafter."""
         target = pair.target
         by_depth = min(MOST_LAYERS, max(1, round(target.layers / LAYERS_OF_TARGET)))
         with as_directory(resolve(pair.name)) as directory:
@@ -144,12 +143,10 @@ class DSparkTask(AnchorTask):
 
     @classmethod
     def zeros(cls, config: Mapping[str, Any], target: Base) -> Shapes:
-        """Return the tensors that are zero at first."""
         return {CONFIDENCE: (1, target.width + config["markov_rank"]), CONFIDENCE_BIAS: (1,)}
 
     @classmethod
     def file_name(cls, path: str) -> str:
-        """Return the name of a parameter in files."""
         return path
 
     def loss(self, *batch: mx.array) -> mx.array:
@@ -223,7 +220,6 @@ class Eagle3Task(AnchorTask):
 
     @classmethod
     def configuration(cls, pair: Pair, config: DrafterConfig, texts: Texts) -> dict[str, Any]:
-        """Return the config.json of a new drafter."""
         target, layers = pair.target, tapped(pair.target.layers)
         return {
             # Its authors' layout has no word for what the target is.
@@ -244,12 +240,10 @@ class Eagle3Task(AnchorTask):
 
     @classmethod
     def zeros(cls, config: Mapping[str, Any], target: Base) -> Shapes:
-        """Return the tensors that are zero at first."""
         return {}
 
     @classmethod
     def file_name(cls, path: str) -> str:
-        """Return the name of a parameter in files."""
         return re.sub(r"^layers\.0\.", "midlayer.", path)
 
     def draft(self, given: Anchored) -> mx.array:
@@ -339,7 +333,6 @@ def train(
 
 
 def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: Texts) -> Begun:
-    """Write a new drafter to `directory` and read it from there."""
     target, task = pair.target, TASKS[config.kind]
     described = task.configuration(pair, config, texts)
     layer = described.get("transformer_layer_config", described)

@@ -1,16 +1,22 @@
-"""A task -> its module, trained: steps, held-out figures, early stop and checkpoints.
+"""What all trainings share: texts and their hidden states, steps, held-out figures, early stop,
+checkpoints, and a hidden directory beside the output to resume from.
 
-Interrupted at any moment and started again, it ends with the very weights that it would have had
-anyway.
+Interrupted at any moment and started again with the same settings, a training ends with the very
+weights that it would have had anyway.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
+import shutil
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +24,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx import optimizers
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 
+from ..checkpoints import destination
 from ..checkpoints.formats import safetensors as safetensors_file
-from .config import TrainConfig
+from ..engine.pair import Pair
+from ..engine.prompt_cache_files import fingerprint
+from ..errors import OutputError
+from ..interfaces import Progress
+from .collect import Rows, collect, read_samples
+from .config import DataConfig, TrainConfig
 
 HELD_OUT = 0.1
 WINDOW = 16
@@ -66,7 +78,6 @@ class Task(ABC):
         return self.take(self._order[1][place], chance)
 
     def evaluate(self) -> Any:
-        """Of the module as it is, on the held-out examples."""
         total = mx.array(0.0)
         for number, part in enumerate(self.cut(self.ordered(self.held_out))):
             total = total + self.sums(*self.take(part, np.random.default_rng(number)))
@@ -74,27 +85,21 @@ class Task(ABC):
         return self.figures(total)
 
     def cut(self, examples: np.ndarray) -> list[np.ndarray]:
-        """In batches."""
         return np.split(examples, range(self._config.batch, len(examples), self._config.batch))
 
-    def in_windows(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
-        """Every example to learn from once, as `ordered` within a few batches of a random order."""
+    def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
+        """Return every example to learn from once, in as many batches as `steps`: as `ordered`
+        within a few batches of a random order."""
         order, reach = draw.permutation(self.train), self._config.batch * WINDOW
         parts = [self.ordered(order[at : at + reach]) for at in range(0, len(order), reach)]
         batches = [batch for part in parts for batch in self.cut(part)]
         return [batches[number] for number in draw.permutation(len(batches))]
 
     def ordered(self, examples: np.ndarray) -> np.ndarray:
-        """As they are best taken together."""
         return examples
 
     def count(self, examples: np.ndarray) -> int:
-        """Tokens of these examples."""
         return len(examples)
-
-    @abstractmethod
-    def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
-        """Every example to learn from once, in as many batches as `steps`."""
 
     @abstractmethod
     def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
@@ -146,7 +151,6 @@ class Fit:
             self._read()
 
     def run(self, step: Step, measured: Measured) -> Outcome:
-        """Train to the end."""
         learn = nn.value_and_grad(self._module, self._task.loss)
         while self._step < self._total:
             is_between = self._step % self._task.steps == 0
@@ -211,3 +215,169 @@ class Fit:
         self._optimizer.state = state["optimizer"]
         self._step, self._best_epoch = state["step"].item(), state["best_epoch"].item()
         self._best_score = np.float32(state["best_score"].item())
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Receives the progress. collected: texts that have their hidden states. measured: figures of
+    each epoch; epoch 0 is the start."""
+
+    collected: Progress
+    stepped: Step
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The report of a training. start: figures of its start on the same held-out texts; None where
+    they mean nothing. rows, held_out: tokens that were learned from, and that were not. seconds: of
+    this run alone. resumed: an earlier run had left its texts, and maybe a checkpoint."""
+
+    output: Path
+    start: Any
+    outcome: Outcome
+    rows: int
+    held_out: int
+    seconds: float
+    resumed: bool
+
+
+class Training:
+    """Texts with the target's hidden states, in `directory`, and the fit to them.
+
+    prompts: those of the rows' samples. taps: see `collect`. Raises PromptError
+    for data with nothing usable.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        file: Path,
+        directory: Path,
+        config: DataConfig,
+        watcher: Watcher,
+        taps: Sequence[str] = (),
+    ) -> None:
+        self._started = time.perf_counter()
+        self._directory = directory
+        self._watcher = watcher
+        self._data = config
+        samples = read_samples(file, config.seed)
+        self.digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        model = {
+            "model": pair.name,
+            "weights": fingerprint(pair.target.network),
+            "tokenizer": pair.tokenizer.digest,
+            "prefix": pair.task_prefix,
+            "bytes": pair.target.nbytes,
+            "dtype": pair.dtype,
+        }
+        learned = {"data": asdict(config), "taps": list(taps)}
+        self._settings = {**model, "digest": self.digest, **learned}
+        self._resumed = _keep(directory / "rows", self._settings)
+        width = pair.target.width * (len(taps) + 1)
+        self.rows = Rows(directory / "rows", width, pair.target.state_dtype)
+        self.prompts = collect(pair, samples, config, self.rows, watcher.collected, taps)
+
+    def fit(
+        self,
+        task: Task,
+        config: TrainConfig,
+        start: Any = None,
+        origin: Mapping[str, str] | None = None,
+    ) -> Outcome:
+        """Train to the end. start: see Fit. origin: tells this start from others."""
+        directory = self._directory / "fit"
+        _keep(directory, {**self._settings, "fit": asdict(config), "origin": origin})
+        fit = Fit(task, config, directory / "checkpoint.safetensors", start)
+        return fit.run(self._watcher.stepped, self._watcher.measured)
+
+    def improve(
+        self,
+        task: Task,
+        config: TrainConfig,
+        output: Path,
+        origin: Mapping[str, str],
+        write: Callable[[Path, Mapping[str, Any]], None],
+    ) -> Trained:
+        """Train a task whose start may already be its best, and write the result, rounded as it is
+        stored. origin: tells this start from others. write: writes all files to a directory, with
+        facts about the training."""
+        start = task.evaluate()
+        self._watcher.measured(0, start)
+        outcome = self.fit(task, config, start, origin)
+        round_as_stored(task.module)
+        outcome = replace(outcome, figures=task.evaluate())
+        facts = {
+            **origin,
+            "texts": asdict(self._data),
+            "training": asdict(config),
+            "epochs": outcome.epochs,
+            "best_epoch": outcome.best,
+            "held_out": {"start": asdict(start), "result": asdict(outcome.figures)},
+        }
+        with destination.directory(output) as made:
+            write(made, facts)
+        return self.trained(output, task, outcome, start)
+
+    def trained(self, output: Path, task: Task, outcome: Outcome, start: Any = None) -> Trained:
+        """Return the report of the training."""
+        rows, held_out = task.count(task.train), task.count(task.held_out)
+        seconds = time.perf_counter() - self._started
+        return Trained(output, start, outcome, rows, held_out, seconds, self._resumed)
+
+
+STORED = mx.bfloat16
+
+
+def round_as_stored(network: nn.Module) -> None:
+    """Round every weight to what will be read again; all stay float32."""
+
+    def rounded(path: str, array: mx.array) -> mx.array:
+        return array.astype(stored_type(network, path, array)).astype(array.dtype)
+
+    network.update(tree_map_with_path(rounded, network.parameters()))
+    mx.eval(network.parameters())
+
+
+def stored_type(network: nn.Module, name: str, array: mx.array) -> mx.Dtype:
+    """Return half precision, except for weights that the model keeps as they are."""
+    may = getattr(network, "cast_predicate", lambda _: True)
+    return STORED if may(name) and mx.issubdtype(array.dtype, mx.floating) else array.dtype
+
+
+@contextmanager
+def work_directory(output: Path) -> Iterator[Path]:
+    """Enter the hidden directory; it is removed when the block ends well, and stays otherwise.
+
+    Raises OutputError where `output` exists or has a name that MLX cannot write to, and for
+    anything the system refuses in the block.
+    """
+    try:
+        str(output).encode("utf-8")
+    except UnicodeError:
+        raise OutputError(f"{str(output)!a} is not UTF-8: choose another --output") from None
+    if os.path.lexists(output):
+        raise OutputError(f"{output} exists: delete it, or choose another --output")
+    work = output.with_name(f".{output.name}.training")
+    try:
+        yield work
+        shutil.rmtree(work, ignore_errors=True)
+    except OSError as problem:
+        reason = problem.strerror or type(problem).__name__
+        raise OutputError(
+            f"{output} cannot be trained: {reason}: choose another --output"
+        ) from None
+
+
+def _keep(directory: Path, settings: Mapping[str, Any]) -> bool:
+    """Make the directory, or empty it unless it was made for the same settings; return whether it
+    was."""
+    note = directory / "settings.json"
+    text = json.dumps(settings, sort_keys=True)
+    if note.is_file() and note.read_text(encoding="utf-8") == text:
+        return True
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    note.write_text(text, encoding="utf-8")
+    return False

@@ -23,8 +23,7 @@ from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads
 from .collect import Rows
 from .config import DataConfig, HeadsConfig, TrainConfig
-from .fit import HELD_OUT, Task
-from .run import Trained, Training, Watcher, work_directory
+from .fit import HELD_OUT, Task, Trained, Training, Watcher, work_directory
 
 DECAY = 0.8
 """Head i counts DECAY ** i: what it says matters only where those before it were right."""
@@ -42,7 +41,6 @@ class Accuracy:
 
     @property
     def score(self) -> float:
-        """What a fit minimizes: the loss."""
         return self.loss
 
 
@@ -69,7 +67,6 @@ class HeadTask(Task):
         return self._rows.states(examples), mx.array(self._targets[examples])
 
     def loss(self, *batch: mx.array) -> mx.array:
-        """Cross-entropy, averaged over each head's rows and then over heads with DECAY."""
         _, entropy, valid = self._entropy(*batch)
         return _weighted(entropy.sum(axis=1), valid.sum(axis=1))
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 import mlx.core as mx
 
 from ..interfaces import Noise, Proposal, Verdict
-from ..sampling.choices import choose
+from ..sampling.distribution import choose
 
 
 def leading(accepted: mx.array) -> mx.array:
@@ -175,7 +175,6 @@ class TokenRule(SampledRule):
     def judge(
         self, p: mx.array, q: mx.array, tokens: mx.array, uniforms: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """See SampledRule."""
         before = p[:, : tokens.shape[1]]
         accepted = leading(uniforms < accept_probabilities(before, q, tokens, self._delta))
         return accepted, correction(before, q)
@@ -219,7 +218,6 @@ class BlockRule(SampledRule):
     def judge(
         self, p: mx.array, q: mx.array, tokens: mx.array, uniforms: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """See SampledRule."""
         n = tokens.shape[1]
         passed = uniforms < block_accept_probabilities(p, q, tokens)
         order = mx.arange(1, n + 1)
@@ -271,11 +269,10 @@ class ForcedAcceptance:
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """See Rule, except that the proposal's tokens are not looked at."""
-        gumbel = noise.target(proposal.size + 1)
-        scored = log_p if gumbel is None else log_p + gumbel
-        choice = choose(scored, None)
-        if proposal.size == 0:
-            return Verdict(proposal.none_accepted, choice.squeeze(1), scored)
+        verdict = Coupled().verify(log_p, proposal, noise)
+        if verdict.scored is None or proposal.size == 0:
+            return verdict
+        choice = choose(verdict.scored, None)
         stays = [self._random.random() < self._probability for _ in range(proposal.size)]
         accepted = leading(mx.array([stays]))
-        return Verdict(accepted, row_after(choice, accepted), scored)
+        return Verdict(accepted, row_after(choice, accepted), verdict.scored)

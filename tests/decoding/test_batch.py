@@ -8,13 +8,11 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding.loop import Decoding
-from mlx_specdec.decoding.prompt import PromptReader
+from mlx_specdec.decoding.loop import Decoding, PromptReader
 from mlx_specdec.decoding.sequence import Batch
 from mlx_specdec.decoding.sequence import Sequence as Decoded
-from mlx_specdec.decoding.statistics import Recorder
+from mlx_specdec.decoding.statistics import Recorder, Stopwatch
 from mlx_specdec.decoding.stop_criteria import StopCriteria
-from mlx_specdec.decoding.stopwatch import Stopwatch
 from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.interfaces import Noise, Proposal, Proposer, Scores
 from mlx_specdec.sampling.distribution import Distribution

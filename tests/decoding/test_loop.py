@@ -7,7 +7,7 @@ import random
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding.prompt import PromptReader
+from mlx_specdec.decoding.loop import PromptReader
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.interfaces import Proposal, Rule
@@ -230,9 +230,12 @@ def test_what_is_found_while_a_step_is_in_flight_is_verified_one_token_later(see
 
 
 @pytest.mark.parametrize("rule", [TokenRule(), BlockRule()])
-def test_no_key_is_used_twice_in_a_whole_text(rule: Rule) -> None:
+def test_no_key_is_used_twice_in_a_whole_text(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[tuple[int | str, ...]] = []
-    noise = IndependentNoise(2, VOCABULARY, listener=used.append)
+    noise, key = IndependentNoise(2, VOCABULARY), IndependentNoise.key
+    monkeypatch.setattr(
+        IndependentNoise, "key", lambda self, *path: used.append(path) or key(self, *path)
+    )
     context, recorder = TableContext(), Recorder()
     guesser = partly_right(context.greedy([1], 200), 3, abstain=0.2)
     settings = Sampling(temperature=1.0)

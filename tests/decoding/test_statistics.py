@@ -5,10 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding.statistics import Recorder, Statistics
-from mlx_specdec.decoding.stopwatch import Stopwatch, Timed
+from mlx_specdec.decoding.statistics import Recorder, Statistics, Stopwatch, Timed
 from mlx_specdec.interfaces import Proposal, Scores, no_proposal
-from mlx_specdec.interfaces.rounds import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
 
 from ..support.mocks import Guesser, TableContext, decoding, run
 

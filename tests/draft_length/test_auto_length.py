@@ -14,7 +14,7 @@ from mlx_specdec.draft_length.costs import MOST, Block, unknown
 from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.draft_length.saved import Knowledge
 from mlx_specdec.errors import OptionError
-from mlx_specdec.interfaces.rounds import RoundReport, SequenceRound
+from mlx_specdec.interfaces.results import RoundReport, SequenceRound
 
 from ..support.draft_length_simulator import (
     CURVES,

@@ -8,8 +8,7 @@ import pytest
 from mlx_specdec.interfaces import Scores
 from mlx_specdec.proposers.draft_model import CHUNK, DraftModel
 from mlx_specdec.proposers.medusa import Medusa
-from mlx_specdec.sampling.choices import choose
-from mlx_specdec.sampling.distribution import log_probabilities
+from mlx_specdec.sampling.distribution import Distribution, choose
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 
@@ -147,7 +146,8 @@ def test_above_temperature_0_tokens_are_drawn_from_the_rows_with_the_rounds_nois
     settings = Sampling(temperature=0.7, top_k=5)
     noise = CoupledNoise(3, SIZE).at(0, 4)
     proposal = begun(temperature=0.7, top_k=5).propose([[1, 2]], COUNT, noise)
-    log_p = log_probabilities(Echo().logits(mx.array([[[2]]]), COUNT), settings, SIZE)
+    logits = Echo().logits(mx.array([[[2]]]), COUNT)
+    log_p = Distribution(settings, SIZE).log_probabilities(logits, [])
     gumbel = mx.concatenate([noise.draft(index) for index in range(COUNT)], axis=1)
     assert mx.array_equal(proposal.rows, log_p)
     assert proposal.tokens.tolist() == choose(log_p, gumbel).tolist()

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_specdec.interfaces import Proposal
 from mlx_specdec.proposers.combined import RowByRow
-from mlx_specdec.proposers.given import Forced
+from mlx_specdec.proposers.lookup import Forced
 from mlx_specdec.sampling.constraint import Constraint
 from mlx_specdec.sampling.noise import SilentNoise
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
-from mlx_specdec.proposers.given import Prediction
-from mlx_specdec.proposers.lookup import PromptLookup, SuffixIndex
+from mlx_specdec.proposers.lookup import Prediction, PromptLookup, SuffixIndex
 from mlx_specdec.sampling.noise import SilentNoise
 
 NOISE = SilentNoise()

@@ -13,8 +13,7 @@ import pytest
 
 from mlx_specdec.interfaces import Prices, Proposal
 from mlx_specdec.proposers.hidden_state import PRIOR, UNREAD, Confidence
-from mlx_specdec.sampling.choices import choose
-from mlx_specdec.sampling.distribution import log_probabilities
+from mlx_specdec.sampling.distribution import Distribution, choose
 from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.verification.rules import BlockRule, TokenRule
@@ -72,16 +71,14 @@ def test_tokens_are_drawn_from_the_rows_with_the_rounds_noise(source) -> None:
     noise = source.at(0, 4)
     proposal = proposer.propose([[1, 2, 3]], 4, noise)
     [tokens] = proposal.tokens.tolist()
-    newest, counts = 3, mx.zeros((SIZE,))
-    for token in (1, 2, 3):
-        counts[token] += 1
+    newest, text = 3, [1, 2, 3]
     for index, token in enumerate(tokens):
         logits = network.readings[0]._likes(newest)
-        row = log_probabilities(logits, Sampling(**asked), SIZE, counts)
+        row = Distribution(Sampling(**asked), SIZE).log_probabilities(logits, text)
         assert mx.array_equal(proposal.rows[:, index : index + 1], row)
         assert choose(row, noise.draft(index)).item() == token
         newest = token
-        counts[token] += 1
+        text.append(token)
 
 
 # A draft ends before the first token that is not worth its verification.

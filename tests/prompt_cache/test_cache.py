@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.interfaces.reusable import KVSlice, Reusable
+from mlx_specdec.interfaces.results import KVSlice, Reusable
 
 COLUMN = 2 * 3 * 4 * 2
 """Bytes of two arrays' columns, (1, 2 heads, 1, 3) float32 each."""

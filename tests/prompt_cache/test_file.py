@@ -186,13 +186,9 @@ def test_what_is_no_prompt_cache_is_refused_and_left_alone(content: bytes, tmp_p
             Store(ROOM, strange)
 
 
-@pytest.mark.parametrize("place", [0.5, 0.9, 0.999])
-def test_a_damaged_file_is_refused(place: float, pair: Pair, written: Path) -> None:
-    data = bytearray(written.read_bytes())
-    data[int(len(data) * place)] ^= 64
-    written.write_bytes(data)
-    with pytest.raises(OptionError, match="is damaged"):
-        Store(ROOM, written).open(pair)
+@pytest.mark.parametrize("place", [0.5, 0.999])
+def test_a_truncated_file_is_refused(place: float, pair: Pair, written: Path) -> None:
+    data = written.read_bytes()
     written.write_bytes(data[: int(len(data) * place)])
     with pytest.raises(OptionError, match="is damaged"):
         Store(ROOM, written).open(pair)

@@ -11,19 +11,18 @@ from mlx_lm import sample_utils
 
 from mlx_specdec.decoding.margins import cut_margin
 from mlx_specdec.errors import OptionError
-from mlx_specdec.interfaces.rounds import Cut
-from mlx_specdec.sampling.choices import choose, margin
+from mlx_specdec.interfaces.results import Cut
 from mlx_specdec.sampling.distribution import (
     WIDE,
     Distribution,
-    apply_filters,
     apply_penalties,
+    choose,
     exclude_top_choices,
     keep_min_p,
     keep_top_k,
     keep_top_k_and_p,
     keep_top_p,
-    log_probabilities,
+    margin,
 )
 from mlx_specdec.sampling.settings import Sampling
 
@@ -182,9 +181,13 @@ def test_penalties_inside_a_block_advance_as_token_by_token(settings: Sampling) 
 def test_logit_bias_can_forbid_and_force_tokens() -> None:
     logits = random_logits(7, rows=1)
     best = int(mx.argmax(logits[0]).item())
-    forbidden = log_probabilities(logits, Sampling(logit_bias={best: -float("inf")}), VOCABULARY)
+    banning, forcing = (
+        Distribution(Sampling(logit_bias=bias), VOCABULARY)
+        for bias in ({best: -float("inf")}, {3: 1000.0})
+    )
+    forbidden = banning.log_probabilities(logits[None], [])
     assert int(choose(forbidden, None).item()) != best
-    forced = log_probabilities(logits, Sampling(logit_bias={3: 1000.0}), VOCABULARY)
+    forced = forcing.log_probabilities(logits[None], [])
     assert int(choose(forced, None).item()) == 3
 
 
@@ -255,14 +258,14 @@ FILTERS = [
 def margins(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.ndarray:
     """Of rows (n, vocabulary): what decides between their choice and another one."""
     rows, noise = mx.array(before)[None], mx.array(gumbel)[None]
-    scored = apply_filters(rows, settings) + noise
+    scored = Distribution(settings, rows.shape[-1]).apply_filters(rows, []) + noise
     cut = cut_margin(scored, Cut(rows, noise, settings.top_k, settings.top_p, settings.min_p))
     return np.minimum(np.array(cut)[0], np.array(margin(scored))[0])
 
 
 def choices(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.ndarray:
     """The tokens that rows (n, vocabulary) choose."""
-    kept = apply_filters(mx.array(before), settings)
+    kept = Distribution(settings, before.shape[-1]).apply_filters(mx.array(before), [])
     return np.array(mx.argmax(kept + mx.array(gumbel), axis=-1))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html.parser import HTMLParser
 
 from mlx_specdec.decoding.statistics import Recorder
-from mlx_specdec.interfaces.rounds import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
 from mlx_specdec.measure.methods import Case, Length, Measurements, Method, Sample
 from mlx_specdec.measure.table import Setting
 

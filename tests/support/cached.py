@@ -10,7 +10,7 @@ from mlx_specdec.engine.generate import stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.request import Result
-from mlx_specdec.interfaces.reusable import TARGET, KVSlice
+from mlx_specdec.interfaces.results import TARGET, KVSlice
 from mlx_specdec.options import Options
 
 ROOM = 1 << 24

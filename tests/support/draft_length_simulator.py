@@ -18,7 +18,7 @@ import numpy as np
 from mlx_specdec.draft_length.auto_length import AutoLength, Source
 from mlx_specdec.draft_length.length import DraftLength
 from mlx_specdec.draft_length.saved import Knowledge
-from mlx_specdec.interfaces.rounds import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
 
 # Cost of a target pass over m rows, in passes over one: m -> cost, straight lines between.
 # Published in threads of ml-explore/mlx: 4265 (M3 Ultra), 3852 (M4 Pro), 3791 (M5 Max).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +10,10 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.kinds import attach, read
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat
 
-from . import speculators, tiny
-from .pairs import FIXTURES, SIZE, Numbers
+from . import speculators
+from .pairs import FIXTURES, SIZE, Numbers, model_for
 
 Make = Callable[..., Path]
 MAKERS: dict[str, Make] = {
@@ -30,12 +28,7 @@ MAKERS: dict[str, Make] = {
 TRANSLATOR = "own-head-scaled"
 
 
-@functools.cache
-def target_of(family: str) -> Base:
-    """Built once: nobody changes its weights."""
-    if family == TRANSLATOR:
-        return load_model(FIXTURES / family, dtype="float32").model
-    return DecoderOnlyModel(tiny.build(family))
+target_of = model_for
 
 
 def pair_of(target: Base, directory: Path) -> Pair:

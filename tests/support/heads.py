@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,8 @@ import mlx.core as mx
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.medusa import MedusaHeads, stacked
-from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
-from . import tiny
-from .pairs import FIXTURES, SIZE, Numbers
+from .pairs import SIZE, Numbers, model_for
 
 
 def tensors(
@@ -66,12 +62,7 @@ DECODERS = ("llama", "gemma3_wrapped", "qwen3_next")
 TRANSLATORS = ("own-head-scaled", "tied-scaled-relu")
 
 
-@functools.cache
-def base_of(family: str) -> Base:
-    """Made once: nobody changes its weights."""
-    if family in TRANSLATORS:
-        return load_model(FIXTURES / family, dtype="float32").model
-    return DecoderOnlyModel(tiny.build(family))
+base_of = model_for
 
 
 def pair_of(base: Base, on: MedusaHeads) -> Pair:

@@ -12,7 +12,8 @@ from mlx.utils import tree_map
 
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.interfaces import Model
-from mlx_specdec.interfaces.rounds import RoundReport
+from mlx_specdec.interfaces.results import RoundReport
+from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.medusa import MedusaHeads
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
@@ -96,6 +97,10 @@ def decoder_only(name: str, amount: float = 0.3) -> Pair:
 
 def encoder_decoder(kind: str, amount: float = 0.3) -> Pair:
     return pair_of(translator(kind), translator(kind, amount))
+
+
+def model_for(name: str) -> Base:
+    return translator(name) if (FIXTURES / name).exists() else decoder(name)
 
 
 def pair_for(name: str) -> Pair:

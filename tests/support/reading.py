@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlx_specdec.decoding.prompt import PromptReader
+from mlx_specdec.decoding.loop import PromptReader
 from mlx_specdec.interfaces import Context, Model
 
 

@@ -17,7 +17,7 @@ from mlx_specdec.training.config import (
     DrafterConfig,
     HeadsConfig,
 )
-from mlx_specdec.training.run import Trained
+from mlx_specdec.training.fit import Trained
 
 TEXTS = {
     "medusa": ["some words", "other words than these", "words again and again", "the last"],

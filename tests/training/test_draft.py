@@ -28,7 +28,7 @@ from mlx_specdec.training.draft import (
     Initial,
     log_probabilities,
 )
-from mlx_specdec.training.run import round_as_stored
+from mlx_specdec.training.fit import round_as_stored
 
 from ..support import tiny, trainings
 from ..support.models import make_llama, make_t5

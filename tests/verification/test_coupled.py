@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.interfaces import Proposal
-from mlx_specdec.sampling.choices import margin
+from mlx_specdec.sampling.distribution import margin
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.verification.rules import Coupled, LenientGreedy
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.interfaces import Proposal, Verdict
-from mlx_specdec.sampling.choices import choose
+from mlx_specdec.sampling.distribution import choose
 from mlx_specdec.verification.rules import Coupled
 
 from ..support.coupled_enumeration import (

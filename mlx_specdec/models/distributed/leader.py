@@ -28,7 +28,7 @@ import mlx.core as mx
 
 from ...errors import DecodingError, OptionError
 from ...interfaces import FINAL, Context, Scores
-from ...interfaces.reusable import Cached, Reusable
+from ...interfaces.results import Cached, Reusable
 from ..base import Base
 
 SIZE = 256

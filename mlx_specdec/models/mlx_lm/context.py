@@ -16,7 +16,7 @@ from mlx_lm.models import cache as mlx_lm_caches
 from mlx_lm.models.cache import create_attention_mask
 
 from ...interfaces import Context, Scores
-from ...interfaces.reusable import Reusable, Snapshot
+from ...interfaces.results import Reusable, Snapshot
 from ..base import check_pass, check_rewind
 from ..kv_cache import KVCache, QuantizedBuffer
 from ..rows import Place, Rows, RowsContext

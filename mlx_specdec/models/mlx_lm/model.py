@@ -28,7 +28,7 @@ from mlx_lm.models.cache import (
 
 from ...errors import OptionError, first_line
 from ...interfaces import Context
-from ...interfaces.reusable import Cached, Snapshot
+from ...interfaces.results import Cached, Snapshot
 from ..base import check_prompt
 from ..cache_settings import CacheSettings
 from ..kv_cache import STEP

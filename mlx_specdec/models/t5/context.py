@@ -11,7 +11,7 @@ import mlx.core as mx
 from ...checkpoints import disk as sizes
 from ...errors import PromptError
 from ...interfaces import FINAL, Context, Scores, rectangle
-from ...interfaces.reusable import Cached, Reusable, Snapshot
+from ...interfaces.results import Cached, Reusable, Snapshot
 from ..base import check_prompt, layer_of
 from ..kv_cache import STEP, KVCache, padded
 from ..number_format import nbytes
