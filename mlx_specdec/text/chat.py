@@ -22,27 +22,12 @@ Messages = Sequence[Mapping[str, str]]
 Ending = Literal["answer", "continue", "closed"]
 """How a prompt ends: with the header of a new answer, with the last message left open for the model
 to continue, or with the last message closed."""
-RESERVED = frozenset(
-    (
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "sanitize_control_tokens",
-        "self",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    )
+_RESERVED = (
+    "add_generation_prompt chat_template continue_final_message conversation documents max_length "
+    "messages padding return_assistant_tokens_mask return_dict return_tensors self tokenize "
+    "sanitize_control_tokens tokenizer_kwargs tools truncation"
 )
+RESERVED = frozenset(_RESERVED.split())
 """Names that transformers' apply_chat_template takes for itself: the template is the checkpoint's,
 and what it is applied to is not said among its variables."""
 LARGEST = 1 << 24

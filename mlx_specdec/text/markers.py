@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .file_tokenizer import TemplatedTokenizer
+from .file_tokenizer import DirectoryTokenizer
 from .tokenizer import Tokenizer
 
 Schema = Mapping[str, Any]
@@ -144,7 +144,7 @@ _known: WeakKeyDictionary[Tokenizer, Markers] = WeakKeyDictionary()
 def markers_of(tokenizer: Tokenizer) -> Markers:
     """Return the markers that mlx-lm knows for a tokenizer, NONE without a chat template. The first
     time takes up to seconds."""
-    if not isinstance(tokenizer, TemplatedTokenizer) or not tokenizer.has_chat_template:
+    if not isinstance(tokenizer, DirectoryTokenizer) or not tokenizer.has_chat_template:
         return NONE
     if tokenizer not in _known:
         _known[tokenizer] = _markers(tokenizer, tokenizer.templated)

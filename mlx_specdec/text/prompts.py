@@ -8,10 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-import os
 import re
-import stat
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,22 +73,14 @@ def read_lines(
 
 def json_object(line: str, where: str) -> dict[str, Any]:
     """Read the object on a line of JSON. where: the line's name. Raises PromptError for anything
-    else, and for an object that has a name twice."""
+    else."""
     try:
-        entry: Any = json.loads(line, object_pairs_hook=_once_each)
+        entry: Any = json.loads(line)
     except (ValueError, RecursionError) as problem:
         reason = getattr(problem, "msg", "nested too deeply, or a number with too many digits")
         raise PromptError(f"{where} is not JSON ({reason}): each line must be an object") from None
     if not isinstance(entry, dict):
         raise PromptError(f'{where} must be an object with "prompt"')
-    return entry
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entry = dict(pairs)
-    if len(entry) < len(pairs):
-        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise json.JSONDecodeError(f"it has {json.dumps(twice)} twice", "", 0)
     return entry
 
 
@@ -220,15 +209,10 @@ def _check(files: Sequence[Path]) -> int:
     """Size of all files in bytes."""
     total = 0
     for file in files:
-        try:
-            status = os.stat(file)
-        except OSError as problem:
-            raise DocumentError(f"cannot read {file}: {problem.strerror}") from None
-        if stat.S_ISDIR(status.st_mode):
-            raise DocumentError(f"{file} is a directory: name the files in it that are to be read")
-        if not stat.S_ISREG(status.st_mode):
-            raise DocumentError(f"{file} is no file of text: name a regular file")
-        total += status.st_size
+        with _readable(file):
+            total += file.stat().st_size
+        if not file.is_file():
+            raise DocumentError(f"{file} is no file of text: name the files that are to be read")
     if total > LARGEST:
         raise DocumentError(
             f"the documents to look up have {total / 2**20:.0f} MiB, and at most "

@@ -1,64 +1,52 @@
 """Text <-> token ids, by the files of a checkpoint.
 
-Encoder-decoder checkpoints never import transformers; decoder-only ones do for a chat template, or
-where they have no tokenizer.json.
+Encoder-decoder checkpoints with tokenizer.json or spiece.model never import transformers;
+decoder-only ones do for a chat template, or where they have no tokenizer.json.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from ..checkpoints.disk import check_regular
+from ..checkpoints.disk import check_regular, read_json
+from ..checkpoints.files import has_vocabulary
 from ..errors import CheckpointError
-from . import t5_tokenizers
 from .chat import Ending, Messages
-from .file_tokenizer import FileTokenizer, TransformersTokenizer
-from .tokenizer_files import read_json
 
 Kind = Literal["encoder-decoder", "decoder-only"]
 
 
-class Tokenizer(Protocol):
-    """What the rest of the program needs of a tokenizer."""
+class Tokenizer(ABC):
+    """What the rest of the program needs of a tokenizer.
 
-    def __hash__(self) -> int:
-        """By identity, for tables of what was computed from a tokenizer."""
-        ...
+    eos_token_ids: ids that end a text, as far as the tokenizer knows. special_ids: ids that are
+    never printed. size: highest id + 1; a model's logits may be wider, by padding.
+    has_chat_template: whether `apply_chat` works. digest: of the files that it was read from.
+    """
 
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a text, as far as the tokenizer knows."""
-        ...
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids that are never printed."""
-        ...
+    eos_token_ids: tuple[int, ...] = ()
+    special_ids: frozenset[int] = frozenset()
+    size: int
+    has_chat_template: bool = False
 
     @property
-    def size(self) -> int:
-        """Highest id + 1; a model's logits may be wider, by padding."""
-        ...
+    @abstractmethod
+    def digest(self) -> str: ...
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether `apply_chat` works."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Digest of the files that it was read from."""
-        ...
-
+    @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Ids as the model expects them, with the special tokens that belong around a prompt."""
-        ...
 
+    @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
-        ...
+
+    @abstractmethod
+    def pieces(self) -> list[str | None]:
+        """The token of each id, None where an id has none; as long as `size`."""
 
     def apply_chat(
         self,
@@ -70,11 +58,7 @@ class Tokenizer(Protocol):
         """Ids of messages, or of a text as the user's only one. settings: see `chat.apply`.
 
         Raises CheckpointError without a template, or where it fails."""
-        ...
-
-    def pieces(self) -> list[str | None]:
-        """The token of each id, None where an id has none; as long as `size`."""
-        ...
+        raise CheckpointError("this model has no chat template")
 
 
 def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
@@ -82,53 +66,45 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
 
     Raises CheckpointError where its files are missing or damaged, or know no text.
     """
+    from .file_tokenizer import FileTokenizer, SentencePieceTokenizer, TransformersTokenizer
+
     for name in ("tokenizer.json", "spiece.model", "tokenizer.model"):
         check_regular(directory / name)
-    settings = read_json(directory / "tokenizer_config.json")
-    tokenizer: Tokenizer
+    named = (directory / "config.json", directory / "tokenizer_config.json")
+    config, settings = (read_json(file) if file.is_file() else {} for file in named)
     if (directory / "tokenizer.json").is_file():
-        tokenizer = FileTokenizer(directory, settings, ends_with_eos=kind == "encoder-decoder")
-    elif kind == "encoder-decoder":
-        tokenizer = t5_tokenizers.load(directory, settings)
-    else:
-        tokenizer = TransformersTokenizer(directory)
-    # transformers makes an empty one of the class's name alone.
-    if tokenizer.size <= len(tokenizer.special_ids):
+        return FileTokenizer(directory, settings, ends_with_eos=kind == "encoder-decoder")
+    elif kind == "encoder-decoder" and (directory / "spiece.model").is_file():
+        return SentencePieceTokenizer(directory, settings)
+    kind_named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    # transformers makes an empty tokenizer of a class's name alone; of ByT5's it is a whole one.
+    if kind_named != "ByT5Tokenizer" and not has_vocabulary(directory):
         raise CheckpointError(
-            f"{directory} has no tokenizer that knows any text: download its tokenizer.json"
+            f"{directory} has no tokenizer that can be read: download its vocabulary, "
+            "tokenizer.json or tokenizer.model"
         )
-    return tokenizer
+    # CodeT5's files need not name their class.
+    usual = "roberta" if kind == "encoder-decoder" and not kind_named else None
+    return TransformersTokenizer(directory, usual)
 
 
-class StandInTokenizer:
-    """A Tokenizer over `size` ids, the first of which are the bytes of UTF-8; for models without
+class StandInTokenizer(Tokenizer):
+    """A tokenizer over `size` ids, the first of which are the bytes of UTF-8; for models without
     files."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    special_ids: frozenset[int] = frozenset()
-    has_chat_template = False
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.digest = f"stand-in of {size}"
+
+    @property
+    def digest(self) -> str:
+        return f"stand-in of {self.size}"
 
     def encode(self, text: str) -> list[int]:
-        """One id a byte."""
         return [byte % self.size for byte in text.encode("utf-8")]
 
     def decode(self, ids: Sequence[int]) -> str:
         """One letter an id."""
         return "".join(chr(ord("a") + token % 26) for token in ids)
-
-    def apply_chat(
-        self,
-        prompt: str | Messages,
-        settings: Mapping[str, Any] | None = None,
-        *,
-        ending: Ending = "answer",
-    ) -> list[int]:
-        """There is no template to apply."""
-        raise CheckpointError("this model has no chat template")
 
     def pieces(self) -> list[str | None]:
         """None for every id: nothing can be compared with a real vocabulary."""

@@ -9,12 +9,17 @@ import mlx.core as mx
 
 from ..errors import VocabularyError
 from .tokenizer import Tokenizer
-from .tokenizer_files import BYTES
 
 LEAST_SHARED = 0.05
 """Of the target's tokens; a draft with fewer would propose next to nothing."""
 UNKNOWN = "<unk>"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Byte-level BPE (GPT-2's) writes printable bytes as themselves, the others as U+0100 and on.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTES = {chr(byte): byte for byte in _PRINTABLE}
+BYTES |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+"""The byte for which each letter of byte-level BPE stands."""
 
 
 def common_size(target: Tokenizer, draft: Tokenizer, target_width: int, draft_width: int) -> int:
@@ -95,6 +100,8 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
         if spaced:
             byte = _BYTE.fullmatch(piece)
             return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
+        if len(piece) == 1 and ord(piece) < 256:  # as ByT5's tokens are written
+            return bytes([ord(piece)])
         if all(letter in BYTES for letter in piece):
             return bytes(BYTES[letter] for letter in piece)
         return piece.encode()

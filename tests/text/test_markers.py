@@ -9,11 +9,11 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Loaded
 
-from mlx_specdec.text.markers import NONE, Markers, markers_of, typed, with_types
+from mlx_specdec.text.markers import NONE, Markers, markers_of, typed
 from mlx_specdec.text.stream import TextStream
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
-from ..support.tokenizers import byte_level, unigram
+from ..support.tokenizers import byte_level
 
 QWEN = "<tool_call>{{ tool_call.name }}"
 
@@ -78,11 +78,6 @@ def test_marks_are_told_from_template_and_vocabulary(
     )
 
 
-def test_a_model_without_a_chat_template_has_no_marks(tmp_path: Path) -> None:
-    translator = load_tokenizer(unigram(tmp_path), kind="encoder-decoder")
-    assert markers_of(translator) is NONE
-
-
 def test_a_prompt_may_leave_a_thought_open(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, THINK, special=False)
     markers = markers_of(tokenizer)
@@ -143,15 +138,3 @@ ROOT = {
 )
 def test_a_type_is_named_where_there_is_one(schema: Any, kind: Any) -> None:
     assert typed(schema, ROOT).get("type") == kind
-
-
-def test_numbers_that_may_be_missing_are_read_as_numbers() -> None:
-    parser = pytest.importorskip("mlx_lm.tool_parsers.qwen3_coder")
-    maybe = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
-    parameters = {"type": "object", "properties": {"age": maybe}}
-    tools = [{"type": "function", "function": {"name": "keep", "parameters": parameters}}]
-    call = "<function=keep>\n<parameter=age>\n7\n</parameter>\n</function>"
-    assert parser.parse_tool_call(call, tools)["arguments"] == {"age": "7"}, "mlx-lm has mended it"
-    assert parser.parse_tool_call(call, with_types(tools))["arguments"] == {"age": 7}
-    bare = [{"type": "function", "function": {"name": "keep"}}]
-    assert with_types(bare) == bare

@@ -77,13 +77,6 @@ def test_a_character_of_several_tokens_is_printed_whole(tokenizers: list[Tokeniz
     assert [piece for piece in pieces if piece] == ["🙃"]
 
 
-def test_a_character_that_never_ends_is_printed_at_the_end(tokenizers: list[Tokenizer]) -> None:
-    tokenizer = tokenizers[0]
-    ids = tokenizer.encode("🙃")[:-1]
-    pieces = in_pushes(tokenizer, ids, [1] * len(ids))
-    assert pieces[-1] == tokenizer.decode(ids) != ""
-
-
 def test_each_push_decodes_a_bounded_window(tokenizers: list[Tokenizer]) -> None:
     longest = 0
 
@@ -148,14 +141,6 @@ def test_stop_strings_cut_at_the_first_hit_however_the_text_arrives(
     places = [seen.find(stop) for stop in stops if stop in seen]
     assert hit == bool(places)
     assert printed == (seen[: min(places)] if places else seen)
-
-
-def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
-    stopper = StopStrings(["END", "\n\n"])
-    assert stopper.push("the E") == ("the ", False)
-    assert stopper.push("N") == ("", False)
-    assert stopper.push("ough\n") == ("ENough", False)
-    assert stopper.push("\nmore") == ("", True)
 
 
 # Texts bound by a grammar, in the tokens of every kind of tokenizer: what is printed fits.

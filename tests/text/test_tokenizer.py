@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import builtins
 import inspect
 import json
@@ -16,7 +15,6 @@ import pytest
 
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.text import chat
-from mlx_specdec.text.file_tokenizer import GROWTH, Growth
 from mlx_specdec.text.prompts import prompt_ids
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -52,28 +50,6 @@ def test_text_survives_the_round_trip_without_special_tokens(tmp_path: Path, mak
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_a_panic_of_the_library_is_an_error_of_the_text(tmp_path: Path) -> None:
-    class PanicException(BaseException):
-        """As pyo3's."""
-
-    class Panics:
-        def decode(self, ids: list[int], **settings: Any) -> str:
-            raise PanicException("index out of bounds")
-
-    tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
-    tokenizer._tokenizer = Panics()
-    with pytest.raises(CheckpointError, match="fails on this text"):
-        tokenizer.decode([5])
-
-
-def test_extra_ids_count_down_behind_the_pieces(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(sentence_piece(tmp_path), kind="encoder-decoder")
-    pieces = tokenizer.pieces()
-    assert len(pieces) == tokenizer.size
-    assert pieces[-1] == "<extra_id_0>" and pieces[-100] == "<extra_id_99>"
-    assert tokenizer.decode([tokenizer.size - 1]) == ""
-
-
 def test_the_chat_template_is_applied_up_to_the_answer(tmp_path: Path) -> None:
     template = (
         "{% for message in messages %}<user>{{ message['content'] }}{% endfor %}"
@@ -85,17 +61,6 @@ def test_the_chat_template_is_applied_up_to_the_answer(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(directory, kind="decoder-only")
     assert tokenizer.has_chat_template
     assert tokenizer.decode(tokenizer.apply_chat("hello")) == "<user>hello<answer>"
-
-
-def test_a_template_that_fails_is_one_line(tmp_path: Path) -> None:
-    directory = byte_level(
-        tmp_path,
-        chat_template="{{ raise_exception('no system\nmessage') }}",
-        tokenizer_class="PreTrainedTokenizerFast",
-    )
-    with pytest.raises(CheckpointError, match="--no-chat-template") as told:
-        load_tokenizer(directory, kind="decoder-only").apply_chat("hello")
-    assert "\n" not in str(told.value)
 
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -110,13 +75,9 @@ def chatty(directory: Path, template: str) -> Tokenizer:
     ("template", "says"),
     [
         ("{{ 'x' * 10**10 }}", "more than 16777216 of something"),
-        ("{{ [1] * (10**7 * 10) }}", "more than 16777216 of something"),
         ("{{ 10**10**9 }}", "more than 16777216 of something"),
         ("{{ '%1000000000d' % 3 }}", "more than 16777216 of something"),
-        ("{{ '%*d' % (10**9, 3) }}", "more than 16777216 of something"),
         ("{{ '{:>1000000000}'.format(3) }}", "more than 16777216 of something"),
-        ("{{ '%1000000000d'|format(3) }}", "more than 16777216 of something"),
-        ("{{ 'x'.center(10**9) }}", "more than 16777216 of something"),
         ("{{ 'x'|center(10**9) }}", "more than 16777216 of something"),
         ("{{ ('a' * 9**6)|replace('a', 'b' * 9**6) }}", "more than 16777216 of something"),
         (
@@ -181,8 +142,14 @@ def test_settings_of_a_template_name_no_parameter_of_transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "asked", "says"),
+    ("prompt", "given", "says"),
     [
+        (b"hello", {}, "is bytes"),
+        (" ", {}, "is empty"),
+        ([], {}, "is empty"),
+        (MESSAGES, {}, "no chat template"),
+        ([1.5], {}, "a prompt is text"),
+        ([{"text": "hello"}], {}, "a prompt is text"),
         ("hello", {"system_prompt": ""}, "this model has none"),
         ("hello", {"chat_settings": {"a": 1}}, "this model has none"),
         ([3, 4], {"system_prompt": "be brief"}, "token ids take none"),
@@ -192,35 +159,11 @@ def test_settings_of_a_template_name_no_parameter_of_transformers() -> None:
     ],
 )
 def test_what_is_no_prompt_or_asks_for_a_template_is_refused(
-    tmp_path: Path, prompt: Any, asked: dict[str, Any], says: str
+    tmp_path: Path, prompt: Any, given: dict[str, Any], says: str
 ) -> None:
     tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
     with pytest.raises(PromptError, match=says):
-        prompt_ids(tokenizer, prompt, chat_template=True, **asked)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "says"),
-    [
-        (b"hello", "is bytes"),
-        (" ", "is empty"),
-        ([], "is empty"),
-        (MESSAGES, "no chat template"),
-        (["hello"], "a prompt is text"),
-        ([1.5], "a prompt is text"),
-        ([{"text": "hello"}], "a prompt is text"),
-    ],
-)
-def test_any_other_prompt_is_refused(tmp_path: Path, prompt: Any, says: str) -> None:
-    tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
-    with pytest.raises(PromptError, match=says):
-        prompt_ids(tokenizer, prompt, chat_template=True)
-
-
-def test_a_tokenizer_without_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    with pytest.raises(CheckpointError, match="knows any text"):
-        load_tokenizer(tmp_path, kind="decoder-only")
+        prompt_ids(tokenizer, prompt, chat_template=True, **given)
 
 
 def test_a_regular_expression_that_never_ends_is_one_line(tmp_path: Path) -> None:
@@ -237,12 +180,6 @@ def test_a_regular_expression_that_never_ends_is_one_line(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match=r"fails on this text .*retry-limit") as told:
         tokenizer.encode("a" * 40 + "b")
     assert "\n" not in str(told.value)
-
-
-@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder-only"])
-def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path, kind) -> None:
-    with pytest.raises(CheckpointError, match="tokenizer"):
-        load_tokenizer(tmp_path, kind=kind)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "spiece.model"])
@@ -266,10 +203,8 @@ def test_an_encoder_decoder_tokenizer_never_imports_transformers(tmp_path: Path)
     subprocess.run([sys.executable, "-c", script, tmp_path / "a", tmp_path / "b"], check=True)
 
 
-@pytest.mark.parametrize("make", [byte_level, unigram, sentence_piece])
-def test_the_digest_changes_with_the_tokenizers_files_alone(tmp_path: Path, make) -> None:
-    kind = "decoder-only" if make is byte_level else "encoder-decoder"
-    tokenizer = load_tokenizer(make(tmp_path), kind=kind)
+def test_the_digest_changes_with_the_tokenizers_files_alone(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
     before = tokenizer.digest
     (tmp_path / "config.json").write_text("{}")
     assert tokenizer.digest == before
@@ -294,26 +229,17 @@ def test_sentinels_in_a_prompt_are_tokens_that_swallow_the_spaces_around(tmp_pat
     assert top - 100 not in tokenizer.encode("<extra_id_100>")
 
 
-def test_a_long_run_of_spaces_is_read_in_linear_time(tmp_path: Path) -> None:
-    """In quadratic time this takes a quarter of an hour."""
+def test_the_number_of_sentinels_is_said_by_the_settings(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(sentence_piece(tmp_path), kind="encoder-decoder")
-    ids = tokenizer.encode(" " * 1_000_000 + "<extra_id_0>" + " " * 1_000_000)
-    assert ids == [tokenizer.size - 1, 1]
-
-
-@pytest.mark.parametrize(("said", "extra"), [("{}", 100), ('{"extra_ids": 0}', 0)])
-def test_the_number_of_sentinels_is_said_by_the_settings(
-    tmp_path: Path, said: str, extra: int
-) -> None:
-    size = load_tokenizer(sentence_piece(tmp_path), kind="encoder-decoder").size - 100
-    (tmp_path / "tokenizer_config.json").write_text(said)
-    assert load_tokenizer(tmp_path, kind="encoder-decoder").size == size + extra
-
-
-@pytest.mark.parametrize("count", ["-1", '"many"', "1e3", "[100]"])
-def test_an_odd_number_of_sentinels_is_refused(tmp_path: Path, count: str) -> None:
-    sentence_piece(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(f'{{"extra_ids": {count}}}')
+    pieces = tokenizer.pieces()
+    assert (pieces[-1], pieces[-100], len(pieces)) == (
+        "<extra_id_0>",
+        "<extra_id_99>",
+        tokenizer.size,
+    )
+    (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": 0}')
+    assert load_tokenizer(tmp_path, kind="encoder-decoder").size == tokenizer.size - 100
+    (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": "many"}')
     with pytest.raises(CheckpointError, match="extra_ids"):
         load_tokenizer(tmp_path, kind="encoder-decoder")
 
@@ -365,120 +291,27 @@ def replace(pattern: str, content: str, kind: str = "String") -> dict[str, Any]:
     return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
 
-def steps(*each: dict[str, Any], name: str = "normalizers") -> dict[str, Any]:
-    return {"type": "Sequence", name: list(each)}
-
-
-def charsmap(*texts: bytes) -> bytes:
-    trie = bytes(1024)
-    return len(trie).to_bytes(4, "little") + trie + b"".join(text + b"\0" for text in texts)
-
-
-def precompiled(*texts: bytes) -> dict[str, Any]:
-    told = base64.b64encode(charsmap(*texts)).decode()
-    return {"type": "Precompiled", "precompiled_charsmap": told}
-
-
-def template(times: int) -> dict[str, Any]:
-    text = {"Sequence": {"id": "A", "type_id": 0}}
-    return {"type": "TemplateProcessing", "single": [text] * times, "pair": []}
-
-
-NFKD = {"type": "NFKD"}
 LETTER = replace("a", "a" * 60)
-NESTED = steps(steps(LETTER, steps(LETTER)), LETTER)
-
-
-def growth(**told: Any) -> Growth:
-    return Growth(Path("tokenizer.json"), json.dumps(told))
+NESTED = {"type": "Sequence", "normalizers": [LETTER] * 4}
 
 
 @pytest.mark.parametrize(
-    ("text", "declared"),
+    ("declared", "says"),
     [
-        ("a" * 99, {"normalizer": steps(LETTER, LETTER, LETTER)}),
-        ("a", {"normalizer": NESTED}),
-        ("b" * 900, {"normalizer": steps(*[replace("x*", "y" * 60, "Regex")] * 2)}),
-        ("b" * 900, {"normalizer": steps(*[replace("", "y" * 60)] * 2)}),
-        ("\ufdfa", {"normalizer": steps(*[NFKD, replace("\u0644", "\ufdfa")] * 6)}),
-        ("a" * 300, {"normalizer": LETTER, "post_processor": template(9)}),
-        ("a", {"normalizer": NESTED, "post_processor": template(0)}),
-        ("ab", {"normalizer": steps(*[replace("", "b" * 60), replace("ab", "bba")] * 300)}),
+        ({"normalizer": replace("x", "y" * 999)}, REFUSED),
+        ({"normalizer": NESTED, "added_tokens": [{"content": "aaa"}]}, REFUSED),
+        ({"decoder": {"type": "Sequence", "decoders": [replace("a", "a" * 10)] * 3}}, REFUSED),
+        ({"normalizer": {"type": "Prepend", "prepend": 5}}, "is damaged"),
+        ({"normalizer": [1]}, "is damaged"),
     ],
 )
-def test_what_multiplies_a_text_is_refused(text: str, declared: dict[str, Any]) -> None:
-    bounded = growth(**declared)
-    with pytest.raises(CheckpointError, match=REFUSED) as problem:
-        bounded.check(text)
-    assert len(str(problem.value)) < 200
-
-
-@pytest.mark.parametrize(
-    "declared",
-    [
-        {"normalizer": replace("x*", "y" * 999, "Regex")},
-        {"normalizer": {"type": "Prepend", "prepend": "z" * 200_000}},
-        {"normalizer": precompiled(b"y" * 2000)},
-        {"post_processor": template(1000)},
-        {"post_processor": steps(*[template(2)] * 40, name="processors")},
-        {"decoder": steps(*[replace("a", "a" * 10)] * 3, name="decoders")},
-        {"normalizer": NESTED, "added_tokens": [{"content": "aaa", "normalized": True}]},
-        {"normalizer": steps(LETTER, LETTER), "added_tokens": [{"content": "a" * 900}]},
-    ],
-)
-def test_what_grows_whatever_the_text_is_refused_when_it_is_read(declared: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match=REFUSED):
-        growth(**declared)
-
-
-def test_escapes_hide_no_name() -> None:
-    text = json.dumps({"normalizer": NESTED}).replace("normalizer", "\\u006eormali\\u007Aer")
-    with pytest.raises(CheckpointError, match="is damaged"):
-        Growth(Path("tokenizer.json"), text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"normalizer": {"type": "NFC"}, "normalizer": {"type": "NFC"}}',
-        '{"normalizer": {"type": "Sequence", "normalizers": 3}}',
-        '{"normalizer": {"type": "Prepend", "prepend": 5}}',
-        '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": "é"}}',
-        '{"normalizer": {',
-        '{"normalizer": [1]}',
-        '{"normalizer": ' + "[" * 100_000,
-        '{"post_processor": {"type": "TemplateProcessing", "single": 3}}',
-        '{"added_tokens": [3]}',
-    ],
-)
-def test_what_cannot_be_bounded_is_damaged(text: str) -> None:
-    with pytest.raises(CheckpointError, match=r"is damaged .*: download it again"):
-        Growth(Path("tokenizer.json"), text)
-
-
-ALBERT = (replace("``", '"'), NFKD, {"type": "StripAccents"}, {"type": "Lowercase"})
-QUOTES = steps(*(replace(chr(0x2010 + place), "...") for place in range(60)))
-
-
-@pytest.mark.parametrize(
-    "normalizer",
-    [
-        None,
-        {"type": "NFC"},
-        {"type": "NFKC"},
-        replace(" ", "▁"),
-        steps({"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")),
-        steps({"type": "Nmt"}, {"type": "NFKC"}, replace(" {2,}", " ", "Regex")),
-        steps(*ALBERT, precompiled(b"ss", b"y" * 33)),
-        QUOTES,
-        {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
-        | {"strip_accents": None, "lowercase": True},
-    ],
-)
-def test_tokenizers_as_there_are_may_be_given_any_text(normalizer: dict[str, Any] | None) -> None:
-    bounded = growth(normalizer=normalizer, model={"vocab": {"normalizer": 1, "decoder": 2}})
-    for text in ("", "a", "déjà vu … " * 5000, "\ufdfa" * 1000, " " * 200_000):
-        bounded.check(text)
+def test_a_file_that_makes_much_of_little_is_refused(
+    tmp_path: Path, declared: dict[str, Any], says: str
+) -> None:
+    file = byte_level(tmp_path) / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **declared}))
+    with pytest.raises(CheckpointError, match=says):
+        load_tokenizer(tmp_path, kind="decoder-only")
 
 
 def test_the_text_decides(tmp_path: Path) -> None:
@@ -494,12 +327,12 @@ def test_the_text_decides(tmp_path: Path) -> None:
         tokenizer.apply_chat("deux oeufs")
 
 
-@pytest.mark.parametrize("letters", [GROWTH, GROWTH + 1])
+@pytest.mark.parametrize("letters", [64, 65])
 def test_a_sentencepiece_file_that_writes_much_is_refused(tmp_path: Path, letters: int) -> None:
     rules = tmp_path / "rules.tsv"
     rules.write_text(f"61\t{' '.join(['79'] * letters)}\n")
     sentence_piece(tmp_path, normalization_rule_tsv=str(rules))
-    if letters <= GROWTH:
+    if letters <= 64:
         assert load_tokenizer(tmp_path, kind="encoder-decoder").size
         return
     with pytest.raises(CheckpointError, match=r"spiece\.model is refused: it writes more than 64"):

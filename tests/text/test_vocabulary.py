@@ -37,18 +37,9 @@ def test_padding_at_the_tail_does_no_harm(tmp_path: Path) -> None:
     assert common_size(large, small, large.size, small.size) == large.size
 
 
-def test_a_target_narrower_than_its_tokenizer_is_cut() -> None:
-    tokenizer = Listed("a", "b", "c")
-    assert common_size(tokenizer, tokenizer, 2, 3) == 2
-
-
 def test_the_first_id_with_two_meanings_is_named() -> None:
     with pytest.raises(VocabularyError, match=r"token 2 is 'c' in the target and 'x' in the draft"):
         common_size(Listed("a", "b", "c", "d"), Listed("a", "b", "x", "y"), 4, 4)
-
-
-def test_ids_without_a_token_on_one_side_are_no_difference() -> None:
-    assert common_size(Listed("a", None, "c"), Listed("a", "b", "c"), 3, 3) == 3
 
 
 def test_tokens_are_shared_by_their_text_whatever_alphabet_they_are_written_in(
