@@ -31,15 +31,13 @@ from huggingface_hub.utils import (
 from ..errors import CheckpointError, SourceError, SpecdecError, first_line
 from . import disk, mtp_layers, shards
 from .formats.medusa import SAFETENSORS, TORCH
-from .formats.safetensors import LONGEST_HEADER, read_header
+from .formats.safetensors import read_header
 
 CONFIG = "config.json"
 GUESS = 100_000
 """Bytes in which most headers fit; a second request brings the rest of a longer one."""
+LONGEST_HEADER = 100_000_000
 PIECE = 1 << 16
-CHUNK_BYTES = 1 << 20
-"""Progress is reported after so many bytes. huggingface_hub's 10 MB take ten seconds on a slow
-line."""
 _PLAIN = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
 _SMALL = re.compile(
     r"(?!.*\.index\.).*(\.json|\.tiktoken|\.jinja)"
@@ -94,7 +92,6 @@ class Repository:
         if "HF_HUB_VERBOSITY" not in os.environ:
             # It logs every attempt; what the user needs is the sentence at the end.
             hub.logging.set_verbosity_error()
-        hub.constants.DOWNLOAD_CHUNK_SIZE = min(hub.constants.DOWNLOAD_CHUNK_SIZE, CHUNK_BYTES)
         self._name = name
         self._revision = revision or hub.constants.DEFAULT_REVISION
         self._commit = ""
@@ -158,17 +155,15 @@ class Repository:
             )
             self._commit = str(answer.sha)
             self._listed = {file.rfilename: file for file in answer.siblings or ()}
-            for file in self._listed.values():
-                if not (isinstance(file.rfilename, str) and isinstance(file.size, int | None)):
-                    raise ValueError(file)
-            if not _COMMIT.fullmatch(self._commit):
+            if not _COMMIT.fullmatch(self._commit):  # it becomes part of paths in the cache
                 raise ValueError(self._commit)
         except errors.RevisionNotFoundError as problem:
             raise self._error(problem) from problem
         except errors.HFValidationError as problem:
+            name = self._name if self._name.isprintable() else ascii(self._name)
             raise SourceError(
-                f"there is no directory {self._name:.100}, and it cannot be a name on the Hub: "
-                "check the path"
+                f"there is no directory {name:.100}, and it cannot be a name on the Hub: check the "
+                "path"
             ) from problem
         except (ValueError, TypeError, KeyError, AttributeError):
             return SourceError(
@@ -200,7 +195,7 @@ class Repository:
         missing = [file for file in files if self._in_cache(file, self._commit) is None]
         total, done = sum(self._listed[file].size or 0 for file in missing), 0
         free = disk.free(Path(hub.constants.HF_HUB_CACHE))
-        if free is not None and total > free:
+        if total > free:
             raise SourceError(
                 f"{self._name} needs {disk.show(total)} in the Hub's cache, whose disk has "
                 f"{disk.show(free)} free: make room, or set HF_HOME to another place"
@@ -358,18 +353,12 @@ class Repository:
                 f"{failed}, the Hub cannot be reached or the connection was cut: check the name "
                 "and the network, and try again"
             )
-        elif isinstance(problem, errors.HfHubHTTPError):
-            advice = "check what your token may read" if status == 403 else "try again later"
+        elif status:
+            advice = "try again later, and check what your token may read"
             sentence = f"{failed}, the Hub answers {status}: {advice}"
-        elif isinstance(problem, OSError) and problem.errno:
-            sentence = (
-                f"{failed}, the Hub's cache cannot be written: {os.strerror(problem.errno)}: make "
-                "room, or set HF_HOME to a place of your own"
-            )
         else:
             sentence = (
-                f"{failed}: {first_line(problem):.300}: try again, and check HF_ENDPOINT and the "
-                "proxy"
+                f"{failed}: {first_line(problem):.300}: check HF_ENDPOINT, and the room of HF_HOME"
             )
         return SourceError(sentence)
 

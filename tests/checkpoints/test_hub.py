@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,6 @@ import pytest
 from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
-from mlx_specdec.checkpoints import files, shards
 from mlx_specdec.checkpoints.hub import choose
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.conversion.inspect import inspect
@@ -25,7 +25,7 @@ from mlx_specdec.errors import CheckpointError, SourceError
 from mlx_specdec.models.loading import load_model
 
 from ..support.checkpoints import T5, save, t5_weights, write_index, write_t5
-from ..support.hub_server import NAME, Hub, digest, serve
+from ..support.hub_server import NAME, Hub, serve
 
 LIST = f"/api/models/{NAME}"
 CONFIG = b'{"model_type": "t5"}'
@@ -92,19 +92,14 @@ def arrived(tmp_path: Path) -> set[str]:
     ("weights", "wanted"),
     [
         (["model.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
-        (["model.fp16.safetensors", "model.safetensors"], ["model.safetensors"]),
-        (["model.fp16.safetensors"], ["model.fp16.safetensors"]),
         (["pytorch_model.bin"], ["pytorch_model.bin"]),
         (["consolidated.00.pth", "consolidated.01.pth"], None),
         (["consolidated.safetensors", "model.safetensors"], ["model.safetensors"]),
         (["only.Q4_0.gguf"], ["only.Q4_0.gguf"]),
         (["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], None),
-        (["model.safetensors", "only.gguf"], ["model.safetensors"]),
         (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], None),
         (["medusa_lm_head.pt", "medusa_lm_head.safetensors"], ["medusa_lm_head.safetensors"]),
-        (["medusa_lm_head.pt"], None),
         (["model.safetensors", "mtp.safetensors"], None),
-        (["mtp.safetensors"], None),
     ],
 )
 def test_only_the_first_format_that_can_be_read_is_chosen_and_never_code(
@@ -201,47 +196,12 @@ def test_progress_is_in_bytes_of_all_that_is_missing_and_nothing_is_printed(
     resolve(NAME, progress=lambda *step: 1 / 0)
 
 
-def test_progress_does_not_wait_for_ten_megabytes(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000_000)
-    hub.files, steps = {"model.safetensors": bytes(3_000_000)}, list[int]()
-    resolve(NAME, progress=lambda done, total: steps.append(done))
-    assert len([done for done in steps if 0 < done < 3_000_000]) >= 2
-
-
 def test_what_is_not_what_the_list_promised_is_removed(hub: Hub, tmp_path: Path) -> None:
     hub.altered = {"model.safetensors": bytes(len(WEIGHTS))}
     assert "model.safetensors of some/model arrived damaged" in refused()
     assert "model.safetensors" not in arrived(tmp_path)
     hub.altered.clear()
     assert held_in(resolve(NAME)) == WHOLE
-
-
-@pytest.mark.parametrize("size", [len(WEIGHTS) - 1, len(WEIGHTS) + 1])
-def test_a_file_of_another_size_is_told_and_fetched_anew(
-    size: int, hub: Hub, tmp_path: Path
-) -> None:
-    hub.altered = {"model.safetensors": bytes(size)}
-    assert "model.safetensors of some/model cannot be downloaded" in refused()
-    assert "model.safetensors" not in arrived(tmp_path)
-    hub.altered.clear()
-    with pytest.raises(SourceError):  # what the other file began with is found to be damaged
-        resolve(NAME)
-    assert held_in(resolve(NAME)) == WHOLE
-
-
-def test_a_mirror_that_lists_no_digests_is_believed(hub: Hub) -> None:
-    hub.listed = {name: {"size": None, "blobId": None, "lfs": None} for name in WHOLE}
-    assert held_in(resolve(NAME)) == WHOLE
-
-
-@pytest.mark.parametrize(
-    "said", [{"rfilename": 5}, {"rfilename": ["config.json"]}, {"size": "many"}, {"lfs": 7}]
-)
-def test_a_list_that_makes_no_sense_is_told(said: dict[str, Any], hub: Hub) -> None:
-    hub.listed = {"config.json": said}
-    assert "what answers is no Hub" in refused()
 
 
 def test_a_digest_leads_nowhere(hub: Hub) -> None:
@@ -254,9 +214,6 @@ def test_a_digest_leads_nowhere(hub: Hub) -> None:
     "page",
     [
         b"<html>please log in</html>",
-        b"\xff\xfe",
-        b"",
-        b"null",
         b"{}",
         b'{"id": "a", "sha": "../x"}',
     ],
@@ -270,21 +227,18 @@ def test_what_is_no_hub_is_told(page: bytes, hub: Hub) -> None:
     ("start", "status", "code", "says"),
     [
         (LIST, 401, "RepoNotFound", "run `hf auth login` if it is private"),
-        (LIST, 401, "", "run `hf auth login` if it is private"),
         (LIST, 404, "RepoNotFound", "is neither a directory here nor a repository"),
         (f"/{NAME}", 403, "GatedRepo", "accept its terms on huggingface.co/some/model"),
-        (f"/{NAME}", 401, "GatedRepo", "accept its terms on huggingface.co/some/model"),
-        (f"/{NAME}", 403, "", "answers 403: check what your token may read"),
-        (LIST, 429, "", "answers 429: try again later"),
-        (LIST, 503, "", "answers 503: try again later"),
-        ("/cdn", 500, "", "model.safetensors of some/model cannot be downloaded, the Hub answers"),
+        (f"/{NAME}", 403, "", "answers 403: .*check what your token may read"),
+        (LIST, 429, "", "answers 429: try again"),
+        ("/cdn", 500, "", "model.safetensors of some/model cannot be downloaded"),
     ],
 )
 def test_what_the_hub_refuses_is_one_sentence_and_leaves_no_weights(
     start: str, status: int, code: str, says: str, hub: Hub, tmp_path: Path
 ) -> None:
     hub.refused = {start: (status, code)}
-    assert says in refused()
+    assert re.search(says, refused())
     assert "model.safetensors" not in arrived(tmp_path)
     hub.refused.clear()
     directory = resolve(NAME)
@@ -322,14 +276,6 @@ def test_without_a_network_the_cache_serves_and_nobody_is_told_to_log_in(
     assert "the Hub cannot be reached" in text and "login" not in text
 
 
-def test_offline_takes_the_cache_and_asks_nobody(hub: Hub, offline: Callable[[], None]) -> None:
-    directory = resolve(NAME)
-    offline()
-    hub.requests.clear()
-    assert resolve(NAME) == directory and resolve_config(NAME) == directory
-    assert hub.requests == []
-
-
 def test_offline_without_a_cache_or_with_a_part_of_a_model_is_told(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,18 +296,6 @@ def test_offline_without_a_cache_or_with_a_part_of_a_model_is_told(
     assert "holds only a part" in text and "HF_HUB_OFFLINE" in text
 
 
-def test_an_update_that_broke_off_leaves_the_model_of_before_for_use_offline(
-    hub: Hub, offline: Callable[[], None]
-) -> None:
-    before = resolve(NAME)
-    hub.files, hub.commit = {**WHOLE, "config.json": b"{}", "model.safetensors": b"x"}, "2" * 40
-    assert held_in(resolve_config(NAME)) == {"config.json": b"{}"}
-    hub.cuts = [0] * 20
-    assert "connection was cut" in refused()
-    offline()
-    assert resolve(NAME) == before
-
-
 def test_only_the_hub_is_shown_the_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.cuts = [500]
@@ -379,27 +313,12 @@ def test_a_disk_without_room_is_told_before_weights_are_fetched(
     assert sent(hub) == set()
 
 
-def test_a_cache_that_cannot_be_written_is_told(hub: Hub, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_bytes(b"")
-    assert "cache cannot be written: Not a directory: make room, or set HF_HOME" in refused()
-
-
 def test_only_the_configuration_is_fetched_where_no_more_is_needed(hub: Hub) -> None:
     assert held_in(resolve_config(NAME)) == {"config.json": CONFIG}
     assert sent(hub) == {"config.json"}
     hub.files, hub.commit = {"model.safetensors": WEIGHTS}, "2" * 40
     with pytest.raises(SourceError, match=r"has no config\.json"):
         resolve_config(NAME)
-
-
-def test_shards_and_tokenizer_files_of_the_cache_are_no_links_to_elsewhere(hub: Hub) -> None:
-    names = ["a.safetensors", "b.safetensors"]
-    places = json.dumps({"weight_map": dict(zip("xy", names, strict=True))}).encode()
-    hub.files = {**SMALL, INDEX: places, **{name: name.encode() for name in names}}
-    directory = resolve(NAME)
-    assert [file.read_text() for file in shards.find(directory).files] == names
-    assert directory / "spiece.model" in files.tokenizer_files(directory)
-    assert (directory / names[0]).resolve().name == digest(names[0].encode())
 
 
 def test_code_of_a_repository_is_neither_fetched_nor_run(hub: Hub, tmp_path: Path) -> None:

@@ -1,17 +1,18 @@
-"""One safetensors file (https://huggingface.co/docs/safetensors): its header, checked against the
-file before anything else is believed."""
+"""One safetensors file (https://huggingface.co/docs/safetensors): its header, which the library
+checks against the file, and its tensors in pieces."""
 
 from __future__ import annotations
 
 import json
-import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from ...errors import CheckpointError, first_line
 from ..disk import open_map, reading
@@ -24,11 +25,8 @@ from ..tensors import (
     TensorInfo,
     check_name,
     naming,
-    shortened,
     to_mlx,
 )
-
-LONGEST_HEADER = 100_000_000
 
 
 class SafetensorsFile(Reader):
@@ -54,33 +52,43 @@ class SafetensorsFile(Reader):
         return to_mlx(values, info.dtype)
 
 
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """The library's view of a file, whose header it has checked. Raises CheckpointError."""
+    with naming(file), reading(file):
+        try:
+            with safe_open(file, framework="numpy") as opened:
+                yield opened
+        except SafetensorError as problem:
+            raise Malformed(
+                f"is truncated or damaged ({first_line(problem):.200}): download it again"
+            ) from None
+
+
 def read_header(file: Path) -> dict[str, TensorInfo]:
     """One file's tensors by name, in the order of their bytes. Raises CheckpointError for a file
     that is truncated or damaged, or asks for a type that MLX does not read."""
-    with naming(file), reading(file):
-        header, room = _header(file)
-        for name in header:
+    infos = {}
+    with _opened(file) as opened:
+        for name in opened.offset_keys():
             check_name(name)
-        header.pop("__metadata__", None)
-        spans = [_span(name, entry) for name, entry in header.items()]
-        spans.sort(key=lambda span: span[:2])
-        position = 0
-        for begin, end, name, _ in spans:
-            if end > room:
-                raise Malformed(f"is truncated in {name}: download it again")
-            if begin != position:
-                raise Malformed(f"is damaged: {name} does not follow the tensor before it")
-            position = end
-        if position != room:
-            raise Malformed(f"is damaged: {room - position} bytes belong to no tensor")
-    return {name: info for _, _, name, info in spans}
+            tensor = opened.get_slice(name)
+            dtype, shape = tensor.get_dtype(), tuple(tensor.get_shape())
+            if dtype not in DTYPES:
+                raise Malformed(
+                    f"stores {name} as {dtype}, which MLX does not read; it reads "
+                    f"{', '.join(DTYPES)}"
+                )
+            if max(shape, default=0) > LARGEST_EXTENT:
+                raise Malformed(f"is damaged: {name} claims the shape {shape!s:.60}")
+            infos[name] = TensorInfo.of(dtype, shape)
+    return infos
 
 
 def of_mlx(file: Path) -> bool:
     """Return whether a file says that an MLX program wrote it. Raises CheckpointError."""
-    with naming(file), reading(file):
-        said = _header(file)[0].get("__metadata__")
-    return isinstance(said, dict) and said.get("format") == "mlx"
+    with _opened(file) as opened:
+        return (opened.metadata() or {}).get("format") == "mlx"
 
 
 def write_outline(file: Path, tensors: Mapping[str, TensorInfo]) -> None:
@@ -112,53 +120,3 @@ def load(file: Path) -> dict[str, mx.array]:
         ) from None
     except RuntimeError as problem:
         raise CheckpointError(f"{file} cannot be read: {first_line(problem)}") from problem
-
-
-def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """The parsed header, and how many bytes of tensors follow it."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > min(size - 8, LONGEST_HEADER):
-            raise Malformed("is truncated or no safetensors file: download it again")
-        text = stream.read(length)
-    try:
-        header = json.loads(text, object_pairs_hook=_without_repeats)
-    except (ValueError, RecursionError):
-        header = None
-    if not isinstance(header, dict):
-        raise Malformed("has a damaged header: download it again")
-    return header, size - 8 - length
-
-
-def _span(name: str, entry: Any) -> tuple[int, int, str, TensorInfo]:
-    """The beginning and end of one tensor, its name, and its type and shape."""
-    damaged = Malformed(f"has a damaged header at {name}: download it again")
-    try:
-        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    except (KeyError, TypeError, ValueError):
-        raise damaged from None
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        known = ", ".join(DTYPES)
-        raise Malformed(
-            f"stores {name} as {shortened(dtype)}, which MLX does not read; it reads {known}"
-        )
-    if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
-        raise damaged
-    if any(extent > LARGEST_EXTENT for extent in shape):
-        raise Malformed(f"is damaged: {name} claims the shape {shortened(shape)}")
-    if end - begin != (nbytes := math.prod(shape) * DTYPES[dtype].size):
-        raise Malformed(
-            f"is damaged: {name} has {end - begin} bytes where {dtype} of shape "
-            f"{shortened(shape)} needs {nbytes}"
-        )
-    return begin, end, name, TensorInfo(dtype, shape, nbytes)
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in entries:
-            raise Malformed(f"is damaged: its header repeats {shortened(name)}")
-        entries[name] = value
-    return entries
