@@ -11,7 +11,6 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import RotatingKVCache
 
 from mlx_specdec.engine.generate import generate
-from mlx_specdec.errors import OptionError
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
@@ -125,37 +124,12 @@ def test_lenience_accepts_more_and_says_so() -> None:
     assert rates == sorted(rates) and rates[-1] == 1.0
 
 
-@pytest.mark.parametrize("rule", [pytest.param("token", marks=pytest.mark.slow), "block"])
-def test_texts_of_other_exact_rules_depend_on_the_seed(rule: str) -> None:
-    pair = decoder_only("llama")
-    options = Options(max_tokens=LENGTH, num_draft=5, temperature=1.0, rule=rule, seed=4)
-    first, again = generate(pair, PROMPT, options), generate(pair, PROMPT, options)
-    other = generate(pair, PROMPT, replace(options, seed=5))
-    assert first.tokens == again.tokens != other.tokens
-    assert first.labels.rule == rule
-
-
 def test_a_text_ends_where_the_models_positions_end() -> None:
     target = DecoderOnlyModel(tiny.build("llama"), max_length=len(PROMPT) + 9)
     for draft in (None, DecoderOnlyModel(tiny.build("llama"), max_length=len(PROMPT) + 4)):
         result = generate(pair_of(target, draft), PROMPT, Options(max_tokens=50, num_draft=4))
         assert len(result.tokens) == 9
         assert result.finish_reason == "length"
-
-
-@pytest.mark.parametrize("rule", ["token", "block", "typical"])
-def test_lookup_works_under_every_rule(rule: str) -> None:
-    asked = Options(
-        max_tokens=LENGTH,
-        proposer="ngram",
-        ngram_min=1,
-        num_draft=5,
-        temperature=0.5,
-        rule=rule,
-        seed=1,
-    )
-    stats = generate(decoder_only("llama"), PROMPT, asked).stats
-    assert stats.drafted > 0
 
 
 def test_a_text_that_repeats_itself_is_looked_up() -> None:
@@ -188,10 +162,3 @@ def test_documents_do_not_change_the_text(family: str, temperature: float) -> No
         assert result.stats.drafted > result.stats.accepted
         rounds.append(result.stats.rounds)
     assert rounds[0] < rounds[1]
-
-
-def test_a_draft_that_is_asked_for_must_be_there() -> None:
-    with pytest.raises(OptionError, match="no draft model"):
-        generate(
-            pair_of(DecoderOnlyModel(tiny.build("llama")), None), PROMPT, Options(proposer="draft")
-        )

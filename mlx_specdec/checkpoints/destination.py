@@ -60,29 +60,24 @@ def directory(destination: Path, nbytes: int = 0) -> Iterator[Path]:
     nbytes: what is to be written, for the message where the disk is full. Raises OutputError for
     anything the system refuses in the block or around it.
     """
-    made = [parent for parent in destination.parents if not os.path.lexists(parent)]
-    work = _hidden(destination, "partial")
+    work, old = _hidden(destination, "partial"), _hidden(destination, "old")
     replaces = os.path.lexists(destination)
+    made = [parent for parent in destination.parents if not os.path.lexists(parent)]
     try:
         remove_leftovers(destination)
         work.mkdir(parents=True)
         yield work
         if replaces:
-            old = _hidden(destination, "old")
             destination.rename(old)
-            try:
-                work.rename(destination)
-            except BaseException:
-                old.rename(destination)
-                raise
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            work.rename(destination)  # refused where another process has just put a model there
+        work.rename(destination)  # refused where another process has just put a model there
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException as problem:
+        if old.exists() and not destination.exists():
+            old.rename(destination)
         there = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
         shutil.rmtree(work, ignore_errors=True)
-        for parent in made:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            for parent in made:
                 parent.rmdir()
         if isinstance(problem, OSError):
             raise OutputError(_sentence(destination, problem, nbytes - there)) from problem
@@ -94,17 +89,19 @@ def remove_leftovers(destination: Path) -> bool:
     moved aside and not replaced. Returns whether a living process is writing there."""
     name = re.compile(rf"\.{re.escape(destination.name)}\.(\d{{1,9}})\.(partial|old)")
     alive = False
-    with contextlib.suppress(OSError):
-        for path in sorted(destination.parent.iterdir()):
-            match = name.fullmatch(path.name)
-            if match is None or path.is_symlink() or not path.is_dir():
-                continue
-            if _lives(int(match[1])):
-                alive = True
-            elif match[2] == "old" and not os.path.lexists(destination):
+    for path in destination.parent.glob(".*"):
+        match = name.fullmatch(path.name)
+        if match is None or path.is_symlink():
+            continue
+        try:
+            os.kill(int(match[1]), 0)
+            alive = True
+        except ProcessLookupError:
+            if match[2] == "old" and not destination.exists():
                 path.rename(destination)
-            else:
-                shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
+        except PermissionError:
+            alive = True  # another user's
     return alive
 
 
@@ -112,20 +109,10 @@ def _hidden(destination: Path, kind: str) -> Path:
     return destination.with_name(f".{destination.name}.{os.getpid()}.{kind}")
 
 
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # another user's
-    return True
-
-
 def check_room(destination: Path, nbytes: int) -> None:
     """Raises OutputError where the disk of `destination` has less than `nbytes` free."""
     free = disk.free(destination)
-    if free is not None and nbytes > free:
+    if nbytes > free:
         raise OutputError(
             f"{destination} needs {disk.show(nbytes)}, and its disk has {disk.show(free)} free: "
             "make room, or choose another --mlx-path"
@@ -133,17 +120,9 @@ def check_room(destination: Path, nbytes: int) -> None:
 
 
 def _sentence(destination: Path, problem: OSError, missing: int) -> str:
-    reason = problem.strerror or str(problem) or type(problem).__name__
-    if problem.filename:
-        reason += f" ({problem.filename})"
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
         more = f" and {disk.show(missing)} are missing" if missing > 0 else ""
         return (
             f"{destination} cannot be written, the disk is full{more}: make room and convert again"
         )
-    if problem.errno == errno.EFBIG:
-        return (
-            f"{destination} cannot be written, its disk or a limit of this user takes no file of "
-            "this size: give a smaller --max-shard-size, for example 1GB"
-        )
-    return f"{destination} cannot be written: {reason}: choose another --mlx-path"
+    return f"{destination} cannot be written: {problem}: choose another --mlx-path"

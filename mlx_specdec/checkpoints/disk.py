@@ -3,12 +3,12 @@ disk space, sizes in words."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,46 +19,29 @@ from ..errors import CheckpointError, OptionError, SourceError
 
 DEEPEST = 50
 """JSON objects and lists in each other; those of real files have seven."""
-_KINDS = {
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 _POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
 """How a pointer of Git LFS begins, and more bytes than one has."""
 
 
 def check_regular(file: Path) -> None:
     """Raises CheckpointError for a pipe, a socket or a device, links to one included, and for a
-    pointer of Git LFS; what cannot be examined fails when it is opened."""
-    try:
-        there = file.stat()
-        kind = stat.S_IFMT(there.st_mode)
-        small = kind == stat.S_IFREG and there.st_size < _POINTER_BYTES
-        pointer = small and file.read_bytes().startswith(_POINTER)
-    except OSError:
-        return
-    if kind in _KINDS:
-        raise CheckpointError(f"{file} is {_KINDS[kind]}: put a file there")
-    if pointer:
-        raise CheckpointError(
-            f"{file} is a pointer of Git LFS, not the file itself: run `git lfs pull` where it was "
-            "cloned"
-        )
+    pointer of Git LFS; what is not there fails when it is opened."""
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise CheckpointError(f"{file} is no regular file: put one there")
+    with contextlib.suppress(OSError):
+        if file.stat().st_size < _POINTER_BYTES and file.read_bytes().startswith(_POINTER):
+            raise CheckpointError(
+                f"{file} is a pointer of Git LFS, not the file itself: run `git lfs pull` where it "
+                "was cloned"
+            )
 
 
 def check_directory(directory: Path) -> None:
     """Raises SourceError for a directory whose files this user may not see."""
-    try:
-        os.scandir(directory).close()
-        os.stat(os.path.join(directory, os.curdir))
-    except PermissionError:
+    if not os.access(directory, os.R_OK | os.X_OK):
         raise SourceError(
             f"{directory} may not be read: give yourself the right, as in `chmod u+rx`"
-        ) from None
-    except OSError:
-        return
+        )
 
 
 @contextmanager
@@ -123,8 +106,6 @@ def drop_pages() -> None:
 SHARD_BYTES = 4_000_000_000
 SHARE_OF_MEMORY = 0.25
 """A shard of a result is at most this part of the memory, unless the user names a size."""
-ASSUMED_MEMORY = 8 * 2**30
-"""Where the system does not say."""
 CONTROL_GROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -145,14 +126,9 @@ def memory(groups: Sequence[Path] = CONTROL_GROUPS) -> int:
     if mx.metal.is_available():
         return int(mx.device_info()["memory_size"])
     limits = [file.read_text(encoding="ascii").strip() for file in groups if file.is_file()]
-    return min([_physical(), *(int(limit) for limit in limits if limit.isdigit())])
-
-
-def _physical() -> int:
-    try:  # not SC_PAGE_SIZE, which some Pythons on macOS do not know
-        return os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return ASSUMED_MEMORY
+    # Not SC_PAGE_SIZE, which some Pythons on macOS do not know.
+    physical = os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *(int(limit) for limit in limits if limit.isdigit())])
 
 
 def usable_memory() -> int:
@@ -169,13 +145,10 @@ def usable_memory() -> int:
     return int(USABLE * total)
 
 
-def free(place: Path) -> int | None:
-    """Bytes free on the disk where `place` is or would be; None where the system does not say."""
-    try:
-        there = next(path for path in (place, *place.absolute().parents) if path.is_dir())
-        return shutil.disk_usage(there).free
-    except (OSError, StopIteration):
-        return None  # whatever is wrong with it shows when it is written to
+def free(place: Path) -> int:
+    """Bytes free on the disk where `place` is or would be."""
+    there = next(path for path in (place, *place.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(there).free
 
 
 def default_shard_bytes() -> int:

@@ -121,9 +121,9 @@ def whole_number(config: Mapping[str, Any], name: str, default: int | None = Non
     value = config.get(name)
     value = default if value is None else value
     if type(value) is not int or not 1 <= value <= LARGEST:
-        # A number of thousands of digits is none that Python writes out.
-        shown = "one so large" if type(value) is int and value > LARGEST else f"{value!a:.40}"
-        raise CheckpointError(f"config.json needs {name}, a whole number above 0, not {shown}")
+        raise CheckpointError(
+            f"config.json needs {name}, a whole number from 1 to {LARGEST}, not {value!a:.40}"
+        )
     return value
 
 
@@ -174,11 +174,7 @@ def _has_more_bits(config: Mapping[str, Any], key: str) -> bool:
 
 
 _ENCODER = re.compile(r"(.*\.)?encoder\.block\.")
-
-
 _DECODER = re.compile(r"(.*\.)?decoder\.block\.")
-
-
 _LABELS = ("classification_head.", "classifier.", "qa_outputs.")
 """Heads that say a label or a place and never a word."""
 

@@ -1,8 +1,4 @@
-"""A checkpoint as mlx-lm would have it: planned, written, read back, put in place, and uploaded.
-
-mlx-lm's helper uploads decoder-only models. T5 models and drafters, which mlx-lm cannot load, get a
-model card of this program.
-"""
+"""A checkpoint as mlx-lm would have it: planned, written, read back, put in place, and uploaded."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..checkpoints import destination, disk, files, mtp_layers
-from ..checkpoints import t5_keys as keys
 from ..checkpoints.formats.meta import PARAMS
 from ..checkpoints.formats.safetensors import SafetensorsFile
 from ..checkpoints.hub import is_network_error
@@ -30,8 +25,8 @@ from ..checkpoints.writer import (
 )
 from ..errors import OptionError, OutputError, first_line
 from .plans import Plan, plan_for
-from .report import Digests
 from .report import Report as Report
+from .report import digests_of
 from .verify import TextChange, Verified, check_fits, compare
 from .verify import verify as run_verify
 
@@ -44,55 +39,30 @@ def check_repository(name: str) -> None:
         raise OptionError(f"{name!a:.100} cannot be a repository: give --upload-repo USER/NAME")
 
 
-def upload(
-    directory: Path, repository: str, *, base_model: str | None, by_mlx_lm: bool, drafts: bool
-) -> None:
+def upload(directory: Path, repository: str, *, base_model: str | None, drafts: bool) -> None:
     """Write a model card into `directory` and upload all of it. base_model: the Hub name that it
     was converted from, if it was one. drafts: it is no whole model. Raises OutputError."""
-    usage = "" if by_mlx_lm else f"--model {repository}"
-    usage = f"--model TARGET --draft-model {repository}" if drafts else usage
-    _write_card(directory / "README.md", repository, base_model, usage)
-    try:
-        if not (by_mlx_lm and _by_mlx_lm(directory, repository)):
-            import huggingface_hub as hub
+    import huggingface_hub as hub
 
-            api = hub.HfApi()
-            api.create_repo(repo_id=repository, exist_ok=True)
-            api.upload_folder(folder_path=str(directory), repo_id=repository, repo_type="model")
+    usage = f"--model TARGET --draft-model {repository}" if drafts else f"--model {repository}"
+    card = [
+        *("---", "library_name: mlx", "tags:", "- mlx"),
+        *([f"base_model: {base_model}"] if base_model is not None else []),
+        *("---", "", f"# {repository}", ""),
+        *("Converted with mlx-specdec; provenance.json says from what and how.", ""),
+        *(f'    mlx-specdec generate {usage} "..."', ""),
+    ]
+    try:
+        (directory / "README.md").write_text("\n".join(card), encoding="utf-8")
+        api = hub.HfApi()
+        api.create_repo(repo_id=repository, exist_ok=True)
+        api.upload_folder(folder_path=str(directory), repo_id=repository, repo_type="model")
     except Exception as problem:  # whatever its HTTP library raises has no common base
         first = "check the network" if is_network_error(problem) else "run `hf auth login`"
         raise OutputError(
             f"{directory} is converted, and cannot be uploaded to {repository}: "
             f"{first_line(problem):.300}: {first}, then run `hf upload {repository} {directory}`"
         ) from problem
-
-
-def _by_mlx_lm(directory: Path, repository: str) -> bool:
-    """Let mlx-lm's helper write the card and upload; whether it could do the second."""
-    import huggingface_hub as hub
-    from mlx_lm.utils import upload_to_hub
-
-    try:
-        upload_to_hub(str(directory), repository)
-    except AttributeError:
-        # mlx-lm 0.32 asks for a function that huggingface_hub 2 has no more, after all else.
-        if hasattr(hub.HfApi, "upload_large_folder"):
-            raise
-        return False
-    return True
-
-
-def _write_card(file: Path, repository: str, base_model: str | None, usage: str) -> None:
-    lines = ["---", "library_name: mlx", "tags:", "- mlx"]
-    lines += [f"base_model: {base_model}"] if base_model is not None else []
-    lines += ["---", "", f"# {repository}", ""]
-    if usage:
-        lines += ["Converted with mlx-specdec; provenance.json says from what and how.", ""]
-        lines += [f'    mlx-specdec generate {usage} "..."', ""]
-    try:
-        file.write_text("\n".join(lines), encoding="utf-8")
-    except OSError as problem:
-        raise OutputError(f"{file} cannot be written: {problem.strerror}") from problem
 
 
 SCRATCH = "scratch"
@@ -184,39 +154,34 @@ def convert(
         destination.check_room(path, nbytes + plan.scratch_nbytes + OTHER_FILES_BYTES)
         steps = _Steps(2 * plan.nbytes, progress or (lambda done, total: None))
         described = [source / name for name in ("config.json", PARAMS)]
-        with (
-            Digests([*parts, *filter(Path.is_file, described)]) as digests,
-            destination.directory(path, nbytes) as work,
-        ):
+        with destination.directory(path, nbytes) as work:
             written = _write(work, directory, plan, numbers, shard_bytes, steps)
+            scratch = work / SCRATCH
+            differences = compare(files.Weights(work), plan.tensors(scratch), change, steps.add)
+            if plan.extra:
+                extra = SafetensorsFile(work / mtp_layers.FILE)
+                compare(extra, plan.extra.items(), lambda *_: Change(), steps.add)
+            shutil.rmtree(scratch, ignore_errors=True)
+            verified = Verified(None, None, plan.not_run)
+            if not plan.not_run:
+                verified = run_verify(
+                    directory,
+                    work,
+                    written.parameters,
+                    differences,
+                    compare_logits=compare_logits,
+                    compare_text=compare_text,
+                    chosen=verify,
+                    shard_bytes=shard_bytes,
+                )
             results = [*sorted(work.glob("model*")), *sorted(work.glob(mtp_layers.FILE))]
-            with Digests([*results, work / "config.json"]) as result_digests:
-                scratch = work / SCRATCH
-                differences = compare(files.Weights(work), plan.tensors(scratch), change, steps.add)
-                if plan.extra:
-                    extra = SafetensorsFile(work / mtp_layers.FILE)
-                    compare(extra, plan.extra.items(), lambda *_: Change(), steps.add)
-                shutil.rmtree(scratch, ignore_errors=True)
-                verified = Verified(None, None, plan.not_run)
-                if not plan.not_run:
-                    verified = run_verify(
-                        directory,
-                        work,
-                        written.parameters,
-                        differences,
-                        compare_logits=compare_logits,
-                        compare_text=compare_text,
-                        chosen=verify,
-                        shard_bytes=shard_bytes,
-                    )
-                result = result_digests.result()
             report = Report(
                 path=path,
                 name=name,
                 revision=commit,
                 format=FORMATS[plan.format],
-                source=digests.result(),
-                result=result,
+                source=digests_of([*parts, *filter(Path.is_file, described)]),
+                result=digests_of([*results, work / "config.json"]),
                 dtype=numbers.describe(),
                 written=written,
                 tensor_report=plan.report,
@@ -231,7 +196,6 @@ def convert(
             path,
             upload_repo,
             base_model=None if os.path.exists(local) else model,
-            by_mlx_lm=not plan.not_run and not keys.is_encoder_decoder(plan.config),
             drafts=bool(plan.not_run),
         )
     return report

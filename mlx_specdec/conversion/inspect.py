@@ -14,7 +14,7 @@ from typing import Any
 from ..checkpoints import files, shards
 from ..checkpoints.disk import check_directory, read_json
 from ..checkpoints.formats import medusa
-from ..checkpoints.source import as_directory, originals, resolve_headers, temporary_directory
+from ..checkpoints.source import as_directory, originals, resolve, temporary_directory
 from ..checkpoints.tensors import LARGEST_EXTENT, Contents, TensorInfo
 from ..errors import CheckpointError, SourceError, SpecdecError
 from ..models.drafters import kinds as speculators
@@ -207,7 +207,7 @@ def inspect(
         raise SourceError(f"there is no file {name!a:.200}: check the path")
     with temporary_directory() as place:
         try:
-            source = resolve_headers(name, Path(place), revision=revision, progress=progress)
+            source = resolve(name, revision=revision, progress=progress, headers_in=Path(place))
             found = _inspect(source)
         except CheckpointError as caught:
             # The user knows nothing of the temporary directory.

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -181,9 +179,6 @@ def _digests(files: Mapping[str, FileDigest]) -> dict[str, Any]:
     return {"digest": combined(files), "files": each}
 
 
-BUFFER_BYTES = 1 << 20
-
-
 @dataclass(frozen=True)
 class FileDigest:
     """The size of one file and what sha256sum gives."""
@@ -192,33 +187,14 @@ class FileDigest:
     sha256: str
 
 
-class Digests:
-    """The digests of some files. A context manager: leaving the block ends the work early."""
-
-    def __init__(self, files: Iterable[Path]) -> None:
-        self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(1, "digests")
-        self._all = [(file.name, self._pool.submit(self._one, file)) for file in files]
-
-    def __enter__(self) -> Digests:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self._stop.set()
-        self._pool.shutdown()
-
-    def result(self) -> Mapping[str, FileDigest]:
-        """File's name -> its digest, once all are there. Raises CheckpointError."""
-        ended = ((name, digest.result()) for name, digest in self._all)
-        return {name: digest for name, digest in ended if digest is not None}
-
-    def _one(self, file: Path) -> FileDigest | None:
-        whole, nbytes, buffer = hashlib.sha256(), 0, memoryview(bytearray(BUFFER_BYTES))
-        with reading(file), file.open("rb", buffering=0) as stream:
-            while not self._stop.is_set() and (count := stream.readinto(buffer)):
-                whole.update(buffer[:count])
-                nbytes += count
-        return None if self._stop.is_set() else FileDigest(nbytes, whole.hexdigest())
+def digests_of(files: Iterable[Path]) -> dict[str, FileDigest]:
+    """File's name -> its digest. Raises CheckpointError."""
+    found = {}
+    for file in files:
+        with reading(file), file.open("rb") as stream:
+            whole = hashlib.file_digest(stream, "sha256")
+        found[file.name] = FileDigest(file.stat().st_size, whole.hexdigest())
+    return found
 
 
 def combined(files: Mapping[str, FileDigest]) -> str:

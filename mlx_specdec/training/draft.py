@@ -27,7 +27,7 @@ from ..checkpoints.files import Weights
 from ..checkpoints.source import as_directory, resolve
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import Change, write_config, write_weights
-from ..conversion.report import PROVENANCE, Digests, combined, maker
+from ..conversion.report import PROVENANCE, combined, digests_of, maker
 from ..engine.pair import Pair
 from ..errors import OptionError, VocabularyError
 from ..models import families
@@ -227,8 +227,8 @@ def write_trained(
     shard_bytes = default_shard_bytes()
     write_weights(directory, named, lambda name, tensor: Change(), shard_bytes=shard_bytes)
     write_config(directory, config, None)
-    with Digests([*sorted(directory.glob("model*")), directory / "config.json"]) as digests:
-        written = {name: asdict(digest) for name, digest in digests.result().items()}
+    digests = digests_of([*sorted(directory.glob("model*")), directory / "config.json"])
+    written = {name: asdict(digest) for name, digest in digests.items()}
     text = json.dumps({**maker(), **facts, "files": written}, indent=2, ensure_ascii=False)
     (directory / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 
@@ -266,13 +266,12 @@ def train(
         student = trainable(begun.model)
         training = Training(pair, file, directory, data, watcher)
         weights = [*Weights(begun.directory).paths, begun.directory / "config.json"]
-        with Digests(weights) as digests:
-            origin = {
-                "target": short_name(pair.name),
-                "start": begun.origin,
-                "start_digest": combined(digests.result()),
-                "data_digest": training.digest,
-            }
+        origin = {
+            "target": short_name(pair.name),
+            "start": begun.origin,
+            "start_digest": combined(digests_of(weights)),
+            "data_digest": training.digest,
+        }
         known = training.rows, training.prompts
         task = DraftTask(student, pair.target, *known, pair.vocabulary, config)
         finish = partial(write, network=student.network, initial=begun)

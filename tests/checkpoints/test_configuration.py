@@ -9,17 +9,12 @@ from typing import Any
 import pytest
 
 from mlx_specdec.checkpoints import t5_keys as keys
-from mlx_specdec.checkpoints.files import check_numbers
-from mlx_specdec.checkpoints.quantization import Quantization, stored_quantization
-from mlx_specdec.checkpoints.t5_keys import check_generates
+from mlx_specdec.checkpoints.quantization import stored_quantization
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
 
 from ..support.checkpoints import T5, t5_weights, write_t5
-
-ENCODER = "encoder.block.0.layer.0.SelfAttention.q.weight"
-DECODER = "decoder.block.0.layer.0.SelfAttention.q.weight"
 
 
 def refused(source: Path, out: Path) -> list[str]:
@@ -64,13 +59,6 @@ def test_a_config_that_names_the_wrong_architecture_refuses_nothing(tmp_path: Pa
     assert load_model(tmp_path / "out").kind == "encoder-decoder"
 
 
-@pytest.mark.parametrize("listed", [None, [], "T5", {"a": 1}, [None]])
-def test_odd_architectures_do_no_harm(tmp_path: Path, listed: Any) -> None:
-    check_generates(tmp_path, {"architectures": listed}, [ENCODER, DECODER])
-    with pytest.raises(CheckpointError, match="encoder alone"):
-        check_generates(tmp_path, {"architectures": listed}, [ENCODER])
-
-
 @pytest.mark.parametrize("kind", ["longt5", "bart"])
 def test_relatives_that_are_no_t5_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     source = write_t5(tmp_path / "t5")
@@ -78,32 +66,6 @@ def test_relatives_that_are_no_t5_are_refused_by_name(tmp_path: Path, kind: str)
     (source / "config.json").write_text(json.dumps({**config, "model_type": kind}))
     for told in refused(source, tmp_path / "out"):
         assert f"'{kind}' is not supported" in told
-
-
-@pytest.mark.parametrize("value", [None, 1e4, [1e4, 5e6, 1e4]])
-def test_factors_are_a_number_one_a_layer_or_none(tmp_path: Path, value: Any) -> None:
-    check_numbers(tmp_path, {"rope_theta": value}, 9)
-    check_numbers(tmp_path, {"text_config": {"rope_theta": value}}, 9)
-
-
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), True, "1", [], [1e4, 0]])
-def test_factors_that_cannot_be_are_refused(tmp_path: Path, value: Any) -> None:
-    for config in ({"rope_theta": value}, {"text_config": {"rope_theta": value}}):
-        with pytest.raises(CheckpointError, match="rope_theta"):
-            check_numbers(tmp_path, config, 9)
-
-
-BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-
-
-def test_t5_keeps_its_names_and_drops_copies_and_the_unused_bias() -> None:
-    dropped = (
-        "encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight",
-        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
-    )
-    kept = {name: name for name in ("shared.weight", BIAS)}
-    assert keys.names([*kept, *dropped]) == kept
 
 
 @pytest.mark.parametrize(
@@ -130,25 +92,6 @@ def test_every_layer_of_umt5_has_its_own_bias_and_others_one_per_stack() -> None
         return sum("relative_attention_bias" in name for name in shapes)
 
     assert (biases("t5"), biases("umt5")) == (2, 3)
-
-
-@pytest.mark.parametrize("value", [None, 0, -1, "32", 3.0, True])
-def test_a_missing_or_odd_size_is_named(value: Any) -> None:
-    with pytest.raises(CheckpointError, match="d_model"):
-        keys.t5_shapes({**T5, "d_model": value}, own_head=False)
-
-
-def test_embedding_and_head_get_at_least_eight_bits_and_positions_are_left_alone() -> None:
-    def bits(key: str, shape: tuple[int, ...], asked: int = 4) -> int | None:
-        found = keys.quantization_of(T5, key, shape, Quantization(asked, 32))
-        return None if found is None else found.bits
-
-    linear = "decoder.block.0.layer.1.EncDecAttention.q.weight"
-    assert bits("shared.weight", (64, 32)) == bits("lm_head.weight", (64, 32)) == 8
-    assert bits(linear, (32, 32)) == 4 and bits(linear, (32, 32), asked=6) == 6
-    assert bits(linear, (32, 48)) is None
-    assert bits(BIAS, (32, 32)) is None
-    assert bits("encoder.final_layer_norm.weight", (32,)) is None
 
 
 def test_a_quantization_entry_is_checked() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.checkpoints.tensors import PIECE_BYTES
 from mlx_specdec.conversion import verify
 from mlx_specdec.conversion.convert import convert
-from mlx_specdec.errors import CheckpointError, OptionError, OutputError, SourceError, SpecdecError
+from mlx_specdec.errors import CheckpointError, OptionError, OutputError, SpecdecError
 
 from ..support.checkpoints import T5, listing, save, t5_weights, write_sharded_t5, write_t5
 
@@ -91,19 +90,6 @@ def test_quantized_weights_lie_within_a_step_of_their_source(
         largest = max(largest, mx.max(off).item())
     assert report.differences.quantized == pytest.approx(largest)
     assert report.parameters == sum(array.size for array in before.values())
-
-
-def test_embedding_stays_wider_and_the_report_and_the_config_say_so(tmp_path: Path) -> None:
-    report = convert(
-        str(write_t5(tmp_path / "t5")), tmp_path / "out", quantize=True, q_group_size=32
-    )
-    assert config_of(tmp_path / "out")["quantization"] == {
-        "bits": 4,
-        "group_size": 32,
-        "mode": "affine",
-        "shared": {"bits": 8, "group_size": 32},
-    }
-    assert any("8 bits" in note and "shared.weight" in note for note in report.notes)
 
 
 def test_shards_in_and_shards_out_hold_the_same_tensors(tmp_path: Path) -> None:
@@ -191,15 +177,6 @@ def test_a_source_without_vocabulary_is_converted_and_the_report_says_so(
     assert any("tokenizer" in note for note in convert(str(source), tmp_path / "out").notes)
 
 
-def test_the_default_place_is_weights_and_the_last_part_of_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = write_t5(tmp_path / "models" / "my-t5")
-    monkeypatch.chdir(tmp_path)
-    assert convert(str(source)).path == Path("weights/my-t5")
-    assert (tmp_path / "weights" / "my-t5" / "config.json").is_file()
-
-
 def test_progress_starts_at_nothing_and_ends_at_all(tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     source = write_t5(tmp_path / "t5")
@@ -236,16 +213,6 @@ def test_other_logits_from_the_same_weights_are_refused(tmp_path: Path, value: f
     assert listing(tmp_path) == before
 
 
-def test_models_too_large_for_memory_are_converted_without_logits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sysconf", lambda name: 100)
-    report = convert(
-        str(write_t5(tmp_path / "t5")), tmp_path / "out", compare_logits=lambda a, b: 1 / 0
-    )
-    assert report.verified.logits is None and "memory" in report.verified.note
-
-
 def test_logits_are_left_out_where_they_would_take_longer_than_the_conversion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,19 +228,6 @@ def test_logits_are_left_out_where_they_would_take_longer_than_the_conversion(
     assert packed.verified.logits == 0.0
     monkeypatch.setattr(verify, "QUICK_BYTES", needed)
     assert convert(source, tmp_path / "d", **compared).verified.logits == 0.0
-
-
-@pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_rights_follow_the_umask(tmp_path: Path, umask: int) -> None:
-    source = write_t5(tmp_path / "t5")
-    before = os.umask(umask)
-    try:
-        convert(str(source), tmp_path / "out")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o777 & ~umask
-    rights = {file.stat().st_mode & 0o777 for file in (tmp_path / "out").iterdir()}
-    assert rights == {0o666 & ~umask}
 
 
 def test_logits_are_left_out_where_they_would_take_more_memory_than_was_allowed(
@@ -405,25 +359,6 @@ def test_a_value_too_large_for_float16_names_the_tensor_and_bfloat16(tmp_path: P
     convert(str(source), tmp_path / "out", dtype="bfloat16")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dtype": "float64"},
-        {"quantize": True, "q_bits": 7},
-        {"quantize": True, "q_group_size": 48},
-        {"quantize": True, "q_group_size": 128},
-        {"shard_bytes": 0},
-    ],
-)
-def test_options_out_of_range_are_one_sentence(tmp_path: Path, options: dict[str, Any]) -> None:
-    refused(OptionError, tmp_path, write_t5(tmp_path / "t5"), **options)
-
-
-@pytest.mark.parametrize("name", ["", "no/such/model/here", "./nothing"])
-def test_an_unknown_source_is_one_sentence(tmp_path: Path, name: str) -> None:
-    refused(SourceError, tmp_path, name)
-
-
 def test_an_existing_place_is_kept_unless_overwriting_is_asked_for(tmp_path: Path) -> None:
     source = write_t5(tmp_path / "t5")
     convert(str(source), tmp_path / "deep" / "out")
@@ -478,19 +413,6 @@ def test_a_really_full_disk_is_an_output_error(
         Path, "open", lambda self, mode="r", **rest: real(self, mode.replace("x", "w"), **rest)
     )
     assert "disk is full" in refused(OutputError, tmp_path, write_t5(tmp_path / "t5"))
-
-
-def test_ctrl_c_during_the_check_leaves_nothing(tmp_path: Path) -> None:
-    source = write_t5(tmp_path / "t5")
-    before = listing(tmp_path)
-
-    def stop(done: int, total: int) -> None:
-        if done > 0.75 * total:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(str(source), tmp_path / "deep" / "out", progress=stop)
-    assert listing(tmp_path) == before
 
 
 @pytest.mark.parametrize("options", [{}, {"quantize": True, "q_group_size": 32}])

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from mlx_specdec.checkpoints import files, shards
 from mlx_specdec.conversion.convert import convert
-from mlx_specdec.errors import CheckpointError, OptionError
+from mlx_specdec.errors import CheckpointError
 
 from ..support import tiny
 from ..support.checkpoints import listing, save, write_index
@@ -101,23 +101,6 @@ def test_a_sharded_llama_of_hugging_face_loads_in_mlx_lm(tmp_path: Path, dtype: 
     assert report.differences.tensors == len(tree_flatten(model.parameters()))
 
 
-def test_experts_stored_one_by_one_are_joined(tmp_path: Path) -> None:
-    plain = tiny.write("mixtral", tmp_path / "plain")
-    weights = dict(files.tensors(plain))
-    names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
-    for key in [key for key in weights if "switch_mlp" in key]:
-        prefix, _, part = key.removesuffix(".weight").rpartition(".switch_mlp.")
-        for number, expert in enumerate(weights.pop(key)):
-            weights[f"{prefix}.experts.{number}.{names[part]}.weight"] = mx.contiguous(expert)
-    source = tmp_path / "hf"
-    source.mkdir()
-    save(source / "model.safetensors", weights)
-    (source / "config.json").write_bytes((plain / "config.json").read_bytes())
-    report = convert(str(source), tmp_path / "out")
-    assert mx.array_equal(logits(report.path), logits(plain))
-    assert report.differences.plain == 0
-
-
 def test_layers_that_mlx_lm_keeps_wider_are_recorded(tmp_path: Path) -> None:
     source = tiny.write(
         "qwen3_moe", tmp_path / "source", hidden_size=64, head_dim=16, moe_intermediate_size=64
@@ -127,15 +110,6 @@ def test_layers_that_mlx_lm_keeps_wider_are_recorded(tmp_path: Path) -> None:
     assert entry["model.layers.0.mlp.gate"] == {"bits": 8, "group_size": 64}
     assert any("mlp.gate" in note for note in report.notes)
     assert mx.all(mx.isfinite(logits(report.path))).item()
-
-
-def test_a_quantized_model_is_copied_as_it_is(tmp_path: Path) -> None:
-    source = tiny.write("llama", tmp_path / "source")
-    packed = convert(str(source), tmp_path / "packed", quantize=True, q_group_size=32).path
-    copy = convert(str(packed), tmp_path / "copy").path
-    assert mx.array_equal(logits(packed), logits(copy))
-    with pytest.raises(OptionError, match="quantized already"):
-        convert(str(packed), tmp_path / "twice", quantize=True, q_group_size=32)
 
 
 def change_config(directory: Path, **changes: Any) -> None:

@@ -186,14 +186,6 @@ def test_a_conversion_is_converted_again_with_them(tmp_path: Path) -> None:
     assert not (convert(str(bare), second, overwrite=True).path / FILE).exists()
 
 
-def test_layers_that_an_mlx_program_laid_out_are_left_to_it(tmp_path: Path) -> None:
-    """Their norms are not what the file would say they are."""
-    source = mtp.write("qwen3_next", tmp_path / "source", original=False)
-    report = convert(str(source), tmp_path / "result")
-    assert not (report.path / FILE).exists()
-    assert {name.split(".")[0] for name in report.tensor_report.dropped} == {"mtp"}
-
-
 def test_a_file_that_was_read_back_otherwise_is_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

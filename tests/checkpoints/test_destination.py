@@ -26,14 +26,6 @@ def make(path: Path, content: str = "old") -> Path:
     return path
 
 
-def test_nothing_is_at_the_place_before_the_block_ends(tmp_path: Path) -> None:
-    place = tmp_path / "a" / "b"
-    with directory(place) as work:
-        (work / "config.json").write_text("new")
-        assert not place.exists() and work.parent == place.parent
-    assert listing(tmp_path) == {"a": None, "a/b": None, "a/b/config.json": b"new"}
-
-
 @pytest.mark.parametrize("problem", [KeyboardInterrupt(), SystemExit(3), ValueError("x")])
 @pytest.mark.parametrize("taken", [False, True])
 def test_whatever_ends_the_block_leaves_the_place_as_it_was(
@@ -57,55 +49,6 @@ def test_a_full_disk_says_how_much_is_missing(tmp_path: Path) -> None:
     ):
         (work / "part").write_bytes(bytes(500_000))
         raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_file_that_is_too_large_names_the_flag(tmp_path: Path) -> None:
-    with (
-        pytest.raises(OutputError, match="smaller --max-shard-size"),
-        directory(tmp_path / "x"),
-    ):
-        raise OSError(errno.EFBIG, "File too large")
-
-
-def test_what_was_there_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    place = make(tmp_path / "model")
-    (place / "stale").write_text("x")
-    with directory(place) as work:
-        (work / "config.json").write_text("new")
-    assert listing(tmp_path) == {"model": None, "model/config.json": b"new"}
-
-
-def test_a_failed_replacement_puts_the_old_model_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = make(tmp_path / "model")
-    before = listing(tmp_path)
-    real = Path.rename
-
-    def rename(self: Path, target: Path) -> Path:
-        if self.name.endswith(".partial"):
-            raise OSError(errno.EIO, "Input/output error")
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(OutputError), directory(place) as work:
-        (work / "config.json").write_text("new")
-    assert listing(tmp_path) == before
-
-
-def test_a_model_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    place = tmp_path / "model"
-    with pytest.raises(OutputError, match="cannot be written"), directory(place) as late:
-        (late / "config.json").write_text("late")
-        make(place, "early")
-    assert listing(tmp_path) == {"model": None, "model/config.json": b"early"}
-
-
-def test_a_parent_that_is_a_file_is_an_output_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(OutputError), directory(tmp_path / "file" / "model"):
-        pass
-    assert listing(tmp_path) == {"file": b"x"}
 
 
 def refuse(place: Path, source: Path, *, overwrite: bool = False) -> str:
@@ -139,15 +82,6 @@ def test_what_no_conversion_writes_is_never_overwritten(tmp_path: Path, name: st
     assert f"a model, {name.split('/')[0]}," in refuse(model, tmp_path / "source", overwrite=True)
 
 
-def test_no_directory_is_overwritten_that_somebody_is_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "a" / "b")
-    for place in (tmp_path / "a" / "b", tmp_path / "a"):
-        assert "is where you are" in refuse(place, tmp_path / "source", overwrite=True)
-
-
 HELD = """
 import sys
 from pathlib import Path
@@ -172,12 +106,6 @@ def test_who_comes_while_another_process_converts_is_told_at_once(tmp_path: Path
             convert(str(source), place, overwrite=True)
         other.communicate("the first")
     assert listing(place) == {"config.json": b"the first"}
-
-
-def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
-    source = make(tmp_path / "outer" / "source")
-    assert "to convert" in refuse(source, source, overwrite=True)
-    assert "to convert" in refuse(tmp_path / "outer", source, overwrite=True)
 
 
 def test_too_little_room_is_told_before_anything_is_written(
@@ -273,26 +201,3 @@ def test_a_killed_replacement_leaves_a_whole_model_or_brings_it_back(
         assert "README.md" not in after and after.items() <= before.items()
     else:
         assert after == before
-
-
-def test_what_a_living_conversion_works_on_is_left_alone(tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    with directory(target) as work:
-        assert destination.remove_leftovers(target)
-        assert work.is_dir()
-    assert not destination.remove_leftovers(target)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_only_leftovers_of_this_place_are_removed(tmp_path: Path) -> None:
-    dead = ".out.999999999.partial"
-    others = [".out.x.999999999.partial", ".out.1.part", ".other.999999999.partial", "out.x"]
-    for name in (dead, *others):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("x")
-    (tmp_path / ".out.999999998.partial").symlink_to(tmp_path / "out.x")
-    destination.remove_leftovers(tmp_path / "out")
-    destination.remove_leftovers(tmp_path / "none" / "out")
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == sorted([*others, ".out.999999998.partial"])
-    assert (tmp_path / "out.x" / "file").exists()

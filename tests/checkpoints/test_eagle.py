@@ -97,13 +97,3 @@ def test_files_that_contradict_themselves_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=match):
         read(make(tmp_path / "drafter", **asked))
-
-
-def test_missing_tensors_are_named(tmp_path: Path) -> None:
-    directory = as_speculators(tmp_path / "1")
-    file = directory / "model.safetensors"
-    whole = dict(mx.load(str(file)))
-    for name in ("mask_hidden", "layers.1.mlp.up_proj.weight", "norm.weight"):
-        mx.save_safetensors(str(file), {key: each for key, each in whole.items() if key != name})
-        with pytest.raises(CheckpointError, match=name):
-            read(directory)

@@ -13,17 +13,16 @@ from mlx.utils import tree_flatten
 from mlx_lm.convert import mixed_quant_predicate_builder
 
 from mlx_specdec.checkpoints import disk as sizes
-from mlx_specdec.checkpoints import files, writer
-from mlx_specdec.checkpoints import t5_keys as keys
+from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.quantization import MIXED, MODES, Quantization
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.inspect import inspect
 from mlx_specdec.conversion.verify import compare_logits
-from mlx_specdec.errors import OptionError, OutputError
+from mlx_specdec.errors import OptionError
 from mlx_specdec.models.loading import load_model
 
 from ..support import tiny
-from ..support.checkpoints import T5, write_t5
+from ..support.checkpoints import write_t5
 
 FORMATS = ("mxfp4", "nvfp4", "mxfp8")
 
@@ -203,15 +202,6 @@ def test_a_group_that_divides_few_rows_is_told(tmp_path: Path) -> None:
     assert not any("quantized only" in note for note in most.notes)
 
 
-def test_names_of_mixed_widths_are_grouped_by_layer(tmp_path: Path) -> None:
-    source = tiny.write("llama", tmp_path / "llama", **WIDE, num_hidden_layers=8)
-    report = convert(
-        str(source), tmp_path / "out", quantize=True, q_group_size=32, quant_predicate="mixed_3_6"
-    )
-    (note,) = [note for note in report.notes if "6 bits" in note]
-    assert note.count("mlp.down_proj") == 1 and "model.layers.{0,3,6,7}.mlp.down_proj" in note
-
-
 def test_a_source_that_grows_is_announced_with_both_sizes_before_the_work(tmp_path: Path) -> None:
     source = Path(__file__).parents[1] / "fixtures" / "gguf" / "llama-q4_0.gguf"
     told: list[str] = []
@@ -230,59 +220,6 @@ def test_a_source_that_grows_is_announced_with_both_sizes_before_the_work(tmp_pa
     assert not told
 
 
-def test_unpacked_weights_have_the_type_of_their_scales_unless_asked(tmp_path: Path) -> None:
-    source = write_t5(tmp_path / "t5")
-    convert(str(source), tmp_path / "q", quantize=True, q_group_size=32, dtype="bfloat16")
-    convert(str(tmp_path / "q"), tmp_path / "out", dequantize=True)
-    assert {array.dtype for array in read(tmp_path / "out").values()} == {mx.bfloat16}
-
-
-def test_a_wrong_byte_in_a_number_format_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = writer._name_shards
-
-    def spoil(directory: Path, *rest: Any) -> None:
-        real(directory, *rest)
-        file = directory / "model.safetensors"
-        content = bytearray(file.read_bytes())
-        length = int.from_bytes(content[:8], "little")
-        entry = json.loads(content[8 : 8 + length])[
-            "encoder.block.0.layer.0.SelfAttention.q.weight"
-        ]
-        content[8 + length + entry["data_offsets"][0] + 1] ^= 1
-        file.write_bytes(bytes(content))
-
-    monkeypatch.setattr(writer, "_name_shards", spoil)
-    with pytest.raises(OutputError, match=r"SelfAttention\.q"):
-        convert(str(write_t5(tmp_path / "t5")), tmp_path / "out", quantize=True, q_mode="mxfp4")
-
-
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"quantize": True, "dequantize": True}, "not both"),
-        ({"dequantize": True}, "not quantized"),
-        ({"q_mode": "mxfp4"}, "--quantize"),
-        ({"quant_predicate": "mixed_3_6"}, "--quantize"),
-        ({"quantize": True, "q_mode": "fp3"}, "q-mode"),
-        ({"quantize": True, "q_mode": "mxfp4", "q_bits": 8}, "leave --q-bits"),
-        ({"quantize": True, "q_mode": "mxfp8", "quant_predicate": "mixed_3_6"}, "q-mode"),
-        ({"quantize": True, "quant_predicate": "mixed_9_9"}, "quant-predicate"),
-        ({"quantize": True, "quant_predicate": "mixed_3_6", "q_bits": 4}, "q-bits"),
-        ({"upload_repo": "nobody"}, "USER/NAME"),
-        ({"upload_repo": "../../etc"}, "USER/NAME"),
-    ],
-)
-def test_what_contradicts_itself_is_one_sentence_before_anything_is_written(
-    tmp_path: Path, asked: dict[str, Any], says: str
-) -> None:
-    source = write_t5(tmp_path / "t5")
-    with pytest.raises(OptionError, match=says):
-        convert(str(source), tmp_path / "out", **asked)
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_recipe_that_does_not_suit_a_model_is_told(tmp_path: Path) -> None:
     source = tiny.write("mamba2", tmp_path / "mamba2")
     with pytest.raises(OptionError, match="does not suit"):
@@ -295,16 +232,27 @@ def test_a_recipe_that_does_not_suit_a_model_is_told(tmp_path: Path) -> None:
         )
 
 
-def test_bits_of_a_t5s_recipe_follow_the_depth_of_its_own_stack() -> None:
-    config = {**T5, "num_layers": 16, "num_decoder_layers": 2}
-    default = Quantization(3, 32)
-
-    def bits(stack: str, block: int, part: str) -> int:
-        key = f"{stack}.block.{block}.layer.0.{part}.weight"
-        how = keys.quantization_of(config, key, (32, 32), default, "mixed_3_6")
-        assert how is not None
-        return how.bits
-
-    assert [bits("encoder", n, "SelfAttention.v") for n in range(6)] == [6, 6, 3, 3, 6, 3]
-    assert bits("decoder", 0, "SelfAttention.v") == 3 and bits("decoder", 1, "SelfAttention.v") == 6
-    assert bits("encoder", 0, "SelfAttention.k") == 3
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"quantize": True, "dequantize": True}, "not both"),
+        ({"dequantize": True}, "not quantized"),
+        ({"q_mode": "mxfp4"}, "--quantize"),
+        ({"quantize": True, "q_mode": "fp3"}, "q-mode"),
+        ({"quantize": True, "q_mode": "mxfp4", "q_bits": 8}, "leave --q-bits"),
+        ({"quantize": True, "quant_predicate": "mixed_3_6", "q_bits": 4}, "q-bits"),
+        ({"quantize": True, "q_group_size": 128}, "smaller --q-group-size"),
+        ({"dtype": "float64"}, "dtype must be one of"),
+        ({"shard_bytes": 0}, "at least one byte"),
+        ({"upload_repo": "../../etc"}, "USER/NAME"),
+    ],
+)
+def test_what_contradicts_itself_is_one_sentence_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], says: str
+) -> None:
+    source = write_t5(tmp_path / "t5")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match=says):
+        convert(str(source), **given)
+    assert not (tmp_path / "weights").exists()
+    assert convert(str(source)).path == Path("weights/t5")

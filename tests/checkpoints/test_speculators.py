@@ -259,15 +259,6 @@ def test_another_target_is_refused(facts: tuple[int, int, int], match: str, tmp_
         files.check_config({"model_type": "unknown"})
 
 
-def test_layers_that_the_file_does_not_take_in_are_refused(tmp_path: Path) -> None:
-    files = eagle(eagle3(tmp_path / "1", eagle_aux_hidden_state_layer_ids=[1, 2]))
-    with pytest.raises(CheckpointError, match="reads 3 hidden states side by side, and names 2"):
-        files.check(32, 8, 64)
-    files = eagle(eagle3(tmp_path / "2", eagle_aux_hidden_state_layer_ids=[0, 1, 2]))
-    with pytest.raises(CheckpointError, match="layer -1 of the target"):
-        files.check(32, 8, 64)
-
-
 @pytest.mark.parametrize(
     ("make", "asked", "match"),
     [

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
-import shutil
 import struct
 import subprocess
 import sys
@@ -23,14 +21,12 @@ from mlx_specdec.checkpoints.formats.torch import TorchFile
 from mlx_specdec.checkpoints.tensors import DTYPES
 from mlx_specdec.errors import CheckpointError
 
-from ..support.checkpoints import T5, t5_weights
 from ..support.torch_files import (
     Call,
     Name,
     Persistent,
     Raw,
     encode,
-    save_torch,
     tensor,
     write_old,
     write_zip,
@@ -98,13 +94,6 @@ def test_rows_are_a_part_of_the_whole(name: str) -> None:
                 assert mx.array_equal(part, array[begin:end]).item()
 
 
-def test_a_read_tensor_outlives_its_file(tmp_path: Path) -> None:
-    copy = Path(shutil.copy(FIXTURES / "every.zip.bin", tmp_path / "x.bin"))
-    array = whole(TorchFile(copy), "base")
-    copy.unlink()
-    assert mx.array_equal(array, expected("base")).item()
-
-
 def test_nothing_of_a_storage_is_read_for_the_list_of_tensors(tmp_path: Path) -> None:
     size = 1 << 30
     value = {"big": tensor(count=size, shape=(size,), strides=(1,), old=True)}
@@ -121,11 +110,8 @@ def test_nothing_of_a_storage_is_read_for_the_list_of_tensors(tmp_path: Path) ->
         (b"", "is empty"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
         (b"<!DOCTYPE html>", "no file that torch.save wrote"),
-        (struct.pack("<7i", 288, 768, 6, 6, 6, 32000, 256), "no file that torch.save wrote"),
         (b"\x80\x02}q\x00.", "none that torch.save wrote"),
-        (b"\x80\x02", "truncated"),
         (b"PK\x03\x04", "truncated"),
-        (bytes(257) + b"ustar" + bytes(250), "before 0.2"),
     ],
 )
 def test_what_is_no_archive_is_told_in_one_line(tmp_path: Path, content: bytes, says: str) -> None:
@@ -135,21 +121,6 @@ def test_what_is_no_archive_is_told_in_one_line(tmp_path: Path, content: bytes, 
         TorchFile(file)
     assert says in str(caught.value) and str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_archives_made_by_hand_read_as_those_of_torch(tmp_path: Path) -> None:
-    weights = t5_weights(T5)
-    file = TorchFile(save_torch(tmp_path / "x.bin", weights))
-    assert file.infos.keys() == weights.keys()
-    assert all(mx.array_equal(whole(file, name), weights[name]).item() for name in weights)
-
-
-def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:
-    """Its texts are bytes, and an OrderedDict is a call with a list of pairs."""
-    pairs = b"](](U\x01w" + encode(tensor()) + b"ee"
-    text = encode(Name("collections", "OrderedDict")) + pairs + b"\x85R"
-    file = TorchFile(write_zip(tmp_path / "x.bin", b"\x80\x02" + text + b".", {"0": bytes(24)}))
-    assert file.infos["w"].shape == (2, 3)
 
 
 def test_an_archive_with_64_bit_places_is_read(tmp_path: Path) -> None:
@@ -251,130 +222,41 @@ def test_every_other_name_is_refused_with_the_name(tmp_path: Path) -> None:
             assert f"it asks for {name}," in refused(write_zip(tmp_path / "x.bin", value, DATA))
 
 
-def test_types_that_are_not_read_are_named(tmp_path: Path) -> None:
-    for name in ("ComplexFloatStorage", "QInt8Storage", "complex64", "float8_e5m2", "qint8"):
-        for value in ({"w": Name("torch", name)}, {"w": Call(Name("torch", name), ())}):
-            text = refused(write_zip(tmp_path / "x.bin", value, DATA))
-            assert f"of the type {name}," in text and "malicious" not in text
-
-
 ORDERED = encode(Name("collections", "OrderedDict"))
 CODES = {
-    "operations that no state dict needs": [
-        b"ios\nsystem\n",  # INST
-        b"(cos\nsystem\no",
-        b"(" + ORDERED + b"o",  # OBJ
-        ORDERED + b")\x81",  # NEWOBJ
-        ORDERED + b")}\x92",  # NEWOBJ_EX
-        b"\x82\x01",  # EXT1
-        b"\x83\x01\x00",
-        b"\x84\x01\x00\x00\x00",
-        b"Pstorage\n",  # PERSID
-        b"\x97",  # NEXT_BUFFER
-        b"\x8f",  # EMPTY_SET
-        b"\xff",
-        b"\x80\x09",  # protocols
-        b"\x80\x01",
-    ],
-    "values that are too large or not there": [
-        b"X\xff\xff\xff\xff",
-        b"B\xff\xff\xff\xff",
-        b"\x8d" + b"\xff" * 8,
-        b"T\xff\xff\xff\xff",  # of -1 bytes
-        b"X\x02\x00\x00\x00\xff\xff",  # a text that is none
-        b"c\xff\n\xff\n",
-        b"c" + b"a" * 500 + b"\nb\n",
-        b"h\x07",
-        b"j\xff\xff\xff\xff",
-        b"R",
-        b"\x93",
-        b"\x85",
-        b"N(N",
-        b"NN",
-    ],
-    "calls of what cannot be called, or so": [
-        b"NNR",
-        b"})R",
-        b"]]R",
-        ORDERED + b"]R",
-        ORDERED + b"X\x00\x00\x00\x00R",
-        encode(Name("torch", "FloatStorage")) + b")R",
-        encode(Name("torch", "float32")) + b")R",
-        encode(Name("torch", "Tensor")) + b")R",
-        encode(Call(Name("torch._utils", "_rebuild_tensor_v3"), (7,))),
-        encode(Call(Name("torch._tensor", "_rebuild_from_type_v2"), (7,))),
-        encode(Call(Name("torch", "Size"), (7,))),
-        encode(Call(Name("torch._utils", "_rebuild_parameter"), (7,))),
-        *(
-            encode(Call(Name("collections", "OrderedDict"), arguments))
-            for arguments in ((7,), ((("a", 1),),), ([("a",)],), ([((1, 2), 1)],), ([], []))
-        ),
-        *(
-            encode(
-                Call(Name("torch._tensor", "_rebuild_from_type_v2"), (Name(*name), kind, (), {}))
-            )
-            for name, kind in (
-                (("torch", "Size"), Name("torch", "Tensor")),
-                (("torch._utils", "_rebuild_tensor_v2"), Name("torch", "float32")),
-            )
-        ),
-    ],
-    "containers that are none, or not marked": [
-        b"u",
-        b"(",
-        b"(NNu",
-        b"]NNs",
-        b"}(Nu",
-        b"NNa",
-        b"}Na",
-        encode(tensor()) + b"Na",
-    ],
-    "keys that are no plain values": [
-        b"}" + encode((1, 2)) + b"Ns",
-        b"}]Ns",
-        b"}(" + encode(Name("torch", "Tensor")) + b"Nu",
-    ],
-    "states of objects": [b"b", b"]}b", b"}]b", encode(tensor()) + b"}b", ORDERED + b"}b"],
-    "storages that are none": [
-        b"NQ",
-        encode(Persistent(("module", None, None, None))),
-        encode(Persistent(("storage", None, "0", "cpu", 6))),
-        encode(Persistent(("storage", Name("torch", "FloatStorage"), "0", "cpu", 6, (1, 2)))),
-    ],
-    "no state dicts": [b"}", b"]", encode({"epoch": 3}), encode(tensor(old=True))],
-    "names that are none": [encode({name: tensor(old=True)}) for name in ("a\nb", 3, "")],
+    "an operation that no state dict needs": b"(" + ORDERED + b"o",
+    "another protocol": b"\x80\x09",
+    "a text longer than the file": b"X\xff\xff\xff\xff",
+    "a text that is none": b"X\x02\x00\x00\x00\xff\xff",
+    "a value that was not stored": b"j\xff\xff\xff\xff",
+    "two values": b"NN",
+    "a call of nothing": b"NNR",
+    "a call of a type": encode(Name("torch", "float32")) + b")R",
+    "a call with too little": encode(Call(Name("torch._utils", "_rebuild_tensor_v3"), (7,))),
+    "pairs that are none": encode(Call(Name("collections", "OrderedDict"), ([("a",)],))),
+    "no list to append to": b"}Na",
+    "a key that is no plain value": b"}" + encode((1, 2)) + b"Ns",
+    "the state of an object": encode(tensor()) + b"}b",
+    "no storage": encode(Persistent(("module", None, None, None))),
+    "no state dict": encode({"epoch": 3}),
+    "a name that is none": encode({"a\nb": tensor(old=True)}),
 }
 
 
 @pytest.mark.parametrize("kind", CODES)
 def test_operations_that_make_no_plain_value_are_refused(tmp_path: Path, kind: str) -> None:
-    for code in CODES[kind]:
-        text = b"\x80\x02" + code + b"."
-        refused(write_old(tmp_path / "x.bin", text, {}))
-        refused(write_zip(tmp_path / "x.bin", text, DATA))
+    text = b"\x80\x02" + CODES[kind] + b"."
+    refused(write_old(tmp_path / "x.bin", text, {}))
+    refused(write_zip(tmp_path / "x.bin", text, DATA))
 
 
 LIES: dict[str, list[dict[str, Any]]] = {
-    "beyond its storage": [
-        {"shape": (2, 4), "strides": (4, 1)},
-        {"offset": 1},
-        {"strides": (2**61, 1)},
-    ],
-    "tensor wrongly": [
-        {"offset": -1},
-        {"offset": 2**70},
-        {"strides": (3, -1)},
-        {"shape": (2.0, 3)},
-        {"shape": (True, 3)},
-        {"shape": (2,)},
-        {"shape": [2, 3]},
-        {"shape": (1,) * 40, "strides": (1,) * 40},
-        {"shape": (2**40, 0)},
-    ],
+    "beyond its storage": [{"shape": (2, 4), "strides": (4, 1)}, {"strides": (2**61, 1)}],
+    "tensor wrongly": [{"offset": -1}, {"shape": (2.0, 3)}, {"shape": (2**40, 0)}],
     "claims more bytes": [{"shape": (2**30, 2**30), "strides": (0, 0)}],
-    "truncated or damaged in w": [{"count": 7}, {"count": 2**40}, {"storage": "DoubleStorage"}],
-    "storage wrongly": [{"count": -6}, {"count": 6.0}, {"key": 0}],
-    "bytes of w are not in it": [{"key": "1"}, {"key": "../version"}],
+    "truncated or damaged in w": [{"count": 7}, {"storage": "DoubleStorage"}],
+    "storage wrongly": [{"count": -6}],
+    "bytes of w are not in it": [{"key": "../version"}],
 }
 
 
@@ -382,29 +264,6 @@ LIES: dict[str, list[dict[str, Any]]] = {
 def test_a_tensor_that_lies_about_its_storage_is_refused(tmp_path: Path, says: str) -> None:
     for lie in LIES[says]:
         assert says in refused(write_zip(tmp_path / "x.bin", {"w": tensor(**lie)}, DATA))
-
-
-def test_a_tensor_whose_values_are_not_its_bytes_is_refused(tmp_path: Path) -> None:
-    plain = tensor()
-    for marks, sound in (({}, True), (None, True), ({"neg": True}, False)):
-        marked = Call(plain.name, (*plain.arguments, marks))
-        file = write_zip(tmp_path / "x.bin", {"w": marked}, DATA)
-        if sound:
-            assert TorchFile(file).infos["w"].shape == (2, 3)
-        else:
-            assert "negated" in refused(file)
-
-
-def test_archives_that_are_no_state_dicts_are_told_apart(tmp_path: Path) -> None:
-    good = {"w": tensor()}
-    file = tmp_path / "x.bin"
-    assert "TorchScript" in refused(write_zip(file, good, DATA, records={"x/code/a.py": b""}))
-    assert "TorchScript" in refused(write_zip(file, good, DATA, records={"y/data.pkl": b""}))
-    assert "byte order" in refused(write_zip(file, good, DATA, records={"x/byteorder": b"odd"}))
-    assert "compresses" in refused(write_zip(file, good, DATA, method=zipfile.ZIP_DEFLATED))
-    with pytest.warns(UserWarning, match="Duplicate"):
-        write_zip(file, good, DATA, records={"x/data/0": bytes(24)})
-    assert "twice" in refused(file)
 
 
 def test_the_older_streams_list_of_storages_has_to_fit(tmp_path: Path) -> None:
@@ -422,18 +281,8 @@ def test_the_older_streams_list_of_storages_has_to_fit(tmp_path: Path) -> None:
     refused(write_old(file, larger, {"0": (6, bytes(24))}))
 
 
-def doubling(times: int) -> bytes:
-    """A list of two references to a list of two references to ..."""
-    step = b"](" + b"h\x00h\x00" + b"eq\x00"
-    return b"\x80\x02]q\x00" + step * times + b"."
-
-
 BOMBS = {
-    "laughs": doubling(100),
-    "nested lists": b"\x80\x02" + b"](" * 200_000 + b"e" * 200_000 + b".",
-    "nested tuples": b"\x80\x02N" + b"\x85" * 600_000 + b".",
     "nested tuples as key": b"\x80\x02}N" + b"\x85" * 600_000 + b"Ns.",
-    "marks": b"\x80\x02" + b"(" * 600_000 + b".",
     "operations": b"\x80\x02" + b"N0" * 3_000_000 + b".",
     "far memo": b"\x80\x02Nr\xff\xff\xff\xff.",
     "copies": (
@@ -447,34 +296,13 @@ BOMBS = {
 }
 
 
-def directory_of(count: int) -> bytes:
-    """An archive whose directory has `count` empty records of one byte's name."""
-    local = struct.pack("<4s5H3L2H", b"PK\x03\x04", 20, 0, 0, 0, 33, 0, 0, 0, 1, 0) + b"x"
-    fields = (20, 20, 0, 0, 0, 33, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
-    entry = struct.pack("<4s6H3L5H2L", b"PK\x01\x02", *fields) + b"x"
-    counts = (min(count, 65535),) * 2
-    end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, *counts, 47 * count, len(local), 0)
-    return local + entry * count + end
-
-
-QUICK = ("copies", "long directory")
-"""Bombs that are refused at once; the others take seconds to count up to their limit."""
-
-
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in (*BOMBS, "directory", "long directory")
-    ],
+    [name if name == "copies" else pytest.param(name, marks=pytest.mark.slow) for name in BOMBS],
 )
 def test_bombs_are_refused_within_the_memory_of_a_small_file(tmp_path: Path, name: str) -> None:
     """In a process of its own, which a bomb may bring down."""
-    file = tmp_path / "x.bin"
-    if name in BOMBS:
-        write_zip(file, BOMBS[name])
-    else:
-        file.write_bytes(directory_of(178_000 if name == "directory" else 180_000))
+    file = write_zip(tmp_path / "x.bin", BOMBS[name])
     script = (
         "import resource, sys\n"
         "from pathlib import Path\n"
@@ -494,44 +322,11 @@ def test_bombs_are_refused_within_the_memory_of_a_small_file(tmp_path: Path, nam
     assert done.stdout.count("\n") == 1 and done.stderr == ""
 
 
-def patched(file: Path, place: int, form: str, *numbers: int) -> Path:
-    """An archive with other numbers in the directory's entry of its last record, x/version."""
-    content = bytearray(write_zip(file, {"w": tensor()}, DATA).read_bytes())
-    struct.pack_into(form, content, content.rindex(b"PK\x01\x02") + place, *numbers)
-    file.write_bytes(content)
-    return file
-
-
-def test_a_record_that_is_not_as_the_directory_says_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "x.bin"
-    for sizes in ((1, 2), (2, 1)):
-        assert "compresses or encrypts 'x/version'" in refused(patched(file, 20, "<2L", *sizes))
-    assert "compresses or encrypts 'x/version'" in refused(patched(file, 8, "<H", 1))
-    for begin in (1, 41, 2**31):
-        assert "truncated or damaged" in refused(patched(file, 42, "<L", begin))
-    assert "truncated or damaged" in refused(patched(file, 20, "<2L", 10**6, 10**6))
-
-
-def test_records_that_lie_on_top_of_each_other_are_refused(tmp_path: Path) -> None:
-    file = write_zip(tmp_path / "x.bin", {"w": tensor()}, {"0": bytes(24), "1": bytes(24)})
-    content = bytearray(file.read_bytes())
-    struct.pack_into("<2L", content, content.rindex(b"x/data/1") - 26, 25, 25)
-    first = content.index(b"x/data/0", content.index(b"PK\x01\x02"))
-    struct.pack_into("<2L", content, first - 26, 25, 25)
-    file.write_bytes(content)
-    assert "damaged in 'x/data/" in refused(file)
-
-
-def test_a_directory_larger_than_any_is_refused(tmp_path: Path) -> None:
-    content = bytearray(write_zip(tmp_path / "x.bin", {"w": tensor()}, DATA).read_bytes())
-    at = content.rfind(b"PK\x05\x06")
-    file = tmp_path / "y.bin"
-    for size, place in ((2**40, 2**45), (2**62, 0), (at, 0)):
-        wide = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 2**40, 2**40, size, place)
-        locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, at, 1)
-        end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 65535, 65535, 2**32 - 1, 2**32 - 1, 0)
-        file.write_bytes(bytes(content[:at]) + wide + locator + end)
-        assert "truncated or damaged" in refused(file)
+def test_other_archives_are_told_apart(tmp_path: Path) -> None:
+    good, file = {"w": tensor()}, tmp_path / "x.bin"
+    assert "TorchScript" in refused(write_zip(file, good, DATA, records={"x/code/a.py": b""}))
+    assert "byte order" in refused(write_zip(file, good, DATA, records={"x/byteorder": b"odd"}))
+    assert "compresses" in refused(write_zip(file, good, DATA, method=zipfile.ZIP_DEFLATED))
 
 
 SEEDS = [
@@ -573,53 +368,3 @@ def test_flipped_bits_are_refused_or_read(scratch: Path, data: st.DataObject) ->
 @given(st.sampled_from(SEEDS), st.floats(0, 1, exclude_max=True))
 def test_a_cut_file_is_always_refused(scratch: Path, content: bytes, share: float) -> None:
     assert only_checkpoint_errors(scratch, content[: int(share * len(content))])
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.sampled_from([b"", b"PK\x03\x04", b"\x80\x02"]), st.binary(max_size=2000))
-def test_random_bytes_are_refused(scratch: Path, head: bytes, tail: bytes) -> None:
-    assert only_checkpoint_errors(scratch, head + tail)
-
-
-OPERATIONS = bytes(sorted(map(ord, "(012NJKMGXTUBC]lae}dsu)tqrhjcRbQ."))) + bytes(
-    [0x80, 0x95, 0x88, 0x89, 0x8A, 0x8C, 0x8D, 0x8E, 0x85, 0x86, 0x87, 0x93, 0x94]
-)
-FRAGMENTS = [
-    encode(Name("collections", "OrderedDict")),
-    encode(Name("torch", "FloatStorage")),
-    encode(Name("torch._utils", "_rebuild_tensor_v2")),
-    encode(Name("torch._tensor", "_rebuild_from_type_v2")),
-    encode(tensor()),
-    encode({"w": tensor()}),
-    encode("w"),
-    encode(7),
-]
-
-
-@pytest.mark.slow
-@settings(max_examples=600, deadline=None)
-@given(
-    st.lists(
-        st.sampled_from(FRAGMENTS)
-        | st.sampled_from(OPERATIONS).map(lambda code: bytes([code]))
-        | st.binary(max_size=5),
-        max_size=40,
-    )
-)
-def test_any_sequence_of_operations_is_refused_or_read(scratch: Path, parts: list[bytes]) -> None:
-    write_zip(scratch, b"\x80\x02" + b"".join(parts) + b".", DATA)
-    only_checkpoint_errors(scratch, scratch.read_bytes())
-
-
-@pytest.mark.slow
-def test_many_mutations_of_real_files_are_refused_or_read(scratch: Path) -> None:
-    draw = random.Random(20)
-    kinds = [0, 0]
-    for _ in range(2000):
-        content = bytearray(draw.choice(SEEDS))
-        for _ in range(draw.randint(1, 4)):
-            place, size = draw.randrange(len(content)), draw.randint(1, 16)
-            part = draw.choice([draw.randbytes(size), b"", b"\xff" * size, bytes(size)])
-            content[place : place + draw.choice([0, size])] = part
-        kinds[only_checkpoint_errors(scratch, bytes(content))] += 1
-    assert min(kinds) > 100

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub as hub
-import mlx_lm.utils
 import pytest
 
 from mlx_specdec.conversion.convert import convert
@@ -25,7 +26,6 @@ class Hub:
         self.uploaded: list[tuple[Path, str]] = []
         monkeypatch.setattr(hub.HfApi, "create_repo", self.create)
         monkeypatch.setattr(hub.HfApi, "upload_folder", self.upload)
-        monkeypatch.delattr(hub.HfApi, "upload_large_folder", raising=False)
 
     def create(self, *, repo_id: str, exist_ok: bool) -> None:
         self.made.append(repo_id)
@@ -34,46 +34,26 @@ class Hub:
         self.uploaded.append((Path(folder_path), repo_id))
 
 
-def test_a_t5_is_uploaded_whole_with_a_card_that_names_this_tool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("write", [write_t5, partial(tiny.write, "llama")])
+def test_a_model_is_uploaded_whole_with_a_card_that_names_this_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Path]
 ) -> None:
     api = Hub(monkeypatch)
-    monkeypatch.setattr(mlx_lm.utils, "upload_to_hub", lambda *rest: 1 / 0)
-    convert(str(write_t5(tmp_path / "t5")), tmp_path / "out", upload_repo="me/my-t5")
-    assert api.made == ["me/my-t5"] and api.uploaded == [(tmp_path / "out", "me/my-t5")]
+    convert(str(write(tmp_path / "source")), tmp_path / "out", upload_repo="me/model")
+    assert api.made == ["me/model"] and api.uploaded == [(tmp_path / "out", "me/model")]
     card = hub.ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.library_name == "mlx" and card.data.base_model is None
-    assert "mlx-specdec" in card.text and "mlx_lm" not in card.text
+    assert "mlx-specdec generate --model me/model" in card.text
 
 
 def test_a_drafter_is_uploaded_with_a_card_that_says_how_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = Hub(monkeypatch)
-    monkeypatch.setattr(mlx_lm.utils, "upload_to_hub", lambda *rest: 1 / 0)
     convert(str(eagle3(tmp_path / "a")), tmp_path / "out", upload_repo="me/drafter")
     assert api.uploaded == [(tmp_path / "out", "me/drafter")]
     card = hub.ModelCard.load(tmp_path / "out" / "README.md").text
     assert "generate --model TARGET --draft-model me/drafter" in card
-
-
-def test_a_llama_goes_through_mlx_lms_helper(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(mlx_lm.utils, "upload_to_hub", lambda *rest: seen.append(rest))
-    monkeypatch.setattr(hub.HfApi, "create_repo", lambda *rest, **more: 1 / 0)
-    convert(str(tiny.write("llama", tmp_path / "a")), tmp_path / "out", upload_repo="me/llama")
-    assert seen == [(str(tmp_path / "out"), "me/llama")]
-
-
-def test_mlx_lms_real_helper_with_a_hub_that_lacks_its_function_still_uploads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api = Hub(monkeypatch)
-    convert(str(tiny.write("llama", tmp_path / "a")), tmp_path / "out", upload_repo="me/llama")
-    assert api.uploaded == [(tmp_path / "out", "me/llama")]
-    assert "mlx_lm" in hub.ModelCard.load(tmp_path / "out" / "README.md").text
 
 
 @pytest.mark.parametrize(

@@ -101,16 +101,15 @@ def tensor_names(architecture: str, layers: int) -> Callable[[str], str]:
 class Family:
     """What one architecture has.
 
-    model_type, architecture: Hugging Face's names. stated: key of config.json -> key of the
-    metadata and its kind, without the sizes. constant: what the metadata do not say.
-    epsilon: what config.json calls that of the norms. permuted: llama.cpp stores the rows of its
-    rotary heads in the order of Meta's code. shifted: it stores 1 + w for the weights w of norms.
-    partial: a part of each head's width may be rotated. scales: mlx-lm can scale its rotary
-    positions. largest: layers of the size whose attention is scaled by its width over its heads.
+    model_type: Hugging Face's name. stated: key of config.json -> key of the metadata and its kind,
+    without the sizes. constant: what the metadata do not say. epsilon: what config.json calls that
+    of the norms. permuted: llama.cpp stores the rows of its rotary heads in the order of Meta's
+    code. shifted: it stores 1 + w for the weights w of norms. partial: a part of each head's width
+    may be rotated. scales: mlx-lm can scale its rotary positions. largest: layers of the size whose
+    attention is scaled by its width over its heads.
     """
 
     model_type: str
-    architecture: str
     stated: Mapping[str, tuple[str, Kind[Any]]] = field(default_factory=dict)
     constant: Mapping[str, Any] = field(default_factory=dict)
     epsilon: str = "rms_norm_eps"
@@ -120,7 +119,14 @@ class Family:
     scales: bool = False
     largest: int = 0
 
+    @property
+    def architecture(self) -> str:
+        """The name of Hugging Face's class."""
+        parts = (_SPELLED.get(part, part.capitalize()) for part in self.model_type.split("_"))
+        return f"{''.join(parts)}ForCausalLM"
 
+
+_SPELLED = {"text": "", "smollm3": "SmolLM3", "stablelm": "StableLm"}
 _GELU = {"hidden_act": "gelu_pytorch_tanh"}
 _USED = {"num_experts_per_tok": (".expert_used_count", COUNT)}
 _EXPERTS = {"num_experts": (".expert_count", COUNT), **_USED}
@@ -137,74 +143,46 @@ _MULTIPLIERS = {
     "residual_multiplier": (".residual_scale", NUMBER),
     "logits_scaling": (".logit_scale", NUMBER),
 }
-_SHARED_EXPERT = {"shared_expert_intermediate_size": (".expert_shared_feed_forward_length", COUNT)}
+_SHARED = {"shared_expert_intermediate_size": (".expert_shared_feed_forward_length", COUNT)}
 _SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
 _PARALLEL = {"use_parallel_residual": (".use_parallel_residual", FLAG)}
 
-MIXTRAL = Family(
-    "mixtral",
-    "MixtralForCausalLM",
-    {"num_local_experts": (".expert_count", COUNT), **_USED},
-    permuted=True,
-)
+MIXTRAL = Family("mixtral", {"num_local_experts": (".expert_count", COUNT), **_USED}, permuted=True)
 """What a llama with experts is."""
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family("llama", "LlamaForCausalLM", permuted=True, scales=True),
-    "command-r": Family("cohere", "CohereForCausalLM", _LOGITS, epsilon="layer_norm_eps"),
+    "llama": Family("llama", permuted=True, scales=True),
+    "command-r": Family("cohere", _LOGITS, epsilon="layer_norm_eps"),
     "cohere2": Family(
-        "cohere2",
-        "Cohere2ForCausalLM",
-        {**_LOGITS, **_WINDOW},
-        {"sliding_window_pattern": 4},
-        epsilon="layer_norm_eps",
+        "cohere2", {**_LOGITS, **_WINDOW}, {"sliding_window_pattern": 4}, "layer_norm_eps"
     ),
-    "gemma": Family("gemma", "GemmaForCausalLM", {}, _GELU, shifted=True),
-    "gemma2": Family("gemma2", "Gemma2ForCausalLM", _CAPS, _GELU, shifted=True, largest=46),
+    "gemma": Family("gemma", {}, _GELU, shifted=True),
+    "gemma2": Family("gemma2", _CAPS, _GELU, shifted=True, largest=46),
     "gemma3": Family(
         "gemma3_text",
-        "Gemma3ForCausalLM",
         _WINDOW,
         {**_GELU, "sliding_window_pattern": 6, "rope_local_base_freq": 10000.0},
         shifted=True,
         scales=True,
         largest=62,
     ),
-    "granite": Family("granite", "GraniteForCausalLM", _MULTIPLIERS, permuted=True, scales=True),
+    "granite": Family("granite", _MULTIPLIERS, permuted=True, scales=True),
     "nemotron": Family(
-        "nemotron",
-        "NemotronForCausalLM",
-        {},
-        {"hidden_act": "relu2"},
-        epsilon="norm_eps",
-        shifted=True,
-        partial=True,
+        "nemotron", {}, {"hidden_act": "relu2"}, "norm_eps", shifted=True, partial=True
     ),
-    "olmo2": Family("olmo2", "Olmo2ForCausalLM", scales=True),
-    "olmoe": Family("olmoe", "OlmoeForCausalLM", _EXPERTS, {"norm_topk_prob": False}, scales=True),
-    "phi2": Family(
-        "phi",
-        "PhiForCausalLM",
-        {},
-        {"hidden_act": "gelu_new"},
-        epsilon="layer_norm_eps",
-        partial=True,
-    ),
-    "phi3": Family("phi3", "Phi3ForCausalLM", partial=True),
-    "qwen2": Family("qwen2", "Qwen2ForCausalLM", scales=True),
+    "olmo2": Family("olmo2", scales=True),
+    "olmoe": Family("olmoe", _EXPERTS, {"norm_topk_prob": False}, scales=True),
+    "phi2": Family("phi", {}, {"hidden_act": "gelu_new"}, "layer_norm_eps", partial=True),
+    "phi3": Family("phi3", partial=True),
+    "qwen2": Family("qwen2", scales=True),
     "qwen2moe": Family(
-        "qwen2_moe",
-        "Qwen2MoeForCausalLM",
-        {**_NARROW_EXPERTS, **_SHARED_EXPERT},
-        {**_SPARSE, "norm_topk_prob": False},
+        "qwen2_moe", {**_NARROW_EXPERTS, **_SHARED}, {**_SPARSE, "norm_topk_prob": False}
     ),
-    "qwen3": Family("qwen3", "Qwen3ForCausalLM", scales=True),
-    "qwen3moe": Family("qwen3_moe", "Qwen3MoeForCausalLM", _NARROW_EXPERTS, _SPARSE),
-    "seed_oss": Family("seed_oss", "SeedOssForCausalLM", scales=True),
-    "smollm3": Family("smollm3", "SmolLM3ForCausalLM", permuted=True, scales=True),
-    "stablelm": Family(
-        "stablelm", "StableLmForCausalLM", _PARALLEL, epsilon="layer_norm_eps", partial=True
-    ),
-    "starcoder2": Family("starcoder2", "Starcoder2ForCausalLM", {}, _GELU, epsilon="norm_epsilon"),
+    "qwen3": Family("qwen3", scales=True),
+    "qwen3moe": Family("qwen3_moe", _NARROW_EXPERTS, _SPARSE),
+    "seed_oss": Family("seed_oss", scales=True),
+    "smollm3": Family("smollm3", permuted=True, scales=True),
+    "stablelm": Family("stablelm", _PARALLEL, epsilon="layer_norm_eps", partial=True),
+    "starcoder2": Family("starcoder2", {}, _GELU, epsilon="norm_epsilon"),
 }
 
 
@@ -394,23 +372,11 @@ def describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
     if "dec.blk.0.attn_norm.weight" not in finder.shapes:
         raise Malformed("holds an encoder alone, which cannot generate text")
     own_head = _has_own_head(finder)
-    config = _t5_config(metadata, finder, layers, decoder_layers, own_head)
-    theirs = tensor_names(metadata.architecture, max(layers, decoder_layers))
-    for ours, shape in keys.t5_shapes(config, own_head=own_head).items():
-        finder.take(ours, Place(theirs(ours), shape))
-    # A copy of the embedding, and the bias of cross attention that old checkpoints hold.
-    unused = [f"dec.blk.{number}.cross_attn_rel_b.weight" for number in range(decoder_layers)]
-    finder.check_left(config["model_type"], HEAD, *unused)
-    return config
-
-
-def _t5_config(
-    metadata: Metadata, finder: Finder, layers: int, decoder_layers: int, own_head: bool
-) -> dict[str, Any]:
     every_layer = layers > 1 and "enc.blk.1.attn_rel_b.weight" in finder.shapes
     gated = "enc.blk.0.ffn_gate.weight" in finder.shapes
     model_type = "umt5" if every_layer else "t5"
-    return {
+    epsilon = metadata.get(".attention.layer_norm_epsilon", POSITIVE, 1e-6)
+    config = {
         "model_type": model_type,
         "architectures": [f"{model_type.upper()}ForConditionalGeneration"],
         "is_encoder_decoder": True,
@@ -425,17 +391,20 @@ def _t5_config(
         # llama.cpp computes with these two whatever the original had.
         "relative_attention_max_distance": 128,
         "feed_forward_proj": "gated-gelu" if gated else "relu",
-        "layer_norm_epsilon": metadata.get(
-            ".attention.layer_norm_rms_epsilon",
-            POSITIVE,
-            metadata.get(".attention.layer_norm_epsilon", POSITIVE, 1e-6),
-        ),
+        "layer_norm_epsilon": metadata.get(".attention.layer_norm_rms_epsilon", POSITIVE, epsilon),
         "decoder_start_token_id": metadata.get(".decoder_start_token_id", COUNT, 0),
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id", COUNT, 0),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id", COUNT, 1),
         "tie_word_embeddings": not own_head,
         "scale_decoder_outputs": not own_head,
     }
+    theirs = tensor_names(metadata.architecture, max(layers, decoder_layers))
+    for ours, shape in keys.t5_shapes(config, own_head=own_head).items():
+        finder.take(ours, Place(theirs(ours), shape))
+    # A copy of the embedding, and the bias of cross attention that old checkpoints hold.
+    unused = [f"dec.blk.{number}.cross_attn_rel_b.weight" for number in range(decoder_layers)]
+    finder.check_left(model_type, HEAD, *unused)
+    return config
 
 
 def _has_own_head(finder: Finder) -> bool:

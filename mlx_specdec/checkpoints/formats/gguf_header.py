@@ -1,10 +1,10 @@
 """The front of a GGUF file: its metadata and its list of tensors, held to the file's size.
 
 The container is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3 in
-either byte order. No count, length or shape is believed before the file is known to be long enough
-for it. The gguf package's reader believes them, and takes a minute for a vocabulary of 256,000
-tokens and 500,000 merges where this one takes seconds: of that package only constants, names and
-the expansion of quantized types are used.
+either byte order. No length or shape is believed before the file is known to be long enough for it.
+The gguf package's reader believes them, and takes a minute for a vocabulary of 256,000 tokens and
+500,000 merges where this one takes seconds: of that package only constants, names and the expansion
+of quantized types are used.
 """
 
 from __future__ import annotations
@@ -24,15 +24,11 @@ from ..tensors import LARGEST_EXTENT, Malformed, TensorInfo, check_name, to_mlx
 
 VERSIONS = (2, 3)
 ALIGNMENT = 32
-LONGEST_STRING = 1 << 24
-"""Bytes; chat templates and lists of merges are the longest that are known, below 1 MB."""
-LONGEST_ARRAY = 1 << 22
-"""Entries; the largest vocabularies have 0.3 M tokens and 0.6 M merges."""
+MOST = 1 << 22
+"""Keys, tensors, or entries of a list; the longest known are of 0.6 M merges."""
 MOST_AXES = 4
 _ARRAY, _STRING, _BOOL = 9, 8, 7
 _SCALARS = {**dict(enumerate("BbHhIifB")), 10: "Q", 11: "q", 12: "d"}
-_SMALLEST_KEY = 8 + 4 + 1
-_SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
 _PLAIN = {
     "F64": "f8",
     "F32": "f4",
@@ -105,49 +101,32 @@ def read_header(data: mmap.mmap | bytes) -> tuple[Mapping[str, Any], dict[str, S
     the tensors by name. Raises Malformed."""
     reader = _Reader(data)
     count, keys = reader.begin()
-    metadata: dict[str, Any] = {}
-    reader.check_count(keys, _SMALLEST_KEY, "keys")
+    metadata = {}
     for _ in range(keys):
         name = reader.name("a key")
-        if name in metadata:
-            raise Malformed(f"is damaged: it repeats the key {name}")
         metadata[name] = reader.value(name)
-    reader.check_count(count, _SMALLEST_TENSOR, "tensors")
-    listed = sorted((reader.entry() for _ in range(count)), key=lambda entry: entry[0])
+    listed = [reader.entry() for _ in range(count)]
     alignment = metadata.get("general.alignment", ALIGNMENT)
-    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+    if type(alignment) is not int or alignment < 1:
         raise Malformed(f"is damaged: its tensors are aligned to {alignment!r:.40}")
-    begin = end = -(-reader.position // alignment) * alignment
-    before = "its header"
+    begin = -(-reader.position // alignment) * alignment
     tensors: dict[str, Stored] = {}
-    for offset, name, number, shape in listed:
-        stored = _stored(data, name, element_type(number), shape, begin + offset, reader.order)
+    for offset, name, number, shape in sorted(listed):
+        kind = element_type(number)
+        if reader.order == ">" and not kind.numpy:
+            raise Malformed(
+                f"is big-endian and holds {kind.name}: only plain types are read from such"
+            )
+        if shape[-1] % kind.block:
+            raise Malformed(f"is damaged: the rows of {name} are no whole {kind.name} blocks")
+        row_nbytes = shape[-1] // kind.block * kind.nbytes
+        stored = Stored(data, kind, shape, begin + offset, row_nbytes, reader.order)
         if name in tensors:
             raise Malformed(f"is damaged: it repeats the tensor {name}")
-        if offset % alignment:
-            raise Malformed(f"is damaged: {name} does not begin where tensors may")
-        if stored.begin < end:
-            raise Malformed(f"is damaged: {name} lies on top of {before}")
-        end, before = stored.begin + stored.info.nbytes, name
-        if end > len(data):
+        if stored.begin + stored.info.nbytes > len(data):
             raise Malformed(f"is truncated in {name}: download it again")
         tensors[name] = stored
     return metadata, tensors
-
-
-def _stored(
-    data: mmap.mmap | bytes,
-    name: str,
-    kind: ElementType,
-    shape: tuple[int, ...],
-    begin: int,
-    order: str,
-) -> Stored:
-    if order == ">" and not kind.numpy:
-        raise Malformed(f"is big-endian and holds {kind.name}: only plain types are read from such")
-    if shape[-1] % kind.block:
-        raise Malformed(f"is damaged: the rows of {name} are no whole number of {kind.name} blocks")
-    return Stored(data, kind, shape, begin, shape[-1] // kind.block * kind.nbytes, order)
 
 
 class _Reader:
@@ -171,15 +150,14 @@ class _Reader:
                 f"is of GGUF version {version}, and versions {VERSIONS[0]} and {VERSIONS[1]} are "
                 "read: convert it with a newer llama.cpp"
             )
-        return self._number("Q", "its counts"), self._number("Q", "its counts")
+        return self.count("tensors"), self.count("keys")
 
-    def check_count(self, count: int, smallest: int, what: str) -> None:
-        """Raises Malformed where the rest of the file cannot hold `count` things of at least
-        `smallest` bytes."""
-        if count * smallest > len(self._data) - self.position:
-            raise Malformed(
-                f"is truncated or damaged: it claims {count} {what}, more than fit in it"
-            )
+    def count(self, what: str) -> int:
+        """A number of things, no more than MOST. Raises Malformed."""
+        count: int = self._number("Q", what)
+        if count > MOST:
+            raise Malformed(f"is refused: it claims {count} {what}")
+        return count
 
     def name(self, what: str) -> str:
         name = self._string(what)
@@ -211,11 +189,8 @@ class _Reader:
         return self._number("Q", name), name, kind, shape
 
     def _array(self, key: str) -> Any:
-        kind, count = self._number("I", key), self._number("Q", key)
-        if count > LONGEST_ARRAY:
-            raise Malformed(f"is refused: {key} claims {count} entries")
+        kind, count = self._number("I", key), self.count(f"entries of {key}")
         if kind == _STRING:
-            self.check_count(count, 8, f"entries of {key}")
             return [self._string(key) for _ in range(count)]
         if kind not in _SCALARS:
             raise Malformed(f"is refused: {key} is a list of a type ({kind}) that is not read here")
@@ -224,11 +199,8 @@ class _Reader:
         return values.astype(np.bool_) if kind == _BOOL else values
 
     def _string(self, what: str) -> str:
-        length = self._number("Q", what)
-        if length > LONGEST_STRING:
-            raise Malformed(f"is truncated or damaged: a string at {what} claims {length} bytes")
         try:
-            return self._take(length, what).decode("utf-8")
+            return self._take(self._number("Q", what), what).decode("utf-8")
         except UnicodeDecodeError:
             raise Malformed(f"is damaged: a string at {what} is not UTF-8") from None
 

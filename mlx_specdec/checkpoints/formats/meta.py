@@ -364,8 +364,9 @@ def lay_down(source: Path, directory: Path) -> None:
     places = (source / MODEL, source.absolute().parent / MODEL)
     tokenizer = next((shards.inside(file) for file in places if file.is_file()), None)
     if tokenizer is not None:
-        text = read_tokenizer(tokenizer, config["vocab_size"], since_31="rope_scaling" in config)
-        config.update(text.ids)
-        for name, content in text.files.items():
+        scaled = "rope_scaling" in config
+        made, ids = read_tokenizer(tokenizer, config["vocab_size"], since_31=scaled)
+        config.update(ids)
+        for name, content in made.items():
             (directory / name).write_text(content, encoding="utf-8")
     (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

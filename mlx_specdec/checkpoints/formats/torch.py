@@ -5,7 +5,6 @@ No storage is read before a tensor's rows are.
 
 from __future__ import annotations
 
-import io
 import math
 import mmap
 import struct
@@ -23,8 +22,6 @@ from .torch_pickle import LONGEST_PICKLE, Storage, Tensor, load, named_tensors, 
 
 ZIP_MAGIC = b"PK\x03\x04"
 OLD_MAGIC, OLD_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-LONGEST_DIRECTORY = 1 << 23
-"""Bytes: about 100 of each of 80,000 records. `zipfile` makes an object of a record."""
 _LOCAL_BYTES, _ENCRYPTED = 30, 0x1
 _BROKEN = "is truncated or damaged: download it again"
 
@@ -86,18 +83,7 @@ def _read(file: Path, data: mmap.mmap) -> tuple[Any, Mapping[str, slice], bool]:
         return _read_zip(file, data)
     if data[:1] == b"\x80":
         return (*_read_old(data), False)
-    if data[257:262] == b"ustar":
-        raise Malformed("is written by a torch before 0.2: save it again with a newer one")
     raise Malformed("is no file that torch.save wrote, or its beginning is damaged")
-
-
-class _Bounded(io.FileIO):
-    """A file whose directory `zipfile` reads at once, of whatever size the archive claims."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size is not None and size > LONGEST_DIRECTORY:
-            raise Malformed(f"is refused: its directory claims {size:,} bytes")
-        return super().read(size) or b""
 
 
 def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, slice], bool]:
@@ -119,15 +105,14 @@ def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, slice], bool]
 
 
 def _records(file: Path, data: mmap.mmap) -> dict[str, slice]:
-    """Every record by name: once each, stored as it is, none on top of another."""
+    """Every record by name, stored as it is."""
     try:
-        with _Bounded(file) as stream, zipfile.ZipFile(stream) as archive:
-            entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, OverflowError):
         raise Malformed(_BROKEN) from None
-    ends = [*(entry.header_offset for entry in entries[1:]), len(data)]
     records: dict[str, slice] = {}
-    for entry, end in zip(entries, ends, strict=True):
+    for entry in entries:
         name, at, size = entry.orig_filename, max(0, entry.header_offset), entry.file_size
         stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == size
         if not stored or entry.flag_bits & _ENCRYPTED:
@@ -137,10 +122,8 @@ def _records(file: Path, data: mmap.mmap) -> dict[str, slice]:
         # The header has the lengths of what follows it: the record's name and an extra field.
         header = data[at : at + _LOCAL_BYTES].ljust(_LOCAL_BYTES)
         begin = at + _LOCAL_BYTES + sum(struct.unpack_from("<2H", header, 26))
-        if header[:4] != ZIP_MAGIC or begin + size > end:
+        if header[:4] != ZIP_MAGIC or begin + size > len(data):
             raise Malformed(f"is truncated or damaged in {shortened(name)}: download it again")
-        if name in records:
-            raise Malformed(f"is damaged: it holds {shortened(name)} twice")
         records[name] = slice(begin, begin + size)
     return records
 

@@ -298,46 +298,30 @@ _NAMED_3 = {
 _NAMED_31 = {**_NAMED_3, 4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}
 """Places among Llama 3's special tokens; the others are reserved."""
 _ADVICE = "take the one that belongs to the model"
-_TRIALS = (
-    'Once upon a time, there was a little girl named Lily. She said: "I don\'t know!"',
-    "  two  spaces\n\n\tand a tab, 3.14159 or 1234567890",
-    "ünïcödé ﬁ 漢字 🙂",
-    "def f(x):\n    return x",
-)
+_TRIAL = "Once upon a time, a girl said: I don't  know!\n\n\t3.14 ünïcödé ﬁ 漢字 🙂 f(x):\n    x"
 
 
-@dataclass(frozen=True)
-class Text:
-    """Meta's tokenizer in Hugging Face's words.
+def read_tokenizer(
+    file: Path, vocabulary: int, *, since_31: bool = False
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Read a tokenizer.model of Meta's. Returns files of Hugging Face's, name -> text, and the ids
+    of the tokens that begin and end a text, as config.json has them.
 
-    files: name -> text, tokenizer.json among them. ids: of the tokens that begin and end a text, as
-    config.json and generation_config.json have them. size: number of tokens, special ones included.
+    vocabulary: ids that the model knows; there may be fewer tokens, not more. since_31: use the
+    names of Llama 3.1's special tokens instead of 3's. Raises CheckpointError.
     """
-
-    files: Mapping[str, str]
-    ids: Mapping[str, Any]
-    size: int
-
-    @classmethod
-    def of(cls, files: Mapping[str, str], ids: Mapping[str, Any], size: int) -> Text:
-        """Add generation_config.json, which has the ids."""
-        return cls({**files, "generation_config.json": json.dumps(ids, indent=2)}, ids, size)
-
-
-def read_tokenizer(file: Path, vocabulary: int, *, since_31: bool = False) -> Text:
-    """Read a tokenizer.model of Meta's. vocabulary: ids that the model knows; there may be fewer
-    tokens, not more. since_31: use the names of Llama 3.1's special tokens instead of 3's. Raises
-    CheckpointError."""
     with naming(file), reading(file):
         if file.stat().st_size > LARGEST_FILE:
             raise Malformed(f"is too large for a tokenizer: {_ADVICE}")
         data = file.read_bytes()
         if _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
-            return _tiktoken(data, vocabulary, since_31=since_31)
-        return _sentencepiece(data, vocabulary)
+            files, ids = _tiktoken(data, vocabulary, since_31=since_31)
+        else:
+            files, ids = _sentencepiece(data, vocabulary)
+    return {**files, "generation_config.json": json.dumps(ids, indent=2)}, ids
 
 
-def _sentencepiece(data: bytes, vocabulary: int) -> Text:
+def _sentencepiece(data: bytes, vocabulary: int) -> tuple[dict[str, str], dict[str, Any]]:
     """Describe the vocabulary as llama.cpp would, and build it from that."""
     import sentencepiece
     from tokenizers import Tokenizer
@@ -349,7 +333,7 @@ def _sentencepiece(data: bytes, vocabulary: int) -> Text:
         if size > vocabulary:
             raise Malformed(f"has {size} tokens where the model knows {vocabulary}: {_ADVICE}")
         metadata = Metadata(_described(processor))
-        expected = {trial: processor.encode(trial) for trial in _TRIALS}
+        expected = processor.encode(_TRIAL)
     # A damaged one loads at times: its tokens are no text then, or its ids not among them.
     except (RuntimeError, OSError, ValueError, LookupError):
         raise Malformed(
@@ -357,11 +341,10 @@ def _sentencepiece(data: bytes, vocabulary: int) -> Text:
         ) from None
     files = tokenizer_files(metadata)
     tokenizer = Tokenizer.from_str(files["tokenizer.json"])
-    for text, ids in expected.items():
-        if tokenizer.encode(text, add_special_tokens=False).ids != ids:
-            raise Malformed(f"cuts text in a way that tokenizer.json cannot say: {_ADVICE}")
+    if tokenizer.encode(_TRIAL, add_special_tokens=False).ids != expected:
+        raise Malformed(f"cuts text in a way that tokenizer.json cannot say: {_ADVICE}")
     ends = {"bos": processor.bos_id(), "eos": processor.eos_id()}
-    return Text.of(files, {f"{name}_token_id": id for name, id in ends.items() if id >= 0}, size)
+    return files, {f"{name}_token_id": id for name, id in ends.items() if id >= 0}
 
 
 def _described(processor: Any) -> dict[str, Any]:
@@ -389,7 +372,9 @@ def _described(processor: Any) -> dict[str, Any]:
     }
 
 
-def _tiktoken(data: bytes, vocabulary: int, *, since_31: bool) -> Text:
+def _tiktoken(
+    data: bytes, vocabulary: int, *, since_31: bool
+) -> tuple[dict[str, str], dict[str, Any]]:
     ranks = _ranks(data)
     count, named = len(ranks), _NAMED_31 if since_31 else _NAMED_3
     if vocabulary - count < _SPECIAL_TOKENS:
@@ -408,8 +393,7 @@ def _tiktoken(data: bytes, vocabulary: int, *, since_31: bool) -> Text:
         "tokenizer_config.json": json.dumps(settings, indent=2),
     }
     ends = [count + end for end in ([1, 8, 9] if since_31 else [1, 9])]
-    ids = {"bos_token_id": count, "eos_token_id": ends}
-    return Text.of(files, ids, count + _SPECIAL_TOKENS)
+    return files, {"bos_token_id": count, "eos_token_id": ends}
 
 
 def _ranks(data: bytes) -> dict[bytes, int]:
