@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .file_tokenizer import DirectoryTokenizer
-from .tokenizer import Tokenizer
+from .tokenizer import DirectoryTokenizer, Tokenizer
 
 Schema = Mapping[str, Any]
 MOST_STEPS = 16

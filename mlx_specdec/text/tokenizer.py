@@ -6,17 +6,32 @@ decoder-only ones do for a chat template, or where they have no tokenizer.json.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from ..checkpoints.disk import check_regular, read_json
 from ..checkpoints.files import has_vocabulary
-from ..errors import CheckpointError
+from ..errors import CheckpointError, first_line, is_panic
+from . import chat
 from .chat import Ending, Messages
+from .growth import Growth, read_sentence_piece
 
 Kind = Literal["encoder-decoder", "decoder-only"]
+FILES = ("*token*", "spiece*", "vocab*", "merges*")
+"""What a tokenizer may consist of."""
+LONG = 1000
+"""Tokens that are decoded as a batch of one, which lets other threads run meanwhile."""
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
+"""How tiktoken's files begin: a token in base 64, and its rank."""
+EXTRA, MOST_EXTRA = 100, 100_000
+"""T5's sentinels where nothing says how many there are, and the most that a file may have."""
+_SENTINEL = re.compile(r"<extra_id_(\d{1,6})>", re.ASCII)
 
 
 class Tokenizer(ABC):
@@ -66,8 +81,6 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
 
     Raises CheckpointError where its files are missing or damaged, or know no text.
     """
-    from .file_tokenizer import FileTokenizer, SentencePieceTokenizer, TransformersTokenizer
-
     for name in ("tokenizer.json", "spiece.model", "tokenizer.model"):
         check_regular(directory / name)
     named = (directory / "config.json", directory / "tokenizer_config.json")
@@ -109,3 +122,211 @@ class StandInTokenizer(Tokenizer):
     def pieces(self) -> list[str | None]:
         """None for every id: nothing can be compared with a real vocabulary."""
         return [None] * self.size
+
+
+@contextlib.contextmanager
+def _no_panic(directory: Path, where: str = " on this text") -> Iterator[None]:
+    """Raise CheckpointError, of a tokenizer's directory, where the library panics. Rust has written
+    to standard error by then."""
+    try:
+        yield
+    except BaseException as problem:
+        if not is_panic(problem):
+            raise
+        raise CheckpointError(
+            f"the tokenizer of {directory} fails{where} ({first_line(problem):.100}): download its "
+            "tokenizer.json again"
+        ) from None
+
+
+class DirectoryTokenizer(Tokenizer):
+    """A tokenizer of a checkpoint's directory, whose chat template transformers applies.
+
+    kind: transformers' name of the kind of model that it belongs to, None for what the files say.
+    """
+
+    def __init__(self, directory: Path, kind: str | None = None) -> None:
+        self._directory, self._type = directory, kind
+
+    @property
+    def digest(self) -> str:
+        whole = hashlib.blake2b(digest_size=16)
+        found = {file for pattern in FILES for file in self._directory.glob(pattern)}
+        for file in sorted(filter(Path.is_file, found)):
+            whole.update(file.name.encode() + b"\0")
+            whole.update(hashlib.blake2b(file.read_bytes()).digest())
+        return whole.hexdigest()
+
+    @functools.cached_property
+    def templated(self) -> Any:
+        """transformers' tokenizer, which has the chat template; reading it takes as long as many
+        chats."""
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(
+                self._directory,
+                tokenizer_type=self._type,
+                local_files_only=True,
+                trust_remote_code=False,
+            )
+        except Exception as problem:  # many kinds, depending on the file that is wrong
+            raise CheckpointError(
+                f"{self._directory} has no tokenizer that can be read ({first_line(problem)})"
+            ) from None
+
+    def apply_chat(
+        self,
+        prompt: str | Messages,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        ending: Ending = "answer",
+    ) -> list[int]:
+        with _no_panic(self._directory):
+            return chat.apply(self.templated, prompt, settings, ending=ending, check=self._check)
+
+    def _check(self, text: str) -> None:
+        """Raise CheckpointError for a text that may not be encoded."""
+
+
+class FileTokenizer(DirectoryTokenizer):
+    """A tokenizer of the `tokenizers` library.
+
+    ends_with_eos: close every prompt with the end-of-sequence token, as T5 does.
+    """
+
+    def __init__(
+        self, directory: Path, settings: Mapping[str, Any], *, ends_with_eos: bool = False
+    ) -> None:
+        from tokenizers import Tokenizer as Loaded
+
+        super().__init__(directory)
+        file = directory / "tokenizer.json"
+        self._check = Growth(file).check  # type: ignore[method-assign]
+        try:
+            with _no_panic(directory, " as it is read"):
+                self._tokenizer = Loaded.from_str(file.read_text(encoding="utf-8"))
+        except CheckpointError:
+            raise
+        except Exception as problem:  # the library raises plain Exception
+            raise CheckpointError(
+                f"{file} is damaged ({first_line(problem)}): download it again"
+            ) from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        eos = settings.get("eos_token")
+        eos = eos.get("content") if isinstance(eos, Mapping) else eos
+        end = self._tokenizer.token_to_id(eos if eos and isinstance(eos, str) else "</s>")
+        self.eos_token_ids = () if end is None else (end,)
+        self._closing = self.eos_token_ids if ends_with_eos else ()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.size = max(vocabulary.values(), default=-1) + 1
+        self.has_chat_template = "chat_template" in settings or any(
+            directory.glob("chat_template*")
+        )
+
+    def encode(self, text: str) -> list[int]:
+        with _no_panic(self._directory):
+            self._check(text)
+            # Unlike `encode`, this lets other threads run meanwhile.
+            [encoding] = self._tokenizer.encode_batch_fast([text])
+            ids: list[int] = encoding.ids
+        return ids if ids and ids[-1:] == [*self._closing] else [*ids, *self._closing]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        with _no_panic(self._directory):
+            if len(ids) < LONG:
+                return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+            return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=True)[0]
+
+    def pieces(self) -> list[str | None]:
+        return _by_id(self._tokenizer.get_vocab(with_added_tokens=True), self.size)
+
+
+class TransformersTokenizer(DirectoryTokenizer):
+    """A tokenizer that only transformers can read, such as CodeT5's and ByT5's."""
+
+    def __init__(self, directory: Path, kind: str | None = None) -> None:
+        super().__init__(directory, kind)
+        file = directory / "tokenizer.model"
+        if file.is_file() and not _TIKTOKEN.match(file.read_bytes()):
+            # Of a damaged one transformers says that tiktoken is missing.
+            read_sentence_piece(file)
+        eos = self.templated.eos_token_id
+        self.eos_token_ids = () if eos is None else (eos,)
+        self.special_ids = frozenset(self.templated.all_special_ids)
+        self.size = len(self.templated)
+        self.has_chat_template = self.templated.chat_template is not None
+
+    def encode(self, text: str) -> list[int]:
+        with _no_panic(self._directory):
+            return list(self.templated.encode(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        with _no_panic(self._directory):
+            return self.templated.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+
+    def pieces(self) -> list[str | None]:
+        return _by_id(self.templated.get_vocab(), self.size)
+
+
+def _by_id(vocabulary: Mapping[str, int], size: int) -> list[str | None]:
+    """The token of each id, as Tokenizer.pieces says."""
+    pieces: list[str | None] = [None] * size
+    for piece, id in vocabulary.items():
+        if 0 <= id < size:
+            pieces[id] = piece
+    return pieces
+
+
+class SentencePieceTokenizer(DirectoryTokenizer):
+    """T5's and mT5's spiece.model, read by sentencepiece, with extra ids behind it.
+
+    <extra_id_0> has the highest id of all, the next one the id before it.
+    """
+
+    def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
+        super().__init__(directory)
+        self._processor = read_sentence_piece(directory / "spiece.model")
+        self._count: int = self._processor.get_piece_size()
+        # Some of these pieces may be sentinels (mT5's).
+        last = str(self._processor.id_to_piece(self._count - 1)) if self._count else ""
+        extra = settings.get("extra_ids")
+        extra = (0 if "<extra_id_" in last else EXTRA) if extra is None else extra
+        if type(extra) is not int or not 0 <= extra <= MOST_EXTRA:
+            raise CheckpointError(
+                f"tokenizer_config.json has extra_ids {extra!r:.40}: need a whole number"
+            )
+        self._extra: int = extra
+        self.size = self._count + self._extra
+        eos = self._processor.eos_id()
+        self.eos_token_ids = () if eos < 0 else (eos,)
+        controls = [id for id in range(self._count) if self._processor.is_control(id)]
+        self.special_ids = frozenset([*controls, *range(self._count, self.size)])
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        # Every second part is the number of a sentinel.
+        parts = _SENTINEL.split(text)
+        for place, part in enumerate(parts):
+            if place % 2 == 0:
+                # Spaces around sentinels belong to them.
+                part = part if place == 0 else part.lstrip(" ")
+                part = part if place == len(parts) - 1 else part.rstrip(" ")
+                ids += self._processor.encode(part)
+            elif int(part) < self._extra:
+                ids.append(self.size - 1 - int(part))
+            else:
+                ids += self._processor.encode(f"<extra_id_{part}>")
+        return [*ids, *self.eos_token_ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._processor.decode([id for id in ids if id not in self.special_ids])
+
+    def pieces(self) -> list[str | None]:
+        sentinels = [f"<extra_id_{index}>" for index in reversed(range(self._extra))]
+        return [*map(self._processor.id_to_piece, range(self._count)), *sentinels]

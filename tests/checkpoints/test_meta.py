@@ -18,8 +18,7 @@ from mlx_specdec.checkpoints.formats.vocabularies import read_tokenizer
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.verify import compare_logits
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.text.file_tokenizer import FileTokenizer
-from mlx_specdec.text.tokenizer import load_tokenizer
+from mlx_specdec.text.tokenizer import FileTokenizer, load_tokenizer
 
 from ..support.meta_files import CLOSE, META, change_part, copy_meta, distance
 
