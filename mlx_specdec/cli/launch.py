@@ -1,7 +1,7 @@
 """The launch command: the ranks of one command on several machines, started by mlx.launch.
 
-It checks first that every machine has the same versions and files, and says in one line what is
-missing. Imports no MLX.
+It checks first that every machine has Python, the directory and the model at the same paths, and
+says in one line what is missing. Imports no MLX.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -26,23 +25,9 @@ from . import render
 from .flags import REQUIRED, Flags, command, flag
 
 LOCAL = "127.0.0.1"
-PACKAGES = ("mlx-specdec", "mlx", "mlx-lm")
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 MODEL_FLAGS = ("--model", "--model-name")
 PACKAGE = __name__.partition(".")[0]
-LOOK = """
-import importlib.metadata, json, os, sys
-found = {"cwd": os.path.isdir(sys.argv[1])}
-for name in sys.argv[2].split(","):
-    try:
-        found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        found[name] = None
-for path in sys.argv[3:]:
-    found[path] = os.path.exists(os.path.join(sys.argv[1], path))
-print(json.dumps(found))
-"""
-"""A program for the Python of each machine, which prints versions and the files that exist."""
 
 
 @dataclass(frozen=True)
@@ -152,34 +137,31 @@ def hosts_of(machines: Machines) -> list[str]:
 
 
 def _missing(host: str, words: Sequence[str]) -> list[str]:
-    """Return sentences on what a machine lacks that this one has."""
-    paths = [path for path in _paths(words) if Path(path).exists()]
-    look = [sys.executable, "-c", LOOK, os.getcwd(), ",".join(PACKAGES), *paths]
-    if host != LOCAL:
-        look = [*SSH, host, shlex.join(look)]
-    done = subprocess.run(look, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode == 255 and host != LOCAL:
-        return [f"{host} cannot be reached by ssh without a password: run ssh-copy-id {host}"]
-    if done.returncode:
-        return [f"{host} has no {sys.executable}: install the same environment there"]
-    # The last line, behind whatever a login prints.
-    found = json.loads(done.stdout.strip().rpartition("\n")[2])
-    lacks = [] if found["cwd"] else [f"{host} has no directory {os.getcwd()}: clone it there"]
-    for name in PACKAGES:
-        here = version(name)
-        if found[name] != here:
-            lacks.append(f"{host} has {name} {found[name]}, and this machine {here}")
-    return lacks + [f"{host} has no {path}: copy it there" for path in paths if not found[path]]
-
-
-def _paths(words: Sequence[str]) -> list[str]:
-    """Return the values of --model: every rank reads that directory."""
-    named = []
+    """Return sentences on what another machine lacks that this one has: Python, the working
+    directory, the values of --model. Ranks compare versions and files when they meet."""
+    if host == LOCAL:
+        return []
+    needed = {
+        sys.executable: "install the same environment there",
+        os.getcwd(): "clone it there",
+    }
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in MODEL_FLAGS:
-            named += [value] if equals else list(words[place + 1 : place + 2])
-    return named
+            path = os.path.abspath(value if equals else "".join(words[place + 1 : place + 2]))
+            if os.path.exists(path):
+                needed[path] = "copy it there"
+    looks = (f"test -e {shlex.quote(path)} || echo {shlex.quote(path)}" for path in needed)
+    done = _ask(host, "; ".join(looks))
+    if done.returncode == 255:
+        return [f"{host} cannot be reached by ssh without a password: run ssh-copy-id {host}"]
+    lacks = done.stdout.splitlines()
+    return [f"{host} has no {path}: {hint}" for path, hint in needed.items() if path in lacks]
+
+
+def _ask(host: str, command: str) -> subprocess.CompletedProcess[str]:
+    words = ["sh", "-c", command] if host == LOCAL else [*SSH, host, command]
+    return subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
 def _run(words: Sequence[str]) -> None:
@@ -215,10 +197,7 @@ def _children(parent: int) -> list[int]:
 
 def _status(host: str, status: Path) -> int:
     """Return the exit code that rank 0 has written, 1 where it has not."""
-    read = ["cat", str(status)]
-    if host != LOCAL:
-        read = [*SSH, host, shlex.join([*read, "&&", "rm", str(status)])]
-    code = subprocess.run(read, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+    code = _ask(host, f"cat {shlex.quote(str(status))} && rm {shlex.quote(str(status))}").stdout
     if not code.strip().isdigit():
         render.tell("error: rank 0 has not come so far as to say how it ended")
         return 1

@@ -61,10 +61,8 @@ class SpeedUp:
 
 
 def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> SpeedUp | None:
-    """Return the speedup with its interval; None without sequences that took any time.
-
-    The interval is a percentile bootstrap over the sequences (Efron), with so many draws.
-    """
+    """Return the speedup with its interval, a percentile bootstrap over the sequences (Efron); None
+    without sequences that took any time."""
     texts = [text for text in texts if min(text) > 0]
     if not texts:
         return None
@@ -140,9 +138,9 @@ class Figures:
 
 @dataclass(frozen=True)
 class Gain:
-    """A method's gain over plain decoding. speed_up: on the machines, measured. alone: on one of
-    them, computed. break_even_us: time of an exchange above which speculation gains more on the
-    machines than on one; None where it never does."""
+    """A method's gain over plain decoding. speed_up: on the machines. alone: on one of them.
+    break_even_us: time of an exchange above which speculation gains more on the machines than on
+    one; None where it never does."""
 
     name: str
     speed_up: float
@@ -152,13 +150,12 @@ class Gain:
 
 @dataclass(frozen=True)
 class ClusterFigures:
-    """What a target that machines share gains by speculation, and what one machine would gain.
+    """What a target that machines share gains by speculation, and what one machine would gain,
+    computed from the times of all machines less the network's.
 
-    One machine may not hold the target, so its figures are computed from those of all machines,
-    less the network's time. machines: their number. exchanges: of a plain step, and of a round.
-    exchange_us: time of one exchange by the pass's tokens. share: of a pass on one machine that
-    each takes without the network. network_ms: of a plain step. gains: of the methods whose rounds
-    were timed in parts; none where exchanges alone took as long as plain steps.
+    exchanges: of a plain step, and of a round. exchange_us: time of one exchange by the pass's
+    tokens. share: of a pass on one machine that each takes without the network. network_ms: of a
+    plain step. gains: of the methods whose rounds were timed in parts.
     """
 
     machines: int
@@ -173,8 +170,7 @@ class ClusterFigures:
 @dataclass(frozen=True)
 class Analysis:
     """The figures of all methods. plain_step: seconds of a token in plain decoding. predictions:
-    S(gamma) for gamma = 1, 2, ... by proposer. costs: of passes, measured between the texts.
-    cluster: for a target that several machines share."""
+    S(gamma) for gamma = 1, 2, ... by proposer. costs: of passes, measured between the texts."""
 
     methods: tuple[Figures, ...]
     plain_step: float
@@ -189,8 +185,7 @@ class Analysis:
 
 def analyse(measured: Measurements, costs: PassCosts | None) -> Analysis | None:
     """Return all figures; None where plain decoding has no text."""
-    speed = _tokens_per_second(measured.plain)
-    if speed is None:
+    if (speed := _tokens_per_second(measured.plain)) is None:
         return None
     step = 1 / speed
     predictions = _predictions(measured, costs, step)
@@ -268,11 +263,10 @@ def _figures(
     samples = measured.samples[method.name]
     stats = [sample.stats for sample in samples.values() if sample.stats is not None]
     length, promised = method.num_draft, predictions.get(method.family, ())
-    by_category = {
-        name: speed_up(_paired(measured, method, name))
-        for name in dict.fromkeys(case.category for case in measured.cases)
-        if name is not None
-    }
+    categories = dict.fromkeys(
+        case.category for case in measured.cases if case.category is not None
+    )
+    ratios = {name: speed_up(_paired(measured, method, name)) for name in categories}
     return Figures(
         name=method.name,
         family=method.family,
@@ -281,7 +275,7 @@ def _figures(
         texts=len({case for case, _ in samples}),
         tokens_per_second=_tokens_per_second(samples),
         speed_up=speed_up(_paired(measured, method)),
-        by_category={name: ratio for name, ratio in by_category.items() if ratio is not None},
+        by_category={name: ratio for name, ratio in ratios.items() if ratio is not None},
         tokens_per_round=tokens_per_round(samples.values()),
         acceptance_rate=_ratio(
             sum(entry.accepted for entry in stats), sum(entry.drafted for entry in stats)
@@ -290,7 +284,12 @@ def _figures(
         parts=_round_parts(measured, method),
         predicted=dict(enumerate(promised, start=1)).get(length) if length != "auto" else None,
         compared=len(samples) if method.same_text else 0,
-        differences=tuple(_differences(measured, method)) if method.same_text else (),
+        differences=tuple(
+            difference(measured.cases[key[0]], plain, sample)
+            for key, sample in sorted(samples.items())
+            if method.same_text and (plain := measured.plain.get(key)) is not None
+            if plain.tokens != sample.tokens
+        ),
     )
 
 
@@ -321,13 +320,6 @@ def _paired(measured: Measurements, method: Method, category: str | None = None)
     ]
 
 
-def _differences(measured: Measurements, method: Method) -> Iterable[Difference]:
-    for key, sample in sorted(measured.samples[method.name].items()):
-        plain = measured.plain.get(key)
-        if plain is not None and plain.tokens != sample.tokens:
-            yield difference(measured.cases[key[0]], plain, sample)
-
-
 def _round_parts(measured: Measurements, method: Method) -> RoundParts | None:
     samples = measured.parts.get(method.name, {}).values()
     stats = [sample.stats for sample in samples if sample.stats is not None]
@@ -345,11 +337,8 @@ def _ratio(part: float, whole: float) -> float | None:
 def of_cluster(
     analysis: Analysis, cluster: Cluster, exchange_seconds: Mapping[int, float]
 ) -> ClusterFigures:
-    """Return the figures of the machines that share a target, from what all of them took.
-
-    exchange_seconds: time of one exchange by the pass's tokens, for one token and for the rounds of
-    each draft length.
-    """
+    """Return the figures of the machines that share a target. exchange_seconds: of one exchange by
+    the pass's tokens, for one token and for the rounds of each draft length."""
     network = cluster.exchanges * exchange_seconds[1]
     gains = []
     for method in analysis.methods:

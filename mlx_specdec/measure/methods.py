@@ -1,8 +1,5 @@
-"""The methods that a benchmark compares, run in turns on every prompt.
-
-Methods take turns prompt by prompt, each time beginning with another one, so that a machine that
-gets slower meanwhile slows all of them alike.
-"""
+"""The methods that a benchmark compares, run in turns on every prompt, each time beginning with
+another one, so that a machine that gets slower meanwhile slows all of them alike."""
 
 from __future__ import annotations
 
@@ -41,12 +38,9 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sample:
-    """One text by one method.
-
-    tokens: ids, an EOS included. counted: how many of them were generated in `seconds`; baselines
-    generate the first one in their prompt pass. rounds: verdicts, a plain step being one; None for
-    programs that do not report them. stats: of this package's methods.
-    """
+    """One text by one method. tokens: ids, an EOS included. counted: number of those generated in
+    `seconds`; baselines generate the first one in their prompt pass. rounds: verdicts, a plain step
+    being one; None for programs that do not report them. stats: of this package's methods."""
 
     tokens: tuple[int, ...]
     counted: int
@@ -58,12 +52,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to decode.
-
-    family: the proposer ("plain", "draft", "ngram") or another program ("mlx-lm"). num_draft:
-    draft tokens in a round, 0 for plain decoding. same_text: whether the tokens are promised to be
-    plain decoding's. in_parts: decodes with every round timed in parts.
-    """
+    """One way to decode. family: the proposer ("plain", "draft", "ngram") or another program
+    ("mlx-lm"). same_text: whether the tokens are promised to be plain decoding's. in_parts: decodes
+    with every round timed in parts."""
 
     name: str
     family: str
@@ -84,9 +75,8 @@ class Case:
 
 @dataclass
 class Measurements:
-    """What was measured. methods: the first one is plain decoding. samples: by method. parts: by
-    method, one for each case, with every round timed in parts. skipped: cases that a model cannot
-    take, with the reason."""
+    """What was measured. methods: the first one is plain decoding. parts: samples of each case with
+    every round timed in parts. skipped: cases that a model cannot take, with the reason."""
 
     methods: Sequence[Method]
     cases: Sequence[Case]
@@ -150,21 +140,20 @@ def _compared(
     proposer that no pair has."""
     if not proposers:
         return [(pair, _default(pair, options)) for pair in pairs]
-    compared: list[tuple[Pair, str]] = []
+    compared: dict[object, tuple[Pair, str]] = {}
     for proposer in proposers:
-        known: dict[tuple[tuple[str, str], ...], Pair] = {}
-        missing: OptionError | None = None
+        missing: list[OptionError] = []
         for pair in pairs:
             try:
                 chosen = drafters(pair, replace(options, num_draft=1, proposer=proposer))
             except OptionError as problem:
-                missing = problem
+                missing.append(problem)
             else:
-                known.setdefault(tuple((one.name, one.identity) for one in chosen), pair)
-        if missing is not None and not known:
-            raise missing
-        compared += [(pair, proposer) for pair in known.values()]
-    return compared
+                key = (proposer, *((one.name, one.identity) for one in chosen))
+                compared.setdefault(key, (pair, proposer))
+        if len(missing) == len(pairs):
+            raise missing[0]
+    return list(compared.values())
 
 
 def keeps_text(options: Options) -> bool:
@@ -191,16 +180,9 @@ def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
 
 def _runner(pair: Pair, options: Options, *, timed: Timed = "none") -> Runner:
     def run(prompt: Sequence[int]) -> Sample:
-        result = stream_generate(pair, prompt, options, timed=timed).result()
-        seconds = result.stats.seconds
-        return Sample(
-            tokens=result.tokens,
-            counted=len(result.tokens),
-            seconds=seconds.decoding,
-            rounds=result.stats.rounds,
-            text=result.text,
-            stats=result.stats,
-        )
+        made = stream_generate(pair, prompt, options, timed=timed).result()
+        tokens, stats = made.tokens, made.stats
+        return Sample(tokens, len(tokens), stats.seconds.decoding, stats.rounds, made.text, stats)
 
     return run
 
@@ -213,17 +195,15 @@ def pass_timer(
 ) -> PassTimer:
     """Return a timer of passes behind a prompt, with those of rounds of `lengths` draft tokens.
 
-    pairs: one target; of several draft models none is timed. Its turns belong between the texts
-    that the costs explain, so that both see the same machine. A draft that cannot take the prompt
-    is left out, as it abstains while decoding; raises PromptError where the target cannot.
+    pairs: one target; of several draft models none is timed, nor one that cannot take the prompt.
+    Raises PromptError where the target cannot.
     """
     draft = None
-    drafting = [pair for pair in pairs if pair.draft is not None]
-    if len(drafting) == 1 and (model := drafting[0].draft) is not None:
-        translation = drafting[0].translation
-        fed = prompt if translation is None else translation.feed(prompt)
+    drafts = [(model, pair.translation) for pair in pairs if (model := pair.draft) is not None]
+    if len(drafts) == 1:
+        [(model, translation)] = drafts
         with suppress(PromptError):
-            draft = opened(model, fed)
+            draft = opened(model, translation.feed(prompt) if translation else prompt)
     sizes = sorted({*range(1, ALWAYS_TIMED + 1), *(n + 1 for n in lengths if n != "auto")})
     return PassTimer(opened(pairs[0].target, prompt), sizes=sizes, draft=draft, clock=clock)
 
@@ -241,8 +221,8 @@ def measure(
     """Run every method on every prompt, and return all samples, or those until Ctrl-C.
 
     methods: the first is plain decoding, which answers earlier turns. warmup: texts of each method
-    that do not count. between: called whenever all methods have generated a text. At the end, every
-    round of each text is timed in parts once. Raises PromptError where no prompt can be taken.
+    that do not count. between: called whenever all methods have generated a text. Raises
+    PromptError where no prompt can be taken.
     """
     cases = [
         Case(number, turn, prompt.category)

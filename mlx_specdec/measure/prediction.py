@@ -65,13 +65,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Speeds:
-    """What was measured, and what follows from it.
+    """What was measured, and what follows from it; see PassCosts.
 
     step_seconds, draft_seconds: a plain step of the target, a draft step. draft_cost: draft_seconds
-    in plain steps (c). passes: entry m - 1 is a pass over m tokens in plain steps, V(m), as far as
-    there was time to measure. start: how much longer the first pass of a round takes, in plain
-    steps. replays: whether a rejection costs another pass. samples: the fewest of any figure.
-    spread: median distance of samples from their median, relative to it.
+    in plain steps (c). passes: entry m - 1 is a pass over m tokens in plain steps, V(m). start: in
+    plain steps.
     """
 
     step_seconds: float
@@ -97,9 +95,9 @@ class Link:
 
 @dataclass(frozen=True)
 class ClusterPrediction(Prediction):
-    """As a Prediction, over plain decoding on the cluster. break_even_us: time of an exchange above
-    which speculation gains more than on one machine, None where it never does. pays_below_us: below
-    which the cluster is faster than one machine, both with such rounds."""
+    """A prediction over plain decoding on the cluster. break_even_us: time of an exchange above
+    which speculation gains more than on one machine. pays_below_us: below which the cluster is
+    faster than one machine, both with such rounds."""
 
     break_even_us: float | None
     pays_below_us: float
@@ -117,11 +115,9 @@ class ClusterSpeeds:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines that share the target; the draft is on each of them.
-
-    link_us: time of an exchange. exchanges: of a plain step, and of a round. share: of a pass on
-    one machine that each takes without the network. target_bytes: weights and caches on each.
-    """
+    """Machines that share the target; the draft is on each of them. exchanges: of a plain step, and
+    of a round. share: of a pass on one machine that each takes without the network. target_bytes:
+    weights and caches on each."""
 
     machines: int
     mode: str
@@ -133,10 +129,8 @@ class Cluster:
 
 
 def cluster(link: Link, target: Outline, caches_bytes: int) -> Cluster:
-    """Return what each machine holds of a target, and its share of a pass.
-
-    caches_bytes: of the whole target. Raises OptionError for a family that has no pipeline.
-    """
+    """Return what each machine holds of a target, and its share of a pass. Raises OptionError for a
+    family that has no pipeline."""
     if link.pipeline and target.kind == "encoder-decoder":
         raise OptionError("a T5 model cannot be a pipeline: leave out --pipeline")
     machines, layers = link.machines, sum(target.layer_nbytes)
@@ -160,10 +154,7 @@ def cluster(link: Link, target: Outline, caches_bytes: int) -> Cluster:
 def with_speeds(
     known: Cluster, cost: RoundCost, step_seconds: float, alone: Sequence[Prediction]
 ) -> Cluster:
-    """Add the predictions that follow from the costs on one machine.
-
-    step_seconds: of a plain step on one machine. alone: the predictions for it.
-    """
+    """Add what follows from costs, plain steps and predictions on one machine."""
     exchanges = 1e-6 * known.link_us * known.exchanges
     network, longest = exchanges / step_seconds, max(cost.passes) - 1
     cost_there = shared(cost, known.share, network)

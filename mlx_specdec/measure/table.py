@@ -4,7 +4,7 @@ sentence."""
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -25,12 +25,9 @@ CLUSTER_COLUMNS = ("method", "speedup", "on one machine", "gains more above")
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that a figure depends on, apart from the prompts themselves.
-
-    versions: of the installed packages that take part. draft_model: several are separated by
-    commas. notes: sentences on the other programs that were measured, or were not.
-    simulated_acceptance: the probability with which drafted tokens were accepted in a simulation.
-    """
+    """Everything that a figure depends on, apart from the prompts themselves. draft_model: several
+    are separated by commas. notes: sentences on the other programs that were measured, or were
+    not. simulated_acceptance: the probability with which drafted tokens were accepted."""
 
     model: str
     draft_model: str | None
@@ -72,7 +69,7 @@ def setting(
         lossy=options.lossy,
         seed=options.seed,
         device=device_name(),
-        machine=processor(CPU_NAMES),
+        machine=processor(),
         system=f"{platform.system()} {platform.release()}",
         blas=process.name(),
         python=platform.python_version(),
@@ -83,14 +80,13 @@ def setting(
     )
 
 
-def processor(cpu_names: Path) -> str:
+def processor() -> str:
     """Return the processor's name, or the architecture where the system does not name it."""
-    try:
-        lines = cpu_names.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
+    with suppress(OSError):
+        for line in CPU_NAMES.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 Measured = Analysis | Throughput
@@ -113,11 +109,7 @@ def table(analysis: Measured) -> Table:
     else:
         best, rows = fastest(analysis.methods), [_cells(one) for one in analysis.methods]
     place = next((at for at, one in enumerate(analysis.methods) if one is best), None)
-    return _table(rows, place)
-
-
-def _table(rows: Sequence[Mapping[str, str]], best: int | None = None) -> Table:
-    return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), best)
+    return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), place)
 
 
 def _cells(one: Figures) -> dict[str, str]:
@@ -127,9 +119,9 @@ def _cells(one: Figures) -> dict[str, str]:
     return {
         "method": one.name,
         "tokens/s": _number(one.tokens_per_second, ".1f"),
-        "speedup": speed if ratio is None else f"{ratio.overall.value:.2f}",
-        "95 % interval": "" if ratio is None else ratio.overall.interval,
-        "median sequence": "" if ratio is None else f"{ratio.per_text.value:.2f}",
+        "speedup": f"{ratio.overall.value:.2f}" if ratio else speed,
+        "95 % interval": ratio.overall.interval if ratio else "",
+        "median sequence": f"{ratio.per_text.value:.2f}" if ratio else "",
         "predicted": _number(one.predicted, ".2f"),
         "acceptance length": _number(one.tokens_per_round, ".2f"),
         "acceptance rate": _number(one.acceptance_rate, ".0%"),
@@ -176,13 +168,13 @@ def cluster_table(cluster: ClusterFigures) -> Table:
 
 def cluster_text(cluster: ClusterFigures, plain_step: float) -> str:
     """Return sentences on the time that the network takes. plain_step: seconds."""
-    alone, *others = (
+    times = ", ".join(
         f"{us:.0f} us over {tokens} token{'' if tokens == 1 else 's'}"
         for tokens, us in cluster.exchange_us.items()
     )
     text = (
         f"{cluster.machines} machines ({cluster.mode}): in a pass, an all_sum takes "
-        f"{', '.join([alone, *others])}; {cluster.exchanges} exchanges take "
+        f"{times}; {cluster.exchanges} exchanges take "
         f"{cluster.network_ms:.2f} of the {1000 * plain_step:.2f} ms of a plain step"
     )
     if not cluster.gains:

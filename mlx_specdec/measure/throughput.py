@@ -46,12 +46,9 @@ class FileMethod:
 
 @dataclass(frozen=True)
 class FileFigures:
-    """The figures of one method, medians over the repeats.
-
-    speed_up: tokens per second over plain decoding's, one text at a time. over_plain: over plain
-    decoding's at the same batch size. peak_memory_bytes: of the process, weights included, where
-    MLX allocates it. differences: among `compared` texts, where plain decoding's are promised.
-    """
+    """The figures of one method, medians over the repeats. speed_up: tokens per second over plain
+    decoding's, one text at a time. over_plain: over plain decoding's at the same batch size.
+    peak_memory_bytes: weights included. differences: among `compared` texts."""
 
     name: str
     family: str
@@ -101,7 +98,6 @@ def file_methods(
     """Return plain decoding one text at a time, plain and speculative decoding at every size, and a
     sentence where a model cannot take several sequences. Raises OptionError for a proposer that the
     pair lacks."""
-    # Methods get token ids: the chat template was applied before.
     options = replace(options, system_prompt=None, chat_template_config={})
     plain = replace(options, regular=True)
     drafting = replace(options, regular=False, proposer=proposer, num_draft=length)
@@ -164,11 +160,8 @@ def measure_files(
     clock: Clock = time.perf_counter,
 ) -> Throughput | None:
     """Return all figures, or those of the runs that were complete before Ctrl-C; None where plain
-    decoding has none.
-
-    prompts, skipped: by their numbers in the file. methods: the first is plain decoding, one text
-    at a time. warmup: batches that do not count.
-    """
+    decoding has none. prompts, skipped: by their numbers in the file. methods: the first is plain
+    decoding, one text at a time. warmup: batches that do not count."""
     ids, runs = list(prompts.values()), [Runs() for _ in methods]
     warm = [ids[: warmup * method.batch_size] for method in methods]
     total = sum(map(len, warm)) + repeats * len(methods) * len(prompts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -36,21 +35,14 @@ def machines(**given: object) -> Machines:
     return Machines(**plain | given)  # type: ignore[arg-type]
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, **of_host: object) -> list[list[str]]:
-    """What machines say when they are looked at, in the place of ssh; returns what was run."""
-    asked: list[list[str]] = []
+def answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str) -> None:
+    """What a machine says, in the place of ssh."""
 
     def run(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        asked.append(words)
-        told = of_host.get(words[5] if words[0] == "ssh" else "here", {})
-        if isinstance(told, int):
-            return subprocess.CompletedProcess(words, told, "", "")
-        here = {name: launching.version(name) for name in launching.PACKAGES}
-        full = {"cwd": True, "m": True} | here | dict(told)  # type: ignore[call-overload]
-        return subprocess.CompletedProcess(words, 0, json.dumps(full), "")
+        assert words[0] == "ssh" and words[5] == "b" and sys.executable in words[6]
+        return subprocess.CompletedProcess(words, code, out, "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    return asked
 
 
 def test_the_command_is_that_of_mlx_launch(tmp_path: Path) -> None:
@@ -84,22 +76,19 @@ def test_what_names_no_machines_is_refused(given: dict[str, object], said: str) 
         launching.hosts_of(machines(**given))
 
 
-@pytest.mark.parametrize(
-    ("told", "said"),
-    [
-        (255, "b cannot be reached by ssh without a password: run ssh-copy-id b"),
-        (127, f"b has no {sys.executable}"),
-        ({"cwd": False}, f"b has no directory {os.getcwd()}"),
-        ({"mlx-lm": "0.1"}, "b has mlx-lm 0.1, and this machine"),
-        ({"mlx": None}, "b has mlx None, and this machine"),
-    ],
-)
-def test_what_a_machine_lacks_is_said(
-    monkeypatch: pytest.MonkeyPatch, told: object, said: str
-) -> None:
-    answers(monkeypatch, b=told)
-    assert any(said in line for line in launching._missing("b", WORDS))
-    assert launching._missing("a", WORDS) == []
+def test_what_a_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
+    for code, out, said in (
+        (255, "", ["b cannot be reached by ssh without a password: run ssh-copy-id b"]),
+        (0, sys.executable, [f"b has no {sys.executable}: install the same environment there"]),
+        (0, str(tmp_path), [f"b has no {tmp_path}: clone it there"]),
+        (0, f"Welcome to b\n{tmp_path / 'm'}", [f"b has no {tmp_path / 'm'}: copy it there"]),
+        (0, "Welcome to b\n", []),
+    ):
+        answer(monkeypatch, code, out)
+        assert launching._missing("b", WORDS) == said
+    assert launching._missing(launching.LOCAL, WORDS) == []
 
 
 WAITS = "import time; print('waits', flush=True); time.sleep(30)"
@@ -126,15 +115,6 @@ def test_ranks_do_not_outlive_the_command_or_its_terminal(number: int) -> None:
     process.send_signal(number)
     assert process.communicate(timeout=25)[0] == "ended\n"
     assert process.returncode == 0
-
-
-def test_a_model_that_is_here_and_not_there_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "m").mkdir()
-    answers(monkeypatch, b={"m": False})
-    assert launching._missing("b", WORDS) == ["b has no m: copy it there"]
 
 
 @pytest.mark.slow
