@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import OptionError
@@ -145,10 +144,19 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
     proposers = list(dict.fromkeys(measuring.proposer or []))
     drafts = list(dict.fromkeys(models.draft_model or []))
     if sizes:
-        _check_one_method(options, proposers, lengths, drafts)
+        if simulated:
+            raise OptionError("simulate-acceptance measures one text: leave it out or --batch-size")
+        for flags, given in (
+            ("length in --num-draft", lengths),
+            ("--proposer", proposers),
+            ("--draft-model", drafts),
+        ):
+            if len(given) > 1:
+                raise OptionError(f"with --batch-size, name one {flags}")
     if options.max_tokens < 1:
         raise OptionError(f"max-tokens must be 1 or more, not {options.max_tokens}")
-    _check_report(measuring.report)
+    if measuring.report is not None:
+        _check_report(measuring.report)
     one = Models(**{**vars(models), "draft_model": drafts[0] if drafts else None})
     model, draft_model = named(one)
     file = measuring.prompts or sample(model)
@@ -159,10 +167,14 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
     prompts = read_prompts(file, measuring.limit)
     loading = {**one.loading(), "random_weights": simulated}
     pairs = [load_pair(model, draft_model, **loading)]
-    pairs += [
-        _with_draft_model(pairs[0], replace(one, draft_model=draft), loading)
-        for draft in drafts[1:]
-    ]
+    from ..engine.loading import with_draft_model
+
+    of_target = ("revision", "q_bits", "adapter_path", "distributed")
+    of_draft = {name: value for name, value in loading.items() if name not in of_target}
+    for each in drafts[1:]:
+        _, draft = named(replace(one, draft_model=each))
+        with render.progress("downloading", in_bytes=True) as report:
+            pairs.append(with_draft_model(pairs[0], str(draft), progress=report, **of_draft))
     analysis: Measured
     if sizes:
         analysis, notes = _throughput(pairs[0], options, prompts, proposers, measuring)
@@ -188,62 +200,26 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
         raise KeyboardInterrupt
 
 
-def _check_one_method(
-    options: Options, proposers: Sequence[str], lengths: Sequence[Length], drafts: Sequence[str]
-) -> None:
-    """Raise OptionError unless one method speculates for many texts."""
-    if options.simulated_acceptance is not None:
-        raise OptionError("simulate-acceptance measures one text: leave it out or --batch-size")
-    if len(lengths) > 1:
-        raise OptionError("with --batch-size, name one length in --num-draft")
-    if len(proposers) > 1:
-        raise OptionError("with --batch-size, name one --proposer")
-    if len(drafts) > 1:
-        raise OptionError("with --batch-size, name one --draft-model")
-
-
-def _check_report(file: Path | None) -> None:
+def _check_report(file: Path) -> None:
     """Raise OptionError before hours of measuring where the report could not be written."""
-    if file is None:
-        return
-    if file.is_dir():
-        raise OptionError(f"{file} is a directory: name a file for the report")
     if os.path.lexists(file) and not file.is_file():
-        raise OptionError(f"{file} is no regular file, and would be replaced by one")
-    try:
-        with TemporaryFile(dir=file.parent):
-            pass
-    except OSError as problem:
-        raise OptionError(
-            f"the report cannot be written to {file.parent}: {problem.strerror}"
-        ) from None
-
-
-def _with_draft_model(pair: Pair, models: Models, loading: Mapping[str, Any]) -> Pair:
-    """Return the same target with another draft."""
-    from ..engine.loading import with_draft_model
-
-    of_target = ("revision", "q_bits", "adapter_path", "distributed")
-    settings = {name: value for name, value in loading.items() if name not in of_target}
-    _, draft = named(models)
-    with render.progress("downloading", in_bytes=True) as report:
-        return with_draft_model(pair, str(draft), progress=report, **settings)
+        raise OptionError(f"{file} is no regular file: name another one for the report")
+    if not os.access(file.parent, os.W_OK):
+        raise OptionError(f"the report cannot be written to {file.parent}")
 
 
 def _cluster(model: str, models: Models) -> Cluster:
     """Return how many exchanges a pass of a shared target has, and each machine's share of it.
     Raises CheckpointError where config.json does not say."""
-    from ..measure.estimate import cluster_of
+    from ..checkpoints.files import read_config
+    from ..checkpoints.source import resolve_config
+    from ..measure.estimate import ModelSource
+    from ..measure.prediction import Link, cluster
     from ..models.distributed.group import join
 
-    return cluster_of(
-        model,
-        models.revision,
-        models.dtype,
-        models.q_bits,
-        ranks=join().size,
-        pipeline=models.distributed == "pipeline",
-    )
+    config = read_config(resolve_config(model, revision=models.revision))
+    target = ModelSource(model, config, models.dtype, models.q_bits).outline()
+    return cluster(Link(join().size, 0.0, models.distributed == "pipeline"), target, 0)
 
 
 def _speculation(
@@ -291,16 +267,10 @@ def _speculation(
         if link is not None:
             link.turn(turns)
 
+    how: dict[str, Any] = {"repeats": measuring.repeats, "warmup": measuring.warmup}
     with render.progress("measuring") as bar:
-        measured = measure(
-            prompts,
-            methods,
-            lambda text: encode(pair, text, options),
-            repeats=measuring.repeats,
-            warmup=measuring.warmup,
-            between=between,
-            progress=bar,
-        )
+        how |= {"between": between, "progress": bar}
+        measured = measure(prompts, methods, lambda text: encode(pair, text, options), **how)
     if measured.interrupted:
         interrupts.go_on()
     analysis = analyse(measured, passes.costs())
@@ -334,15 +304,9 @@ def _throughput(
             partial(transformers_file_methods, pair, options, sizes),
         )
         methods, notes = [*methods, *others], [*notes, *more]
+    how: dict[str, Any] = {"repeats": measuring.repeats, "warmup": measuring.warmup}
     with render.progress("measuring") as bar:
-        throughput = measure_files(
-            ids,
-            methods,
-            skipped=skipped,
-            repeats=measuring.repeats,
-            warmup=measuring.warmup,
-            progress=bar,
-        )
+        throughput = measure_files(ids, methods, skipped=skipped, **how, progress=bar)
     if throughput is None:
         raise KeyboardInterrupt
     return throughput, notes
@@ -355,11 +319,11 @@ def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
 
     console, cells = render.console_for(stream), table(analysis)
     columns, unlimited = list(cells.columns), console.options.update(width=1000)
-    dispensable = [name for name in DISPENSABLE if name in columns]
     laid = _table(cells, columns)
-    while console.measure(laid, options=unlimited).maximum > console.width and dispensable:
-        columns.remove(dispensable.pop(0))
-        laid = _table(cells, columns)
+    for name in DISPENSABLE:
+        if name in columns and console.measure(laid, options=unlimited).maximum > console.width:
+            columns.remove(name)
+            laid = _table(cells, columns)
     notes = (text for text in (_caption(analysis), verdict(analysis), *setting.notes) if text)
     shared: list[object] = []
     if isinstance(analysis, Analysis) and analysis.cluster is not None:

@@ -103,9 +103,16 @@ class Conversation:
     def answer(self, message: str) -> None:
         """Print the answer to a message. Raises PromptError where there is no room for it."""
         from ..engine.generate import stream_generate
+        from ..serve.chat import ids_of
+        from ..serve.problems import Problem
 
         messages = [*self._messages, {"role": "user", "content": message}]
-        ids = self._ids(messages if self._remembers else messages[-1:])
+        read = messages if self._remembers else messages[-1:]
+        try:
+            # The system's message is the first one of the conversation already.
+            ids = ids_of(self._pair, read, replace(self._options, system_prompt=None), {})
+        except Problem as problem:
+            raise PromptError(problem.message) from None
         longest = self._pair.target.max_length
         if longest is not None and len(ids) >= longest:
             raise PromptError(
@@ -137,8 +144,8 @@ class Conversation:
             "save": self._save,
             "load": self._load,
             "speculate": self._speculate,
-            "drafts": lambda rest: self._mark(),
-            "stats": lambda rest: self._print_figures(),
+            "drafts": self._mark,
+            "stats": self._print_figures,
             "help": lambda rest: render.tell(HELP),
         }
         if name == "exit":
@@ -148,16 +155,6 @@ class Conversation:
         commands[name](rest.strip())
         return True
 
-    def _ids(self, messages: list[dict[str, Any]]) -> list[int]:
-        from ..serve.chat import ids_of
-        from ..serve.problems import Problem
-
-        try:
-            # The system's message is the first one of the conversation already.
-            return ids_of(self._pair, messages, replace(self._options, system_prompt=None), {})
-        except Problem as problem:
-            raise PromptError(problem.message) from None
-
     def _start_anew(self, system: str | None) -> None:
         if system and not self._remembers:
             raise OptionError("this model takes no message of the system")
@@ -166,9 +163,8 @@ class Conversation:
     def _save(self, name: str) -> None:
         if not name:
             raise OptionError("say where: /save FILE")
-        text = render.as_json({"messages": self._messages})
         try:
-            write_text(Path(name), text)
+            write_text(Path(name), render.as_json({"messages": self._messages}))
         except OSError as problem:
             raise OutputError(f"cannot write {name}: {problem.strerror}") from None
         render.tell(f"{len(self._messages)} messages are in {name}")
@@ -193,11 +189,11 @@ class Conversation:
             count = count_or_auto("/speculate", what)
             self._options = replace(self._options, regular=False, num_draft=count)
 
-    def _mark(self) -> None:
+    def _mark(self, rest: str) -> None:
         self._shows_drafts = not self._shows_drafts
         render.tell(render.legend(sys.stdout) if self._shows_drafts else "drafts are not marked")
 
-    def _print_figures(self) -> None:
+    def _print_figures(self, rest: str) -> None:
         render.tell("nothing was said yet" if self._last is None else render.summary(self._last))
 
 

@@ -53,13 +53,6 @@ class ClusterFlags(Flags):
     )
     pipeline: bool = flag(False, "Give each machine some of the layers, not a part of all.")
 
-    def check(self) -> None:
-        """Raise OptionError where half of it is missing."""
-        if self.distributed is None and (self.link_us is not None or self.pipeline):
-            raise OptionError("say with --distributed how many machines share the target")
-        if self.distributed is not None and self.link_us is None:
-            raise OptionError(NEEDS_LINK)
-
 
 @command(
     "mlx-specdec estimate --model Qwen/Qwen3-8B --draft-model auto --q-bits 4",
@@ -70,7 +63,10 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
 
     Only the two config.json files are needed: the weights are random and have the right shapes.
     """
-    machines.check()
+    if machines.distributed is None and (machines.link_us is not None or machines.pipeline):
+        raise OptionError("say with --distributed how many machines share the target")
+    if machines.distributed is not None and machines.link_us is None:
+        raise OptionError(NEEDS_LINK)
     model, draft_model = named(sources)
     if draft_model is None:
         raise OptionError("name the draft model as well, with --draft-model")
@@ -105,19 +101,17 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
         how = vars(effort)
         found = measure(target, draft, **how, link=link, announce=announce, progress=report)
     machine = {"device": device_name(), "blas": process.name()}
-    payload = {**found.as_dict(), **machine}
-    render.write(sys.stdout, render.as_json(payload) if output.json else _shown(found, machine))
-
-
-def _shown(found: Estimate, machine: Mapping[str, str]) -> str:
-    """Return tables and sentences on what was measured."""
-    speeds = found.speeds
+    if output.json:
+        render.write(sys.stdout, render.as_json({**found.as_dict(), **machine}))
+        return
     measured: tuple[Table | str, ...] = ()
-    if speeds is not None:
-        of_cluster = _on_cluster(found.cluster, speeds)
-        measured = (_costs(speeds, machine), _predictions(speeds), *of_cluster)
+    if (speeds := found.speeds) is not None:
+        predictions = render.table(*COLUMNS)
+        for one in speeds.predictions:
+            predictions.add_row(*_cells(one, speeds.step_seconds))
+        measured = (_costs(speeds, machine), predictions, *_on_cluster(found.cluster, speeds))
     notes = (f"Note: {note}." for note in found.notes)
-    return render.laid_out(sys.stdout, *measured, *notes)
+    render.write(sys.stdout, render.laid_out(sys.stdout, *measured, *notes))
 
 
 def _sides(found: Estimate) -> Table:
@@ -156,13 +150,6 @@ def _costs(speeds: Speeds, machine: Mapping[str, str]) -> str:
     if speeds.replays:
         text += "\nThe target cannot take single tokens back: a rejection costs another pass."
     return text
-
-
-def _predictions(speeds: Speeds) -> Table:
-    table = render.table(*COLUMNS)
-    for one in speeds.predictions:
-        table.add_row(*_cells(one, speeds.step_seconds))
-    return table
 
 
 def _cells(one: Prediction, step_seconds: float) -> tuple[str, ...]:

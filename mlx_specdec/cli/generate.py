@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..engine.generate import Run
     from ..engine.pair import Pair
     from ..engine.prompt_cache import PromptCache
-    from ..engine.prompt_cache_files import Store
     from ..engine.request import Result
 
 PIPE_SECONDS = 5.0
@@ -92,7 +91,11 @@ def generate(prompt: Prompt, flags: Text, output: Output) -> None:
         raise PromptError("no prompt: give one as an argument, with --prompt-file, or - for stdin")
     if not text.strip():
         raise PromptError("the prompt is empty: give some text")
-    store = _store(prompt.prompt_cache_file, simulated)
+    if prompt.prompt_cache_file is not None and simulated:
+        raise OptionError("--simulate-acceptance keeps no texts: leave --prompt-cache-file out")
+    from ..engine.prompt_cache_files import Store
+
+    store = Store(file=prompt.prompt_cache_file)
     quiet = output.quiet or output.json
     pair, options = load_drafting(flags, options, random_weights=simulated, quiet=quiet)
     from ..engine.request import missing_prefix
@@ -102,9 +105,9 @@ def generate(prompt: Prompt, flags: Text, output: Output) -> None:
         render.tell(f"prompt: {text}")
     elif not quiet and (prefix := missing_prefix(pair, text, options)):
         render.tell(f'"{prefix}" was put before the prompt, as the target\'s config.json asks')
-    cached = None if store is None else store.open(pair)
+    cached = None if prompt.prompt_cache_file is None else store.open(pair)
     run = _generate(pair, text, options, output, cached)
-    if store is not None and cached is not None:
+    if cached is not None:
         store.close(cached, pair)
     if output.verbose:
         print(render.lengths(run.changes, run.result()), file=sys.stderr)
@@ -160,17 +163,6 @@ def _piped() -> str | None:
     return None
 
 
-def _store(file: Path | None, simulated: bool) -> Store | None:
-    """Raises OptionError for a file that exists and is no prompt cache."""
-    if file is None:
-        return None
-    if simulated:
-        raise OptionError("--simulate-acceptance keeps no texts: leave --prompt-cache-file out")
-    from ..engine.prompt_cache_files import Store
-
-    return Store(file=file)
-
-
 def _generate(
     pair: Pair, text: str, options: Options, output: Output, cache: PromptCache | None
 ) -> Run:
@@ -212,22 +204,18 @@ def print_speedup(pair: Pair, prompt: str, options: Options, first: Result) -> N
     plainly = replace(options, regular=True)
     plain = generate(pair, prompt, plainly)
     speeds: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(TURNS):
-        for settings in (plainly, options):
-            speed = generate(pair, prompt, settings).stats.tokens_per_second
-            speeds[settings.regular].append(speed or 0.0)
+    for settings in (plainly, options) * TURNS:
+        speed = generate(pair, prompt, settings).stats.tokens_per_second
+        speeds[settings.regular].append(speed or 0.0)
     ours, theirs = median(speeds[False]), median(speeds[True])
     if not theirs:
         return
     same = "the same text" if first.tokens == plain.tokens else "another text"
+    program = "./scripts/run.sh" if Path(sys.argv[0]).name == "main.py" else "mlx-specdec generate"
+    hint = f'next: {program} --show-drafts "{NEXT_PROMPT}"'
+    if first.stats.device == "cpu" and process.is_slow():
+        hint = "what is missing is a fast BLAS: ./scripts/setup.sh --fast-cpu"
     render.tell(
         f"{ours / theirs:.2f} times as fast as plain decoding ({ours:.0f} against {theirs:.0f} "
-        f"tokens/s), {same}; {_next(first)}"
+        f"tokens/s), {same}; {hint}"
     )
-
-
-def _next(result: Result) -> str:
-    if result.stats.device == "cpu" and process.is_slow():
-        return "what is missing is a fast BLAS: ./scripts/setup.sh --fast-cpu"
-    program = "./scripts/run.sh" if Path(sys.argv[0]).name == "main.py" else "mlx-specdec generate"
-    return f'next: {program} --show-drafts "{NEXT_PROMPT}"'

@@ -57,13 +57,6 @@ class Probing(Flags):
         show_default="six of its own",
     )
 
-    def check(self) -> None:
-        """Raises OptionError."""
-        if self.probe and self.model is None:
-            raise OptionError("--probe needs the target that the drafter is for: name it, --model")
-        if not self.probe and (self.model is not None or self.prompts is not None):
-            raise OptionError("--model and --prompts are for --probe: give it, or leave them out")
-
 
 @command(
     "mlx-specdec inspect weights/t5-enfr",
@@ -74,7 +67,10 @@ def inspect(source: Checkpoint, probing: Probing, output: Json) -> None:
 
     With --probe, load a drafter and its target, and measure which layers it should read.
     """
-    probing.check()
+    if probing.probe and probing.model is None:
+        raise OptionError("--probe needs the target that the drafter is for: name it, --model")
+    if not probing.probe and (probing.model is not None or probing.prompts is not None):
+        raise OptionError("--model and --prompts are for --probe: give it, or leave them out")
     if probing.model is not None:
         probed = _probe(source, probing.model, probing.prompts)
         text = render.as_json(probed.as_dict()) if output.json else _probe_table(probed)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -181,12 +181,7 @@ def train_medusa(model: Model, heads: Heads, texts: TrainingTexts, schedule: Hea
     pair = load_pair(model.model, dtype=model.dtype)
     from ..training.medusa import train
 
-    with _watching(_by_head) as watching:
-        done = train(pair, texts.data, output, collecting, fitting, watching)
-    render.tell(
-        f"{done.output}: {_learned(done)}; on {done.held_out} held-out tokens "
-        f"{_by_head(done.outcome.figures)}"
-    )
+    _run(_by_head, partial(train, pair, texts.data, output, collecting, fitting))
 
 
 @command("mlx-specdec train-draft --model weights/py-llama --layers 1 --data texts.txt")
@@ -201,15 +196,7 @@ def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: Draf
     pair = load_pair(model.model, draft.draft_model, dtype=model.dtype)
     from ..training.draft import train
 
-    with _watching(_closeness) as watching:
-        done = train(pair, texts.data, output, shape, collecting, distilling, watching)
-    summary = f"no gain, the start is kept, after {_learned(done)}"
-    if done.outcome.best > 0 and done.start is not None:
-        summary = (
-            f"{_learned(done)}; on {done.held_out} held-out tokens "
-            f"{_closeness(done.outcome.figures)}; at the start {_closeness(done.start)}"
-        )
-    render.tell(f"{done.output}: {summary}")
+    _run(_closeness, partial(train, pair, texts.data, output, shape, collecting, distilling))
 
 
 def _train_drafter(
@@ -221,12 +208,7 @@ def _train_drafter(
     pair = load_pair(model.model, dtype=model.dtype)
     from ..training.drafter import train
 
-    with _watching(_drafted) as watching:
-        done = train(pair, texts.data, output, collecting, config, watching)
-    render.tell(
-        f"{done.output}: {'' if done.outcome.best > 0 else 'no gain, the start is kept, after '}"
-        f"{_learned(done)}; on {done.held_out} held-out tokens {_drafted(done.outcome.figures)}"
-    )
+    _run(_drafted, partial(train, pair, texts.data, output, collecting, config))
 
 
 def _default_output(model: str, what: str) -> Path:
@@ -234,9 +216,33 @@ def _default_output(model: str, what: str) -> Path:
     return Path("weights") / f"{name}-{what}"
 
 
-def _learned(done: Trained) -> str:
+def _run(describe: Callable[[Any], str], train: Callable[[Watcher], Trained]) -> None:
+    """Train behind two progress bars, with a line after every epoch, and print what was learned.
+    describe: returns an epoch's figures as text."""
+    from ..training.fit import Watcher
+
+    def line(epoch: int, figures: Any) -> None:
+        where = f"epoch {epoch}" if epoch else "start"
+        print(f"{where}: held-out loss {figures.loss:.3f}, {describe(figures)}", file=sys.stderr)
+
+    interrupts.at_end(lambda: "interrupted: the same command goes on from here")
+    with render.progress("reading texts") as collected, render.progress("training") as steps:
+        done = train(
+            Watcher(
+                collected=collected,
+                stepped=lambda done, total, loss: steps(done, total, f"training, loss {loss:.3f}"),
+                measured=line,
+            )
+        )
+    interrupts.at_end(str)
+    gained = done.outcome.best > 0
+    start = f"; at the start {describe(done.start)}" if done.start is not None and gained else ""
     again = ", with what an earlier run had left" if done.resumed else ""
-    return f"{done.outcome.epochs} epochs on {done.rows} tokens in {done.seconds:.0f} s{again}"
+    render.tell(
+        f"{done.output}: {'' if gained else 'no gain, the start is kept, after '}"
+        f"{done.outcome.epochs} epochs on {done.rows} tokens in {done.seconds:.0f} s{again}; "
+        f"on {done.held_out} held-out tokens {describe(done.outcome.figures)}{start}"
+    )
 
 
 def _by_head(accuracy: Accuracy) -> str:
@@ -263,23 +269,3 @@ def _closeness(closeness: Closeness) -> str:
         f"acceptance at temperature 1 {closeness.acceptance:.1%}, "
         f"same first choice {closeness.agreement:.1%}"
     )
-
-
-@contextmanager
-def _watching(describe: Callable[[Any], str]) -> Iterator[Watcher]:
-    """Show two progress bars, and a line after every epoch. describe: returns an epoch's figures as
-    text. After an interrupt, say how to go on."""
-    from ..training.fit import Watcher
-
-    def line(epoch: int, figures: Any) -> None:
-        where = f"epoch {epoch}" if epoch else "start"
-        print(f"{where}: held-out loss {figures.loss:.3f}, {describe(figures)}", file=sys.stderr)
-
-    interrupts.at_end(lambda: "interrupted: the same command goes on from here")
-    with render.progress("reading texts") as texts, render.progress("training") as steps:
-        yield Watcher(
-            collected=texts,
-            stepped=lambda done, total, loss: steps(done, total, f"training, loss {loss:.3f}"),
-            measured=line,
-        )
-    interrupts.at_end(str)

@@ -15,8 +15,6 @@ from typing import Any
 import mlx.core as mx
 
 from ..checkpoints.disk import usable_memory
-from ..checkpoints.files import read_config
-from ..checkpoints.source import resolve_config
 from ..checkpoints.tensors import dtype_name
 from ..engine.loading import SELF_BITS
 from ..errors import OptionError, SpecdecError, first_line
@@ -42,7 +40,7 @@ from .passes import (
     opened,
     parts,
 )
-from .prediction import ALPHAS, Cluster, Estimate, Link, Side, Speeds, best, cluster, with_speeds
+from .prediction import ALPHAS, Estimate, Link, Side, Speeds, best, cluster, with_speeds
 from .speedup import RoundCost, between
 
 
@@ -80,19 +78,6 @@ def own_draft(target: ModelSource, q_bits: int | None = None) -> ModelSource:
     """Return the draft "self": the target's layers at q_bits a weight."""
     config = {k: v for k, v in target.config.items() if not k.startswith("quantization")}
     return ModelSource(SELF, config, target.dtype, q_bits or SELF_BITS)
-
-
-def cluster_of(
-    model: str, revision: str | None, dtype: str, q_bits: int | None, *, ranks: int, pipeline: bool
-) -> Cluster:
-    """Return how many sums a pass of a shared target has, and each machine's share of it.
-
-    Reads only the model's config.json. Raises CheckpointError where that does not say enough, and
-    OptionError for a family that has no pipeline.
-    """
-    config = read_config(resolve_config(model, revision=revision))
-    known = ModelSource(model, config, dtype, q_bits).outline()
-    return cluster(Link(ranks, 0.0, pipeline), known, 0)
 
 
 def estimate(
