@@ -76,7 +76,7 @@ def test_heads_of_all_ranks_add_up_to_the_attention(
         return network.encoder.block[0].attention
 
     def attend(attention: Attention, states: mx.array) -> mx.array:
-        queries, keys, values = attention.project(states)
+        queries, (keys, values) = attention.queries(states), attention.keys_values(states)
         index = mx.array([[0, 1, 2], [3, 4, 5], [6, 7, 8]])
         bias = attention.relative_attention_bias(index).transpose(2, 0, 1)[None]
         assert queries.shape[1] == bias.shape[1] < 4 or attention is whole

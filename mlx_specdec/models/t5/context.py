@@ -83,10 +83,9 @@ def padding_mask(lengths: Sequence[int]) -> mx.array | None:
 
 
 class EncoderDecoderModel:
-    """base.Base over a T5, whose products are joined; prompts are source texts."""
+    """base.Base over a T5; prompts are source texts."""
 
     def __init__(self, network: T5, identity: str | None = None) -> None:
-        network.join()
         self.network = network
         self.identity = identity
         self._tables: list[mx.array] = []

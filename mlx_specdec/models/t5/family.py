@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -22,7 +22,7 @@ from ...errors import CheckpointError, OptionError
 from ...text.tokenizer import Kind
 from ..base import Base, identity_of
 from ..cache_settings import CacheSettings
-from ..number_format import NumberFormat, count, evaluate, is_quantized, stored_dtype
+from ..number_format import NumberFormat, count, evaluate, expand, is_quantized, stored_dtype
 from ..outline import Outline
 from ..trainable import Ids, padded, places
 from .config import T5Config
@@ -61,10 +61,6 @@ def load(
         _check(network, infos)
     except CheckpointError as problem:
         raise CheckpointError(f"{directory}: {problem}") from None
-    arrays: Iterable[tuple[str, mx.array]]
-    arrays = ((name, weights.read(place)) for name, place in places.items())
-    if stored is not None and numbers.expands(count(network)):
-        arrays, stored, network = _dequantized(dict(arrays), stored).items(), None, T5(shape)
     # The widest of those stored: some checkpoints keep in float32 what half precision cannot hold.
     types = (DTYPES[info.dtype] for info in infos.values())
     widest = mx.result_type(*filter(_is_float, types))
@@ -72,14 +68,16 @@ def load(
     if numbers.q_bits is not None:
         _quantize_on_load(network, config, numbers)
     read: list[tuple[str, mx.array]] = []
-    for name, array in arrays:
-        parts = _in_numbers(network, name, array, floating)
+    for name, place in places.items():
+        parts = _in_numbers(network, name, weights.read(place), floating)
         if not weights.lazy:
             mx.eval(parts)  # so that the source's array can be freed
         read += parts
     network.load_weights(read)
-    # No other reference may keep the arrays alive while layers are joined.
-    del arrays, read, parts, array
+    if stored is not None and numbers.expands(count(network)):
+        expand(network)
+        stored = None
+    del read, parts  # packed weights, of which no other reference may keep them alive
     if group is not None:
         network.shard(group)
     evaluate(network)
@@ -87,9 +85,7 @@ def load(
     bits = numbers.q_bits or (stored or {}).get("bits")
     words = words if bits is None else f"{bits}-bit, {words}"
     identity = None if group is not None else identity_of(config, words)
-    model = EncoderDecoderModel(network, identity)
-    mx.eval(network.parameters())
-    return model, files.eos_token_ids(directory, config), words
+    return EncoderDecoderModel(network, identity), files.eos_token_ids(directory, config), words
 
 
 def _places(directory: Path, config: Mapping[str, Any]) -> tuple[files.Weights, dict[str, str]]:
@@ -176,21 +172,6 @@ def _quantize(network: T5, choose: Callable[[str, tuple[int, ...]], Quantization
         return how.as_dict() if how and module.weight.shape[-1] % how.group_size == 0 else False
 
     nn.quantize(network, class_predicate=predicate)
-
-
-def _dequantized(weights: Mapping[str, mx.array], stored: Mapping[str, Any]) -> dict[str, mx.array]:
-    result = {}
-    for name, array in weights.items():
-        path, _, part = name.rpartition(".")
-        scales, biases = weights.get(f"{path}.scales"), weights.get(f"{path}.biases")
-        if scales is None:
-            result[name] = array
-        elif part == "weight":
-            how = Quantization.of(stored, path)
-            result[name] = mx.dequantize(
-                array, scales, biases, group_size=how.group_size, bits=how.bits, mode=how.mode
-            )
-    return result
 
 
 class T5Outline(Outline):

@@ -11,7 +11,6 @@ import mlx.nn as nn
 import numpy as np
 from mlx.nn.layers.distributed import shard_inplace
 
-from ..joined import Joined
 from ..kv_cache import STEP, KVCache
 from ..sharding import shard_inputs, shard_outputs
 from .config import T5Config
@@ -36,14 +35,11 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 }
 
 
-class Attention(Joined):
-    """Attention without scaling of the scores, as T5 has it.
+class Attention(nn.Module):
+    """Attention without scaling of the scores, as T5 has it."""
 
-    reads: which of "q", "k" and "v" read the same states.
-    """
-
-    def __init__(self, config: T5Config, reads: str, *, has_bias: bool) -> None:
-        super().__init__(reads)
+    def __init__(self, config: T5Config, *, has_bias: bool) -> None:
+        super().__init__()
         inner = config.num_heads * config.d_kv
         self._shape = (config.num_heads, config.d_kv)
         self.q = nn.Linear(config.d_model, inner, bias=False)
@@ -65,13 +61,13 @@ class Attention(Joined):
         heads, width = self._shape
         self._shape = (heads // group.size(), width)
 
-    def project(self, states: mx.array) -> list[mx.array]:
-        """(batch, n, d_model) -> of each that reads them (batch, heads, n, d_kv)."""
-        return [self._heads(flat) for flat in self.together(states)]
-
     def queries(self, states: mx.array) -> mx.array:
-        """As `project`, of "q" alone."""
+        """(batch, n, d_model) -> (batch, heads, n, d_kv)."""
         return self._heads(self.q(states))
+
+    def keys_values(self, states: mx.array) -> tuple[mx.array, mx.array]:
+        """As `queries`, two of them."""
+        return self._heads(self.k(states)), self._heads(self.v(states))
 
     def __call__(self, queries: mx.array, given: KeysValues, mask: mx.array | None) -> mx.array:
         """Attend from (batch, heads, m, d_kv) to given keys and values; mask is added to the
@@ -96,11 +92,13 @@ class SelfAttentionLayer(nn.Module):
 
     def __init__(self, config: T5Config, *, has_bias: bool) -> None:
         super().__init__()
-        self.SelfAttention = Attention(config, "qkv", has_bias=has_bias)
+        self.SelfAttention = Attention(config, has_bias=has_bias)
         self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
 
     def __call__(self, states: mx.array, mask: mx.array, cache: KVCache | None) -> mx.array:
-        queries, keys, values = self.SelfAttention.project(self.layer_norm(states))
+        normed = self.layer_norm(states)
+        queries = self.SelfAttention.queries(normed)
+        keys, values = self.SelfAttention.keys_values(normed)
         if cache is not None:
             keys, values = cache.append(keys, values)
         return states + self.SelfAttention(queries, (keys, values), mask)
@@ -112,7 +110,8 @@ class SelfAttentionLayer(nn.Module):
 
         bias: from `Stack.source_biases`. hidden: added to the scores as well.
         """
-        queries, *given = self.SelfAttention.project(self.layer_norm(states))
+        normed = self.layer_norm(states)
+        queries, given = self.SelfAttention.queries(normed), self.SelfAttention.keys_values(normed)
         length, mixed = states.shape[1], []
         for first in range(0, length, rows):
             part = queries[:, :, first : first + rows]
@@ -132,7 +131,7 @@ class CrossAttentionLayer(nn.Module):
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
-        self.EncDecAttention = Attention(config, "kv", has_bias=False)
+        self.EncDecAttention = Attention(config, has_bias=False)
         self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
 
     def __call__(self, states: mx.array, source: KeysValues, mask: mx.array | None) -> mx.array:
@@ -140,15 +139,15 @@ class CrossAttentionLayer(nn.Module):
         return states + self.EncDecAttention(queries, source, mask)
 
 
-class Dense(Joined):
+class Dense(nn.Module):
     """The feed-forward network, gated or not."""
 
     def __init__(self, config: T5Config) -> None:
+        super().__init__()
         gated = config.feed_forward.startswith("gated-")
-        names = ("wi_0", "wi_1") if gated else ("wi",)
-        super().__init__(names)
+        self._names = ("wi_0", "wi_1") if gated else ("wi",)
         self._act = ACTIVATIONS[config.feed_forward]
-        for name in names:
+        for name in self._names:
             self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
 
@@ -159,7 +158,7 @@ class Dense(Joined):
         self.wo = shard_inputs(self.wo, group)
 
     def __call__(self, states: mx.array) -> mx.array:
-        first, *gate = self.together(states)
+        first, *gate = (self[name](states) for name in self._names)
         inner = self._act(first)
         return self.wo(inner * gate[0] if gate else inner)
 
@@ -307,8 +306,8 @@ class T5(nn.Module):
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
     def shard(self, group: mx.distributed.Group) -> None:
-        """Keep this rank's heads and its part of the feed-forward networks, lazily, before `join`;
-        `config` is then of that part. A layer of the encoder adds up over all ranks twice, one of
+        """Keep this rank's heads and its part of the feed-forward networks, lazily; `config` is
+        then of that part. A layer of the encoder adds up over all ranks twice, one of
         the decoder three times. Raises OptionError where the ranks' parts are not alike."""
         config, ranks = self.config, group.size()
         config.check_shares(ranks)
@@ -318,14 +317,6 @@ class T5(nn.Module):
         self.config = replace(
             config, num_heads=config.num_heads // ranks, d_ff=config.d_ff // ranks
         )
-
-    def join(self) -> None:
-        """Make one product of those that read the same states; layer by layer, so that it takes no
-        more memory than for another layer's weights."""
-        for module in self.modules():
-            if isinstance(module, Joined):
-                module.join()
-                mx.clear_cache()  # MLX would hold the parts' memory for arrays of their size.
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         """The encoder output.
@@ -367,7 +358,9 @@ class T5(nn.Module):
 
         Laid out once in that order: every later pass would copy a transposed view.
         """
-        given = (block.layer[1].EncDecAttention.project(encoded) for block in self.decoder.block)
+        given = (
+            block.layer[1].EncDecAttention.keys_values(encoded) for block in self.decoder.block
+        )
         return [(mx.contiguous(keys), mx.contiguous(values)) for keys, values in given]
 
     def decode(
