@@ -67,17 +67,17 @@ def load(
     floating = numbers.floating(widest)
     if numbers.q_bits is not None:
         _quantize_on_load(network, config, numbers)
-    read: list[tuple[str, mx.array]] = []
-    for name, place in places.items():
-        parts = _in_numbers(network, name, weights.read(place), floating)
-        if not weights.lazy:
-            mx.eval(parts)  # so that the source's array can be freed
-        read += parts
-    network.load_weights(read)
     if stored is not None and numbers.expands(count(network)):
+        network.load_weights([(name, weights.read(place)) for name, place in places.items()])
         expand(network)
+        network.set_dtype(floating)
         stored = None
-    del read, parts  # packed weights, of which no other reference may keep them alive
+    else:
+        for name, place in places.items():
+            parts = _in_numbers(network, name, weights.read(place), floating)
+            if not weights.lazy:
+                mx.eval(parts)  # so that the source's array can be freed
+            network.load_weights(parts, strict=False)
     if group is not None:
         network.shard(group)
     evaluate(network)
