@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .conversion.convert import convert as convert
-    from .decoding.stop_criteria import Emission as Emission
+    from .decoding.sequence import Emission as Emission
     from .engine.generate import Run as Run
     from .engine.generate import generate as generate
     from .engine.generate import generate_many as generate_many
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CacheSettings": "models.cache_settings",
-    "Emission": "decoding.stop_criteria",
+    "Emission": "decoding.sequence",
     "Options": "options",
     "Pair": "engine.pair",
     "Request": "engine.request",

@@ -22,9 +22,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.decoding.loop import PromptReader
-from mlx_specdec.decoding.margins import DAMAGED
 from mlx_specdec.decoding.sequence import Batch, Sequence
-from mlx_specdec.decoding.statistics import Recorder, Stopwatch
+from mlx_specdec.decoding.statistics import DAMAGED, Recorder, Stopwatch
 from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.engine import prompt_cache as tree
 from mlx_specdec.engine.generate import generate, stream_generate

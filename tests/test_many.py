@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.decoding.loop import Decoding
-from mlx_specdec.decoding.stop_criteria import Emission
+from mlx_specdec.decoding.sequence import Emission
 from mlx_specdec.draft_length import saved
 from mlx_specdec.engine.generate import generate, generate_many, stream_many
 from mlx_specdec.engine.memory import BatchSize

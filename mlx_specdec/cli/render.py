@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..decoding.stop_criteria import Emission
+    from ..decoding.sequence import Emission
     from ..draft_length.length import Change
     from ..engine.request import Labels, Result
 

@@ -27,10 +27,9 @@ from ..interfaces import (
     no_proposal,
 )
 from ..interfaces.results import TARGET, Cached, Cut, Reusable
-from .sequence import Batch
+from .sequence import Batch, Emission, FinishReason
 from .sequence import Sequence as Decoded
 from .statistics import Stopwatch
-from .stop_criteria import Emission, FinishReason
 
 CHUNK = 512
 """Tokens in one pass over the prompt on a CPU, where larger ones take longer and more memory."""

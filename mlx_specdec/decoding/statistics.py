@@ -8,14 +8,108 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 import mlx.core as mx
 
+from ..errors import DecodingError
 from ..interfaces import Proposal, Scores
-from ..interfaces.results import RoundListener, RoundReport, RoundTimes, SequenceRound
-from .margins import Margins
+from ..interfaces.results import Cut, RoundListener, RoundReport, RoundTimes, SequenceRound
+from ..sampling.distribution import cut_margin, margin
+
+ROWS_AT_ONCE = 16
+DAMAGED = (
+    "the model's logits are not numbers (NaN or infinite): its weights are damaged, or its "
+    "precision is too low for them; try --dtype float32"
+)
+
+Listener = Callable[[list[float], int], None]
+"""Called with the margins of neighbouring positions and the first of these; a margin is infinite
+where there was no second candidate."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows that chose the tokens from `position` on."""
+
+    scored: mx.array
+    count: int
+    position: int
+    cut: Cut | None
+
+
+class Margins:
+    """Takes rows in the order of their positions and passes their margins to `listener`, later.
+
+    `add` and `flush` raise DecodingError as soon as they see a row that is damaged.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._rows: list[_Rows] = []
+        self._waiting = 0
+        self._submitted: tuple[mx.array, list[_Rows]] | None = None
+
+    def add(self, scored: mx.array, count: int, position: int, cut: Cut | None = None) -> None:
+        """The first `count` rows of `scored`, (1, rows, vocabulary), chose the tokens from
+        `position` on; cut: of the same rows."""
+        if count == 0:
+            return
+        part = None if cut is None else cut.first(count)
+        rows = scored if scored.shape[1] == count else scored[:, :count]
+        self._rows.append(_Rows(rows, count, position, part))
+        self._waiting += count
+        if self._waiting >= ROWS_AT_ONCE:
+            self._report()
+            self._submit()
+
+    def flush(self) -> None:
+        self._report()
+        if self._rows:
+            self._submit()
+            self._report()
+
+    def _submit(self) -> None:
+        rows = sorted(self._rows, key=_filters)
+        margins = [_margins(list(alike)) for _, alike in groupby(rows, key=_filters)]
+        joined = mx.concatenate(margins, axis=1)
+        mx.async_eval(joined)
+        self._submitted = joined, rows
+        self._rows, self._waiting = [], 0
+
+    def _report(self) -> None:
+        if self._submitted is None:
+            return
+        submitted, rows = self._submitted
+        margins: Any = submitted[0].tolist()
+        if any(map(math.isnan, margins)):
+            raise DecodingError(DAMAGED)
+        first = 0
+        for each in rows:
+            self._listener(margins[first : first + each.count], each.position)
+            first += each.count
+        self._submitted = None
+
+
+def _filters(rows: _Rows) -> int:
+    """Equal for rows that went through the same filters."""
+    return 0 if rows.cut is None else hash((rows.cut.top_k, rows.cut.top_p, rows.cut.min_p))
+
+
+def _margins(rows: Sequence[_Rows]) -> mx.array:
+    """(1, n) float32 of rows that went through the same filters."""
+    scored = mx.concatenate([each.scored for each in rows], axis=1)
+    lead = margin(scored)
+    cuts = [each.cut for each in rows if each.cut is not None]
+    if not cuts:
+        return lead
+    before = mx.concatenate([cut.before for cut in cuts], axis=1)
+    gumbel = mx.concatenate([cut.gumbel for cut in cuts], axis=1)
+    # NaN says that the row is damaged, and stays.
+    nearest = cut_margin(scored, replace(cuts[0], before=before, gumbel=gumbel))
+    return mx.where(nearest < lead, nearest, lead)
 
 
 @dataclass(frozen=True)
@@ -41,7 +135,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class SmallestMargin:
-    """The least margin of a chosen token, as decoding.margins has it, and its position.
+    """The least margin of a chosen token, as sampling.distribution has it, and its position.
 
     There is none where no position had a second candidate.
 

@@ -8,8 +8,8 @@ from typing import Literal
 import mlx.core as mx
 
 from .. import process
+from ..decoding.sequence import Emission
 from ..decoding.statistics import Timed
-from ..decoding.stop_criteria import Emission
 from ..draft_length.length import Change, DraftLength
 from ..errors import DecodingError, OptionError, PromptError
 from ..interfaces import Progress, Proposer, Rule

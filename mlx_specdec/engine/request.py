@@ -12,10 +12,9 @@ from typing import Any, cast
 import mlx.core as mx
 
 from .. import process
-from ..decoding.margins import DAMAGED
+from ..decoding.sequence import Emission, FinishReason, Piece, StopCriteria
 from ..decoding.sequence import Sequence as Decoded
-from ..decoding.statistics import Recorder, Statistics, Timed
-from ..decoding.stop_criteria import Emission, FinishReason, Piece, StopCriteria
+from ..decoding.statistics import DAMAGED, Recorder, Statistics, Timed
 from ..draft_length.length import DraftLength
 from ..errors import DecodingError, OptionError
 from ..interfaces import FINAL, NoiseSource, Progress, Proposer, Rule

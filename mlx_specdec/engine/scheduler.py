@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..decoding.loop import Decoding, chunk
-from ..decoding.margins import DAMAGED
+from ..decoding.sequence import Emission
 from ..decoding.sequence import Sequence as Decoded
-from ..decoding.statistics import Stopwatch
-from ..decoding.stop_criteria import Emission
+from ..decoding.statistics import DAMAGED, Stopwatch
 from ..draft_length.length import Change
 from ..errors import DecodingError, SpecdecError
 from ..interfaces.results import RoundReport

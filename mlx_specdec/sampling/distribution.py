@@ -1,5 +1,10 @@
 """From logits to log-probabilities: bias, penalties, temperature, top-k, top-p, min-p and XTC; the
-choice from them, and by how much it leads.
+choice from them, and its margin.
+
+A choice depends on rounding in two ways: which of the tokens that passed is best, which `margin`
+measures, and which passed, which `cut_margin` measures. The unit of both is the change of one
+log-probability relative to another. Top-p compares masses; the unit of these is their log-odds,
+which no such change of log-probabilities moves by more.
 
 Every array is (..., vocabulary); tokens that are filtered out have -inf.
 """
@@ -12,6 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..interfaces.results import Cut
 from .constraint import Constraint
 from .noise import Coins
 from .settings import Sampling
@@ -175,6 +181,7 @@ class Distribution:
         constraint: Constraint | None = None,
     ) -> None:
         self.settings = settings
+        self.filters = settings.filters
         self.constraint = constraint
         self.vocabulary = vocabulary
         self._counted = 0
@@ -238,7 +245,7 @@ class Distribution:
         """From what `before_filters` gave to what `log_probabilities` gives; the very same array
         where no filter is on."""
         settings = self.settings
-        if settings.filters:
+        if self.filters:
             rows = keep_top_k_and_p(rows, settings.top_k, settings.top_p)
             rows = keep_min_p(rows, settings.min_p)
         if self._coins is None:
@@ -349,3 +356,63 @@ def _contenders(scored: mx.array) -> mx.array:
 def without(rows: mx.array, index: mx.array) -> mx.array:
     """The rows whose entry at `index`, (..., 1), is -inf."""
     return mx.put_along_axis(rows, index, mx.array(-mx.inf, dtype=rows.dtype), axis=-1)
+
+
+def cut_margin(scored: mx.array, cut: Cut) -> mx.array:
+    """Return the least change that excludes the chosen token, or includes one that would be chosen.
+
+    scored: (1, rows, vocabulary), log p + g, -inf where a filter dropped the token. Returns
+    (1, rows) float32, infinite where no change does. It is never more than the least change, and
+    less only where several tokens near the cut would have to change places.
+    """
+    before = cut.before
+    passed = scored > -mx.inf
+    dropped = mx.where(passed, -mx.inf, before)
+    least = mx.min(mx.where(passed, before, mx.inf), axis=-1, keepdims=True)
+    chosen = mx.argmax(scored, axis=-1, keepdims=True)
+    own = mx.take_along_axis(before, chosen, axis=-1)
+    stays, enters = mx.array(mx.inf), mx.array(-mx.inf)
+    top = before
+    if 0 < cut.top_k < before.shape[-1]:
+        smallest = least
+        if cut.top_p < 1 or cut.min_p > 0:
+            top = mx.topk(before, cut.top_k, axis=-1)
+            smallest = mx.min(top, axis=-1, keepdims=True)
+        stays = own - mx.max(dropped, axis=-1, keepdims=True)
+        enters = smallest - dropped
+    if cut.top_p < 1:
+        falls_out, next_in = _top_p(top, least, own, cut.top_p)
+        stays = mx.minimum(own - mx.max(dropped, axis=-1, keepdims=True), falls_out)
+        enters = mx.maximum(enters, mx.minimum(least - dropped, next_in))
+    if cut.min_p > 0:
+        slack = math.log(cut.min_p)
+        others = mx.max(without(before, chosen), axis=-1, keepdims=True)
+        stays = mx.minimum(stays, own - (others + slack))
+        enters = mx.maximum(enters, mx.max(before, axis=-1, keepdims=True) + slack - dropped)
+    behind = mx.max(scored, axis=-1, keepdims=True) - (dropped + cut.gumbel)
+    rivals = mx.min(mx.maximum(enters, behind), axis=-1, keepdims=True)
+    return mx.maximum(mx.minimum(stays, rivals), 0.0)[..., 0]
+
+
+def _top_p(top: mx.array, least: mx.array, own: mx.array, p: float) -> tuple[mx.array, mx.array]:
+    """Return the change that excludes the token of log p `own`, and the one that includes the best
+    token that top-p dropped.
+
+    top: (1, rows, n), what top-p was given. least: of what passed. Returns (1, rows, 1) each.
+    """
+    best = mx.max(top, axis=-1, keepdims=True)
+    mass = mx.exp(top - best)
+    inside = mx.sum(mass * (top >= least), axis=-1, keepdims=True)
+    outside = mx.sum(mass * (top < least), axis=-1, keepdims=True)
+    above = mx.sum(mass * (top > own), axis=-1, keepdims=True)
+    odds = math.log(p) - math.log1p(-p)
+    next_in = mx.log(inside) - mx.log(outside) - odds
+
+    def missing(part: mx.array) -> mx.array:
+        return odds - mx.log(part) + mx.log(inside + outside - part)
+
+    # Either what is above it reaches p, or what passed below it overtakes it first.
+    lower = mx.where((top >= least) & (top < own), top, -mx.inf)
+    below = own - mx.max(lower, axis=-1, keepdims=True)
+    overtaken = mx.maximum(below, missing(mx.maximum(inside - mx.exp(own - best), 0.0)))
+    return mx.minimum(missing(above), overtaken), next_in

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import __version__
-from ..decoding.stop_criteria import Emission, TokenLogprob
+from ..decoding.sequence import Emission, TokenLogprob
 from ..engine.request import Request, Result
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import token_bytes

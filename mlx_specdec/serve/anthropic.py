@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..decoding.stop_criteria import Emission
+from ..decoding.sequence import Emission
 from .answers import Choice, ParsedRequest, Payload, Writer, cached_tokens
 from .body import Body
 from .chat import text_of

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .. import process
-from ..decoding.stop_criteria import Emission
+from ..decoding.sequence import Emission
 from ..engine.memory import BatchSize, MemoryBudget
 from ..engine.pair import Pair
 from ..engine.prompt_cache import PromptCache

@@ -12,7 +12,7 @@ from itertools import pairwise, zip_longest
 
 from starlette.requests import Request
 
-from ..decoding.stop_criteria import Emission, TokenLogprob
+from ..decoding.sequence import Emission, TokenLogprob
 from ..proposers.lookup import PREDICTION
 from .answers import (
     FINGERPRINT,

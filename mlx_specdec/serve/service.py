@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..decoding.stop_criteria import Emission
+from ..decoding.sequence import Emission
 from ..engine.request import STUCK, Part
 from ..errors import SpecdecError
 from .answers import Choice, ParsedRequest, Payload, Writer, server_sent_event

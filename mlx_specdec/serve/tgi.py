@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from starlette.requests import Request
 
 from .. import __version__
-from ..decoding.stop_criteria import Emission, TokenLogprob
+from ..decoding.sequence import Emission, TokenLogprob
 from .answers import LEAST_LOGPROB, Choice, ParsedRequest, Payload, Writer, token_pieces
 from .body import Body
 from .events import Event

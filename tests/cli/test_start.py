@@ -17,7 +17,7 @@ from mlx_specdec import __version__
 from mlx_specdec.cli import generate as prompt
 from mlx_specdec.cli import render
 from mlx_specdec.cli.generate import read_prompt
-from mlx_specdec.decoding.stop_criteria import Emission, Piece
+from mlx_specdec.decoding.sequence import Emission, Piece
 
 from ..support.commands import Run, Terminal
 

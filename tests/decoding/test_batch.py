@@ -9,10 +9,9 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.decoding.loop import Decoding, PromptReader
-from mlx_specdec.decoding.sequence import Batch
+from mlx_specdec.decoding.sequence import Batch, StopCriteria
 from mlx_specdec.decoding.sequence import Sequence as Decoded
 from mlx_specdec.decoding.statistics import Recorder, Stopwatch
-from mlx_specdec.decoding.stop_criteria import StopCriteria
 from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.interfaces import Noise, Proposal, Proposer, Scores
 from mlx_specdec.sampling.distribution import Distribution

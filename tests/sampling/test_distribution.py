@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from mlx_lm import sample_utils
 
-from mlx_specdec.decoding.margins import cut_margin
 from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces.results import Cut
 from mlx_specdec.sampling.distribution import (
@@ -17,6 +16,7 @@ from mlx_specdec.sampling.distribution import (
     Distribution,
     apply_penalties,
     choose,
+    cut_margin,
     exclude_top_choices,
     keep_min_p,
     keep_top_k,

@@ -15,7 +15,7 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.decoding.stop_criteria import TokenLogprob
+from mlx_specdec.decoding.sequence import TokenLogprob
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair

@@ -14,7 +14,7 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 from huggingface_hub import TextGenerationOutput, TextGenerationStreamOutput
 from starlette.testclient import TestClient
 
-from mlx_specdec.decoding.stop_criteria import Emission, Piece, TokenLogprob
+from mlx_specdec.decoding.sequence import Emission, Piece, TokenLogprob
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
 from mlx_specdec.serve.answers import Choice, ParsedRequest

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from mlx_specdec.decoding.loop import Decoding, PromptReader
-from mlx_specdec.decoding.margins import DAMAGED
-from mlx_specdec.decoding.sequence import Batch
+from mlx_specdec.decoding.sequence import Batch, Emission, StopCriteria
 from mlx_specdec.decoding.sequence import Sequence as Decoded
-from mlx_specdec.decoding.statistics import Recorder, Statistics, Stopwatch
-from mlx_specdec.decoding.stop_criteria import Emission, StopCriteria
+from mlx_specdec.decoding.statistics import DAMAGED, Recorder, Statistics, Stopwatch
 from mlx_specdec.draft_length.length import DraftLength, FixedLength
 from mlx_specdec.errors import DecodingError, RewindError
 from mlx_specdec.interfaces import Noise, NoiseSource, Proposal, Proposer, Rule, Scores

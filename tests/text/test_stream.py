@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.decoding.stop_criteria import StopCriteria
+from mlx_specdec.decoding.sequence import StopCriteria
 from mlx_specdec.engine.pair import alphabet_of
 from mlx_specdec.text.stream import KEPT_WINDOW, LONGEST_WINDOW, StopStrings, TextStream
 from mlx_specdec.text.tokenizer import Kind, Tokenizer, load_tokenizer
