@@ -117,12 +117,6 @@ def test_an_answer_that_may_be_longer_than_the_context_ends_with_it(engine: Engi
     assert answer.status_code == 400 and "shorten it" in answer.json()["error"]["message"]
 
 
-def test_a_model_without_thoughts_may_choose_to_have_none(client: TestClient) -> None:
-    plain = told(client)["content"]
-    for kind in ("adaptive", "disabled", "enabled"):
-        assert told(client, thinking={"type": kind, "budget_tokens": 9})["content"] == plain
-
-
 def test_a_last_message_of_the_assistant_is_continued(
     client: TestClient, pair: Pair, alone: Callable[..., str]
 ) -> None:

@@ -15,7 +15,7 @@ from mlx_specdec.engine.scheduler import BROKEN, Scheduler
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module
-from mlx_specdec.serve.engine import FAILED_PASSES, STOPPING, Engine, QueueFull
+from mlx_specdec.serve.engine import STOPPING, Engine, QueueFull
 
 from ..support.serving import OPTIONS, PROMPT, Heard, ask, running, wait_until
 
@@ -51,24 +51,6 @@ def test_closing_ends_what_is_there_with_an_error(llama: tuple[Path, Path]) -> N
         assert [heard.last().error for heard in asked] == [STOPPING] * 3
         with pytest.raises(RuntimeError, match=STOPPING):
             engine.submit([Request(PROMPT, OPTIONS)], Heard())
-
-
-def test_a_step_that_fails_ends_its_requests_and_not_the_engine(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: Scheduler) -> list[Part]:
-        raise ValueError("/some/path is broken")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Scheduler, "step", broken)
-        for failed in range(1, FAILED_PASSES + 1):
-            assert engine.trouble is None
-            assert ask(engine)[1].last().error == f"{BROKEN} (ValueError)"
-            wait_until(lambda: engine.failures.passes == failed)  # noqa: B023
-        assert "passes have failed" in engine.trouble
-        assert (engine.failures.count, engine.failures.last) == (FAILED_PASSES, "ValueError")
-    assert ask(engine)[1].last().result is not None
-    assert engine.trouble is None
 
 
 def test_a_step_that_never_ends_is_told_and_so_is_an_engine_that_is_no_more(

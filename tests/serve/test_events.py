@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from typing import Any
 
 import pytest
@@ -126,10 +125,6 @@ def test_ids_of_the_models_own_stay() -> None:
     assert [call.index for call, _ in calls] == [0, 1]
 
 
-def test_calls_that_are_too_many_are_left_out() -> None:
-    assert told(read(JSON * 3, [], most_calls=1)) == ("", "", [BONN])
-
-
 def test_a_text_may_begin_within_a_thought() -> None:
     text = "\nHm.</think>\nYes."
     assert told(read(text, [1] * 30, thinking=True)) == ("Yes.", "Hm.", [])
@@ -141,36 +136,12 @@ def test_without_marks_nothing_is_held_back() -> None:
     assert texts_of(reader.push("<think> \n"), "content") == "<think> \n"
 
 
-class Counted:
-    """A pattern that says how far each search goes."""
-
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        self._pattern = pattern
-        self.spans: list[tuple[int, int]] = []
-
-    def search(self, text: str, begin: int, end: int) -> re.Match[str] | None:
-        self.spans.append((begin, end))
-        return self._pattern.search(text, begin, end)
-
-
 @pytest.mark.parametrize("name", ["json_tools", "kimi_k2", "mistral"])
 @pytest.mark.parametrize("word", ["a", "a-", " ", "a:1 ", "{ ", '{"name": "', "}a", "a:"])
-def test_a_section_is_searched_once_whatever_its_pieces(
-    name: str, word: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A million letters at once would take hours in quadratic time, whoever reads them."""
-    counted = Counted(calls.HEADS[name])
-    monkeypatch.setitem(calls.HEADS, name, counted)
-    section = calls.Section(of_parser(name), TOOLS, 0)
-    for _ in range(2000):
-        section.push(word * 5, over=False)
-    searched = sum(end - begin for begin, end in counted.spans)
-    assert searched <= len(word) * 5 * 2000 + 2000 * calls.MOST_HEAD
-    assert counted.spans == sorted(counted.spans)
-    begin = of_parser(name).begin.text
-    # What no letter of a word says: mlx-lm's own patterns would look at each of them.
-    text = word * (1_000_000 // len(word)) + " x [ARGS]"
-    assert told(read(begin + text, [], name))[2] == []
+def test_a_section_is_searched_once_whatever_its_pieces(name: str, word: str) -> None:
+    """A million letters would take hours in quadratic time."""
+    text = of_parser(name).begin.text + word * (1_000_000 // len(word)) + " x [ARGS]"
+    assert told(read(text, [10_000] * 50, name))[2] == []
 
 
 def test_a_section_that_is_too_long_for_mlx_lms_parsers_stays_a_text() -> None:

@@ -131,12 +131,9 @@ def test_a_text_whose_time_is_over_ends(engine: Engine) -> None:
 WRONG = {
     "temperature": (-1, True),
     "do_sample": ("yes",),
-    "return_full_text": ("yes",),
-    "details": (1,),
     "max_new_tokens": ("all",),
     "grammar": (
         "json",
-        {"type": "json"},
         {"type": "regex", "value": {}},
         {"type": "regex", "value": "a("},
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,6 @@ from ..support.tooled import ANTHROPIC, NAMED, TEMPLATE, TOOLS, function, make_t
 
 USER = {"role": "user", "content": "Who?"}
 ARGUMENTS = r'\{"name": "[a-z]{1,4}", "age": \d{1,2}\}'
-
-
-CALL = '{"name": "keep", "arguments": {"name": "ab", "age": 7}}'
-SAID = ("Hm.", "Yes.", "So.")
 
 
 def bound_to(text: str, special: bool) -> dict[str, str]:
@@ -101,7 +96,8 @@ def test_a_prompt_may_leave_a_thought_open(client: TestClient) -> None:
 
 
 def test_calls_are_told_as_calls(client: TestClient, special: bool) -> None:
-    text = f"Yes.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{CALL}</tool_call>"
+    call = '{"name": "keep", "arguments": {"name": "ab", "age": 7}}'
+    text = f"Yes.\n<tool_call>\n{call}\n</tool_call>\n<tool_call>{call}</tool_call>"
     body = asked(tools=TOOLS, **bound_to(text, special))
     [choice] = ok(client, CHAT, **body)["choices"]
     message, calls = choice["message"], choice["message"]["tool_calls"]
@@ -153,25 +149,6 @@ def test_a_call_may_come_after_a_thought(client: TestClient) -> None:
         assert message["reasoning_content"] or message["tool_calls"]
 
 
-def test_texts_are_the_same_beside_calls(client: TestClient) -> None:
-    bodies = [
-        asked(seed=seed, temperature=1.0, **more)
-        for seed, more in enumerate(
-            [{}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "required"}, {"regex": "[ab]+"}]
-            * 2
-        )
-    ]
-
-    def answer(body: dict[str, Any]) -> Any:
-        message = ok(client, CHAT, **{**body, "max_tokens": 12})["choices"][0]["message"]
-        calls = [each["function"] for each in message.pop("tool_calls", [])]
-        return message, calls
-
-    alone = [answer(body) for body in bodies]
-    with ThreadPoolExecutor(len(bodies)) as clients:
-        assert [*clients.map(answer, bodies)] == alone
-
-
 def test_tools_that_may_not_be_called_are_not_told_of(client: TestClient) -> None:
     plain = ok(client, CHAT, **asked(max_tokens=12))
     told = ok(client, CHAT, **asked(max_tokens=12, tools=TOOLS, tool_choice="none"))
@@ -210,17 +187,6 @@ def test_a_call_that_was_cut_can_be_told_back(client: TestClient, arguments: str
     told = ok(client, "/tokenize", messages=messages, tools=TOOLS)
     prompt = ok(client, "/detokenize", tokens=told["tokens"])["content"]
     assert json.dumps({"arguments": arguments}) in prompt
-
-
-def test_a_template_may_ask_for_the_items_of_a_call_that_was_cut(tmp_path: Path) -> None:
-    items = "{% for k, v in tool_call.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
-    template = TEMPLATE.replace("{{ tool_call.arguments | tojson }}", items)
-    call = {"function": {"name": "keep", "arguments": '{"city'}}
-    messages = [USER, {"role": "assistant", "tool_calls": [call]}]
-    with running((make_tooled(tmp_path, template=template), None)) as engine:
-        client = client_of(engine)
-        told = ok(client, "/tokenize", messages=messages, tools=TOOLS)
-        assert 'arguments={"city' in ok(client, "/detokenize", tokens=told["tokens"])["content"]
 
 
 def test_a_last_message_can_be_continued(client: TestClient) -> None:
@@ -262,10 +228,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         ({"reasoning_effort": "none"}, "False False -"),
         ({"reasoning_effort": "low"}, "- - low"),
         ({"enable_thinking": False}, "False False -"),
-        ({"thinking": {"type": "disabled"}}, "False False -"),
         ({"thinking": {"type": "enabled"}}, "True True -"),
-        ({"thinking": {"type": "adaptive"}}, "- - -"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "False - -"),
         (
             {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
             "True False -",
@@ -297,20 +260,17 @@ def test_functions_are_tools_by_their_older_name(client: TestClient) -> None:
     assert twice[0]["message"]["tool_calls"][0]["function"] == calls[0]
 
 
-@pytest.mark.parametrize("kind", [5, {}, [5], None])
-def test_types_that_are_none_are_no_servers_fault(client: TestClient, kind: Any) -> None:
-    """Nested too deeply for the check at the door."""
-    tools = [function("keep", {"type": "object", "properties": {"a": {"type": kind}}})]
-    for choice, statuses in (("auto", {200}), ("required", {200, 400})):
-        body = asked(tools=tools, tool_choice=choice, max_tokens=4)
-        assert client.post(CHAT, json=body).status_code in statuses
+def test_a_wrong_type_within_a_schema_is_no_error_of_the_server(client: TestClient) -> None:
+    for kind in (5, {}, None):
+        tools = [function("keep", {"type": "object", "properties": {"a": {"type": kind}}})]
+        for choice, statuses in (("auto", {200}), ("required", {200, 400})):
+            body = asked(tools=tools, tool_choice=choice, max_tokens=4)
+            assert client.post(CHAT, json=body).status_code in statuses
 
 
 @pytest.mark.parametrize(
     ("more", "param", "said"),
     [
-        ({"tools": {}}, "tools", "must be a list"),
-        ({"tools": [5]}, "tools", "must be"),
         ({"tools": [{"type": "custom"}]}, "tools", 'type must be "function"'),
         ({"tools": [function("a b")]}, "tools", "name"),
         (
@@ -318,13 +278,9 @@ def test_types_that_are_none_are_no_servers_fault(client: TestClient, kind: Any)
             "tools",
             "required[0] must be a string",
         ),
-        ({"tools": [function("a", {"properties": {"b": 5}})]}, "tools", "an object or true"),
-        ({"functions": [{"name": 5}]}, "functions", "name"),
         ({"function_call": {"name": "keep"}}, "function_call", "give functions"),
-        ({"tools": [function("a", [])]}, "tools", "JSON schema"),
         ({"tools": [function(f"f{at}") for at in range(129)]}, "tools", "at most 128"),
         ({"tool_choice": "required"}, "tool_choice", "asks for a call: give tools"),
-        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "must be"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "tool_choice",
@@ -340,25 +296,11 @@ def test_types_that_are_none_are_no_servers_fault(client: TestClient, kind: Any)
             "tools",
             "Invalid type",
         ),
-        ({"tools": TOOLS, "parallel_tool_calls": 3}, "parallel_tool_calls", "true or false"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
             "messages",
             "function is missing: it must be an object",
         ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"function": {"name": "x", "arguments": [1]}}],
-                    }
-                ]
-            },
-            "messages",
-            "a string or an object",
-        ),
-        ({"messages": [{**USER, "name": 5}]}, "messages", "must be a string"),
     ],
     ids=lambda each: str(each)[:40],
 )
