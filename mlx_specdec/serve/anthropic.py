@@ -15,7 +15,7 @@ from ..decoding.sequence import Emission
 from .answers import Choice, ParsedRequest, Payload, Writer, cached_tokens
 from .body import Body
 from .chat import text_of
-from .events import Arguments, Call, Event
+from .events import Arguments, Call, Event, joined
 from .problems import CONTEXT, Problem
 from .requests import RequestParser
 from .service import Endpoint
@@ -184,7 +184,7 @@ class MessagesWriter(Writer):
         """Return the message that a stream of these events would make."""
         [choice] = choices
         blocks: list[Payload] = []
-        events = [payload for event in choice.events for payload in self._event(event)]
+        events = [payload for event in joined(choice.events) for payload in self._event(event)]
         for each in [*events, *self.end(0, choice)]:
             if each["type"] == "content_block_start":
                 blocks.append(each["content_block"])

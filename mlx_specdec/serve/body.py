@@ -289,7 +289,7 @@ def _any(schema: Schema, value: Any, where: str) -> Any:
         except Problem as problem:
             failed.append((branch, problem))
     # If one branch alone can have been meant, its error is more precise.
-    for might_be_meant in (_has_type, _has_tags):
+    for might_be_meant in (_has_type, _has_entries):
         failed = [each for each in failed if might_be_meant(each[0], value)]
         if len(failed) == 1:
             raise failed[0][1]
@@ -302,18 +302,8 @@ def _has_type(branch: Schema, value: Any) -> bool:
     return isinstance(value, TYPES.get(branch.get("type", ""), ()))
 
 
-def _has_tags(branch: Schema, value: Any) -> bool:
-    """Return True when an object, or the first entry of a list, has the constants (such as "type")
-    by which a branch differs from the others."""
-    if isinstance(value, list) and value and "items" in branch:
-        items = branch["items"]
-        return "anyOf" in items or (_has_type(items, value[0]) and _has_tags(items, value[0]))
-    tags = {
-        name: each["const"]
-        for name, each in branch.get("properties", {}).items()
-        if "const" in each and name in branch["required"]
-    }
-    return all(_same(value.get(name), const) for name, const in tags.items())
+def _has_entries(branch: Schema, value: Any) -> bool:
+    return isinstance(value, list) and value != [] and _has_type(branch.get("items", {}), value[0])
 
 
 def _typed(schema: Schema, value: Any, where: str) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 from ..text.markers import NONE, CallFormat, Markers
@@ -43,19 +44,15 @@ class Arguments:
 Event = Text | Call | Arguments
 
 
-def texts_of(events: Iterable[Event], kind: Kind) -> str:
-    """Join the texts of one kind."""
-    return "".join(each.text for each in events if isinstance(each, Text) and each.kind == kind)
-
-
-def calls_of(events: Sequence[Event]) -> list[tuple[Call, str]]:
-    """Return all calls, each with its arguments."""
-    arguments: dict[int, str] = {}
-    for each in events:
-        if isinstance(each, Arguments):
-            arguments[each.index] = arguments.get(each.index, "") + each.text
-    calls = [each for each in events if isinstance(each, Call)]
-    return [(each, arguments.get(each.index, "")) for each in calls]
+def joined(events: Iterable[Event]) -> Iterator[Event]:
+    """Join the texts of one kind, and the arguments of one call, that follow each other."""
+    for _, each in groupby(events, lambda event: (type(event), getattr(event, "kind", None))):
+        first, *others = each
+        if isinstance(first, Call):
+            yield from (first, *others)
+        else:
+            texts = (other.text for other in others if not isinstance(other, Call))
+            yield replace(first, text="".join([first.text, *texts]))
 
 
 _S, _NAME = r"\s{0,64}+", r'[^"\\]{1,256}+'

@@ -138,20 +138,6 @@ ANTHROPIC_CHOICE = either(
     typed("tool", "name", name=TEXT, disable_parallel_tool_use=TRUTH),
     description='of the type "auto", "any", "none", or "tool" with a name',
 )
-ANTHROPIC_CALLING = rule(
-    "tool_choice",
-    "tool_choice asks for a call: give tools, and no output format",
-    {"properties": {"tool_choice": {"properties": {"type": {"enum": ["auto", "none"]}}}}},
-    {
-        "required": ["tools"],
-        "properties": {
-            "tools": several({}, 1),
-            "output_format": NULL,
-            "output_config": {"properties": {"format": NULL}},
-        },
-    },
-)
-
 # What constrains a text.
 CHOICE = several(TEXT, 1)
 ANTHROPIC_FORMAT = typed("json_schema", "schema", schema=JSON_SCHEMA)
@@ -411,8 +397,8 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
     return {
         "ChatRequest": {**chat, "allOf": CHAT_RULES, "x-rules": rules},
         "TextRequest": {**text, "allOf": [ECHO, prompts], "x-rules": rules},
-        "MessagesRequest": {**messages, "allOf": [ANTHROPIC_CALLING]},
-        "CountRequest": {**fields("messages", **counted), "allOf": [ANTHROPIC_CALLING]},
+        "MessagesRequest": messages,
+        "CountRequest": fields("messages", **counted),
         "GenerateRequest": fields("inputs", inputs=WRITTEN, stream=TRUTH, parameters=parameters),
         "TokenizeRequest": {**tokenized, "allOf": [ENDING, ONE_TEXT]},
         "DetokenizeRequest": fields("tokens", tokens=several(id_, 0, MOST_CHARACTERS * longest)),

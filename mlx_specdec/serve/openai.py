@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 import uuid
 from abc import abstractmethod
@@ -25,41 +24,42 @@ from .answers import (
     token_pieces,
 )
 from .body import Body
-from .events import Call, Event, Text, calls_of, texts_of
+from .events import Call, Event, Text, joined
 from .requests import RequestParser, unknown_model
 from .service import Endpoint, Service
 
 REASONS = {None: None, "eos": "stop", "stop": "stop"}
 """OpenAI's names of the reasons why a text ends; all others are "length"."""
+TEXTS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 class CompletionWriter(Writer):
-    """What both kinds of completions have in common. model: its name. pieces: the bytes of each
-    token id, needed for logprobs. metrics: include vLLM's figures."""
+    """What both kinds of completions have in common. parse: reads their bodies."""
 
     whole = ""
     chunk = ""
     prefix = ""
     done = b"data: [DONE]\n\n"
+    parse: Callable[[RequestParser, Body], ParsedRequest]
 
-    def __init__(
-        self,
-        model: str,
-        request: ParsedRequest,
-        pieces: Sequence[bytes | None] = (),
-        *,
-        metrics: bool = False,
-    ) -> None:
+    def __init__(self, parser: RequestParser, request: ParsedRequest) -> None:
         self._request = request
-        self._pieces = pieces
-        self._metrics = metrics
+        self._metrics = parser.settings.metrics
+        logprobs = request.requests[0].top_logprobs is not None
+        self._pieces = token_pieces(parser.pair.tokenizer) if logprobs else []
         self._offsets: Counter[int] = Counter()
         self._head = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": model,
+            "model": parser.name,
             "system_fingerprint": FINGERPRINT,
         }
+
+    @classmethod
+    def read(cls, parser: RequestParser, body: Body) -> tuple[ParsedRequest, CompletionWriter]:
+        """Read a body. Raises Problem."""
+        request = cls.parse(parser, body)
+        return request, cls(parser, request)
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         return {
@@ -124,6 +124,7 @@ class TextWriter(CompletionWriter):
 
     whole = chunk = "text_completion"
     prefix = "cmpl"
+    parse = staticmethod(RequestParser.completions)
 
     def start(self, index: int) -> list[Payload]:
         """Return the prompt, if `echo` is set."""
@@ -176,6 +177,7 @@ class ChatWriter(CompletionWriter):
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
     prefix = "chatcmpl"
+    parse = staticmethod(RequestParser.chat)
 
     def start(self, index: int) -> list[Payload]:
         return [self._chunk([self._delta(index, {"role": "assistant", "content": ""})])]
@@ -183,7 +185,7 @@ class ChatWriter(CompletionWriter):
     def _whole(self, index: int, choice: Choice) -> Payload:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": "", "refusal": None} | _message(choice),
+            "message": _message(choice),
             "logprobs": self._logprobs(choice.logprobs, choice.finish_reason),
             "finish_reason": _reason(choice),
         }
@@ -219,7 +221,7 @@ class ChatWriter(CompletionWriter):
 def _delta(event: Event) -> Payload:
     """Return the delta of an event."""
     if isinstance(event, Text):
-        return {"content" if event.kind == "content" else "reasoning_content": event.text}
+        return {TEXTS[event.kind]: event.text}
     call: Payload = {"index": event.index}
     if isinstance(event, Call):
         function = {"name": event.name, "arguments": ""}
@@ -228,20 +230,20 @@ def _delta(event: Event) -> Payload:
 
 
 def _message(choice: Choice) -> Payload:
-    """Return the fields of a whole message."""
-    message: Payload = {"content": texts_of(choice.events, "content")}
-    if reasoning := texts_of(choice.events, "reasoning"):
-        message["reasoning_content"] = reasoning
-    if calls := calls_of(choice.events):
-        message["content"] = message["content"] or None
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": arguments},
-            }
-            for call, arguments in calls
-        ]
+    """Return a whole message."""
+    message: Payload = {"role": "assistant", "content": "", "refusal": None}
+    calls: list[Payload] = []
+    for event in joined(choice.events):
+        if isinstance(event, Text):
+            name = TEXTS[event.kind]
+            message[name] = message.get(name, "") + event.text
+        elif isinstance(event, Call):
+            function = {"name": event.name, "arguments": ""}
+            calls.append({"id": event.id, "type": "function", "function": function})
+        else:
+            calls[-1]["function"]["arguments"] = event.text
+    if calls:
+        message |= {"content": message["content"] or None, "tool_calls": calls}
     return message
 
 
@@ -327,18 +329,6 @@ def _ratio(part: float, whole: float) -> float:
     return round(part / whole, 3) if whole else 0.0
 
 
-def _read(
-    parser: RequestParser,
-    body: Body,
-    parse: Callable[[RequestParser, Body], ParsedRequest],
-    writer: type[CompletionWriter],
-) -> tuple[ParsedRequest, CompletionWriter]:
-    found = parse(parser, body)
-    logprobs = any(each.top_logprobs is not None for each in found.requests)
-    pieces = token_pieces(parser.pair.tokenizer) if logprobs else ()
-    return found, writer(parser.name, found, pieces, metrics=parser.settings.metrics)
-
-
 def models(service: Service, request: Request) -> Payload:
     """List the one model."""
     return {"object": "list", "data": [_model(service)]}
@@ -356,11 +346,13 @@ def _model(service: Service) -> Payload:
     return {**model, "owned_by": "mlx-specdec"}
 
 
-READ_CHAT = functools.partial(_read, parse=RequestParser.chat, writer=ChatWriter)
-READ_TEXT = functools.partial(_read, parse=RequestParser.completions, writer=TextWriter)
 ENDPOINTS = (
-    Endpoint("/v1/chat/completions", READ_CHAT, "Completion", "Answers messages", "ChatRequest"),
-    Endpoint("/v1/completions", READ_TEXT, "Completion", "Goes on with a text", "TextRequest"),
+    Endpoint(
+        "/v1/chat/completions", ChatWriter.read, "Completion", "Answers messages", "ChatRequest"
+    ),
+    Endpoint(
+        "/v1/completions", TextWriter.read, "Completion", "Goes on with a text", "TextRequest"
+    ),
     Endpoint("/v1/models", models, "Models", "The one model, in a list"),
     Endpoint("/v1/models/{id:path}", model, "Model", "The one model"),
 )

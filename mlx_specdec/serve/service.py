@@ -277,20 +277,14 @@ async def _read(choice: Choice, text: str | None) -> list[Event]:
 
 def _by_drafted(emission: Emission) -> list[Emission]:
     """Split what a step generated into accepted drafts and the target's own tokens."""
-    count = emission.drafted
-
-    def part(tokens: slice, drafted: bool) -> Emission:
+    count, parts = emission.drafted, []
+    for at, drafted in ((slice(count), True), (slice(count, None), False)):
         pieces = tuple(each for each in emission.pieces if each.drafted == drafted)
-        logprobs = emission.logprobs[tokens]
-        return Emission(
-            emission.tokens[tokens], pieces, None, logprobs, drafted=count if drafted else 0
-        )
-
-    parts = [part(slice(count), drafted=True), part(slice(count, None), drafted=False)]
-    parts = [each for each in parts if each.tokens or each.text]
-    if parts:
-        parts[-1] = replace(parts[-1], finish_reason=emission.finish_reason)
-    return parts
+        tokens, logprobs = emission.tokens[at], emission.logprobs[at]
+        if tokens or pieces:
+            parts.append(Emission(tokens, pieces, None, logprobs, count * drafted))
+    last = [replace(each, finish_reason=emission.finish_reason) for each in parts[-1:]]
+    return parts[:-1] + last
 
 
 def _problem_of(error: str) -> Problem:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from mlx_specdec.serve import events as calls
-from mlx_specdec.serve.events import Call, Event, Reader, calls_of, texts_of
+from mlx_specdec.serve.events import Arguments, Call, Event, Reader, Text, joined
 from mlx_specdec.text.markers import Marker, Markers
 
 from ..support.tool_parsers import TOOLS, of_parser
@@ -33,8 +33,15 @@ def read(text: str, sizes: list[int], name: str = "json_tools", **more: Any) -> 
 
 def told(events: list[Event]) -> tuple[str, str, list[tuple[str, Any]]]:
     """What was said, what was thought, and what was called."""
-    calls = [(call.name, json.loads(arguments)) for call, arguments in calls_of(events)]
-    return texts_of(events, "content"), texts_of(events, "reasoning"), calls
+    texts, names, arguments = {"content": "", "reasoning": ""}, [], []
+    for each in joined(events):
+        if isinstance(each, Text):
+            texts[each.kind] += each.text
+        elif isinstance(each, Call):
+            names.append(each.name)
+        else:
+            arguments.append(json.loads(each.text))
+    return texts["content"], texts["reasoning"], [*zip(names, arguments, strict=True)]
 
 
 TEXTS = [
@@ -111,18 +118,19 @@ def test_a_text_means_the_same_in_any_pieces(name: str, text: str, expected: obj
 def test_arguments_that_are_json_are_told_as_they_come() -> None:
     reader = Reader(THINKING, of_parser("json_tools"), TOOLS)
     begun = reader.push('<tool_call>\n{"name": "get", "arguments": {"city": "Bo')
-    assert isinstance(begun[0], Call)
-    [(call, arguments)] = calls_of(begun)
-    assert (call.index, call.name, arguments) == (0, "get", '{"city": "Bo')
-    assert call.id.startswith("call_") and reader.called
+    call, arguments = begun
+    assert isinstance(call, Call) and arguments == Arguments(0, '{"city": "Bo')
+    assert (call.index, call.name, call.id[:5]) == (0, "get", "call_") and reader.called
     assert reader.finish() == []
 
 
 def test_ids_of_the_models_own_stay() -> None:
     [(_, text, _)] = [each for each in TEXTS if each[0] == "kimi_k2"]
-    calls = calls_of(read(text, [], "kimi_k2"))
-    assert [call.id for call, _ in calls] == ["functions.get:0", "functions.get:1"]
-    assert [call.index for call, _ in calls] == [0, 1]
+    calls = [each for each in read(text, [], "kimi_k2") if isinstance(each, Call)]
+    assert [(each.id, each.index) for each in calls] == [
+        ("functions.get:0", 0),
+        ("functions.get:1", 1),
+    ]
 
 
 def test_a_text_may_begin_within_a_thought() -> None:
@@ -133,7 +141,7 @@ def test_a_text_may_begin_within_a_thought() -> None:
 
 def test_without_marks_nothing_is_held_back() -> None:
     reader = Reader(Markers())
-    assert texts_of(reader.push("<think> \n"), "content") == "<think> \n"
+    assert reader.push("<think> \n") == [Text("content", "<think> \n")]
 
 
 @pytest.mark.parametrize("name", ["json_tools", "kimi_k2", "mistral"])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -284,7 +285,9 @@ def test_tokens_without_a_text_have_a_name_each() -> None:
     parsed = ParsedRequest([Request([5], OPTIONS)], 1)
     logprob = TokenLogprob(0, -1.0, ((0, -1.0), (1, -2.0), (7, -3.0), (8, -4.0)))
     choice = Choice(texts=["a"], logprobs=[logprob])
-    answer = TextWriter("tiny", parsed, [b"a", None]).answer([choice])
+    writer = TextWriter(SimpleNamespace(name="tiny", settings=ServiceSettings()), parsed)
+    writer._pieces = [b"a", None]
+    answer = writer.answer([choice])
     [top] = answer["choices"][0]["logprobs"]["top_logprobs"]
     assert top == {"a": -1.0, "token_id:1": -2.0, "token_id:7": -3.0, "token_id:8": -4.0}
 
