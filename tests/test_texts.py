@@ -71,17 +71,6 @@ def test_line_ends_and_what_ends_a_text_are_never_excluded() -> None:
     assert generate(ends, PROMPT, asked).finish_reason == "eos"
 
 
-@pytest.mark.parametrize("caches", [CacheSettings(2, 32), CacheSettings(max_size=16)])
-def test_smaller_caches_change_the_text(caches: CacheSettings) -> None:
-    network = tiny.build("llama", head_dim=32)
-    options = Options(max_tokens=LENGTH, regular=True, temperature=1.0, seed=3)
-    small, whole = (
-        generate(pair_of(DecoderOnlyModel(network, caches=each), None), PROMPT, options)
-        for each in (caches, None)
-    )
-    assert small.tokens != whole.tokens
-
-
 @pytest.mark.parametrize("length", [1, 30])
 def test_plain_text_under_smaller_caches_is_that_of_mlx_lm(length: int) -> None:
     network = tiny.build("llama", head_dim=32)
@@ -130,18 +119,6 @@ def test_a_text_ends_where_the_models_positions_end() -> None:
         result = generate(pair_of(target, draft), PROMPT, Options(max_tokens=50, num_draft=4))
         assert len(result.tokens) == 9
         assert result.finish_reason == "length"
-
-
-def test_a_text_that_repeats_itself_is_looked_up() -> None:
-    target = DecoderOnlyModel(tiny.build("llama"))
-    bias = dict.fromkeys((3, 4), 50.0)
-    asked = {"max_tokens": 80, "logit_bias": bias}
-    plain = generate(pair_of(target, None), PROMPT, Options(regular=True, **asked))
-    result = generate(
-        pair_of(target, None), PROMPT, Options(proposer="ngram", num_draft=5, **asked)
-    )
-    assert result.tokens == plain.tokens
-    assert result.stats.tokens_per_round > 1.5
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

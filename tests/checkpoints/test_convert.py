@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +19,7 @@ from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.checkpoints.tensors import PIECE_BYTES
 from mlx_specdec.conversion import verify
 from mlx_specdec.conversion.convert import convert
-from mlx_specdec.errors import CheckpointError, OptionError, OutputError, SpecdecError
+from mlx_specdec.errors import CheckpointError, OutputError, SpecdecError
 
 from ..support.checkpoints import T5, listing, save, t5_weights, write_sharded_t5, write_t5
 
@@ -133,37 +131,12 @@ def test_a_head_of_its_own_is_kept(tmp_path: Path) -> None:
     assert written["quantization"]["lm_head"] == {"bits": 8, "group_size": 32}
 
 
-@pytest.mark.parametrize("kind", ["t5", "mt5", "umt5"])
-@pytest.mark.parametrize("tied", [None, True, False])
-def test_scaling_is_the_same_before_and_after(tmp_path: Path, kind: str, tied: bool | None) -> None:
-    changes: dict[str, Any] = {"model_type": kind, "tie_word_embeddings": tied}
-    weights = t5_weights({**T5, **changes}, own_head=tied is False)
-    source = write_t5(tmp_path / "t5", changes, weights=weights)
-    convert(str(source), tmp_path / "out")
-    before, after = config_of(source), config_of(tmp_path / "out")
-    assert after["scale_decoder_outputs"] is keys.scales_output(before)
-    convert(str(tmp_path / "out"), tmp_path / "again")
-    assert config_of(tmp_path / "again") == after
-
-
 def test_an_embedding_stored_under_a_copys_name_is_found(tmp_path: Path) -> None:
     weights = t5_weights(T5)
     weights["encoder.embed_tokens.weight"] = weights.pop("shared.weight")
     source = write_t5(tmp_path / "t5", weights=weights)
     convert(str(source), tmp_path / "out")
     assert mx.array_equal(read(tmp_path / "out")["shared.weight"], t5_weights(T5)["shared.weight"])
-
-
-def test_a_quantized_model_is_copied_as_it_is_and_not_quantized_again(tmp_path: Path) -> None:
-    source = write_t5(tmp_path / "t5", own_head=True)
-    convert(str(source), tmp_path / "packed", quantize=True, q_group_size=32)
-    convert(str(tmp_path / "packed"), tmp_path / "copy")
-    first, second = read(tmp_path / "packed"), read(tmp_path / "copy")
-    assert first.keys() == second.keys()
-    assert all(mx.array_equal(first[name], second[name]) for name in first)
-    assert config_of(tmp_path / "packed") == config_of(tmp_path / "copy")
-    with pytest.raises(OptionError, match="quantized already"):
-        convert(str(tmp_path / "packed"), tmp_path / "twice", quantize=True, q_group_size=32)
 
 
 @pytest.mark.parametrize("kept", [(), ("tokenizer_config.json", "generation_config.json")])
@@ -175,15 +148,6 @@ def test_a_source_without_vocabulary_is_converted_and_the_report_says_so(
         if file.name not in kept:
             file.unlink()
     assert any("tokenizer" in note for note in convert(str(source), tmp_path / "out").notes)
-
-
-def test_progress_starts_at_nothing_and_ends_at_all(tmp_path: Path) -> None:
-    steps: list[tuple[int, int]] = []
-    source = write_t5(tmp_path / "t5")
-    convert(str(source), tmp_path / "out", progress=lambda done, total: steps.append((done, total)))
-    total = 2 * sum(array.nbytes for array in read(source).values())
-    assert steps[0] == (0, total) and steps[-1] == (total, total)
-    assert steps == sorted(steps) and len(steps) > 50
 
 
 def test_logits_are_compared_before_anything_is_in_place(tmp_path: Path) -> None:
@@ -228,36 +192,6 @@ def test_logits_are_left_out_where_they_would_take_longer_than_the_conversion(
     assert packed.verified.logits == 0.0
     monkeypatch.setattr(verify, "QUICK_BYTES", needed)
     assert convert(source, tmp_path / "d", **compared).verified.logits == 0.0
-
-
-def test_logits_are_left_out_where_they_would_take_more_memory_than_was_allowed(
-    tmp_path: Path,
-) -> None:
-    source = write_t5(tmp_path / "t5")
-    needed = 6 * sum(array.size for array in t5_weights(T5).values())
-    limit = int(needed / 1.2) - 1
-    report = convert(
-        str(source), tmp_path / "a", shard_bytes=limit, compare_logits=lambda a, b: 1 / 0
-    )
-    assert report.verified.logits is None and "--max-shard-size" in report.verified.note
-    report = convert(
-        str(source), tmp_path / "b", shard_bytes=limit + 2, compare_logits=lambda a, b: 0.0
-    )
-    assert report.verified.logits == 0.0
-
-
-def test_a_disk_without_room_is_told_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = write_t5(tmp_path / "t5")
-    total = sum(array.nbytes for array in t5_weights(T5).values())
-    for dtype, factor in ((None, 1.0), ("bfloat16", 0.5)):
-        needed = int(factor * total) + 10_000_000
-        usage = SimpleNamespace(free=needed - 1)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
-        assert "make room" in refused(OutputError, tmp_path, source, dtype=dtype)
-        usage.free = needed
-        convert(str(source), tmp_path / f"out-{dtype}", dtype=dtype)
 
 
 @pytest.mark.slow
@@ -315,30 +249,17 @@ def retype(kind: str) -> Callable[[Path], None]:
     ("harm", "says"),
     [
         (lambda directory: (directory / "config.json").unlink(), "config.json"),
-        (lambda directory: (directory / "config.json").write_text("{"), "not JSON"),
         (lambda directory: (directory / "model.safetensors").unlink(), "no .safetensors files"),
         (cut, "truncated"),
         (retype("warp_drive"), "warp_drive"),
         (break_weights(lambda weights: weights.pop(f"{LINEAR}.weight")), f"{LINEAR}.weight"),
-        (break_weights(lambda weights: weights.pop("shared.weight")), "shared.weight"),
         (break_weights(replace(f"{LINEAR}.weight", mx.zeros((8, 8)))), "(8, 8)"),
         (break_weights(replace("extra.weight", mx.zeros((8, 8)))), "extra.weight"),
-        (break_weights(replace(f"{LINEAR}.bias", mx.zeros((32,)))), f"{LINEAR}.bias"),
         (
             break_weights(replace(f"{LINEAR}.weight", mx.zeros((32, 32), dtype=mx.int32))),
             "I32 instead of weights",
         ),
-        (break_weights(replace(f"{LINEAR}.weight", mx.full((32, 32), mx.nan))), LINEAR),
         (break_weights(replace(f"{LINEAR}.weight", mx.full((32, 32), mx.inf))), LINEAR),
-        (break_weights(replace(f"{LINEAR}.weight", mx.full((32, 32), -mx.inf))), LINEAR),
-        (
-            break_weights(
-                lambda weights: [
-                    weights.pop(name) for name in list(weights) if name.startswith("decoder")
-                ]
-            ),
-            "encoder alone",
-        ),
     ],
 )
 def test_a_bad_source_is_one_sentence_and_leaves_nothing(
@@ -368,14 +289,12 @@ def test_an_existing_place_is_kept_unless_overwriting_is_asked_for(tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["out"]
 
 
-@pytest.mark.parametrize("after", [1, 3, 30])
+@pytest.mark.parametrize("after", [1, 30])
 @pytest.mark.parametrize(
     ("problem", "kind"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), OutputError),
-        (OSError(errno.EACCES, "Permission denied"), OutputError),
         (KeyboardInterrupt(), KeyboardInterrupt),
-        (MemoryError(), MemoryError),
     ],
 )
 def test_whatever_stops_the_writing_leaves_nothing(
@@ -401,18 +320,6 @@ def test_whatever_stops_the_writing_leaves_nothing(
     assert listing(tmp_path) == before
     if kind is OutputError:
         assert "cannot be written" in str(caught.value)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
-def test_a_really_full_disk_is_an_output_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "_part", lambda number: "/dev/full")
-    real = Path.open
-    monkeypatch.setattr(
-        Path, "open", lambda self, mode="r", **rest: real(self, mode.replace("x", "w"), **rest)
-    )
-    assert "disk is full" in refused(OutputError, tmp_path, write_t5(tmp_path / "t5"))
 
 
 @pytest.mark.parametrize("options", [{}, {"quantize": True, "q_group_size": 32}])

@@ -11,14 +11,13 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm.utils
 import pytest
-from mlx.utils import tree_flatten
 
 from mlx_specdec.checkpoints import files, shards
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 
 from ..support import tiny
-from ..support.checkpoints import listing, save, write_index
+from ..support.checkpoints import listing, save
 
 TOKENS = mx.array([[3, 14, 15, 9, 26, 5]])
 
@@ -35,25 +34,6 @@ def mlx_lm_conversion(source: Path, target: Path, **how: int) -> Path:
         model, config = mlx_lm.utils.quantize_model(model, config, how["group_size"], how["bits"])
     mlx_lm.utils.save_model(target, model)
     mlx_lm.utils.save_config(config, target / "config.json")
-    return target
-
-
-def as_hugging_face(source: Path, target: Path) -> Path:
-    """A tiny llama as Hugging Face writes it: shards, a head that is tied, rotary frequencies."""
-    target.mkdir()
-    weights = dict(files.tensors(source))
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 0
-    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = mx.ones((4,))
-    names, places = sorted(weights), {}
-    for number in (0, 1):
-        file = f"model-{number + 1:05d}-of-00002.safetensors"
-        part = {name: weights[name] for name in names[number::2]}
-        save(target / file, part)
-        places.update(dict.fromkeys(part, file))
-    write_index(target, places)
-    config = json.loads((source / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, "_name_or_path": "x/y"}))
-    (target / "tokenizer.json").write_text("{}")
     return target
 
 
@@ -87,20 +67,6 @@ def test_the_result_is_what_mlx_lm_writes(
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_a_sharded_llama_of_hugging_face_loads_in_mlx_lm(tmp_path: Path, dtype: str) -> None:
-    plain = tiny.write("llama", tmp_path / "plain", tie_word_embeddings=True)
-    source = as_hugging_face(plain, tmp_path / "hf")
-    report = convert(str(source), tmp_path / "out", dtype=dtype)
-    model, config = mlx_lm.utils.load_model(report.path)
-    expected, _ = mlx_lm.utils.load_model(source)
-    expected.set_dtype(getattr(mx, dtype))
-    assert mx.array_equal(model(TOKENS), expected(TOKENS))
-    assert "_name_or_path" not in config and (report.path / "tokenizer.json").is_file()
-    assert report.tensor_report.tied == {"lm_head.weight": "model.embed_tokens.weight"}
-    assert report.differences.tensors == len(tree_flatten(model.parameters()))
-
-
 def test_layers_that_mlx_lm_keeps_wider_are_recorded(tmp_path: Path) -> None:
     source = tiny.write(
         "qwen3_moe", tmp_path / "source", hidden_size=64, head_dim=16, moe_intermediate_size=64
@@ -127,12 +93,9 @@ def drop(directory: Path, name: str) -> None:
     ("harm", "says"),
     [
         (lambda source: change_config(source, model_type="warp_drive"), "warp_drive"),
-        (lambda source: change_config(source, model_type="../evil"), "../evil"),
         (lambda source: change_config(source, model_file="evil.py"), "evil.py"),
-        (lambda source: change_config(source, hidden_size=48), "shape"),
         (lambda source: change_config(source, hidden_size="x"), "does not describe a model"),
         (lambda source: change_config(source, num_hidden_layers=5), "model.layers.2"),
-        (lambda source: change_config(source, num_hidden_layers=1), "model.layers.1"),
         (lambda source: drop(source, "model.norm.weight"), "model.norm.weight"),
         (
             lambda source: (source / "model.safetensors").rename(source / "x.safetensors"),

@@ -176,16 +176,6 @@ def test_mlx_lm_reads_a_conversion_as_one_without_the_layers(family: str, tmp_pa
     assert mx.array_equal(model(tokens), same(tokens))
 
 
-def test_a_conversion_is_converted_again_with_them(tmp_path: Path) -> None:
-    source = mtp.write("qwen3_next", tmp_path / "source")
-    first = convert(str(source), tmp_path / "first").path
-    second = convert(str(first), tmp_path / "second", quantize=True, q_group_size=32).path
-    assert (second / FILE).read_bytes() == (first / FILE).read_bytes()
-    # Over a result that had them goes one that has none.
-    bare = mtp.write("qwen3_next", tmp_path / "bare", layer=False)
-    assert not (convert(str(bare), second, overwrite=True).path / FILE).exists()
-
-
 def test_a_file_that_was_read_back_otherwise_is_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from mlx_specdec.conversion.verify import compare_logits
 from mlx_specdec.models.loading import load_model
 
 from ..support import tiny
-from ..support.checkpoints import T5, listing, t5_weights, write_t5
+from ..support.checkpoints import listing
 from ..support.torch_files import save_torch
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -59,16 +59,6 @@ def test_a_torch_checkpoint_converts_to_the_files_of_its_twin(
     tmp_path: Path, name: str, how: dict[str, Any]
 ) -> None:
     check_twins(*pair(name, tmp_path), tmp_path, **how)
-
-
-@pytest.mark.parametrize("dtype", [None, "float16"])
-def test_packed_results_are_those_of_the_twin(tmp_path: Path, dtype: str | None) -> None:
-    how: dict[str, Any] = {"dtype": dtype, "quantize": True, "q_group_size": 32}
-    plain, torch = write_t5(tmp_path / "t5" / "plain"), write_t5(tmp_path / "t5" / "torch")
-    (torch / "model.safetensors").unlink()
-    save_torch(torch / "pytorch_model.bin", t5_weights(T5))
-    check_twins(plain, torch, tmp_path / "t5", **how)
-    check_twins(*pair("llama", tmp_path), tmp_path, **how)
 
 
 @pytest.mark.parametrize("name", sorted(TWINS))

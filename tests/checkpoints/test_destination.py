@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_specdec.checkpoints import destination
 from mlx_specdec.checkpoints.destination import check_free, check_room, directory
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import OutputError
@@ -74,14 +73,6 @@ def test_what_exists_is_overwritten_only_when_asked_and_only_a_model(tmp_path: P
         assert "in the way" in refuse(tmp_path / name, source, overwrite=True)
 
 
-@pytest.mark.parametrize("name", [".git/HEAD", "notes.md", "sub/config.json", "sub.txt/x"])
-def test_what_no_conversion_writes_is_never_overwritten(tmp_path: Path, name: str) -> None:
-    model = make(tmp_path / "model")
-    (model / name).parent.mkdir(exist_ok=True)
-    (model / name).write_text("dear")
-    assert f"a model, {name.split('/')[0]}," in refuse(model, tmp_path / "source", overwrite=True)
-
-
 HELD = """
 import sys
 from pathlib import Path
@@ -111,21 +102,11 @@ def test_who_comes_while_another_process_converts_is_told_at_once(tmp_path: Path
 def test_too_little_room_is_told_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Path] = []
-
-    def usage(path: Path) -> SimpleNamespace:
-        seen.append(path)
-        return SimpleNamespace(free=3_000_000_000)
-
-    monkeypatch.setattr(shutil, "disk_usage", usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3_000_000_000))
     place = tmp_path / "not" / "there" / "yet"
     check_room(place, 3_000_000_000)
-    with pytest.raises(
-        OutputError, match=r"needs 3\.5 GB, and its disk has 3\.0 GB free"
-    ) as caught:
+    with pytest.raises(OutputError, match=r"needs 3\.5 GB, and its disk has 3\.0 GB free"):
         check_room(place, 3_500_000_000)
-    assert "\n" not in str(caught.value) and seen == [tmp_path, tmp_path]
-    assert listing(tmp_path) == {}
 
 
 # Conversions that are killed: what they leave is no model, and the next one cleans it away.
@@ -134,35 +115,22 @@ def test_too_little_room_is_told_before_anything_is_written(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mlx_specdec.checkpoints import destination
-from mlx_specdec.checkpoints import files
 from mlx_specdec.conversion.convert import convert
 
 source, target, moment = sys.argv[1:]
 
-def die(*rest, **more):
+def die(*rest):
     os.kill(os.getpid(), signal.SIGKILL)
 
-real = Path.rename
-
-def rename(self, other):
-    if moment == "between the moves" and self.suffix == ".partial":
-        die()
-    real(self, other)
-    if moment == "after the moves" and self.suffix == ".partial":
-        die()
-
-Path.rename = rename
-share = float(moment) if moment[0].isdigit() else 2.0
+share = float(moment) if moment != "logits" else 2.0
 convert(
     source,
     Path(target),
-    overwrite=True,
-    compare_logits=die if moment == "logits" else None,
+    compare_logits=die,
     progress=lambda done, total: die() if done >= share * total else None,
 )
 """
-MOMENTS = ["0", "0.25", "0.5", "logits"]
+MOMENTS = ["0", "0.5", "logits"]
 
 
 def killed(source: Path, target: Path, moment: str) -> None:
@@ -182,22 +150,3 @@ def test_a_killed_conversion_leaves_no_model_and_the_next_one_cleans(
     assert bool(left) is (moment != "0")
     convert(str(source), target)
     assert [path.name for path in target.parent.iterdir()] == ["out"]
-
-
-@pytest.mark.parametrize("moment", ["logits", "between the moves", "after the moves"])
-def test_a_killed_replacement_leaves_a_whole_model_or_brings_it_back(
-    tmp_path: Path, moment: str
-) -> None:
-    source, target = write_t5(tmp_path / "t5"), tmp_path / "deep" / "out"
-    convert(str(source), target)
-    (target / "README.md").write_text("the old one")
-    before = listing(target)
-    killed(source, target, moment)
-    assert target.exists() is (moment != "between the moves")
-    destination.remove_leftovers(target)
-    assert [path.name for path in target.parent.iterdir()] == ["out"]
-    after = listing(target)
-    if moment == "after the moves":
-        assert "README.md" not in after and after.items() <= before.items()
-    else:
-        assert after == before

@@ -66,13 +66,6 @@ def test_tokenizer_splits_text_as_the_original_does(name: str, tmp_path: Path) -
     assert tokenizer.eos_token_ids == ((2,) if name == "llama-f16" else (1,))
 
 
-def test_the_chat_template_is_carried_over(tmp_path: Path) -> None:
-    convert(str(FIXTURES / "llama-three.gguf"), tmp_path / "out")
-    tokenizer = load_tokenizer(tmp_path / "out", kind="decoder-only")
-    assert tokenizer.has_chat_template
-    assert tokenizer.apply_chat("fox") == tokenizer.encode("[fox]")[1:]
-
-
 def test_a_tokenizer_beside_the_file_is_taken_instead(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -117,13 +110,6 @@ def test_a_directory_with_one_file_and_parts_give_the_same(tmp_path: Path) -> No
         assert np.array_equal(np.array(found["lm_head.weight"]), model.arrays["output.weight"])
 
 
-def test_a_missing_part_is_named(tmp_path: Path) -> None:
-    first, _ = halves(llama())
-    first.write(tmp_path / "m-00001-of-00002.gguf")
-    with pytest.raises(CheckpointError, match=r"lacks the shard m-00002-of-00002\.gguf"):
-        convert(str(tmp_path), tmp_path / "out")
-
-
 def test_two_models_in_one_directory_are_a_question(tmp_path: Path) -> None:
     for name in ("a", "b"):
         llama().write(tmp_path / f"{name}.gguf")
@@ -145,7 +131,6 @@ def test_nothing_temporary_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # Tokenizers rebuilt from GGUF metadata split any text as the originals do.
 
 
-ROOT = Path(__file__).parents[2]
 LLAMA = {
     "model_type": "bpe",
     "byte_fallback": True,
@@ -223,13 +208,6 @@ def _charsmap(model: bytes) -> bytes:
         place, shift = place + 1, shift + 7
         if byte < 0x80:
             return model[place : place + length]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_code_is_split_the_same_line_by_line(kind: str) -> None:
-    processor, rebuilt = pair(kind)
-    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
-        assert rebuilt.encode(line, add_special_tokens=False).ids == processor.encode(line)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -366,13 +344,6 @@ def test_big_endian_files_are_read_and_packed_ones_refused(tmp_path: Path) -> No
     big.lists["output.weight"] = ((32, 40), 8, 0)
     with pytest.raises(CheckpointError, match="big-endian and holds Q8_0"):
         convert(str(big.write(tmp_path / "packed.gguf")), tmp_path / "packed")
-
-
-def test_a_token_of_great_length_costs_no_time(tmp_path: Path) -> None:
-    tokens = [*VOCABULARY["tokenizer.ggml.tokens"][:5], "a" * 2_000_000]
-    model = llama(**VOCABULARY | {"tokenizer.ggml.tokens": tokens})
-    convert(str(model.write(tmp_path / "m.gguf")), tmp_path / "out")
-    assert (tmp_path / "out" / "tokenizer.json").stat().st_size > 2_000_000
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from mlx_specdec.checkpoints.hub import choose
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.conversion.inspect import inspect
 from mlx_specdec.errors import CheckpointError, SourceError
-from mlx_specdec.models.loading import load_model
 
 from ..support.checkpoints import T5, save, t5_weights, write_index, write_t5
 from ..support.hub_server import NAME, Hub, serve
@@ -138,13 +137,6 @@ def test_a_model_arrives_whole_and_is_not_fetched_again(hub: Hub) -> None:
     assert [path for path, *_ in hub.requests] == [f"{LIST}/revision/main?blobs=true"]
 
 
-def test_an_index_says_which_weights_are_fetched(hub: Hub) -> None:
-    shard, index = "pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"
-    places = json.dumps({"weight_map": {"a": shard}}).encode()
-    hub.files = {**SMALL, index: places, shard: WEIGHTS, "pytorch_model.bin": b"another"}
-    assert set(held_in(resolve(NAME))) == {*SMALL, index, shard}
-
-
 @pytest.mark.parametrize(
     ("named", "says"),
     [
@@ -202,12 +194,6 @@ def test_what_is_not_what_the_list_promised_is_removed(hub: Hub, tmp_path: Path)
     assert "model.safetensors" not in arrived(tmp_path)
     hub.altered.clear()
     assert held_in(resolve(NAME)) == WHOLE
-
-
-def test_a_digest_leads_nowhere(hub: Hub) -> None:
-    lfs = {"sha256": "../../up", "size": 5, "pointerSize": 134}
-    hub.listed = {"model.safetensors": {"lfs": lfs}}
-    assert "is no digest" in refused()
 
 
 @pytest.mark.parametrize(
@@ -304,39 +290,12 @@ def test_only_the_hub_is_shown_the_token(hub: Hub, monkeypatch: pytest.MonkeyPat
     assert shown == {(False, "Bearer hf_secret"), (True, "")}
 
 
-def test_a_disk_without_room_is_told_before_weights_are_fetched(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5000))
-    text = refused()
-    assert "needs 10" in text and "make room" in text
-    assert sent(hub) == set()
-
-
 def test_only_the_configuration_is_fetched_where_no_more_is_needed(hub: Hub) -> None:
     assert held_in(resolve_config(NAME)) == {"config.json": CONFIG}
     assert sent(hub) == {"config.json"}
     hub.files, hub.commit = {"model.safetensors": WEIGHTS}, "2" * 40
     with pytest.raises(SourceError, match=r"has no config\.json"):
         resolve_config(NAME)
-
-
-def test_code_of_a_repository_is_neither_fetched_nor_run(hub: Hub, tmp_path: Path) -> None:
-    ran = tmp_path / "ran"
-    code = f"open({str(ran)!r}, 'w').close()\n".encode()
-    config = {
-        "model_type": "llama",
-        "auto_map": {"AutoModel": "evil.Model"},
-        "model_file": "evil.py",
-    }
-    automatic = b'{"auto_map": {"AutoTokenizer": ["evil.Tokenizer", null]}}'
-    evil = {"evil.py": code, "__init__.py": code, "tokenizer_config.json": automatic}
-    hub.files = {**WHOLE, "config.json": json.dumps(config).encode(), **evil}
-    directory = resolve(NAME)
-    assert not [file for file in sent(hub) if file.endswith(".py")]
-    with pytest.raises(CheckpointError):
-        load_model(directory)
-    assert not ran.exists()
 
 
 def as_files(directory: Path) -> dict[str, bytes]:

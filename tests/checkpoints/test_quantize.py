@@ -220,18 +220,6 @@ def test_a_source_that_grows_is_announced_with_both_sizes_before_the_work(tmp_pa
     assert not told
 
 
-def test_a_recipe_that_does_not_suit_a_model_is_told(tmp_path: Path) -> None:
-    source = tiny.write("mamba2", tmp_path / "mamba2")
-    with pytest.raises(OptionError, match="does not suit"):
-        convert(
-            str(source),
-            tmp_path / "out",
-            quantize=True,
-            q_group_size=32,
-            quant_predicate="mixed_3_6",
-        )
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -27,8 +27,7 @@ class Hub:
 
     refused: the start of a path -> status and the Hub's error code. cuts: how many bytes to send of
     a large file before the connection is closed, one for each GET in turn. altered: file -> bytes
-    that are sent in place of its own. listed: added to what the list says of a file. page: in
-    place of every answer. trickles: send half of a large file and then nothing. ranges: whether a
+    that are sent in place of its own. page: in place of every answer. trickles: send half of a large file and then nothing. ranges: whether a
     part of a large file may be asked for. sent: bytes of large files, all together.
     """
 
@@ -38,7 +37,6 @@ class Hub:
     refused: dict[str, tuple[int, str]] = field(default_factory=dict)
     cuts: list[int] = field(default_factory=list)
     altered: dict[str, bytes] = field(default_factory=dict)
-    listed: dict[str, dict[str, Any]] = field(default_factory=dict)
     page: bytes | None = None
     trickles: bool = False
     ranges: bool = True
@@ -111,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
             if file.endswith(LARGE):
                 lfs = {"sha256": digest(data), "size": len(data), "pointerSize": 134}
                 said |= {"lfs": lfs, "blobId": "0" * 40}
-            siblings.append(said | hub.listed.get(file, {}))
+            siblings.append(said)
         body = {"id": NAME, "modelId": NAME, "sha": hub.commit, "siblings": siblings}
         self._send(200, json.dumps(body).encode())
 

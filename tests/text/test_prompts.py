@@ -119,13 +119,6 @@ def test_special_tokens_around_a_text_are_left_out(tmp_path: Path) -> None:
     assert [*ids.tolist(), 1] == tokenizer.encode("Les pates")
 
 
-def test_line_ends_of_another_system_are_read_as_those_of_a_prompt(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
-    (ids,) = documents.tokens([write(tmp_path / "a", "one\r\ntwo\r\n")], tokenizer)
-    assert tokenizer.decode(ids.tolist()) == "one\ntwo\n"
-
-
 def test_the_digest_tells_contents_and_their_order_apart(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a", "one"), write(tmp_path / "b", "two")
     assert documents.digest([a, b]) == documents.digest([a, b])

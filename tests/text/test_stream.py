@@ -70,13 +70,6 @@ def test_real_text_adds_up_and_comes_early(
             assert sum(bool(piece) for piece in pieces) > len(ids) / size / 4
 
 
-def test_a_character_of_several_tokens_is_printed_whole(tokenizers: list[Tokenizer]) -> None:
-    tokenizer = tokenizers[0]
-    ids = tokenizer.encode("🙃")
-    pieces = in_pushes(tokenizer, ids, [1] * len(ids))
-    assert [piece for piece in pieces if piece] == ["🙃"]
-
-
 def test_each_push_decodes_a_bounded_window(tokenizers: list[Tokenizer]) -> None:
     longest = 0
 

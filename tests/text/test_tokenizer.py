@@ -29,40 +29,6 @@ def test_an_encoder_decoder_prompt_ends_with_eos_once(tmp_path: Path, make) -> N
     assert tokenizer.eos_token_ids == (1,)
 
 
-def test_a_decoder_only_prompt_begins_with_bos_once_and_stays_open(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
-    ids = tokenizer.encode("def f(x):")
-    assert ids[0] == 0 and ids.count(0) == 1 and 1 not in ids
-    assert tokenizer.eos_token_ids == (1,)
-
-
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (byte_level, "decoder-only"),
-        (unigram, "encoder-decoder"),
-        (sentence_piece, "encoder-decoder"),
-    ],
-)
-def test_text_survives_the_round_trip_without_special_tokens(tmp_path: Path, make, kind) -> None:
-    tokenizer = load_tokenizer(make(tmp_path), kind=kind)
-    for text in ("def read_lines(path):", "12 345,67", "pates"):
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_the_chat_template_is_applied_up_to_the_answer(tmp_path: Path) -> None:
-    template = (
-        "{% for message in messages %}<user>{{ message['content'] }}{% endfor %}"
-        "{% if add_generation_prompt %}<answer>{% endif %}"
-    )
-    directory = byte_level(
-        tmp_path, chat_template=template, tokenizer_class="PreTrainedTokenizerFast"
-    )
-    tokenizer = load_tokenizer(directory, kind="decoder-only")
-    assert tokenizer.has_chat_template
-    assert tokenizer.decode(tokenizer.apply_chat("hello")) == "<user>hello<answer>"
-
-
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 

@@ -25,11 +25,6 @@ class Listed:
         return self._pieces
 
 
-def test_equal_vocabularies_share_what_the_target_knows(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(byte_level(tmp_path), kind="decoder-only")
-    assert common_size(tokenizer, tokenizer, tokenizer.size, tokenizer.size) == tokenizer.size
-
-
 def test_padding_at_the_tail_does_no_harm(tmp_path: Path) -> None:
     small = load_tokenizer(unigram(tmp_path / "a"), kind="encoder-decoder")
     large = load_tokenizer(unigram(tmp_path / "b", extra=("▁more",)), kind="encoder-decoder")

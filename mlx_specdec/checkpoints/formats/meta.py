@@ -145,42 +145,39 @@ EMBEDDING, HEAD = "tok_embeddings.weight", "output.weight"
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor. theirs: Meta's name. axis: along which tensor-parallel parts are joined, None
-    where each has the whole. heads: its rows are those of so many rotated heads, 0 where they are
-    not."""
+    """One tensor. theirs: Meta's name. heads: its rows are those of so many rotated heads, 0 where
+    they are not. axis: along which tensor-parallel parts are joined, None where each has the
+    whole."""
 
     theirs: str
     shape: tuple[int, ...]
-    axis: int | None
     heads: int = 0
+    axis: int | None = None
 
 
 def entries(config: Mapping[str, Any]) -> dict[str, Entry]:
-    """Every tensor by Hugging Face's name, the output head among them. config: config.json.
-
-    The axis of the embedding is Llama 3's; earlier ones cut it along the other.
-    """
+    """Every tensor by Hugging Face's name, the output head among them. config: config.json."""
     width, inner = config["hidden_size"], config["intermediate_size"]
     heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
     queries, keys = heads * config["head_dim"], key_heads * config["head_dim"]
     whole = (config["vocab_size"], width)
-    named = {"model.embed_tokens.weight": Entry(EMBEDDING, whole, 0)}
+    named = {"model.embed_tokens.weight": Entry(EMBEDDING, whole)}
     for layer in range(config["num_hidden_layers"]):
-        for ours, theirs, shape, axis, rotated in (
-            ("input_layernorm", "attention_norm", (width,), None, 0),
-            ("self_attn.q_proj", "attention.wq", (queries, width), 0, heads),
-            ("self_attn.k_proj", "attention.wk", (keys, width), 0, key_heads),
-            ("self_attn.v_proj", "attention.wv", (keys, width), 0, 0),
-            ("self_attn.o_proj", "attention.wo", (width, queries), 1, 0),
-            ("post_attention_layernorm", "ffn_norm", (width,), None, 0),
-            ("mlp.gate_proj", "feed_forward.w1", (inner, width), 0, 0),
-            ("mlp.down_proj", "feed_forward.w2", (width, inner), 1, 0),
-            ("mlp.up_proj", "feed_forward.w3", (inner, width), 0, 0),
+        for ours, theirs, shape, rotated in (
+            ("input_layernorm", "attention_norm", (width,), 0),
+            ("self_attn.q_proj", "attention.wq", (queries, width), heads),
+            ("self_attn.k_proj", "attention.wk", (keys, width), key_heads),
+            ("self_attn.v_proj", "attention.wv", (keys, width), 0),
+            ("self_attn.o_proj", "attention.wo", (width, queries), 0),
+            ("post_attention_layernorm", "ffn_norm", (width,), 0),
+            ("mlp.gate_proj", "feed_forward.w1", (inner, width), 0),
+            ("mlp.down_proj", "feed_forward.w2", (width, inner), 0),
+            ("mlp.up_proj", "feed_forward.w3", (inner, width), 0),
         ):
-            entry = Entry(f"layers.{layer}.{theirs}.weight", shape, axis, rotated)
+            entry = Entry(f"layers.{layer}.{theirs}.weight", shape, rotated)
             named[f"model.layers.{layer}.{ours}.weight"] = entry
-    named["model.norm.weight"] = Entry("norm.weight", (width,), None)
-    named["lm_head.weight"] = Entry(HEAD, whole, 0)
+    named["model.norm.weight"] = Entry("norm.weight", (width,))
+    named["lm_head.weight"] = Entry(HEAD, whole)
     return named
 
 
@@ -197,7 +194,6 @@ def rotary_rows(begin: int, end: int, head_width: int) -> np.ndarray[Any, Any]:
 
 
 _PART = re.compile(r"consolidated\.(\d{2,4})\.pth")
-_QUERIES = "layers.0.attention.wq.weight"
 _FLOATING = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _DROPPED = re.compile(r"rope\.freqs|.*\.inner_attention\.rope\.freqs")
 """Tables that follow from params.json."""
@@ -292,36 +288,25 @@ class MetaFile(Reader):
 
     def _as_cut(self, entry: Entry) -> Entry:
         """The same, with the axis along which its parts make one."""
-        shapes, dtype = [], None
-        for path, part in zip(self.paths, self._parts, strict=True):
-            info = part.infos.get(entry.theirs)
+        infos = [part.infos.get(entry.theirs) for part in self._parts]
+        for path, info in zip(self.paths, infos, strict=True):
             if info is None:
                 raise CheckpointError(f"{path} lacks {entry.theirs}: download it again")
-            dtype = dtype or info.dtype
-            if info.dtype not in _FLOATING or info.dtype != dtype:
+            if info.dtype not in _FLOATING or info.dtype != self._first[entry.theirs].dtype:
                 raise CheckpointError(f"{path} stores {entry.theirs} as {info.dtype}")
-            shapes.append(info.shape)
+        shapes = {info.shape for info in infos if info is not None}
+        if shapes == {entry.shape} and (len(infos) == 1 or len(entry.shape) == 1):
+            return entry
         # Before Llama 3 each part had some columns of every token's embedding.
-        for axis in (entry.axis, 1) if entry.theirs == EMBEDDING else (entry.axis,):
-            each = list(entry.shape)
-            if axis is not None:
-                each[axis], rest = divmod(each[axis], len(shapes))
-            if {*shapes} == {tuple(each)} and (axis is None or not rest):
-                self._check_copies(entry.theirs, axis)
+        for axis, extent in enumerate(entry.shape):
+            part, rest = divmod(extent, len(infos))
+            if not rest and shapes == {(*entry.shape[:axis], part, *entry.shape[axis + 1 :])}:
                 return replace(entry, axis=axis)
-        different = " and ".join(map(str, sorted(set(shapes))[:3]))
+        different = " and ".join(map(str, sorted(shapes)[:3]))
         raise CheckpointError(
-            f"{self._directory}: {entry.theirs} has shape {different} in each of {len(shapes)} "
+            f"{self._directory}: {entry.theirs} has shape {different} in each of {len(infos)} "
             f"parts where {PARAMS} asks for {entry.shape} in all: a part may be missing"
         )
-
-    def _check_copies(self, name: str, axis: int | None) -> None:
-        """Raises CheckpointError where the parts' copies of one tensor differ."""
-        first, *rest = (part.tensor(name) for part in self._parts)
-        if axis is None and not all(same(first, other) for other in rest):
-            raise CheckpointError(
-                f"{self._directory} holds parts of different models: their {name} differ"
-            )
 
     def _check_extra(self) -> None:
         known = {entry.theirs for entry in self._entries.values()}
