@@ -38,8 +38,6 @@ def check_free(
         )
     if os.path.exists(source) and source.resolve().is_relative_to(destination.resolve()):
         raise OutputError(f"{destination} holds the model to convert: choose another --mlx-path")
-    if Path.cwd().is_relative_to(destination.resolve()):
-        raise OutputError(f"{destination} is where you are: choose another --mlx-path")
     if not overwrite:
         raise OutputError(
             f"{destination} exists: delete it, choose another --mlx-path, or give --overwrite"

@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,42 +46,31 @@ _MAY_BE_COPIES = re.compile(r"(^|\.)(lm_head|shared|embed_tokens)\.")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The files of a repository to fetch.
-
-    small: configuration and tokenizer. index: of the weights, None where there is none. weights:
-    their names, without those that the index gives.
-    """
-
-    small: tuple[str, ...]
-    index: str | None
-    weights: tuple[str, ...]
-
-
-def choose(name: str, files: Collection[str]) -> Choice:
-    """Choose what to fetch of the repository `name`. files: its paths, as the Hub lists them.
-    Raises SourceError where there are no weights, or several models."""
+def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, list[str]]:
+    """Choose what to fetch of the repository `name`: the small files, the index of the weights,
+    None where there is none, and the weights, without those that the index gives. files: its paths,
+    as the Hub lists them. Raises SourceError where there are no weights, or several models."""
     plain = sorted(file for file in files if _PLAIN.fullmatch(file))
     heads = [file for file in (SAFETENSORS, TORCH) if file in plain][:1]
     alone = [*heads, *(file for file in plain if file == mtp_layers.FILE)]
     # Of the rest mlx-lm reads none: adapters, and Mistral's own layout.
-    readable = [file for file in plain if re.match(r"model|(?!.*\.safetensors$)", file)]
-    chosen = shards.choose(readable)
+    chosen = shards.choose([f for f in plain if re.match(r"model|(?!.*\.safetensors$)", f)])
     weights = chosen.names if chosen else ()
     if not weights and not alone:
-        sentence = f"{name} holds no weights that can be read here"
-        if other := shards.foreign([file for file in plain if file.isprintable()]):
-            sentence += f", only such as {other:.80}"
-        raise SourceError(f"{sentence}: choose a repository with safetensors files")
+        other = shards.foreign([file for file in plain if file.isprintable()])
+        raise SourceError(
+            f"{name} holds no weights that can be read here"
+            + (f", only such as {other:.80}" if other else "")
+            + ": choose a repository with safetensors files"
+        )
     if chosen and chosen.format == "gguf" and len(several := shards.models(weights)) > 1:
         raise SourceError(
             f"{name} holds {len(several)} models in GGUF: fetch one, as in `hf download {name} "
             f"{weights[0]}`, and give the path of its file"
         )
     index = chosen.index if chosen else None
-    small = tuple(file for file in plain if _SMALL.fullmatch(file))
-    return Choice(small, index, (*(() if index else weights), *alone))
+    small = [file for file in plain if _SMALL.fullmatch(file)]
+    return small, index, [*(() if index else weights), *alone]
 
 
 class Repository:
@@ -179,17 +167,17 @@ class Repository:
     ) -> tuple[list[str], list[str]]:
         """The small files, the index among them, and the weights, those that it names included.
         files: all that there are. locate: returns the path of one."""
-        choice = choose(self._name, files)
-        if choice.index is None:
-            return [*choice.small], [*choice.weights]
-        named = shards.named(locate(choice.index))
+        small, index, weights = choose(self._name, files)
+        if index is None:
+            return small, weights
+        named = sorted({*shards.places_of(locate(index)).values()})
         for file in named:
             if file not in files:
                 raise SourceError(
-                    f"{self._name} lacks {file:.80}, which its {choice.index} names: choose "
-                    "another --revision, or another repository"
+                    f"{self._name} lacks {file:.80}, which its {index} names: choose another "
+                    "--revision, or another repository"
                 )
-        return [*choice.small, choice.index], [*named, *choice.weights]
+        return [*small, index], [*named, *weights]
 
     def _download(self, files: list[str], progress: Callable[[int, int], None] | None) -> Path:
         missing = [file for file in files if self._in_cache(file, self._commit) is None]

@@ -99,10 +99,14 @@ def find(directory: Path) -> Shards:
     names = [file.name for file in directory.glob("*")]
     chosen = choose(names)
     if chosen is None:
-        raise CheckpointError(_no_weights(directory, names))
+        other = foreign(names)
+        raise CheckpointError(
+            f"{directory} has no .safetensors files nor pytorch_model.bin: no weights to read"
+            + (f" ({other} is of a format that is not read here)" if other else "")
+        )
     files = [directory / name for name in chosen.names]
     if chosen.index is not None:
-        places = _places(files[0])
+        places = places_of(files[0])
         files = [inside(_present(directory / name)) for name in sorted({*places.values()})]
         return Shards(chosen.format, files, chosen.index, places)
     for file in files:
@@ -117,12 +121,6 @@ def find(directory: Path) -> Shards:
             f"{directory} holds several models, {', '.join(several)[:200]}: name the file to take"
         )
     return Shards(chosen.format, files[:1])
-
-
-def named(index: Path) -> list[str]:
-    """The files that an index names, sorted. index: called as one of safetensors or torch. Raises
-    CheckpointError where it names what is no plain file of its directory."""
-    return sorted({*_places(index).values()})
 
 
 def parts_of(file: Path) -> list[Path]:
@@ -162,7 +160,9 @@ def all_inside(files: list[Path]) -> list[Path]:
     return [inside(file) for file in files] if len(files) > 1 else files
 
 
-def _places(index: Path) -> dict[str, str]:
+def places_of(index: Path) -> dict[str, str]:
+    """Tensor -> file, as an index of safetensors or torch has it. Raises CheckpointError where it
+    names what is no plain file of its directory."""
     places: Any = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map: download it again")
@@ -176,10 +176,3 @@ def _places(index: Path) -> dict[str, str]:
                 "model from another place"
             )
     return places
-
-
-def _no_weights(directory: Path, names: list[str]) -> str:
-    sentence = f"{directory} has no .safetensors files nor pytorch_model.bin: no weights to read"
-    if other := foreign(names):
-        sentence += f" ({other} is of a format that is not read here)"
-    return sentence

@@ -61,19 +61,12 @@ class Written:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class _Item:
-    name: str
-    source: Tensor
-    change: Change
+_Item = tuple[str, Tensor, Change]
 
-    @property
-    def stored(self) -> Mapping[str, mx.array]:
-        return self.change.outlines(self.name, self.source)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.stored.values())
+def _nbytes(item: _Item) -> int:
+    name, source, change = item
+    return sum(array.nbytes for array in change.outlines(name, source).values())
 
 
 def write_weights(
@@ -99,8 +92,8 @@ def write_weights(
         shards.append(_write_shard(directory / _part(len(shards)), waiting, progress))
 
     for name, tensor in tensors:
-        item = _Item(name, tensor, change(name, tensor))
-        nbytes = item.nbytes
+        item = (name, tensor, change(name, tensor))
+        nbytes = _nbytes(item)
         if waiting and size + nbytes > shard_bytes:
             write()
             size = 0
@@ -119,7 +112,7 @@ def write_unchanged(
 ) -> None:
     """Write a file of tensors as they are; it does not say that MLX laid them out. progress, raises
     as `write_weights`."""
-    items = [_Item(name, tensor, Change()) for name, tensor in tensors.items()]
+    items = [(name, tensor, Change()) for name, tensor in tensors.items()]
     _write_shard(file, items, progress, layout="pt")
 
 
@@ -139,7 +132,7 @@ def write_config(
 def stored_nbytes(outlines: Mapping[str, mx.array], change: Callable[[str, Tensor], Change]) -> int:
     """Return the bytes of tensors that `write_weights` would write. outlines: lazy arrays."""
     tensors = ((name, Tensor.of(outline)) for name, outline in outlines.items())
-    return sum(_Item(name, tensor, change(name, tensor)).nbytes for name, tensor in tensors)
+    return sum(_nbytes((name, tensor, change(name, tensor))) for name, tensor in tensors)
 
 
 def _write_shard(
@@ -152,18 +145,18 @@ def _write_shard(
         stream.write(header)
         items.reverse()
         while items:
-            item = items.pop()
-            for begin, piece in item.source.pieces():
-                cast = item.change.cast(piece)
-                _check_values(item.name, piece, cast)
-                for name, array in item.change.stored(item.name, cast).items():
+            name, source, change = items.pop()
+            for begin, piece in source.pieces():
+                cast = change.cast(piece)
+                _check_values(name, piece, cast)
+                for part, array in change.stored(name, cast).items():
                     row = array.nbytes // max(1, array.shape[0] if array.ndim else 1)
-                    stream.seek(len(header) + offsets[name] + begin * row)
+                    stream.seek(len(header) + offsets[part] + begin * row)
                     stream.write(_bytes(array))
                     del array
                 progress(piece.nbytes)
                 del piece, cast
-            del item
+            del source
             mx.clear_cache()
         stream.flush()
         os.fsync(stream.fileno())
@@ -173,7 +166,7 @@ def _write_shard(
 def _header(items: list[_Item], layout: str) -> tuple[dict[str, int], bytes]:
     """Return the offset of each array, widest types first so that all are aligned, and the file's
     header."""
-    arrays = [pair for item in items for pair in item.stored.items()]
+    arrays = [pair for name, source, how in items for pair in how.outlines(name, source).items()]
     arrays.sort(key=lambda pair: -pair[1].dtype.size)
     offsets: dict[str, int] = {}
     entries: dict[str, Any] = {"__metadata__": {"format": layout}}

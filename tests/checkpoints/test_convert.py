@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import subprocess
 import sys
@@ -287,39 +286,6 @@ def test_an_existing_place_is_kept_unless_overwriting_is_asked_for(tmp_path: Pat
     report = convert(str(source), tmp_path / "deep" / "out", dtype="bfloat16", overwrite=True)
     assert read(report.path)["shared.weight"].dtype == mx.bfloat16
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["out"]
-
-
-@pytest.mark.parametrize("after", [1, 30])
-@pytest.mark.parametrize(
-    ("problem", "kind"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), OutputError),
-        (KeyboardInterrupt(), KeyboardInterrupt),
-    ],
-)
-def test_whatever_stops_the_writing_leaves_nothing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    problem: BaseException,
-    kind: type[BaseException],
-    after: int,
-) -> None:
-    source = write_t5(tmp_path / "t5")
-    before = listing(tmp_path)
-    real, written = writer._bytes, [0]
-
-    def stop(array: mx.array) -> memoryview:
-        written[0] += 1
-        if written[0] == after:
-            raise problem
-        return real(array)
-
-    monkeypatch.setattr(writer, "_bytes", stop)
-    with pytest.raises(kind) as caught:
-        convert(str(source), tmp_path / "deep" / "out")
-    assert listing(tmp_path) == before
-    if kind is OutputError:
-        assert "cannot be written" in str(caught.value)
 
 
 @pytest.mark.parametrize("options", [{}, {"quantize": True, "q_group_size": 32}])

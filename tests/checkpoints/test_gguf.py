@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.formats.gguf_header import Metadata
-from mlx_specdec.checkpoints.formats.vocabularies import RULES, tokenizer_files
+from mlx_specdec.checkpoints.formats.vocabularies import RULES, _described, tokenizer_files
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.verify import compare_logits
 from mlx_specdec.errors import CheckpointError
@@ -139,14 +139,10 @@ LLAMA = {
     "remove_extra_whitespaces": False,
     "allow_whitespace_only_pieces": True,
 }
-T5 = {"model_type": "unigram", "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 KINDS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
-    "llama-without-prefix": {**LLAMA, "add_dummy_prefix": False},
-    "gemma": {**LLAMA, "add_dummy_prefix": False},
-    "t5": T5,
-    "t5-with-bytes": {**T5, "byte_fallback": True},
-    "t5-with-spaces": {**T5, "remove_extra_whitespaces": False},
+    "without prefix": {**LLAMA, "add_dummy_prefix": False},
+    "without double spaces": {**LLAMA, "remove_extra_whitespaces": True},
 }
 LETTERS = "abcdefghi XYZ  .,'\"\n\t0123456789éüœßﬁ½Ⅳａ日本語🙂–’"
 
@@ -170,44 +166,8 @@ def pair(kind: str) -> tuple[sentencepiece.SentencePieceProcessor, Tokenizer]:
     )
     processor = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
     return processor, Tokenizer.from_str(
-        tokenizer_files(metadata(kind, processor))["tokenizer.json"]
+        tokenizer_files(Metadata(_described(processor)))["tokenizer.json"]
     )
-
-
-def metadata(kind: str, processor: sentencepiece.SentencePieceProcessor) -> Metadata:
-    """What llama.cpp's converter would write of a vocabulary."""
-    tests = ((2, "is_unknown"), (3, "is_control"), (6, "is_byte"))
-    ids = range(processor.get_piece_size())
-    types = [next((n for n, test in tests if getattr(processor, test)(id)), 1) for id in ids]
-    architecture = kind.partition("-")[0]
-    values: dict[str, Any] = {
-        "model": "t5" if architecture == "t5" else "llama",
-        "tokens": [processor.id_to_piece(id) for id in ids],
-        "scores": np.array([processor.get_score(id) for id in ids], np.float32),
-        "token_type": np.array(types, np.int32),
-        "add_space_prefix": KINDS[kind].get("add_dummy_prefix", True),
-        "remove_extra_whitespaces": KINDS[kind].get("remove_extra_whitespaces", True),
-        "eos_token_id": processor.eos_id(),
-    }
-    if architecture == "t5":
-        charsmap = processor.serialized_model_proto()
-        values["precompiled_charsmap"] = np.frombuffer(_charsmap(charsmap), np.uint8)
-    return Metadata(
-        {"general.architecture": architecture}
-        | {f"tokenizer.ggml.{name}": value for name, value in values.items()}
-    )
-
-
-def _charsmap(model: bytes) -> bytes:
-    """The largest field of the normaliser's part of a model, found by its tags and lengths."""
-    place = model.rindex(b"\x0a\x08nmt_nfkc\x12") + len(b"\x0a\x08nmt_nfkc\x12")
-    length = shift = 0
-    while True:
-        byte = model[place]
-        length |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return model[place : place + length]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -109,9 +109,9 @@ def test_only_the_first_format_that_can_be_read_is_chosen_and_never_code(
         "onnx/decoder.onnx original/consolidated.00.pth rust_model.ot modeling.py .hidden.json "
     )
     others += "../up.json /tmp/root.json ..\\up.json a\n.json"
-    choice = choose(NAME, [*SMALL, *others.split(" "), *weights])
-    assert choice.weights == tuple(weights if wanted is None else wanted)
-    assert choice.index is None and set(choice.small) == set(SMALL)
+    small, index, chosen = choose(NAME, [*SMALL, *others.split(" "), *weights])
+    assert chosen == (weights if wanted is None else wanted)
+    assert index is None and set(small) == set(SMALL)
 
 
 @pytest.mark.parametrize(
@@ -260,26 +260,6 @@ def test_without_a_network_the_cache_serves_and_nobody_is_told_to_log_in(
     shutil.rmtree(constants.HF_HUB_CACHE)
     text = refused()
     assert "the Hub cannot be reached" in text and "login" not in text
-
-
-def test_offline_without_a_cache_or_with_a_part_of_a_model_is_told(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE forbids" in refused()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    names = ["a.safetensors", "b.safetensors"]
-    places = json.dumps({"weight_map": dict(zip("xy", names, strict=True))}).encode()
-    hub.files = {**SMALL, INDEX: places, **{name: name.encode() for name in names}}
-    directory = resolve_config(NAME)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "only a part of some/model" in refused()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    assert resolve(NAME) == directory
-    (directory / names[1]).unlink()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    text = refused()
-    assert "holds only a part" in text and "HF_HUB_OFFLINE" in text
 
 
 def test_only_the_hub_is_shown_the_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,18 +127,9 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
     [
         (lambda w: w.pop("layers.1.ffn_norm.weight"), "lacks layers.1.ffn_norm.weight"),
         (lambda w: w.update(extra=mx.zeros(2)), "holds 'extra'"),
-        (lambda w: w.pop("tok_embeddings.weight"), "lacks tok_embeddings.weight"),
         (
             lambda w: w.update({"output.weight": mx.zeros((340, 32), mx.int32)}),
             "stores output.weight as I32",
-        ),
-        (
-            lambda w: w.update({"output.weight": mx.zeros(340)}),
-            "output.weight of another shape",
-        ),
-        (
-            lambda w: w.update({"layers.0.attention.wo.weight": mx.zeros((32, 0))}),
-            "has shape (32, 0) in each of 1 parts",
         ),
     ],
 )
@@ -156,13 +147,10 @@ def test_tensors_that_are_not_as_expected_are_named(
         ({"dim": 64}, "params.json asks for"),
         ({"n_layers": 10**9}, "asks for 1000000000 layers"),
         ({"n_layers": 1}, "holds 'layers.1."),
-        ({"n_layers": 3}, "lacks layers.2."),
-        ({"n_heads": 5}, "5 heads in a width of 32"),
         ({"n_kv_heads": 3}, "4 heads that share 3 keys"),
         ({"vocab_size": 32000}, "asks for 32000 tokens where the weights have 340"),
         ({"ffn_dim_multiplier": 1e11}, "asks for inner"),
         ({"norm_eps": float("nan")}, "needs norm_eps"),
-        ({"use_scaled_rope": "yes"}, "use_scaled_rope"),
         ({"moe": {"num_experts": 8}}, "asks for 'moe', which is not supported"),
     ],
 )

@@ -53,18 +53,12 @@ def test_a_broken_link_is_refused(tmp_path: Path) -> None:
     "name",
     [
         "",
-        " ",
         "a/b/c",
         "/none/here",
         "./none",
-        "../none",
         "~nobody/none",
         "weights/none",
-        "a b",
-        "a--b",
         "x\ny",
-        "x\0y",
-        "-a",
         "long " * 1000,
     ],
 )

@@ -27,8 +27,9 @@ class Hub:
 
     refused: the start of a path -> status and the Hub's error code. cuts: how many bytes to send of
     a large file before the connection is closed, one for each GET in turn. altered: file -> bytes
-    that are sent in place of its own. page: in place of every answer. trickles: send half of a large file and then nothing. ranges: whether a
-    part of a large file may be asked for. sent: bytes of large files, all together.
+    that are sent in its place. page: in place of every answer. trickles: send half of a large file
+    and then nothing. ranges: whether a part of a large file may be requested. sent: bytes of large
+    files, all together.
     """
 
     files: Mapping[str, bytes] = field(default_factory=dict)

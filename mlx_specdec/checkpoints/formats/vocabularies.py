@@ -168,7 +168,8 @@ def _sentencepiece_bpe(vocabulary: _Vocabulary) -> Any:
     leading = vocabulary.get("add_space_prefix", FLAG, True)
     steps: list[Any] = []
     if vocabulary.get("remove_extra_whitespaces", FLAG, False):
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        around = normalizers.Replace(Regex(r"\A +| +\z"), "")
+        steps += [around, normalizers.Replace(Regex(" {2,}"), " ")]
     steps += [normalizers.Prepend(_SPACE)] if leading else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
     strip = [decoders.Strip(" ", 1, 0)] if leading else []
