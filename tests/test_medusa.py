@@ -73,10 +73,6 @@ def test_heads_for_another_vocabulary_are_refused_by_name(tmp_path: Path) -> Non
     ("changes", "match"),
     [
         ({"medusa_num_heads": 4}, r"3\.0\.linear\.bias is missing"),
-        ({"medusa_num_heads": 2}, r"2\.0\.linear\.bias is not part of"),
-        ({"medusa_num_layers": 2}, r"0\.1\.linear\.bias is missing"),
-        ({"medusa_num_heads": "3"}, "medusa_num_heads '3'"),
-        ({"medusa_num_heads": 0}, "medusa_num_heads 0"),
         ({"medusa_num_layers": 10**9}, "medusa_num_layers"),
         ({"base_model_name_or_path": None}, "no base_model_name_or_path"),
         ({"hidden_size": 33}, "hidden_size 33, and medusa_lm_head.safetensors has 32"),
@@ -93,9 +89,6 @@ def test_a_config_that_does_not_suit_its_heads_is_refused(
     [
         ("fc.weight", mx.zeros((32, 32)), r"fc\.weight is not part of the model"),
         ("0.0.linear.weight", mx.zeros((32, 31)), r"0\.0\.linear\.weight has shape \(32, 31\)"),
-        ("1.0.linear.bias", mx.zeros((31,)), r"1\.0\.linear\.bias has shape"),
-        ("1.0.linear.bias", mx.zeros((32,), dtype=mx.int32), "heads are floats"),
-        ("0.0.linear.weight", mx.zeros(()), r"0\.0\.linear\.bias has shape \(32,\)"),
     ],
 )
 def test_tensors_that_are_no_heads_are_refused(

@@ -155,15 +155,8 @@ def unusable(directory: Path, message: str) -> None:
     [
         ("glm4_moe", {"layer": False}, "carries no layers .* mlx-lm's conversions drop"),
         ("glm4_moe", {"drop": "model.layers.2.enorm.weight"}, "pre_fc_norm_embedding.* missing"),
-        (
-            "glm4_moe",
-            {"drop": "model.layers.2.mlp.experts.1.up_proj.weight"},
-            "experts.1.* missing",
-        ),
-        ("glm4_moe", {"extra": {"model.layers.2.more.weight": mx.zeros((2,))}}, "more.* not part"),
         ("glm4_moe", {"extra": {"model.layers.3.more.weight": mx.zeros((2,))}}, "2 layers for mul"),
         ("qwen3_next", {"drop": "mtp.layers.0.mlp.experts.2.up_proj.weight"}, "expert 2 for multi"),
-        ("qwen3_next", {"extra": {FAR: mx.zeros((32, 32))}}, "lacks up_proj of expert 4"),
         ("qwen3_next", {"mtp_use_dedicated_embeddings": True}, "an embedding of its own"),
     ],
 )

@@ -23,34 +23,28 @@ class Base(TargetModel, Protocol):
     @property
     def network(self) -> nn.Module:
         """The modules, whose parameters are named as in checkpoints."""
-        ...
 
     @property
     def identity(self) -> str | None:
         """What `identity_of` gives; None where the model was not loaded from files, or is
         shared by ranks."""
-        ...
 
     @property
     def rows_agree(self) -> bool:
         """Whether a pass over several rows computes what passes over single rows compute, on which
         speculation rests. Where not, a RuntimeWarning says so once."""
-        ...
 
     def cache_nbytes(self, source: int, columns: int) -> int:
         """Bytes of a sequence's keys, values and recurrent state with `columns` tokens in the
         cache, and in an encoder-decoder model of an encoded source of `source` tokens."""
-        ...
 
     def reading_nbytes(self, prompt: int, step: int) -> int:
         """About the working memory, without caches, of reading a prompt of `prompt` tokens, `step`
         of them in one pass; an encoder reads them all."""
-        ...
 
     def caution(self, prompt_tokens: int) -> str:
         """A warning about a prompt of this length, mostly "". Raises PromptError where there is not
         enough memory to read it."""
-        ...
 
 
 def identity_of(
@@ -89,27 +83,17 @@ def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) ->
 def check_pass(tokens: mx.array, proposed: int, batch: int) -> int:
     """Return how many rows a pass over `batch` sequences has. Raises ValueError."""
     if tokens.ndim != 2 or tokens.shape[0] != batch:
-        raise ValueError(
-            f"a context of {count(batch)} takes tokens of shape ({batch}, m); these have "
-            f"{tokens.shape}"
-        )
+        raise ValueError(f"the context takes tokens of shape ({batch}, m), not {tokens.shape}")
     rows = tokens.shape[1]
     if rows < 1 or not 0 <= proposed <= rows:
         raise ValueError(f"{proposed} proposed of {rows} tokens: need 0 <= proposed <= m, m >= 1")
     return rows
 
 
-def count(sequences: int) -> str:
-    """A number of sequences in words."""
-    return "one sequence" if sequences == 1 else f"{sequences} sequences"
-
-
 def check_rewind(lengths: tuple[int, ...], final: Sequence[int], seen: Sequence[int]) -> None:
     """Raise RewindError for lengths that are not between the final ones and those seen."""
     if len(lengths) != len(seen):
-        raise RewindError(
-            f"a context of {count(len(seen))} takes as many lengths; {len(lengths)} came"
-        )
+        raise RewindError(f"the context takes {len(seen)} lengths, not {len(lengths)}")
     for length, least, most in zip(lengths, final, seen, strict=True):
         if not least <= length <= most:
             raise RewindError(

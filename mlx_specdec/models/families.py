@@ -37,47 +37,37 @@ class Family(Protocol):
         caches: CacheSettings | None,
         adapter: Path | None = None,
         group: mx.distributed.Group | None = None,
+        *,
+        pipeline: bool = False,
     ) -> tuple[Base, tuple[int, ...], str]:
         """Return the model, the ids that end a text (maybe none), and its numbers in words, such as
         "bfloat16" or "4-bit, bfloat16". See `loading.load_model`."""
-        ...
 
     def outline(
         self, config: Config, name: str, numbers: NumberFormat, depth: int | None
-    ) -> Outline:
-        """See `loading.outline`."""
-        ...
+    ) -> Outline: ...
 
     def trainable(self, network: Any) -> Trainable:
         """A network of plain float32 weights, ready to be trained."""
-        ...
 
-    def model(self, network: Any, max_length: int | None) -> Base:
-        """A model over a network of this family."""
-        ...
+    def model(self, network: Any, max_length: int | None) -> Base: ...
 
     def layers(self, network: Any) -> Sequence[nn.Module]:
         """The layers that decode."""
-        ...
 
     def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
         """The configuration of a model of some of the decoder's layers, named by their numbers.
-
         Raises CheckpointError where config.json does not say how many there are."""
-        ...
 
     def with_width(self, config: Config, width: int) -> dict[str, Any]:
         """The same, of another width; a head stays as wide as it was. Raises OptionError."""
-        ...
 
     def empty(self, config: Config, like: Any) -> Base:
         """A model of this configuration whose weights do not count. Raises OptionError where there
         is none. like: a network of the family, for what config.json does not say."""
-        ...
 
 
 def of_config(config: Config) -> Family:
-    """The family of a model that a config.json describes."""
     if keys.is_encoder_decoder(config):
         from .t5 import family as t5_family
 
@@ -88,7 +78,6 @@ def of_config(config: Config) -> Family:
 
 
 def of_model(model: Base) -> Family:
-    """The family of a loaded model."""
     from .t5.network import T5
 
     return of_config({"model_type": "t5"} if isinstance(model.network, T5) else {})

@@ -22,11 +22,9 @@ class Buffer:
 
     @property
     def parts(self) -> list[Buffer]:
-        """Itself; a quantized one has several."""
         return [self]
 
     def write(self, new: mx.array, place: Place) -> None:
-        """Write (batch, heads, m, width)."""
         buffer = self._with_room(new, place.end)
         if place.even:
             buffer[:, :, place.starts[0] : place.end] = new
@@ -36,7 +34,6 @@ class Buffer:
         self.array = buffer
 
     def columns(self, end: int) -> mx.array:
-        """The first `end` columns, once something was written."""
         assert self.array is not None
         return self.array[:, :, :end]
 
@@ -86,13 +83,11 @@ class QuantizedBuffer:
         self.parts = [Buffer(), Buffer(), Buffer()]
 
     def write(self, new: mx.array, place: Place) -> None:
-        """Write (batch, heads, m, width)."""
         arrays = mx.quantize(new, group_size=self._group_size, bits=self._bits)
         for part, array in zip(self.parts, arrays, strict=True):
             part.write(array, place)
 
     def columns(self, end: int) -> tuple[mx.array, ...]:
-        """The first `end` columns of each part, once something was written."""
         return tuple(part.columns(end) for part in self.parts)
 
 
@@ -109,7 +104,6 @@ class KVCache:
 
     @property
     def buffers(self) -> list[Buffer]:
-        """Those of the keys, then those of the values."""
         return [*self._keys.parts, *self._values.parts]
 
     @property
@@ -125,7 +119,6 @@ class KVCache:
         return self._keys.columns(place.end), self._values.columns(place.end)
 
     def columns(self, start: int) -> tuple[mx.array, mx.array]:
-        """Keys and values in use, from column `start` on."""
         end = max(self._rows.lengths)
         return self._keys.columns(end)[:, :, start:], self._values.columns(end)[:, :, start:]
 

@@ -65,11 +65,8 @@ def load_model(
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
     if group is not None and adapter is not None:
         raise OptionError("ranks cannot share an adapter: fuse it with its model, by mlx_lm.fuse")
-    if pipeline and family.kind == "encoder-decoder":
-        raise OptionError("a T5 model cannot be a pipeline: take distributed tensor")
-    how: dict[str, Any] = {"pipeline": True} if pipeline else {}
     model, eos_token_ids, words = family.load(
-        directory, config, numbers, caches, adapter, group, **how
+        directory, config, numbers, caches, adapter, group, pipeline=pipeline
     )
     note = numbers.choice(directory.name, model.network, "quantization" in config)
     return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config), note)

@@ -24,7 +24,6 @@ NOTED_ABOVE = 1 << 28
 
 
 def on_cpu() -> bool:
-    """Whether MLX computes on the CPU."""
     return mx.default_device() == mx.Device(mx.cpu)
 
 
@@ -98,12 +97,10 @@ def stored_dtype(config: Mapping[str, Any]) -> mx.Dtype:
 
 
 def is_quantized(network: nn.Module) -> bool:
-    """Return whether any matrix of the network is quantized."""
     return any(hasattr(module, "bits") for module in network.modules())
 
 
 def nbytes(network: nn.Module) -> int:
-    """Return the size of the weights of a network in bytes."""
     return sum(array.nbytes for _, array in tree_flatten(network.parameters()))
 
 

@@ -120,7 +120,6 @@ class Outline(ABC):
 
 
 def _look_of(module: nn.Module) -> Hashable:
-    """Return the names, shapes and types of all arrays in a module."""
     return tuple(
         (name, array.shape, str(array.dtype)) for name, array in tree_flatten(module.parameters())
     )

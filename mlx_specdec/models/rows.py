@@ -35,17 +35,14 @@ class Place:
 
     @cached_property
     def positions(self) -> np.ndarray:
-        """(batch, rows): the columns that each sequence writes, which are its positions."""
         return np.array(self.starts, dtype=np.int32)[:, None] + np.arange(self.rows, dtype=np.int32)
 
     @cached_property
     def columns(self) -> mx.array:
-        """The positions, on the device."""
         return mx.array(self.positions)
 
     @cached_property
     def offsets(self) -> mx.array:
-        """(batch,) int32: the starts, on the device."""
         return mx.array(self.starts, dtype=mx.int32)
 
     def visible(self, window: int | None = None) -> mx.array:
@@ -80,7 +77,6 @@ class Rows:
         return self.place
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        """Forget what is behind these lengths. Raises RewindError."""
         check_rewind(lengths, self._final, self.lengths)
         self.lengths = self._final = lengths
 
@@ -99,22 +95,17 @@ class RowsContext:
     caches: one a layer, all of which write the place that `rows` says.
     """
 
+    replays = False
+
     def __init__(self, rows: Rows, caches: list[Any]) -> None:
         self._rows = rows
         self._caches = caches
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens seen per sequence, rewound ones not counted."""
         return self._rows.lengths
 
-    @property
-    def replays(self) -> bool:
-        """False: rewinding is free."""
-        return False
-
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        """As interfaces.Context says; exact and free."""
         self._rows.rewind(lengths)
 
     def join(self, other: Context) -> None:

@@ -33,7 +33,6 @@ def check_even(parts: Mapping[str, int], ranks: int) -> None:
 
 
 def shard_outputs(layer: nn.Module, group: mx.distributed.Group) -> None:
-    """Keep this rank's part of the outputs of a linear layer."""
     shard_inplace(layer, "all-to-sharded", group=group)
 
 
@@ -79,7 +78,6 @@ def refine(network: nn.Module, ranks: int) -> None:
 
 
 def _inputs(layer: nn.Module) -> int:
-    """The number of inputs of a quantized layer."""
     return int(layer.scales.shape[-1] * layer.group_size)
 
 

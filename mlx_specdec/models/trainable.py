@@ -21,17 +21,13 @@ class Trainable(Protocol):
     """A network with what a training asks of it."""
 
     @property
-    def network(self) -> nn.Module:
-        """float32, not quantized."""
-        ...
+    def network(self) -> nn.Module: ...
 
     def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
         """What `logits` takes for these prompts and the texts after them, none of them empty."""
-        ...
 
     def logits(self, *inputs: mx.array) -> mx.array:
         """(rows, vocabulary): for each token of each text, text after text, what predicts it."""
-        ...
 
 
 def padded(texts: Sequence[Ids]) -> np.ndarray:

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -65,38 +64,23 @@ def test_speculation_keeps_the_text_of_an_adapted_target(
         assert drafted.tokens == plain.tokens and drafted.stats.accepted > 0
 
 
-def without(name: str) -> Callable[[Path], object]:
-    return lambda directory: (directory / name).unlink()
-
-
-def of_peft(directory: Path) -> None:
-    (directory / "adapters.safetensors").rename(directory / "adapter_model.safetensors")
-
-
-def told(**config: Any) -> Callable[[Path], object]:
-    text = json.dumps({"num_layers": 2, "lora_parameters": LORA, **config})
-    return lambda directory: (directory / "adapter_config.json").write_text(text)
-
-
 def cut(directory: Path) -> None:
     file = directory / "adapters.safetensors"
     file.write_bytes(file.read_bytes()[:-9])
 
 
+def of_other_rank(directory: Path) -> None:
+    config = {"num_layers": 2, "lora_parameters": {**LORA, "rank": 8}}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (shutil.rmtree, "is no adapter of mlx-lm: it has no adapter_config.json"),
-        (without("adapter_config.json"), "it has no adapter_config.json"),
-        (without("adapters.safetensors"), "it has no adapters.safetensors"),
-        (of_peft, "it is an adapter of PEFT"),
-        (told(num_layers="two"), "does not fit the model"),
-        (told(lora_parameters={"rank": 4}), "does not fit the model .*'scale'"),
-        (told(lora_parameters={**LORA, "rank": 8}), "does not fit the model .*shape"),
+        (shutil.rmtree, "adapter_config.json cannot be read"),
+        (lambda d: (d / "adapters.safetensors").unlink(), "it has no adapters.safetensors"),
+        (of_other_rank, "does not fit the model .*shape"),
         (cut, "adapters.safetensors"),
-        (lambda d: (d / "adapter_config.json").write_text("{}"), "has no num_layers"),
-        (lambda d: (d / "adapter_config.json").write_text("{"), "not JSON"),
-        (lambda d: (d / "adapter_config.json").write_text("[]"), "not a JSON object"),
     ],
 )
 def test_what_is_no_adapter_of_the_model_is_told_in_one_line(

@@ -92,7 +92,6 @@ class Ranks:
         self._watch.start()
 
     def total(self, array: mx.array) -> mx.array:
-        """The sum of an array over all ranks, lazily."""
         return mx.distributed.all_sum(array, group=self.group)
 
     def texts(self, text: str) -> list[str]:
@@ -182,7 +181,6 @@ class Ranks:
             self._watch.join(2 * GRACE)
 
     def end_at_exit(self) -> None:
-        """End where nobody has said how a program ends."""
         with contextlib.suppress(RuntimeError):  # another rank is gone as well
             self.end(FAILED if hasattr(sys, "last_type") else 0)
 
@@ -232,7 +230,6 @@ _met: list[Ranks] = []
 
 
 def met() -> Ranks | None:
-    """The ranks that this process is one of, once it has met them."""
     return _met[0] if _met else None
 
 
@@ -290,7 +287,6 @@ def give_up_after(seconds: float, sentence: str) -> Callable[[], None]:
 
 
 def open_descriptors() -> set[int]:
-    """The file descriptors of this process."""
     return {int(name) for name in os.listdir("/dev/fd")}
 
 
@@ -330,7 +326,6 @@ class Watch(threading.Thread):
                         each.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def run(self) -> None:
-        """In its own thread."""
         while not self._over.wait(INTERVAL):
             if any(map(_ended, self._neighbors)):
                 # An end that was ordered looks alike from here.
@@ -339,7 +334,6 @@ class Watch(threading.Thread):
                 return
 
     def stop(self) -> None:
-        """The end has come, and is no loss."""
         self._over.set()
 
 

@@ -104,7 +104,6 @@ class Channel:
         return Message(tuple(orders), first, length)
 
     def receive(self) -> Message:
-        """Wait for the orders of rank 0."""
         whole = self._enter(mx.zeros(SIZE, dtype=mx.int32))
         numbers: list[int] = whole.tolist()  # type: ignore[assignment]
         length = numbers[0]
@@ -137,7 +136,6 @@ class Follower:
         self._contexts: dict[int, Context] = {}
 
     def do(self, order: Order, message: Message) -> None:
-        """Follow one order of a message."""
         if order.op is Op.OPEN:
             self._contexts[order.context] = self._opened(order.numbers)
             return
@@ -220,7 +218,6 @@ class Leader:
                 signal.signal(signal.SIGINT, self._interrupt)
 
     def number(self) -> int:
-        """Return the number of a new context."""
         return next(self._numbers)
 
     @property
@@ -229,7 +226,6 @@ class Leader:
         return self._broken
 
     def queue(self, order: Order) -> None:
-        """Send an order with what comes next."""
         self._queued.append(order)
 
     def send(self, order: Order, tokens: mx.array | None = None) -> Message:
@@ -305,7 +301,6 @@ class LedModel:
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:
-        """See `open`."""
         return self._led(self._model.open_batch(prompts), prompts, joins=True)
 
     def _led(self, context: Context, prompts: Sequence[Sequence[int]], *, joins: bool) -> Context:
@@ -316,7 +311,6 @@ class LedModel:
 
 
 def led(model: Base, leader: Leader) -> Base:
-    """The model as rank 0 uses it."""
     return cast(Base, LedModel(model, leader))
 
 

@@ -60,7 +60,6 @@ class Settings(dict[str, Any]):
         return tuple(map(int, self.get(name, ()))) or None
 
     def token(self, name: str, vocabulary: int) -> int:
-        """Return the id of one of the target's tokens."""
         if not 0 <= (token := int(self[name])) < vocabulary:
             raise self.wrong(name, f"one of the target's {vocabulary} tokens")
         return token
@@ -72,7 +71,6 @@ class Settings(dict[str, Any]):
         return {"float16": "F16", "bfloat16": "BF16"}.get(stated, "F32")
 
     def wrong(self, name: str, wanted: str) -> CheckpointError:
-        """Return the error that the value of a name is not what it has to be."""
         stated = f"{self[name]!a:.60}" if name in self else "nothing"
         return CheckpointError(f"{self.file} says {stated} for {name}: it has to be {wanted}")
 
@@ -182,6 +180,5 @@ def nested(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_named(config: Mapping[str, Any], pattern: str) -> bool:
-    """Return whether the whole name of one of the architectures matches a pattern."""
     listed = config.get("architectures")
     return isinstance(listed, list) and any(re.fullmatch(pattern, str(each)) for each in listed)

@@ -18,10 +18,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import Weights
-from ..kv_cache import KVCache
 from .config import Description, LayerSizes, Settings, is_named, nested
 from .files import DrafterFiles, StoredTensors
-from .layers import Attention, Layer, Source
+from .layers import Layer, Source
 from .network import Config, DrafterNetwork, Kind, Reading
 
 IDS = "aux_hidden_state_layer_ids"
@@ -61,17 +60,14 @@ class BlockFiles(DrafterFiles):
 
 
 def is_dspark(config: Config, names: Collection[str]) -> bool:
-    """Return whether this is a DSpark."""
     return bool(nested(config).get("markov_rank")) or is_named(config, r"\w*DSpark\w*")
 
 
 def is_dflash(config: Config, names: Collection[str]) -> bool:
-    """Return whether this is a DFlash 1, if it is no DSpark."""
     return isinstance(config.get("dflash_config"), Mapping) or is_named(config, r"\w*DFlash\w*")
 
 
 def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> BlockFiles:
-    """Open a directory. Raises CheckpointError."""
     before = config.get("dflash_config")
     described = Description.of(directory, config, USUAL_VOCABULARY, before)
     settings, sizes, layered = described.settings, described.sizes, described.layered
@@ -227,15 +223,12 @@ class DFlash(DrafterNetwork):
 
     @property
     def most(self) -> int:
-        """The number of tokens that a block drafts."""
         return self.slots - self.skipped
 
     def open(self) -> DFlashReading:
-        """Begin a sequence of which nothing was read."""
         return DFlashReading(self)
 
     def layer(self, files: BlockFiles, number: int) -> Layer:
-        """Make one of its layers."""
         return Layer(files.sizes, number, files.sizes.width, files.tensors)
 
     def through(
@@ -299,7 +292,6 @@ class DFlashReading(Reading):
         self._index = 0
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """See Reading."""
         offset = self._rows.advance(following, 0).starts[0]
         context = self._network.context(hidden)
         for layer, cache in zip(self._network.layers, self._caches, strict=True):
@@ -307,7 +299,6 @@ class DFlashReading(Reading):
         self._newest = following[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        """See Reading."""
         assert self._newest is not None, "something was read"
         skipped = self._network.skipped
         states = self._block(self._newest)
@@ -320,7 +311,6 @@ class DFlashReading(Reading):
         return self.guess_after(self._newest)
 
     def guess_after(self, token: mx.array) -> mx.array:
-        """See Reading."""
         network = self._network
         assert self._logits is not None and self._states is not None, "a block was begun"
         self._index += 1
@@ -334,7 +324,6 @@ class DFlashReading(Reading):
         return logits
 
     def chances(self) -> mx.array | None:
-        """See Reading."""
         return mx.concatenate(self._chances, axis=1) if self._chances else None
 
     def _block(self, newest: mx.array) -> mx.array:
@@ -346,18 +335,10 @@ class DFlashReading(Reading):
         offset = self._rows.advance(tokens, network.slots).starts[0]
         parts = zip(network.layers, self._caches, network.masks(offset), self._sources, strict=True)
         for layer, cache, mask, source in parts:
-            attend = partial(_attend, layer.self_attn, cache, offset, mask)
+            attend = partial(layer.self_attn.step, cache=cache, offset=offset, mask=mask)
             states = network.through(layer, states, attend, source)
         normed: mx.array = network.norm(states)
         return normed
-
-
-def _attend(
-    attention: Attention, cache: KVCache, offset: int, mask: mx.array | None, rows: mx.array
-) -> mx.array:
-    queries = attention.queries(rows, offset)
-    keys, values = cache.append(*attention.keys_values(rows, offset))
-    return attention.attend(queries, keys, values, mask)
 
 
 DSPARK = Kind("dspark", is_dspark, partial(read, "dspark"), DFlash, layer_ids=IDS)

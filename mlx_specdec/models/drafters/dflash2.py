@@ -35,12 +35,10 @@ class DFlash2Files(BlockFiles):
 
 
 def recognizes(config: Config, names: Collection[str]) -> bool:
-    """Return whether this is a DFlash 2."""
     return is_named(config, ".*DFlash2.*") or bool(nested(config).get("selector_rank"))
 
 
 def read(directory: Path, config: Config, weights: Weights | None) -> DFlash2Files:
-    """Open a directory. Raises CheckpointError."""
     block = dflash.read("dflash2", directory, config, weights)
     settings = Settings(directory / "config.json", nested(config))
     top_k, group = int(settings.get("selector_top_k", 16)), int(settings.get("conv_group_size", 16))
@@ -130,14 +128,12 @@ class DFlash2(DFlash):
         self.candidate_selector = Selector(files)
 
     def layer(self, files: BlockFiles, number: int) -> Layer:
-        """See DFlash."""
         assert isinstance(files, DFlash2Files)
         return ConvolvedLayer(files, number)
 
     def through(
         self, layer: Layer, states: mx.array, attend: Attend, source: Source | None = None
     ) -> mx.array:
-        """See DFlash."""
         rows, kernels = layer.attention_conv.before(layer.input_layernorm(states))
         states = states + layer.attention_conv.behind(attend(rows), kernels)
         states = layer.look_at(source, states)
@@ -147,7 +143,6 @@ class DFlash2(DFlash):
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
-        """See DFlash."""
         return self.candidate_selector.step(logits, token, state), None
 
 

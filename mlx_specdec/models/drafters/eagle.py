@@ -38,7 +38,6 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
 
 
 def read(directory: Path, config: Config, weights: Weights | None) -> EagleFiles:
-    """Open a directory. Raises CheckpointError."""
     settings = Settings(directory / "config.json", config)
     sizes = layer_sizes(settings, None)
     return EagleFiles(

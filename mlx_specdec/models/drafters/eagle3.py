@@ -37,7 +37,6 @@ class Eagle3Files(DrafterFiles):
 
     @property
     def borrows(self) -> bool:
-        """See DrafterFiles."""
         return self.sizes.width == self.target_width
 
     def usual_layers(self, layers: int) -> tuple[int, ...]:
@@ -46,7 +45,6 @@ class Eagle3Files(DrafterFiles):
 
 
 def recognizes(config: Config, names: Collection[str]) -> bool:
-    """Return whether this is an EAGLE-3."""
     if "mask_hidden" in names:
         return False
     own = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
@@ -56,7 +54,6 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
 def read(
     directory: Path, config: Config, weights: Weights | None, kind: str = "eagle3"
 ) -> Eagle3Files:
-    """Open a directory. Raises CheckpointError."""
     described = Description.of(directory, config, USUAL_VOCABULARY)
     settings, sizes = described.settings, described.sizes
     if "sliding_attention" in str(settings.get("layer_types")):
@@ -126,7 +123,6 @@ class Eagle3(Chain):
         self._feeds_back_normed = files.feeds_back_normed
 
     def features(self, hidden: mx.array) -> mx.array:
-        """See Chain."""
         hidden = hidden.astype(self.dtype)
         if "input_norm" in self:
             hidden = self.input_norm(hidden)
@@ -138,12 +134,10 @@ class Eagle3(Chain):
         return states
 
     def first(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
-        """See Chain."""
         both: tuple[mx.array, mx.array] = self.layers[0].inputs(self.embed(tokens), states)
         return both
 
     def ends(self, states: mx.array) -> tuple[mx.array, mx.array]:
-        """See Chain."""
         normed = self.norm(states)
         head = normed if self._norms_before_head else states
         return head, normed if self._feeds_back_normed else states

@@ -78,7 +78,6 @@ class StoredTensors(Mapping[str, mx.array]):
 
     @classmethod
     def made(cls, directory: Path, arrays: Mapping[str, mx.array]) -> StoredTensors:
-        """Take arrays that were computed."""
         readers = {name: partial(arrays.__getitem__, name) for name in arrays}
         return cls(directory, readers, {name: array.shape for name, array in arrays.items()})
 

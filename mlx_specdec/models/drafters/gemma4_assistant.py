@@ -59,7 +59,6 @@ class AssistantFiles(DrafterFiles):
     top_k: int
 
     def check_config(self, config: Mapping[str, Any]) -> None:
-        """See DrafterFiles."""
         if not str(config.get("model_type")).startswith("gemma4"):
             raise CheckpointError(
                 f"{self.directory} is an assistant of Gemma 4, and this target is of type "
@@ -69,12 +68,10 @@ class AssistantFiles(DrafterFiles):
 
 
 def recognizes(config: Config, names: Collection[str]) -> bool:
-    """Return whether this is an assistant."""
     return config.get("model_type") in TYPES
 
 
 def read(directory: Path, config: Config, weights: Weights | None) -> AssistantFiles:
-    """Open a directory. Raises CheckpointError."""
     file = directory / "config.json"
     settings, outer = Settings(file, config.get("text_config")), Settings(file, config)
     sizes, vocabulary = layer_sizes(settings, None), int(settings["vocab_size"])
@@ -148,7 +145,6 @@ class Lender:
 
     @property
     def width(self) -> int:
-        """Of its keys, and of its values."""
         return int(self.heads * self.head_dim)
 
     def first(self, place: int) -> int:
@@ -206,21 +202,17 @@ class Assistant(DrafterNetwork):
 
     @property
     def lenders(self) -> dict[str, Lender]:
-        """By the kind of attention."""
         return self._lenders
 
     def width_of(self, tap: str) -> int:
-        """See DrafterNetwork."""
         lent = (each.width for each in self._lenders.values() if tap in each.taps)
         return next(lent, super().width_of(tap))
 
     def apart(self, hidden: mx.array) -> list[mx.array]:
-        """What stands side by side, tap by tap."""
         ends = list(accumulate(map(self.width_of, self.taps)))
         return list(mx.split(hidden, ends[:-1], axis=-1))
 
     def open(self) -> Reading:
-        """A sequence of which nothing was read."""
         return AssistantReading(self)
 
     def step(
@@ -257,7 +249,6 @@ class AssistantReading(Reading):
         self._guessed: mx.array | None = None
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """See Reading."""
         network = self._network
         offset = self._rows.advance(following, 0).starts[0]
         final, *lent = network.apart(hidden.astype(network.dtype))
@@ -267,13 +258,11 @@ class AssistantReading(Reading):
         self._newest = following[:, -1:], final[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        """See Reading."""
         assert self._newest is not None, "something was read"
         token, self._guessed = self._newest
         return self.guess_after(token)
 
     def guess_after(self, token: mx.array) -> mx.array:
-        """See Reading."""
         assert self._guessed is not None, "a first token was guessed"
         network, place = self._network, self.length
         lenders = zip(network.lenders.items(), self._caches, strict=True)

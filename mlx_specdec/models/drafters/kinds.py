@@ -26,21 +26,18 @@ from .config import Settings, nested
 from .files import DrafterFiles, StoredTensors, without_encoder
 from .network import DrafterNetwork, Kind
 
-_TYPES = {
+_OTHERS = {
     "mlp_speculator": "an MLPSpeculator",
-    "recurrent_drafter": "a ReDrafter",
-}
-_KEYS = {
-    "medusa_num_heads": "Medusa heads, which are given as the model and bring their base model",
-    "hydra_num_heads": "Hydra heads",
-    "exit_dim": "a ReDrafter",
     "n_predict": "an MLPSpeculator",
-}
-_TENSORS = {
     "speculator.emb.0.weight": "an MLPSpeculator",
+    "recurrent_drafter": "a ReDrafter",
+    "exit_dim": "a ReDrafter",
     "rnn_u.weight": "a ReDrafter",
     "drafter.rnn_u.weight": "a ReDrafter",
+    "medusa_num_heads": "Medusa heads, which are given as the model and bring their base model",
+    "hydra_num_heads": "Hydra heads",
 }
+"""What a type of model, an entry of config.json or the name of a tensor tells."""
 LARGEST = 1 << 40
 """Bytes that a config.json without weights may ask for."""
 
@@ -211,11 +208,8 @@ def _unsupported(config: Mapping[str, Any], names: Collection[str]) -> str | Non
     by_speculators = config.get("speculators_model_type")
     if isinstance(by_speculators, str):
         return f"a drafter that says it is {by_speculators!a:.40}"
-    if what := _TYPES.get(str(config.get("model_type"))):
-        return what
-    if what := next((_KEYS[key] for key in _KEYS if key in stated), None):
-        return what
-    if what := next((_TENSORS[name] for name in _TENSORS if name in names), None):
+    marks = {str(config.get("model_type")), *stated, *names}
+    if what := next((_OTHERS[mark] for mark in _OTHERS if mark in marks), None):
         return what
     if names and all(map(mtp_layers.looks_so, names)):
         return "layers for multi-token prediction of another family"
@@ -223,7 +217,6 @@ def _unsupported(config: Mapping[str, Any], names: Collection[str]) -> str | Non
 
 
 def _names(directory: Path) -> Collection[str]:
-    """Return the names of all tensors, where they may tell a drafter."""
     if shards.format_of(directory) not in ("safetensors", "torch"):
         return ()
     return Weights(directory).infos.keys()

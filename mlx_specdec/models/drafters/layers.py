@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..kv_cache import KVCache
 from .config import ENCODER_ATTENTION, LayerSizes
 
 BETA_FAST, BETA_SLOW = 32, 1
@@ -62,7 +63,6 @@ def _periods(sizes: LayerSizes, scaling: Mapping[str, Any]) -> np.ndarray:
     pairs = sizes.head_dim // 2
 
     def pair(turns: float) -> float:
-        """Return the pair, a fraction, that makes so many turns within the original context."""
         return pairs * math.log(original / (turns * 2 * math.pi)) / math.log(sizes.rope_theta)
 
     low = pair(scaling.get("beta_fast") or BETA_FAST)
@@ -101,7 +101,6 @@ class Source(NamedTuple):
 
 
 def linear(present: Collection[str], path: str, inputs: int, outputs: int) -> nn.Linear:
-    """Make a layer, with a bias where the files have one. present: names of all tensors."""
     return nn.Linear(inputs, outputs, bias=f"{path}.bias" in present)
 
 
@@ -143,8 +142,16 @@ class Attention(nn.Module):
         keys = self._placed(self.k_proj(rows), "k_norm", offset)
         return keys, self._by_head(self.v_proj(rows)).swapaxes(1, 2)
 
+    def step(
+        self, rows: mx.array, cache: KVCache, offset: int, mask: mx.array | str | None
+    ) -> mx.array:
+        """Attend from rows, (1, m, inputs), the first at `offset`, to them and to those in a cache,
+        to which it adds them."""
+        queries = self.queries(rows, offset)
+        keys, values = cache.append(*self.keys_values(rows, offset))
+        return self.attend(queries, keys, values, mask)
+
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> mx.array:
-        """Return the output of the attention, (1, m, width)."""
         scale = self._sizes.head_dim**-0.5
         seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
         return self.o_proj(seen.swapaxes(1, 2).flatten(2))
@@ -171,7 +178,6 @@ class FeedForward(nn.Module):
         self.down_proj = linear(present, f"{path}.down_proj", inner, width)
 
     def __call__(self, rows: mx.array) -> mx.array:
-        """(1, m, width) -> (1, m, width)."""
         return self.down_proj(nn.silu(self.gate_proj(rows)) * self.up_proj(rows))
 
 

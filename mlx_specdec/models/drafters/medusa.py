@@ -29,28 +29,20 @@ class MedusaHeads(nn.Module):
 
     def __init__(self, base: Base, layers: list[tuple[mx.array, mx.array]]) -> None:
         super().__init__()
-        self._base = base
+        self._base, self.vocabulary = base, base.vocabulary
         self.weights = [weight for weight, _ in layers]
         self.biases = [bias for _, bias in layers]
 
     @property
     def count(self) -> int:
-        """How many heads there are."""
         return int(self.weights[0].shape[0])
 
     @property
-    def vocabulary(self) -> int:
-        """Width of the logits."""
-        return self._base.vocabulary
-
-    @property
     def own_output(self) -> bool:
-        """Whether every head has an output layer of its own."""
         return "output" in self
 
     @property
     def nbytes(self) -> int:
-        """Size of the heads' own weights in bytes."""
         return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
 
     def logits(self, state: mx.array, count: int) -> mx.array:

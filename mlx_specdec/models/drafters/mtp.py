@@ -127,7 +127,6 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
 
 
 def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
-    """Open a directory. Raises CheckpointError."""
     assert weights is not None, "config.json alone does not tell"
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, Mapping):
@@ -272,7 +271,6 @@ class Given(nn.Module):
     """Takes the place of the embedding and the norm of a model."""
 
     def __call__(self, states: mx.array) -> mx.array:
-        """Return the input."""
         return states
 
 
@@ -295,7 +293,6 @@ class Mtp(Chain):
         self.block.embed_tokens = self.block.norm = Given()
 
     def open(self) -> ChainReading:
-        """Begin a sequence of which nothing was read."""
         from ..mlx_lm.context import BatchedCache
 
         return ChainReading(self, 1, BatchedCache)
@@ -315,7 +312,6 @@ class Mtp(Chain):
         return normed, normed
 
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
-        """See DrafterNetwork. Matrices may be stored as MLX quantizes them."""
         from ..mlx_lm.loader import cannot_build
         from ..mlx_lm.loading import with_numbers
 

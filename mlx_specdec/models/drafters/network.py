@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +102,10 @@ class DrafterNetwork(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Size of the drafter's own weights in bytes."""
         return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The type that the network computes in."""
         # A matrix may be stored in fewer bits.
         return (self.norm if self.normed else self.fc).weight.dtype
 
@@ -155,7 +153,6 @@ class DrafterNetwork(nn.Module):
             self._quantize(numbers.q_bits, numbers.q_group_size)
 
     def width_of(self, tap: str) -> int:
-        """Return the width of the hidden state of this name."""
         return self._target.width
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -323,7 +320,11 @@ class Chain(DrafterNetwork):
     ) -> tuple[mx.array, mx.array]:
         """Run (1, m) tokens and the states before them, the first at `offset`; return the inputs of
         the head and of the next step. sources: see `DrafterNetwork.sources`."""
-        attend = partial(_attend, caches, offset)
+        mask = "causal" if tokens.shape[1] > 1 else None
+
+        def attend(number: int, attention: Attention, rows: mx.array) -> mx.array:
+            return attention.step(rows, caches[number], offset, mask)
+
         return self.ends(self.through(tokens, states, sources, attend))
 
 
@@ -337,18 +338,15 @@ class ChainReading(Reading):
         self._guessed: mx.array | None = None
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """See Reading."""
         head, fed_back = self._step(following, self._network.features(hidden), 0)
         self._newest = head[:, -1:], fed_back[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        """See Reading."""
         assert self._newest is not None, "something was read"
         head, self._guessed = self._newest
         return self._logits(head)
 
     def guess_after(self, token: mx.array) -> mx.array:
-        """See Reading."""
         assert self._guessed is not None, "the first token was guessed"
         head, self._guessed = self._step(token, self._guessed, 1)
         return self._logits(head)
@@ -359,12 +357,3 @@ class ChainReading(Reading):
 
     def _logits(self, head: mx.array) -> mx.array:
         return self._network.over_target(self._network.own_logits(head))
-
-
-def _attend(
-    caches: list[Any], offset: int, number: int, attention: Attention, rows: mx.array
-) -> mx.array:
-    mask = "causal" if rows.shape[1] > 1 else None
-    queries = attention.queries(rows, offset)
-    keys, values = caches[number].append(*attention.keys_values(rows, offset))
-    return attention.attend(queries, keys, values, mask)

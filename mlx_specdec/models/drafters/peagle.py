@@ -34,14 +34,12 @@ class PEagleFiles(Eagle3Files):
 
 
 def recognizes(config: Config, names: Collection[str]) -> bool:
-    """Return whether this is a P-EAGLE."""
     # An EAGLE-3 masks no token.
     masks = any(config.get(name) is not None for name in MASK_TOKENS)
     return MASK in names or (masks and eagle3.recognizes(config, names))
 
 
 def read(directory: Path, config: Config, weights: Weights | None) -> PEagleFiles:
-    """Open a directory. Raises CheckpointError."""
     chain = eagle3.read(directory, config, weights, "peagle")
     stated = config.get("speculators_config")
     methods = stated.get("proposal_methods") if isinstance(stated, Mapping) else None
@@ -70,7 +68,6 @@ class PEagle(Eagle3):
         return self._depths
 
     def open(self) -> Reading:
-        """Begin a sequence of which nothing was read."""
         return PEagleReading(self)
 
     def masked(self, count: int) -> tuple[mx.array, mx.array]:
@@ -92,16 +89,13 @@ class PEagleReading(Reading):
 
     @property
     def length(self) -> int:
-        """See Reading."""
         return super().length + (0 if self._waiting is None else self._waiting[1].shape[1])
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """See Reading."""
         self._see(0)
         self._waiting = hidden.astype(self._network.dtype), following
 
     def guess(self, count: int) -> mx.array:
-        """See Reading."""
         masked = self._see(count - 1)
         assert self._newest is not None, "something was read"
         network, states = self._network, mx.concatenate([self._newest, masked], axis=1)
@@ -110,13 +104,11 @@ class PEagleReading(Reading):
         return self._logits[:, :1]
 
     def guess_after(self, token: mx.array) -> mx.array:
-        """See Reading; all tokens were guessed at once."""
         assert self._logits is not None, "the first token was guessed"
         self._index += 1
         return self._logits[:, self._index : self._index + 1]
 
     def evaluate(self) -> None:
-        """See Reading."""
         self._see(0)
         super().evaluate()
 

@@ -38,7 +38,6 @@ class BatchedCache(KVCache):
 
     @property
     def nbytes(self) -> int:
-        """Size of the buffers."""
         return sum(array.nbytes for array in self.state)
 
     @property
@@ -51,14 +50,12 @@ class BatchedCache(KVCache):
         self.buffers[0].array = array
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """As `append`."""
         self._written = self._rows.place
         return self.append(keys, values)
 
     def make_mask(
         self, rows: int, return_array: bool = False, window_size: int | None = None
     ) -> Any:
-        """As mlx-lm's caches: None, "causal" or an array."""
         place = self._rows.place
         if not place.even:
             mask = place.visible(window_size)
@@ -129,12 +126,10 @@ class ReplayingContext:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens seen, rewound ones not counted."""
         return (self._cache.length,)
 
     @property
     def replays(self) -> bool:
-        """Whether a rewind into a pass of several tokens costs another one over those accepted."""
         return self._cache.replays
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:

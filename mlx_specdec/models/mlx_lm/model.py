@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -63,34 +62,27 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
         bits = settings.bits or 8
         return [QuantizedKVCache(group_size=settings.group_size, bits=bits) for _ in own]
 
-    _try(network, quantized(), settings)
+    try:  # Shapes are checked as soon as the graph is built; nothing is computed.
+        network(mx.zeros((1, 2), dtype=mx.int32), cache=quantized())
+    except Exception as problem:  # some models' arithmetic takes no packed keys
+        raise OptionError(
+            f"{type_name(network)} cannot use a quantized cache with groups of "
+            f"{settings.group_size}: {first_line(problem)}"
+        ) from problem
     return quantized
 
 
-@dataclass(frozen=True)
-class CacheSizes:
-    """Bytes of a sequence's caches. always: of recurrent state. per_column: for each token in the
-    caches, by the most tokens that they hold; None is no limit."""
-
-    always: int
-    per_column: Mapping[int | None, int]
-
-    def of(self, columns: int) -> int:
-        """Return the bytes with `columns` tokens in the caches; buffers grow in steps."""
-        held = -(-columns // STEP) * STEP
-        growing = (n * min(held, most or held) for most, n in self.per_column.items())
-        return self.always + sum(growing)
-
-
-def sizes_of(caches: Sequence[Any]) -> CacheSizes:
-    """Return the sizes of caches that have seen a token; nothing is computed for it."""
+def sizes_of(caches: Sequence[Any]) -> tuple[int, Counter[int | None]]:
+    """Return the bytes of recurrent state, and the bytes for each token in the caches by the most
+    tokens that they hold, None for no limit. caches: that have seen a token; nothing is computed.
+    """
     always, per_column = 0, Counter[int | None]()
     for cache in caches:
         keys = getattr(cache, "keys", None)
         if isinstance(cache, CacheList):
-            inner = sizes_of(cache.caches)
-            always += inner.always
-            per_column.update(inner.per_column)
+            inner, columns_of = sizes_of(cache.caches)
+            always += inner
+            per_column.update(columns_of)
         elif keys is None:
             always += int(cache.nbytes)
         else:
@@ -99,23 +91,7 @@ def sizes_of(caches: Sequence[Any]) -> CacheSizes:
             if isinstance(cache, ChunkedKVCache):
                 most = cache.chunk_size + STEP
             per_column[most] += int(cache.nbytes) // columns
-    return CacheSizes(always, per_column)
-
-
-def _try(network: nn.Module, caches: list[Any], settings: CacheSettings) -> None:
-    # Shapes are checked as soon as the graph is built; nothing is computed.
-    try:
-        network(mx.zeros((1, 2), dtype=mx.int32), cache=caches)
-    except ValueError as problem:
-        raise OptionError(
-            f"{type_name(network)} cannot use a quantized cache with groups of "
-            f"{settings.group_size}: {first_line(problem)}"
-        ) from None
-    except Exception as problem:
-        # Some models' arithmetic takes no packed keys.
-        raise OptionError(
-            f"{type_name(network)} models cannot read a quantized cache: leave kv-bits out"
-        ) from problem
+    return always, per_column
 
 
 class DecoderOnlyModel(TappedNetwork):
@@ -138,25 +114,22 @@ class DecoderOnlyModel(TappedNetwork):
     ) -> None:
         super().__init__(model, group, pipeline=pipeline)
         self.identity = identity
-        self._max_length = max_length
+        self.max_length = max_length
         self._make_caches = cache_maker(model, caches or CacheSettings())
         self._quantizes_cache = caches is not None and caches.bits is not None
 
-    @property
-    def max_length(self) -> int | None:
-        """Longest committed text in tokens, prompt included; None where there is no hard limit."""
-        return self._max_length
-
     @cached_property
     def nbytes(self) -> int:
-        """Size of the weights in bytes."""
         return nbytes(self.network)
 
     def cache_nbytes(self, source: int, columns: int) -> int:
-        return self._cache_sizes.of(min(columns, self._max_length or columns))
+        always, per_column = self._cache_sizes
+        # Buffers grow in steps.
+        held = -(-min(columns, self.max_length or columns) // STEP) * STEP
+        return always + sum(n * min(held, most or held) for most, n in per_column.items())
 
     @cached_property
-    def _cache_sizes(self) -> CacheSizes:
+    def _cache_sizes(self) -> tuple[int, Counter[int | None]]:
         caches = self._make_caches()
         self.network(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
         return sizes_of(caches)
@@ -184,7 +157,6 @@ class DecoderOnlyModel(TappedNetwork):
         return rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
-        """The prompt itself."""
         return list(prompt)
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
@@ -193,7 +165,7 @@ class DecoderOnlyModel(TappedNetwork):
         Raises PromptError for a prompt that is empty, longer than `max_length`, or that holds an id
         outside of the vocabulary.
         """
-        check_prompt(prompt, self._vocabulary, self._max_length)
+        check_prompt(prompt, self.vocabulary, self.max_length)
         if self._batched:
             context = DecoderOnlyContext(self, self._batched, 1)
             context.recall([cached])
@@ -203,7 +175,6 @@ class DecoderOnlyModel(TappedNetwork):
         return ReplayingContext(self, self._make_caches())
 
     def caution(self, prompt_tokens: int) -> str:
-        """Nothing: what is too long is refused."""
         return ""
 
     @property
@@ -215,7 +186,7 @@ class DecoderOnlyModel(TappedNetwork):
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> DecoderOnlyContext:
         for prompt in prompts:
-            check_prompt(prompt, self._vocabulary, self._max_length)
+            check_prompt(prompt, self.vocabulary, self.max_length)
         if self._mask_axes is None:
             raise OptionError(f"{type_name(self.network)} models decode one sequence at a time")
         context = DecoderOnlyContext(self, self._batched, len(prompts), self._mask_axes)

@@ -73,7 +73,6 @@ class Tap(threading.local):
 
 
 def tapped(module: nn.Module) -> Tap:
-    """Put a tap on a module."""
     plain, tap = type(module), Tap()
 
     def call(inner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -128,18 +127,13 @@ class TappedNetwork:
         self._state: tuple[int, mx.Dtype] | None = None
         # Shapes are known as soon as the graph is built; nothing is computed here.
         probe = network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(network))
-        self._vocabulary: int = probe.shape[-1]
+        self.vocabulary: int = probe.shape[-1]  # padding included
         masked = getattr(network, "_dummy_tokenizer_ids", None)  # of phi3small
-        if masked is not None and (most := max(masked.tolist())) >= self._vocabulary:
+        if masked is not None and (most := max(masked.tolist())) >= self.vocabulary:
             raise CheckpointError(
                 f"mlx-lm masks token ids up to {most} of this type of model, and config.json has a "
-                f"vocabulary of {self._vocabulary}: to write past its end would end the process"
+                f"vocabulary of {self.vocabulary}: to write past its end would end the process"
             )
-
-    @property
-    def vocabulary(self) -> int:
-        """Width of the logits, padding included."""
-        return self._vocabulary
 
     @property
     def width(self) -> int:
@@ -153,7 +147,6 @@ class TappedNetwork:
 
     @property
     def layers(self) -> int:
-        """How many layers put out a hidden state."""
         return len(self.network.layers)  # of a pipeline those of this rank
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -221,7 +214,7 @@ class TappedNetwork:
             self.network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(self.network))
             state = state_of(tap.take(), name)
             # Some models keep the head inside: what comes out of them are logits.
-            if state is None or (inner and state.shape[-1] == self._vocabulary):
+            if state is None or (inner and state.shape[-1] == self.vocabulary):
                 raise self._closed("the input of their head" if inner else f"what is {name}")
             if inner:
                 self._state = (state.shape[-1], state.dtype)
@@ -232,6 +225,5 @@ class TappedNetwork:
         return OptionError(f"models of type {type_name(self.network)} do not show {what}")
 
     def _seen_state(self) -> tuple[int, mx.Dtype]:
-        """Width and type of the hidden states."""
         self.tap(FINAL)
         return self._state or (0, mx.float32)

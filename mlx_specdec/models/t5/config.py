@@ -47,6 +47,10 @@ class T5Config:
                 f"config.json has feed_forward_proj {kind!r}; supported are "
                 f"{', '.join(FEED_FORWARDS)}"
             )
+        if not isinstance(epsilon := config.get("layer_norm_epsilon", 1e-6), float):
+            raise CheckpointError(
+                f"config.json has layer_norm_epsilon {epsilon!r}: need a fraction"
+            )
         layers = whole_number(config, "num_layers")
         vocabulary = whole_number(config, "vocab_size")
         count, farthest = _relative_positions(config)
@@ -62,7 +66,7 @@ class T5Config:
             num_decoder_layers=whole_number(config, "num_decoder_layers", layers),
             num_buckets=count,
             max_distance=farthest,
-            epsilon=_epsilon(config),
+            epsilon=epsilon,
             feed_forward=kind,
             decoder_start_token_id=_start_token(config, vocabulary),
             bias_per_layer=config.get("model_type") == "umt5",
@@ -84,13 +88,6 @@ def _trained_length(config: Mapping[str, Any]) -> int:
         return length
     is_byt5 = config.get("tokenizer_class") == "ByT5Tokenizer"
     return LONGER if is_byt5 or config.get("model_type") in ("mt5", "umt5") else TRAINED_LENGTH
-
-
-def _epsilon(config: Mapping[str, Any]) -> float:
-    value = config.get("layer_norm_epsilon", 1e-6)
-    if type(value) not in (int, float) or not 0 < value < 1:
-        raise CheckpointError(f"config.json has layer_norm_epsilon {value!r}: need 0 < it < 1")
-    return float(value)
 
 
 def _relative_positions(config: Mapping[str, Any]) -> tuple[int, int]:

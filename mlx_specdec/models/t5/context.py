@@ -38,22 +38,18 @@ class Source:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each source."""
         return tuple(each.shape[1] for each in self.encoded)
 
     @cached_property
     def mask(self) -> mx.array | None:
-        """See `padding_mask`."""
         return padding_mask(self.lengths)
 
     def arrays(self, row: int) -> tuple[mx.array, ...]:
-        """All arrays of one sequence."""
         rows, length = slice(row, row + 1), self.lengths[row]
         parts = (each[rows, :, :length] for pair in self.projected for each in pair)
         return (self.encoded[row], *parts)
 
     def join(self, other: Source) -> Source:
-        """These sequences, and those of another one behind them."""
         longest = max(self.lengths + other.lengths)
         projected = [
             [
@@ -65,7 +61,6 @@ class Source:
         return Source(self.encoded + other.encoded, projected)
 
     def filter(self, keep: Sequence[int]) -> Source:
-        """These sequences alone, in this order."""
         encoded = tuple(self.encoded[row] for row in keep)
         index, longest = mx.array(list(keep), dtype=mx.int32), max(e.shape[1] for e in encoded)
         projected = [
@@ -85,25 +80,20 @@ def padding_mask(lengths: Sequence[int]) -> mx.array | None:
 class EncoderDecoderModel:
     """base.Base over a T5; prompts are source texts."""
 
+    max_length: int | None = None
+    # A T5's masks do not depend on the number of rows.
+    rows_agree = batches = True
+
     def __init__(self, network: T5, identity: str | None = None) -> None:
         self.network = network
         self.identity = identity
+        self.vocabulary, self.width = network.config.vocab_size, network.config.d_model
+        self.layers = len(network.decoder.block)
         self._tables: list[mx.array] = []
         self._reach = 0
 
-    @property
-    def vocabulary(self) -> int:
-        """Width of the logits."""
-        return self.network.config.vocab_size
-
-    @property
-    def max_length(self) -> int | None:
-        """None: relative positions have no end."""
-        return None
-
     @cached_property
     def nbytes(self) -> int:
-        """Size of the weights in bytes."""
         return nbytes(self.network)
 
     def cache_nbytes(self, source: int, columns: int) -> int:
@@ -113,24 +103,8 @@ class EncoderDecoderModel:
         return self.network.source_nbytes(prompt)
 
     @property
-    def width(self) -> int:
-        """Width of the decoder's hidden states."""
-        return self.network.config.d_model
-
-    @property
     def state_dtype(self) -> mx.Dtype:
-        """Of the hidden states."""
         return self.network.decoder.final_layer_norm.weight.dtype
-
-    @property
-    def layers(self) -> int:
-        """How many layers the decoder has."""
-        return len(self.network.decoder.block)
-
-    @property
-    def rows_agree(self) -> bool:
-        """True: a T5's masks do not depend on the number of rows."""
-        return True
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(batch, m) int32 -> (batch, m, width), what the decoder's first layer is given."""
@@ -141,11 +115,9 @@ class EncoderDecoderModel:
         return self.network.head(states)
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
-        """The decoder's start token."""
         return [self.network.config.decoder_start_token_id]
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> EncoderDecoderContext:
-        """See `open_batch`."""
         return self.open_batch([prompt], [cached])
 
     def caution(self, prompt_tokens: int) -> str:
@@ -165,11 +137,6 @@ class EncoderDecoderModel:
             f"the prompt has {prompt_tokens:,} tokens, and the model was trained on {trained:,} at "
             f"most: the text may be worse, and {takes}"
         )
-
-    @property
-    def batches(self) -> bool:
-        """True: a T5's masks do not depend on the number of rows."""
-        return True
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()

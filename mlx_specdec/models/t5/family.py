@@ -37,6 +37,8 @@ def load(
     caches: CacheSettings | None,
     adapter: Path | None = None,
     group: mx.distributed.Group | None = None,
+    *,
+    pipeline: bool = False,
 ) -> tuple[EncoderDecoderModel, tuple[int, ...], str]:
     """See `families.Family.load`. group: of ranks that share the model; this one reads the weights
     and keeps its part. Raises OptionError where they cannot have equal parts."""
@@ -45,6 +47,8 @@ def load(
             f"{directory} is a T5 model, whose caches are neither quantized nor cut: leave "
             "kv-bits and max-kv-size out"
         )
+    if pipeline:
+        raise OptionError("a T5 model cannot be a pipeline: take distributed tensor")
     if adapter is not None:
         raise OptionError(
             f"{directory} is a T5 model, for which mlx-lm has no adapters: leave adapter-path out"
@@ -246,12 +250,10 @@ outline, trainable = T5Outline, TrainableT5
 
 
 def model(network: T5, max_length: int | None) -> Base:
-    """max_length: not used, a T5's texts have none."""
     return EncoderDecoderModel(network)
 
 
 def layers(network: T5) -> Sequence[nn.Module]:
-    """The decoder's layers."""
     return list(network.decoder.block)
 
 

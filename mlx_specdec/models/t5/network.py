@@ -187,7 +187,6 @@ class Block(nn.Module):
 
     @property
     def attention(self) -> Attention:
-        """The self-attention."""
         return self.layer[0].SelfAttention
 
 
