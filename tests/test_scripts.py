@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -59,59 +57,6 @@ def sentences(tmp_path: Path) -> Path:
     lines = [f"I like {a} and {b}.\tJ'aime {b} et {a}." for a in WORDS for b in WORDS]
     file.write_text("\n".join(lines), encoding="utf-8")
     return file
-
-
-# ------------------------------------------------------------------ training, which needs torch
-
-
-def train_demo_models(*arguments: str | Path) -> str:
-    """Run the script. Returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "train_demo_models.py", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture
-def torch() -> Iterator[object]:
-    pytest.importorskip("transformers")
-    yield pytest.importorskip("torch")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("torch")
-def test_a_translation_pair_is_trained_grown_and_evaluated(tmp_path: Path, sentences: Path) -> None:
-    target, draft, grown = tmp_path / "target", tmp_path / "draft", tmp_path / "grown"
-    small = ("--width", "64", "--layers", "1", "--decoder-layers", "2", "--data", sentences)
-    train_demo_models("translation-target", "--output", target, "--steps", "3", *small)
-    more = ("--start", target, "--decoder-layers", "4", "--data", sentences)
-    train_demo_models("translation-target", "--output", grown, "--steps", "2", *more)
-    assert json.loads((grown / "config.json").read_text())["num_decoder_layers"] == 4
-    teacher = ("--teacher", target, "--data", sentences, "--generated", "20")
-    train_demo_models("translation-draft", "--output", draft, "--steps", "3", *teacher)
-    again = ("--start", draft, "--teacher", grown, "--data", sentences, "--generated", "20")
-    train_demo_models("translation-draft", "--output", draft, "--steps", "1", *again)
-    assert json.loads((draft / "config.json").read_text())["num_decoder_layers"] == 1
-    assert not list(tmp_path.rglob("training-state.pt"))
-    measured = ("--model", target, "--draft", draft, "--data", sentences, "--limit", "8")
-    figures = json.loads(train_demo_models("evaluate-translation", *measured))
-    assert figures["sentences"] == 8 and 0 <= figures["alpha"] <= 1
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("torch")
-def test_a_python_pair_is_trained_and_evaluated(tmp_path: Path, library: Path) -> None:
-    target, draft = tmp_path / "target", tmp_path / "draft"
-    small = ("--library", library, "--width", "64", "--layers", "2", "--steps", "2")
-    train_demo_models("python-target", "--output", target, *small)
-    teacher = ("--teacher", target, "--library", library, "--steps", "2")
-    train_demo_models("python-draft", "--output", draft, *teacher)
-    measured = ("--model", target, "--draft", draft, "--library", library, "--limit", "2")
-    assert 0 <= json.loads(train_demo_models("evaluate-python", *measured))["alpha"] <= 1
 
 
 # ------------------------------------------------------------------ what is learned from

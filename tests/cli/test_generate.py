@@ -13,22 +13,16 @@ import sys
 import time
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 
 from mlx_specdec import process as user_cache
 from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.cli import render
 from mlx_specdec.models import number_format
-from mlx_specdec.text.tokenizer import load_tokenizer
 
-from ..support import tiny
 from ..support.batches import records, write
 from ..support.commands import Run, strict, told
-from ..support.families import config_of
 from ..support.models import make_llama
-from ..support.tokenizers import byte_level
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "Les pates a midi"
@@ -201,35 +195,6 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(t5: Path) -> None:
     assert out and "finish reason: interrupted" in err
 
 
-@pytest.mark.slow
-def test_ctrl_c_still_prints_the_object(t5: Path) -> None:
-    # Nothing shows when loading is over; a busy machine takes longer.
-    for seconds in (3, 6, 12, 24):
-        out, _ = interrupted(t5, "--json", after=seconds)
-        if out:
-            break
-    assert strict(out)["finish_reason"] == "interrupted"
-
-
-def test_the_typical_rule_is_named_lossy(run: Run, t5: Path, t5_draft: Path) -> None:
-    asked = ("generate", PROMPT, "--model", t5, "--draft-model", t5_draft, "-m", 8, "--temp", 1)
-    done = run(*asked, "--rule", "typical", "--posterior-threshold", 0.001, "--num-draft", 3)
-    assert done.code == 0 and "rule typical (lossy)" in done.err
-    told = strict(run(*asked, "--rule", "typical", "--json").out)
-    assert (told["rule"], told["lossy"]) == ("typical", True)
-    assert strict(run(*asked, "--json").out)["lossy"] is False
-
-
-def test_penalties_and_bias_reach_the_text(run: Run, t5: Path) -> None:
-    asked = ("generate", PROMPT, "--model", t5, "-m", 12, "--json")
-    plain = strict(run(*asked).out)["tokens"]
-    first = plain[0]
-    assert first not in strict(run(*asked, "--logit-bias", f"{first}=-1e9").out)["tokens"]
-    repeated = strict(run(*asked, "--presence-penalty", 1000).out)["tokens"]
-    assert len(set(repeated)) == len(repeated)
-    assert strict(run(*asked, "--frequency-penalty", 1000).out)["tokens"] == repeated
-
-
 def test_lookup_files_are_searched_and_indexed_once(run: Run, llama: Path, tmp_path: Path) -> None:
     asked = ("generate", "def read(path):", "--model", llama, "-m", 40, "--num-draft", 4)
     plain = run(*asked, "--regular-decode")
@@ -352,21 +317,3 @@ def test_a_prompt_beyond_the_memory_is_refused_before_it_is_read(
 
 
 # A target that cannot be speculated with says so in one line, and decodes plainly.
-
-
-@pytest.mark.filterwarnings("default")
-def test_a_target_whose_rows_differ_is_told_in_one_line(tmp_path: Path, run: Run) -> None:
-    size = load_tokenizer(byte_level(tmp_path), kind="decoder-only").size
-    config = {**config_of("plamo3"), "vocab_size": size}
-    weights = dict(tree_flatten(tiny.from_config(config).parameters()))
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    asked = ("speculative decoding of text", "--model", tmp_path, "-m", 30, "--quiet")
-    plain = run("generate", *asked, "--regular-decode")
-    assert plain.code == 0 and plain.err == ""
-    drafted = run("generate", *asked, "--proposer", "ngram", "--ngram-min", 1, "--num-draft", 4)
-    assert drafted.out == plain.out
-    assert drafted.err == (
-        "warning: mlx-lm's plamo3 models give several tokens at once other scores than one after "
-        "the other: decoding without speculation\n"
-    )

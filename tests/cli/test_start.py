@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import __version__
 from mlx_specdec.cli import generate as prompt
 from mlx_specdec.cli import render
 from mlx_specdec.cli.generate import read_prompt
@@ -136,25 +135,7 @@ def test_text_gives_the_terminal_no_orders(monkeypatch: pytest.MonkeyPatch) -> N
     assert marked.replace(render.GREEN_UNDERLINED, "").replace(render.PLAIN, "") == told
 
 
-@pytest.mark.parametrize("setting", [("TERM", "dumb"), ("NO_COLOR", "1")])
-def test_terminals_without_color_get_none(
-    monkeypatch: pytest.MonkeyPatch, setting: tuple[str, str]
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b" in shown(Terminal(), show_drafts=True)
-    monkeypatch.setenv(*setting)
-    assert "\x1b" not in shown(Terminal(), show_drafts=True) + render.legend(Terminal())
-    assert "⟨" in shown(Terminal(), show_drafts=True)
-
-
 # `python -m mlx_specdec` is the console script.
-
-
-def test_the_package_runs_as_the_command_does() -> None:
-    asked = [sys.executable, "-m", "mlx_specdec", "--version"]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and __version__ in done.stdout
 
 
 # Ctrl-C while a command is inside a call that Python cannot interrupt.

@@ -66,19 +66,6 @@ def test_paths_that_are_no_text_in_any_encoding(tmp_path: Path) -> None:
     assert wrong.returncode == 2 and wrong.stderr.count(b"\n") == 1
 
 
-@pytest.mark.parametrize("kind", ["t5", "llama"])
-def test_safetensors_that_mlx_cannot_open_are_named(
-    run: Run, tmp_path: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
-    source = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff"))
-    shutil.copytree(request.getfixturevalue(kind), source)
-    done = run("convert", "--model", source, "--mlx-path", tmp_path / "out")
-    assert done.code == 2 and "UTF-8" in done.err and done.err.count("\n") == 1
-    assert sorted(os.listdir(tmp_path)) == [source.name]
-    done = run("generate", "a", "-m", 1, "--model", source)
-    assert done.code == 2 and "UTF-8" in done.err and done.err.count("\n") == 1
-
-
 def test_names_of_directories_give_the_terminal_no_orders(run: Run, tmp_path: Path) -> None:
     source = tmp_path / f"model{ESCAPE}\u202e"
     shutil.copytree(SOURCE, source)
@@ -110,21 +97,3 @@ def test_what_a_configuration_says_gives_the_terminal_no_orders(run: Run, tmp_pa
         assert shown.code == 0 and "\x1b" not in shown.out and "\x07" not in shown.out
         done = run("convert", "--model", source, "--mlx-path", tmp_path / "out", "--overwrite")
         assert all(line.isprintable() for line in done.err.splitlines()), done.err
-
-
-def test_replacing_keeps_the_old_model_until_the_new_one_is_whole(
-    run: Run, tmp_path: Path, t5: Path
-) -> None:
-    source, out = Path(shutil.copytree(t5, tmp_path / "source")), tmp_path / "out"
-    assert run("convert", "--model", source, "--mlx-path", out).code == 0
-    (out / "README.md").write_text("x")
-    before = {file.name: file.read_bytes() for file in out.iterdir()}
-    data = bytearray((source / "model.safetensors").read_bytes())
-    data[-4:] = b"\xff\xff\xff\x7f"  # the last value is no number: found after much is written
-    (source / "model.safetensors").write_bytes(data)
-    done = run("convert", "--model", source, "--mlx-path", out, "--overwrite")
-    assert done.code == 2 and "finite" in done.err
-    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
-    assert run("convert", "--model", t5, "--mlx-path", out, "--overwrite").code == 0
-    assert "README.md" not in {file.name for file in out.iterdir()}
