@@ -160,7 +160,7 @@ def test_what_a_model_does_not_have_is_refused(run: Run, t5: Path, llama: Path) 
         told(run(*asked, "--chat-template-config", '{"a": 1}'), "this model has none")
         told(run(*asked, "--extra-eos-token", "<|none|>"), "no token '<|none|>'")
     told(run("generate", PROMPT, "--model", t5, "--adapter-path", llama), "T5", "adapter-path")
-    told(run("generate", PROMPT, "--model", llama, "--adapter-path", llama), "no adapter of mlx-lm")
+    told(run("generate", PROMPT, "--model", llama, "--adapter-path", llama), "adapter_config.json")
 
 
 def test_a_prompt_longer_than_the_model_can_take_is_refused(run: Run, tmp_path: Path) -> None:
