@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from ..checkpoints import disk as sizes
 from ..checkpoints.quantization import DTYPES, PARTS, check_affine
-from ..errors import OptionError
+from ..errors import OptionError, first_line
 
 EXPANDED_SHARE = 0.25
 """The share of the memory that a model may take in float32 where its quantized weights are expanded
@@ -118,6 +118,27 @@ def evaluate(network: nn.Module) -> None:
     for _, array in tree_flatten(network.parameters()):
         mx.eval(array)
         mx.clear_cache()
+
+
+def quantize(
+    network: nn.Module,
+    bits: int,
+    group_size: int,
+    choose: Callable[[str, nn.Module], Any] = lambda path, module: True,
+) -> None:
+    """Quantize every matrix whose rows divide into groups, lazily. choose: whether, or how, by the
+    path of a module. Raises OptionError where there is none."""
+
+    def suits(path: str, module: nn.Module) -> Any:
+        able = hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
+        return able and choose(path, module)
+
+    try:
+        nn.quantize(network, group_size, bits, class_predicate=suits)
+    except ValueError as problem:
+        raise OptionError(f"cannot quantize to {bits} bits: {first_line(problem)}") from problem
+    if not is_quantized(network):
+        raise OptionError(f"no layer's width is a multiple of {group_size}: take a smaller group")
 
 
 def expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:

@@ -148,10 +148,9 @@ class MarkovHead(nn.Module):
     def __init__(self, files: BlockFiles) -> None:
         super().__init__()
         self._kind = files.markov
-        width, rank, ids = files.sizes.width, files.rank, files.target_ids
+        width, rank = files.sizes.width, files.rank
         self.markov_w1 = nn.Embedding(files.vocabulary, rank)
-        drafted = files.vocabulary if ids is None else len(ids)
-        self.markov_w2 = nn.Linear(rank, drafted, bias=False)
+        self.markov_w2 = nn.Linear(rank, files.drafted, bias=False)
         if files.markov == "gated":
             self.gate_proj = nn.Linear(width + rank, rank)
         if files.markov == "rnn":

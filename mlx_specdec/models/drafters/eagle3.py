@@ -35,10 +35,6 @@ class Eagle3Files(DrafterFiles):
     norms_before_head: bool
     feeds_back_normed: bool
 
-    @property
-    def borrows(self) -> bool:
-        return self.sizes.width == self.target_width
-
     def usual_layers(self, layers: int) -> tuple[int, ...]:
         """The inputs of a low, a middle and a high layer, which are the outputs before them."""
         return (1, layers // 2 - 1, layers - 4)
@@ -112,6 +108,9 @@ class Eagle3(Chain):
     def __init__(self, files: Eagle3Files) -> None:
         super().__init__(files)
         sizes, present = files.sizes, files.tensors
+        if sizes.width != files.target_width:  # what the target has does not fit
+            self.embed_tokens = nn.Embedding(files.vocabulary, sizes.width)
+            self.lm_head = nn.Linear(sizes.width, files.drafted, bias=False)
         first = FirstLayer(sizes, present, files.norm_before_residual)
         others = [Layer(sizes, each, sizes.width, present) for each in range(1, sizes.count)]
         self.layers = [first, *others]

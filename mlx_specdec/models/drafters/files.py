@@ -118,10 +118,6 @@ class StoredTensors(Mapping[str, mx.array]):
                 f"{self._directory} has a d2t that leads to token {outside[0]}, and the target has "
                 f"{vocabulary}: the drafter is damaged, or belongs to another target"
             )
-        if len(np.unique(ids)) < count:
-            raise CheckpointError(
-                f"{self._directory} has a d2t that leads to one token twice: the drafter is damaged"
-            )
         return tuple(ids.tolist())
 
 
@@ -160,25 +156,24 @@ class DrafterFiles:
         return sizes.encoder_width if isinstance(sizes, LayerSizes) else None
 
     @property
+    def drafted(self) -> int:
+        """The size of the drafter's vocabulary."""
+        return self.vocabulary if self.target_ids is None else len(self.target_ids)
+
+    @property
     def inputs(self) -> int:
         """Width of the inputs of `fc`: hidden states, or the input of the target's head beside a
         token's embedding."""
         return (self.taps or 2) * self.target_width
 
-    @property
-    def borrows(self) -> bool:
-        """Whether the target's embedding and head have the drafter's width."""
-        return True
-
     def facts(self) -> dict[str, Any]:
         """Return what `inspect` reports. target_layers: whose outputs it reads, counted from 0;
         None for the kind's usual ones, of which there are `taps`."""
-        ids = self.target_ids
         return {
             "kind": self.kind,
             "target_hidden_size": self.target_width,
             "target_vocab_size": self.vocabulary,
-            "draft_vocab_size": self.vocabulary if ids is None else len(ids),
+            "draft_vocab_size": self.drafted,
             "target_layers": None if self.tapped is None else list(self.tapped),
             "taps": self.taps,
             "encoder_hidden_size": self.encoder_width,

@@ -150,7 +150,13 @@ def of_target(directory: Path, config: Config) -> MtpFiles | None:
     Raises CheckpointError for layers that are damaged or cannot be used."""
     carried = mtp_layers.carried(directory, config)
     if carried is not None:
-        return _files(directory, config, carried)
+        try:
+            return _files(directory, config, carried)
+        except (KeyError, TypeError, ValueError) as problem:
+            raise CheckpointError(
+                f"{directory} has layers for multi-token prediction that do not fit together "
+                f"({type(problem).__name__}: {first_line(problem):.100}): download it again"
+            ) from problem
     if mtp_layers.foreign(directory, config):
         raise CheckpointError(
             f"layers for multi-token prediction of the type {mtp_layers.family(config)!a:.60} are "
@@ -169,13 +175,7 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
     tensors = _own_names(directory, carried)
     if family not in NUMBERED:
         centered = carried.original and family in QWEN
-        try:
-            tensors = _as_mlx_lm(directory, tensors, zero_centered=centered)
-        except ValueError as problem:
-            raise CheckpointError(
-                f"{directory} has experts for multi-token prediction that do not fit together "
-                f"({first_line(problem):.100}): download it again"
-            ) from problem
+        tensors = _as_mlx_lm(tensors, zero_centered=centered)
     block = _block(text, family, experts=any(".mlp.gate." in name for name in tensors))
     check_numbers(directory, block, len(tensors))
     settings = Settings(directory / "config.json", block)
@@ -216,9 +216,7 @@ def _own_names(directory: Path, carried: Carried) -> dict[str, mx.array]:
     return tensors
 
 
-def _as_mlx_lm(
-    directory: Path, tensors: dict[str, mx.array], *, zero_centered: bool
-) -> dict[str, mx.array]:
+def _as_mlx_lm(tensors: dict[str, mx.array], *, zero_centered: bool) -> dict[str, mx.array]:
     """Rename Qwen's tensors as mlx-lm does: experts in one tensor, and norms around 1."""
     if zero_centered:
         tensors = {
@@ -236,13 +234,8 @@ def _as_mlx_lm(
         if match := _EXPERT.fullmatch(name):
             apart.setdefault(match[3], {})[int(match[2])] = tensors.pop(name)
     for part, experts in apart.items():
-        numbers = range(len(experts))
-        if missing := {*numbers} - {*experts}:
-            raise CheckpointError(
-                f"{directory} lacks {part} of expert {min(missing)} for multi-token prediction: "
-                "download it again"
-            )
-        tensors[f"{_SWITCH}{part}.weight"] = mx.stack([experts[number] for number in numbers])
+        stacked = mx.stack([experts[number] for number in range(len(experts))])
+        tensors[f"{_SWITCH}{part}.weight"] = stacked
     return tensors
 
 

@@ -17,11 +17,11 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ...checkpoints.files import Weights
-from ...errors import CheckpointError, OptionError, first_line
+from ...errors import CheckpointError, first_line
 from ...interfaces import FINAL, after
 from ..base import Base
 from ..kv_cache import STEP, KVCache
-from ..number_format import NumberFormat, count, expand
+from ..number_format import NumberFormat, count, expand, quantize
 from ..rows import Rows, RowsContext
 from .files import IN_16_BITS, DrafterFiles
 from .layers import Attention, Layer, Source
@@ -72,14 +72,13 @@ class DrafterNetwork(nn.Module):
         self.sizes = files.sizes
         present, width = files.tensors, files.sizes.width
         self.target_ids = files.target_ids
-        drafted = files.vocabulary if files.target_ids is None else len(files.target_ids)
         self.fc = nn.Linear(files.inputs, width, bias="fc.bias" in present)
         if self.normed:
             self.norm = nn.RMSNorm(width, files.sizes.eps)
-        if "embed_tokens.weight" in present or not files.borrows:
+        if "embed_tokens.weight" in present:
             self.embed_tokens = nn.Embedding(files.vocabulary, width)
-        if "lm_head.weight" in present or drafted != files.vocabulary or not files.borrows:
-            self.lm_head = nn.Linear(width, drafted, bias=False)
+        if "lm_head.weight" in present or files.drafted != files.vocabulary:
+            self.lm_head = nn.Linear(width, files.drafted, bias=False)
         if files.encoder_width is not None:
             self.encoder_norm = nn.RMSNorm(files.encoder_width, files.sizes.eps)
 
@@ -150,7 +149,9 @@ class DrafterNetwork(nn.Module):
         if how and numbers.expands(count(self)):
             expand(self)
         if numbers.q_bits is not None:
-            self._quantize(numbers.q_bits, numbers.q_group_size)
+            quantize(
+                self, numbers.q_bits, numbers.q_group_size, lambda path, _: path not in IN_16_BITS
+            )
 
     def width_of(self, tap: str) -> int:
         return self._target.width
@@ -188,18 +189,6 @@ class DrafterNetwork(nn.Module):
             return logits
         nothing = mx.full((*logits.shape[:-1], 1), -mx.inf, dtype=logits.dtype)
         return mx.concatenate([logits, nothing], axis=-1)[..., self._places]
-
-    def _quantize(self, bits: int, group_size: int) -> None:
-        def suits(path: str, module: nn.Module) -> bool:
-            able = hasattr(module, "to_quantized") and path not in IN_16_BITS
-            return able and module.weight.shape[-1] % group_size == 0
-
-        nn.quantize(self, group_size, bits, class_predicate=suits)
-        if not any(hasattr(module, "bits") for module in self.modules()):
-            raise OptionError(
-                f"no layer of the drafter has a width that is a multiple of {group_size}: leave "
-                "draft-q-bits out"
-            )
 
 
 def _places(target_ids: tuple[int, ...] | None, vocabulary: int) -> mx.array | None:

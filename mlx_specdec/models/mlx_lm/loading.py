@@ -23,7 +23,7 @@ from ...checkpoints.tensors import dtype_name
 from ...errors import CheckpointError, OptionError, SpecdecError, first_line
 from ..base import identity_of
 from ..cache_settings import CacheSettings
-from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu
+from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu, quantize
 from ..sharding import check_even, refine
 from .loader import cannot_build, classes, open_model
 from .model import DecoderOnlyModel
@@ -122,7 +122,8 @@ def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Modul
     if numbers.dtype != "auto" or on_cpu():
         cast(model, numbers.floating(mx.float32))
     if numbers.q_bits is not None:
-        _quantize(model, numbers.q_bits, numbers.q_group_size)
+        choose = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+        quantize(model, numbers.q_bits, numbers.q_group_size, choose)
     return model
 
 
@@ -136,22 +137,6 @@ def cast(model: nn.Module, dtype: mx.Dtype) -> None:
         )
 
     model.update(tree_map_with_path(change, model.parameters()))
-
-
-def _quantize(model: nn.Module, bits: int, group_size: int) -> None:
-    choice = getattr(model, "quant_predicate", None)
-
-    def suits(path: str, module: nn.Module) -> Any:
-        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % group_size:
-            return False
-        return choice(path, module) if choice is not None else True
-
-    try:
-        nn.quantize(model, group_size, bits, class_predicate=suits)
-    except ValueError as error:
-        raise OptionError(f"cannot quantize to {bits} bits: {first_line(error)}") from error
-    if not is_quantized(model):
-        raise OptionError(f"no layer's width is a multiple of {group_size}: take a smaller group")
 
 
 def max_length(

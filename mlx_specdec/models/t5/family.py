@@ -17,12 +17,20 @@ from ...checkpoints import files
 from ...checkpoints import t5_keys as keys
 from ...checkpoints.quantization import Quantization, stored_quantization
 from ...checkpoints.t5_keys import check_generates
-from ...checkpoints.tensors import DTYPES, TensorInfo, check_weights, dtype_name, same
+from ...checkpoints.tensors import DTYPES, check_weights, dtype_name, same
 from ...errors import CheckpointError, OptionError
 from ...text.tokenizer import Kind
 from ..base import Base, identity_of
 from ..cache_settings import CacheSettings
-from ..number_format import NumberFormat, count, evaluate, expand, is_quantized, stored_dtype
+from ..number_format import (
+    NumberFormat,
+    count,
+    evaluate,
+    expand,
+    is_quantized,
+    quantize,
+    stored_dtype,
+)
 from ..outline import Outline
 from ..trainable import Ids, padded, places
 from .config import T5Config
@@ -62,7 +70,8 @@ def load(
     try:
         shape = T5Config.from_dict(config, own_head=keys.HEAD in places)
         network = _network(shape, stored, places)
-        _check(network, infos)
+        shapes = {name: array.shape for name, array in tree_flatten(network.parameters())}
+        check_weights(shapes, {name: info.shape for name, info in infos.items()})
     except CheckpointError as problem:
         raise CheckpointError(f"{directory}: {problem}") from None
     # The widest of those stored: some checkpoints keep in float32 what half precision cannot hold.
@@ -118,19 +127,6 @@ def _in_numbers(
     return [(f"{path}.{part}", rows) for part, rows in how.quantize(array).items()]
 
 
-def _check(network: nn.Module, infos: Mapping[str, TensorInfo]) -> None:
-    """Raise CheckpointError for the first tensor missing, left over, or of another type."""
-    expected = dict(tree_flatten(network.parameters()))
-    shapes = {name: array.shape for name, array in expected.items()}
-    check_weights(shapes, {name: info.shape for name, info in infos.items()})
-    for name in sorted(expected):
-        needed, given = expected[name].dtype, DTYPES[infos[name].dtype]
-        if needed != given and not (_is_float(needed) and _is_float(given)):
-            raise CheckpointError(
-                f"{name} is stored as {dtype_name(given)} where {dtype_name(needed)} is needed"
-            )
-
-
 def _is_float(dtype: mx.Dtype) -> bool:
     return mx.issubdtype(dtype, mx.floating)
 
@@ -157,13 +153,13 @@ def _quantize_on_load(network: T5, config: Mapping[str, Any], numbers: NumberFor
     """Quantize as a conversion would. Raises OptionError where no matrix divides into groups."""
     assert numbers.q_bits is not None
     default = Quantization(numbers.q_bits, numbers.q_group_size)
-    _quantize(
-        network, lambda path, shape: keys.quantization_of(config, f"{path}.weight", shape, default)
-    )
-    if not is_quantized(network):
-        raise OptionError(
-            f"no layer's width is a multiple of {numbers.q_group_size}: take a smaller group"
-        )
+
+    def choose(path: str, module: nn.Module) -> Any:
+        shape = module.weight.shape
+        how = keys.quantization_of(config, f"{path}.weight", shape, default)
+        return False if how is None else how.as_dict()
+
+    quantize(network, numbers.q_bits, numbers.q_group_size, choose)
 
 
 def _quantize(network: T5, choose: Callable[[str, tuple[int, ...]], Quantization | None]) -> None:
