@@ -42,17 +42,6 @@ def pair_of(name: str, **asked) -> Pair:
     return replace(plain, drafter_network=network)
 
 
-def test_a_long_prompt_is_read_as_a_short_one_is() -> None:
-    pair = pair_of("ordered")
-    prompt = [2 + 7 * index % 37 for index in range(200)]
-    told = set()
-    for step_size in (73, 512):
-        asked = Options(max_tokens=8, num_draft=3, prefill_step_size=step_size, cost_cache=False)
-        result = generate(pair, prompt, asked)
-        told.add((result.tokens, result.stats.drafted, result.stats.accepted))
-    assert len(told) == 1
-
-
 def test_keys_and_values_are_shown_and_change_no_logit() -> None:
     model = load_model(FIXTURES / "dense" / "target", dtype="float32").model
     tokens = mx.array([PROMPT])

@@ -93,19 +93,6 @@ def test_norms_that_are_read_in_the_wrong_layout_would_draft_otherwise(tmp_path:
         assert differs is turned
 
 
-def test_a_token_stands_before_the_hidden_state(tmp_path: Path) -> None:
-    source = target("glm4_moe", tmp_path / "source")
-    expected = logits_of(loading.load(source))
-    file = source / "model.safetensors"
-    weights = mx.load(str(file))
-    name = f"{BEFORE}eh_proj.weight"
-    halves = mx.split(weights[name], 2, axis=1)
-    for order, same in (((0, 1), True), ((1, 0), False)):
-        weights[name] = mx.concatenate([halves[at] for at in order], axis=1)
-        mx.save_safetensors(str(file), weights, {"format": "pt"})
-        assert (apart(logits_of(loading.load(source)), expected) < 1e-5) is same
-
-
 def test_fewer_bits_are_taken_for_the_layer(tmp_path: Path) -> None:
     wide = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64}
     source = target("glm4_moe", tmp_path / "source", **wide)

@@ -116,16 +116,6 @@ def test_every_sequence_keeps_its_own_whatever_joins_leaves_and_is_rewound(seed:
             twins.filter(sorted(dice.sample(range(len(twins.expected)), 2)))
 
 
-def test_memory_of_sequences_that_left_is_given_back() -> None:
-    twins = Twins(0, 8)
-    twins.append(3 * BATCH_STEP)
-    twins.rewind(random.Random(0), 3 * BATCH_STEP)
-    held = sum(array.nbytes for array in twins.cache.state)
-    short = min(range(8), key=lambda row: twins.rows.lengths[row])
-    twins.filter([short, short])
-    assert sum(array.nbytes for array in twins.cache.state) < held / 3
-
-
 # How long a sequence may be: what config.json says, scaled; a window knows no end.
 
 
@@ -136,20 +126,8 @@ WINDOW = CacheSettings(max_size=8)
     ("scaling", "longest"),
     [
         (None, 24),
-        ({"rope_type": "default", "factor": 4.0}, 24),
         ({"rope_type": "linear", "factor": 4.0}, 96),
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
-        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4}, 24),
-        (
-            {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "original_max_position_embeddings": 12,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-            },
-            96,
-        ),
     ],
 )
 def test_scaled_positions_reach_further(
@@ -167,10 +145,3 @@ def test_a_window_has_no_end_and_writes_the_same_text(tmp_path: Path) -> None:
     plain = generate(pair, PROMPT, Options(max_tokens=60, regular=True))
     drafted = generate(pair, PROMPT, Options(max_tokens=60, num_draft=3, proposer="ngram"))
     assert len(plain.tokens) == 60 and drafted.tokens == plain.tokens
-
-
-def test_rotations_that_follow_the_length_keep_the_wall(tmp_path: Path) -> None:
-    changes = {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
-    directory = tiny.write("llama", tmp_path, max_position_embeddings=24, **changes)
-    assert load_model(directory).model.max_length == 24
-    assert load_model(directory, caches=WINDOW).model.max_length == 24

@@ -15,17 +15,13 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec.decoding.loop import CLEAR_EVERY, GROWN
-from mlx_specdec.engine.generate import stream_generate
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.interfaces import FINAL, after
 from mlx_specdec.models import number_format
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.options import Options
 
 from ..support import tiny
-from ..support.pairs import pair_of
 from ..support.reading import read
 
 
@@ -146,25 +142,6 @@ def test_a_damaged_directory_is_named_in_one_line(damage: str, tmp_path: Path) -
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_expert_is_named(tmp_path: Path) -> None:
-    directory = tiny.write("mixtral", tmp_path)
-
-    def as_stored_by_hugging_face(weights: dict[str, mx.array]) -> None:
-        for layer in range(2):
-            prefix = f"model.layers.{layer}.block_sparse_moe"
-            for ours, theirs in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
-                stack = weights.pop(f"{prefix}.switch_mlp.{ours}.weight")
-                for expert in range(4):
-                    weights[f"{prefix}.experts.{expert}.{theirs}.weight"] = stack[expert]
-
-    edit_weights(directory, as_stored_by_hugging_face)
-    load(directory)
-    lost = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
-    edit_weights(directory, lambda w: w.pop(lost))
-    with pytest.raises(CheckpointError, match=f"{lost} is missing"):
-        load(directory)
-
-
 def test_prompts_that_cannot_be_taken_are_refused() -> None:
     model = DecoderOnlyModel(tiny.build("llama"), max_length=6)
     with pytest.raises(PromptError, match="empty"):
@@ -277,18 +254,3 @@ def test_a_model_that_hides_the_input_of_its_head_says_so() -> None:
 
     with pytest.raises(ValueError, match="do not show the input of their head"):
         DecoderOnlyModel(Closed()).open([5]).advance(mx.array([[5]]), taps=("final",))
-
-
-def test_buffers_kept_for_reuse_are_given_back_while_decoding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cleared: list[int] = []
-    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(1))
-    pair = pair_of(DecoderOnlyModel(tiny.build("llama")), None)
-    run = stream_generate(pair, [5, 9, 12], Options(max_tokens=600, regular=True))
-    run.read_prompt()
-    assert cleared, "scratch memory of the prompt"
-    counts = [len(cleared) for _ in run]
-    changes = [at for at in range(1, len(counts)) if counts[at] != counts[at - 1]]
-    # The caches grow in the pass over the first token behind a multiple of their step.
-    assert [at + 4 for at in changes] == [CLEAR_EVERY + GROWN, 2 * CLEAR_EVERY + GROWN]

@@ -53,56 +53,6 @@ def test_drafts_are_those_of_the_package_speculators_round_after_round(name: str
     assert rounds == 9
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_draft_of_fewer_tokens_is_the_beginning_of_one_of_more(name: str) -> None:
-    reference = mx.load(str(FIXTURES / name / "reference.st"), format="safetensors")
-    network = network_of(FIXTURES / name, Lender(reference["embedding"], reference.get("head")))
-    run = Run(network, reference["tokens"].tolist(), reference["hidden"])
-    for count, length, expected in zip(
-        (1, 3, 2, 4, 2, 1, 3, 4, 2),
-        reference["lengths"].tolist(),
-        reference["drafted"].tolist(),
-        strict=True,
-    ):
-        assert run.draft(length, count)[0] == expected[:count]
-
-
-def test_positions_turn_as_the_drafters_own_config_says(tmp_path: Path) -> None:
-    for make in (speculators.eagle3, speculators.dflash):
-        name = make.__name__
-        plain = drafts_of(make(tmp_path / f"{name}-1"))
-        assert not differ(plain, drafts_of(make(tmp_path / f"{name}-2", rope_theta=10000.0)))
-        for number, changes in enumerate(
-            (
-                {"rope_theta": 500000.0},
-                {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}},
-                {"rope_scaling": {"type": "linear", "factor": 4.0}},
-                {"rope_is_neox_style": False},
-            )
-        ):
-            changed = make(tmp_path / f"{name}-changed-{number}", **changes)
-            assert differ(plain, drafts_of(changed)), changes
-
-
-def test_a_slot_sees_those_behind_it_unless_the_block_is_causal(tmp_path: Path) -> None:
-    """Whether a longer block changes what the first slots say tells it."""
-    kinds = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}
-    for number, (asked, causal) in enumerate(
-        (
-            ({}, False),
-            ({"is_causal": True}, True),
-            (kinds, True),
-            ({**kinds, "is_causal": False}, False),
-            ({**kinds, "sliding_window_non_causal": True}, False),
-        )
-    ):
-        short, long = (
-            drafts_of(speculators.dflash(tmp_path / f"{number}-{size}", block_size=size, **asked))
-            for size in (4, 7)
-        )
-        assert differ(short, long) is not causal, asked
-
-
 def test_the_head_of_specforge_may_be_given_what_no_norm_has_seen(tmp_path: Path) -> None:
     normed = drafts_of(speculators.eagle3(tmp_path / "1"))
     plain = drafts_of(speculators.eagle3(tmp_path / "2", norm_output=False))

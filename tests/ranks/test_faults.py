@@ -119,12 +119,6 @@ def test_what_rank_0_cannot_do_ends_all(
     assert said in refused(tmp_path, [words(target, *more)] * 2)
 
 
-def test_models_that_cannot_be_divided_are_refused_with_the_numbers(tmp_path: Path) -> None:
-    odd = loopback.write("llama", tmp_path / "odd", num_attention_heads=3, num_key_value_heads=1)
-    line = refused(tmp_path, [words(odd)] * 2)
-    assert "2 ranks cannot have equal parts of 3 attention heads and 1 key-value heads" in line
-
-
 def test_ranks_that_are_missing_are_not_waited_for_for_ever(target: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from mlx_specdec.cli import start; "
