@@ -33,15 +33,11 @@ def check_free(
     if not os.path.lexists(destination):
         return
     if not destination.is_dir() or destination.is_symlink():
-        raise OutputError(
-            f"{destination} is in the way and no directory: choose another --mlx-path"
-        )
+        raise OutputError(f"{destination} is no directory: choose another --mlx-path")
     if os.path.exists(source) and source.resolve().is_relative_to(destination.resolve()):
         raise OutputError(f"{destination} holds the model to convert: choose another --mlx-path")
     if not overwrite:
-        raise OutputError(
-            f"{destination} exists: delete it, choose another --mlx-path, or give --overwrite"
-        )
+        raise OutputError(f"{destination} exists: choose another --mlx-path, or give --overwrite")
     is_model = (destination / "config.json").is_file()
     for file in sorted(destination.iterdir()):
         if not is_model or file.is_dir() or not any(map(file.match, written)):

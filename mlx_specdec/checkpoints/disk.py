@@ -30,18 +30,13 @@ def check_regular(file: Path) -> None:
         raise CheckpointError(f"{file} is no regular file: put one there")
     with contextlib.suppress(OSError):
         if file.stat().st_size < _POINTER_BYTES and file.read_bytes().startswith(_POINTER):
-            raise CheckpointError(
-                f"{file} is a pointer of Git LFS, not the file itself: run `git lfs pull` where it "
-                "was cloned"
-            )
+            raise CheckpointError(f"{file} is a pointer of Git LFS: run `git lfs pull` there")
 
 
 def check_directory(directory: Path) -> None:
     """Raises SourceError for a directory whose files this user may not see."""
     if not os.access(directory, os.R_OK | os.X_OK):
-        raise SourceError(
-            f"{directory} may not be read: give yourself the right, as in `chmod u+rx`"
-        )
+        raise SourceError(f"{directory} may not be read: give yourself the right to")
 
 
 @contextmanager

@@ -57,9 +57,7 @@ class Weights(Reader):
         for file, reader in self._files.items():
             for name, info in reader.infos.items():
                 if name in infos:
-                    raise CheckpointError(
-                        f"{file} repeats the tensor {name} of {self._places[name].name}"
-                    )
+                    raise CheckpointError(f"{file} repeats {name} of {self._places[name].name}")
                 infos[name], self._places[name] = info, file
         self.infos = infos
         self.paths = tuple(path for each in self._files.values() for path in each.paths)
@@ -129,8 +127,7 @@ def check_runs_no_code(name: object, config: Mapping[str, Any]) -> None:
     """Raises CheckpointError for a model that brings its own Python file."""
     if config.get("model_file"):
         raise CheckpointError(
-            f"{name} needs its own Python file ({config['model_file']!a:.80}) to run, and code "
-            "from checkpoints is never run"
+            f"{name} needs code of its own, {config['model_file']!a:.80}: none is run"
         )
 
 
@@ -163,9 +160,7 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]
             continue
         tokens = ids if isinstance(ids, list) else [ids]
         if not all(type(token) is int for token in tokens):
-            raise CheckpointError(
-                f"{directory} has an eos_token_id that is no token id: {ids!a:.80}"
-            )
+            raise CheckpointError(f"{directory} has an eos_token_id that is none: {ids!a:.80}")
         return tuple(tokens)
     return ()
 

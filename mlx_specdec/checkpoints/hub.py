@@ -122,9 +122,7 @@ class Repository:
                 raise self._error(problem) from problem
             return cached.parent
         if CONFIG not in self._listed:
-            raise SourceError(
-                f"{self._name} has no {CONFIG}: it does not hold a model that can be read here"
-            )
+            raise SourceError(f"{self._name} has no {CONFIG}: choose a repository with a model")
         directory = self._file(CONFIG).parent
         # An earlier state of this revision may be whole in the cache, and this one is not.
         if self._in_cache(CONFIG, self._revision) is None:
@@ -173,10 +171,7 @@ class Repository:
         named = sorted({*shards.places_of(locate(index)).values()})
         for file in named:
             if file not in files:
-                raise SourceError(
-                    f"{self._name} lacks {file:.80}, which its {index} names: choose another "
-                    "--revision, or another repository"
-                )
+                raise SourceError(f"{self._name} lacks {file:.80}, which its {index} names")
         return [*small, index], [*named, *weights]
 
     def _download(self, files: list[str], progress: Callable[[int, int], None] | None) -> Path:
@@ -369,9 +364,7 @@ def _part(url: str, begin: int, count: int) -> bytes:
     with http_stream_backoff("GET", url, headers=headers, timeout=timeout) as answer:
         hf_raise_for_status(answer)
         if begin and answer.status_code != 206:
-            raise SourceError(
-                "the Hub sends no parts of files: download the model, and inspect that"
-            )
+            raise SourceError("the Hub sends no parts of files: download the model")
         for data in answer.iter_bytes():
             part += data
             if len(part) >= count:

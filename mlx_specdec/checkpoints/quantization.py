@@ -90,10 +90,7 @@ def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         bits, group_size = part.get("bits"), part.get("group_size")
         how = Quantization(bits, group_size, part.get("mode") or "affine")  # type: ignore[arg-type]
         if not is_known(how):
-            raise CheckpointError(
-                f"config.json asks for {bits!a:.20} bits in groups of {group_size!a:.20}: not a "
-                "quantization that MLX has"
-            )
+            raise CheckpointError(f"MLX has no {bits!a:.20} bits in groups of {group_size!a:.20}")
     return entry
 
 
@@ -163,10 +160,7 @@ def _quantization(bits: int | None, group_size: int | None, mode: str, mixed: st
     if mode == "affine":
         check_affine(how.bits, how.group_size)
     elif how != only:
-        raise OptionError(
-            f"{mode} has {only.bits} bits in groups of {only.group_size}: leave --q-bits and "
-            "--q-group-size out"
-        )
+        raise OptionError(f"{mode} has one size: leave --q-bits and --q-group-size out")
     return how
 
 

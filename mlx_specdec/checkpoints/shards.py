@@ -134,9 +134,7 @@ def parts_of(file: Path) -> list[Path]:
 
 def _present(file: Path) -> Path:
     if not file.is_file():
-        raise CheckpointError(
-            f"{file.parent} lacks the shard {file.name}: download the model again"
-        )
+        raise CheckpointError(f"{file.parent} lacks the shard {file.name}: download it again")
     return file
 
 
@@ -148,9 +146,7 @@ def inside(file: Path) -> Path:
     if home.parent.name == "snapshots" and home.parents[1].name.startswith("models--"):
         home = home.parents[2]
     if file.is_symlink() and not file.resolve().is_relative_to(home):
-        raise CheckpointError(
-            f"{file} is a link out of its directory: put the file itself there, if you trust it"
-        )
+        raise CheckpointError(f"{file} is a link out of its directory: put the file itself there")
     return file
 
 

@@ -122,7 +122,7 @@ def whole_number(config: Mapping[str, Any], name: str, default: int | None = Non
     value = default if value is None else value
     if type(value) is not int or not 1 <= value <= LARGEST:
         raise CheckpointError(
-            f"config.json needs {name}, a whole number from 1 to {LARGEST}, not {value!a:.40}"
+            f"config.json has {name} {value!a:.40}: need a number from 1 to {LARGEST}"
         )
     return value
 
@@ -188,12 +188,6 @@ def check_generates(directory: Path, config: Mapping[str, Any], stored: Iterable
     names, listed = list(stored), config.get("architectures")
     shown = f" ({str(listed[0])[:80]})" if isinstance(listed, list) and listed else ""
     if any(name.startswith(_LABELS) for name in names):
-        raise CheckpointError(
-            f"{directory} holds a model that gives labels{shown}, not text: take one that is a "
-            "ForConditionalGeneration"
-        )
+        raise CheckpointError(f"{directory} holds a model that gives labels{shown}, not text")
     if any(map(_ENCODER.match, names)) and not any(map(_DECODER.match, names)):
-        raise CheckpointError(
-            f"{directory} holds an encoder alone{shown}, which cannot generate text: take "
-            "the whole model"
-        )
+        raise CheckpointError(f"{directory} holds an encoder alone{shown}: take the whole model")

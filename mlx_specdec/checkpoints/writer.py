@@ -191,14 +191,9 @@ def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:
         if not mx.issubdtype(piece.dtype, mx.floating):
             return
         if not _finite(piece):
-            raise CheckpointError(
-                f"{name} holds values that are no finite numbers: the checkpoint is damaged"
-            )
+            raise CheckpointError(f"{name} is damaged: some of its values are not finite")
         if cast is not piece and not _finite(cast):
-            raise CheckpointError(
-                f"{name} holds values too large for {dtype_name(cast.dtype)}: convert with "
-                "--dtype bfloat16"
-            )
+            raise CheckpointError(f"{name} is too large for {dtype_name(cast.dtype)}: use bfloat16")
     except RuntimeError as problem:
         raise CheckpointError(f"{name} cannot be read: {first_line(problem)}") from problem
 

@@ -119,9 +119,7 @@ def _bits(array: mx.array) -> mx.array:
 
 
 def _wrong(name: str, problem: str) -> OutputError:
-    return OutputError(
-        f"read back, the tensor {name} {problem}: the disk may be failing, convert again"
-    )
+    return OutputError(f"read back, {name} {problem}: the disk may be failing, convert again")
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def apply(
         raise
     except Exception as problem:  # templates are programs and fail in their own ways
         raise CheckpointError(
-            f"the chat template cannot be applied ({first_line(problem):.200}): use "
+            f"the chat template cannot be applied ({first_line(problem):.170}): use "
             "--no-chat-template"
         ) from None
 

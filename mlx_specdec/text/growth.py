@@ -77,8 +77,7 @@ class Growth:
 
     def _refusal(self, text: str) -> CheckpointError:
         return CheckpointError(
-            f"{self._file} is refused: it makes far more of {text} than any tokenizer does; take "
-            "the tokenizer.json of the model's makers"
+            f"{self._file} is refused: it makes far more of {text} than is usual"
         )
 
 
@@ -125,14 +124,9 @@ def read_sentence_piece(file: Path) -> Any:
         normalizers = [part for field, part in _fields(file.read_bytes()) if field in _NORMALIZERS]
         maps = [part for each in normalizers for field, part in _fields(each) if field == _CHARSMAP]
     except (RuntimeError, OSError) as problem:
-        raise CheckpointError(
-            f"{file} is damaged ({first_line(problem)}): download it again"
-        ) from None
+        raise CheckpointError(f"{file} is damaged: {first_line(problem)}") from None
     if max(map(_longest, maps), default=1) > GROWTH:
-        raise CheckpointError(
-            f"{file} is refused: it writes more than {GROWTH} letters for a few; take the file of "
-            "the model's makers"
-        )
+        raise CheckpointError(f"{file} is refused: it writes more than {GROWTH} letters for a few")
     return processor
 
 

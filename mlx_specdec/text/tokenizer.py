@@ -209,9 +209,7 @@ class FileTokenizer(DirectoryTokenizer):
         except CheckpointError:
             raise
         except Exception as problem:  # the library raises plain Exception
-            raise CheckpointError(
-                f"{file} is damaged ({first_line(problem)}): download it again"
-            ) from None
+            raise CheckpointError(f"{file} is damaged: {first_line(problem)}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         eos = settings.get("eos_token")
@@ -299,7 +297,7 @@ class SentencePieceTokenizer(DirectoryTokenizer):
         extra = (0 if "<extra_id_" in last else EXTRA) if extra is None else extra
         if type(extra) is not int or not 0 <= extra <= MOST_EXTRA:
             raise CheckpointError(
-                f"tokenizer_config.json has extra_ids {extra!r:.40}: need a whole number"
+                f"tokenizer_config.json has extra_ids {extra!r:.40}: need a number"
             )
         self._extra: int = extra
         self.size = self._count + self._extra

@@ -64,9 +64,7 @@ def shared_tokens(
     ]
     common = sum(id >= 0 for id in shared)
     if common < LEAST_SHARED * size:
-        raise VocabularyError(
-            f"target and draft model share {common} of {size} tokens, too few to draft with"
-        )
+        raise VocabularyError(f"target and draft model share only {common} of {size} tokens")
     for id in target.eos_token_ids:
         if id < size and draft.eos_token_ids:
             shared[id] = draft.eos_token_ids[0]

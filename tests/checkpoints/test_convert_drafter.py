@@ -134,7 +134,7 @@ def test_what_does_not_suit_a_drafter_is_refused(tmp_path: Path) -> None:
     ("damage", "match"),
     [
         ({"bits": 8, "group_size": 64}, "has shape"),
-        ({"bits": 8.5, "group_size": 32}, "not a quantization that MLX has"),
+        ({"bits": 8.5, "group_size": 32}, "MLX has no 8.5 bits"),
         ("8 bits", "quantization entry that is no object"),
     ],
 )

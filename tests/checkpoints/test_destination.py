@@ -70,7 +70,7 @@ def test_what_exists_is_overwritten_only_when_asked_and_only_a_model(tmp_path: P
     check_free(tmp_path / "new", overwrite=False, source=source, written=[])
     assert "other than a model" in refuse(other, source, overwrite=True)
     for name in ("file", "link"):
-        assert "in the way" in refuse(tmp_path / name, source, overwrite=True)
+        assert "is no directory" in refuse(tmp_path / name, source, overwrite=True)
 
 
 HELD = """

@@ -232,7 +232,7 @@ def test_the_tokenizer_beside_the_folder_is_taken_where_the_folder_has_none(tmp_
 
 def test_a_tokenizer_of_another_model_is_refused() -> None:
     assert "340 tokens where the model knows 339" in tokenizer_refusal(SENTENCEPIECE, 339)
-    assert "320 tokens and 256 special ones" in tokenizer_refusal(TIKTOKEN, 575)
+    assert "320 tokens and 256 more" in tokenizer_refusal(TIKTOKEN, 575)
 
 
 def line(token: bytes, rank: object) -> bytes:

@@ -218,6 +218,7 @@ def test_code_that_comes_with_a_tokenizer_is_not_run_and_nobody_is_asked(
     settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "vocab.json").write_text("{}")
     (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass Own: pass\n")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     with pytest.raises(CheckpointError, match="no tokenizer that can be read"):
@@ -229,8 +230,8 @@ def test_code_that_comes_with_a_tokenizer_is_not_run_and_nobody_is_asked(
     "vocabulary, words",
     [
         (None, "can be read: download its vocabulary, tokenizer.json or tokenizer.model"),
-        (b"\x0a\xff", r"tokenizer.model is damaged \(.*\): download it again"),
-        (b"", r"tokenizer.model is damaged \(.*\): download it again"),
+        (b"\x0a\xff", r"tokenizer.model is damaged: .*"),
+        (b"", r"tokenizer.model is damaged: .*"),
     ],
 )
 def test_a_vocabulary_that_is_missing_or_damaged_is_told_in_one_line(
@@ -250,7 +251,7 @@ def test_a_vocabulary_that_is_missing_or_damaged_is_told_in_one_line(
 # What a tokenizer.json makes of a text is bounded, by what its steps declare, before they run.
 
 
-REFUSED = "it makes far more of .* than any tokenizer does"
+REFUSED = "it makes far more of .* than is usual"
 
 
 def replace(pattern: str, content: str, kind: str = "String") -> dict[str, Any]:

@@ -84,5 +84,5 @@ def test_vocabularies_with_hardly_a_token_in_common_are_refused() -> None:
         eos_token_ids = ()
         special_ids: frozenset[int] = frozenset()
 
-    with pytest.raises(VocabularyError, match="share 0 of 2 tokens"):
+    with pytest.raises(VocabularyError, match="share only 0 of 2 tokens"):
         shared_tokens(Named("a", "b"), Named("x", "y"), 2, 2)

@@ -203,9 +203,7 @@ def describe_decoder_only(metadata: Metadata, finder: Finder) -> dict[str, Any]:
     scaling = _scaling(metadata, finder, config["head_dim"], config["rope_theta"])
     if scaling is not None:
         if not family.scales:
-            raise Malformed(
-                f"scales the rotary positions of a {family.model_type}, which mlx-lm does not"
-            )
+            raise Malformed(f"scales positions of a {family.model_type}, which mlx-lm does not")
         config["rope_scaling"] = scaling
     model, arguments = _model(config)
     _take_tensors(metadata, finder, family, config, model)

@@ -114,9 +114,7 @@ def read_header(data: mmap.mmap | bytes) -> tuple[Mapping[str, Any], dict[str, S
     for offset, name, number, shape in sorted(listed):
         kind = element_type(number)
         if reader.order == ">" and not kind.numpy:
-            raise Malformed(
-                f"is big-endian and holds {kind.name}: only plain types are read from such"
-            )
+            raise Malformed(f"is big-endian and holds {kind.name}, which is not read so")
         if shape[-1] % kind.block:
             raise Malformed(f"is damaged: the rows of {name} are no whole {kind.name} blocks")
         row_nbytes = shape[-1] // kind.block * kind.nbytes
@@ -146,10 +144,7 @@ class _Reader:
             self.order = ">"
             version = int.from_bytes(version.to_bytes(4, "little"), "big")
         if version not in VERSIONS:
-            raise Malformed(
-                f"is of GGUF version {version}, and versions {VERSIONS[0]} and {VERSIONS[1]} are "
-                "read: convert it with a newer llama.cpp"
-            )
+            raise Malformed(f"is of GGUF version {version}, not {VERSIONS}: convert it anew")
         return self.count("tensors"), self.count("keys")
 
     def count(self, what: str) -> int:
@@ -227,7 +222,7 @@ def element_type(number: int) -> ElementType:
         known = ElementType(kind, *GGML_QUANT_SIZES[kind])
     except (ValueError, KeyError):
         raise Malformed(
-            f"holds tensors of ggml's type {number}, which the gguf package does not know"
+            f"holds ggml's type {number}, which the gguf package does not know"
         ) from None
     try:
         _expand(np.zeros((1, known.nbytes), np.uint8), known, "<")

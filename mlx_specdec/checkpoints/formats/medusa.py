@@ -56,10 +56,7 @@ def file_of(directory: Path) -> Path:
     for name in (SAFETENSORS, TORCH):
         if (directory / name).is_file():
             return directory / name
-    raise CheckpointError(
-        f"{directory} has neither {SAFETENSORS} nor {TORCH}: the heads that config.json names are "
-        "missing"
-    )
+    raise CheckpointError(f"{directory} has neither {SAFETENSORS} nor {TORCH}: download it again")
 
 
 def names(head: int, layers: int, *, own_output: bool) -> list[str]:

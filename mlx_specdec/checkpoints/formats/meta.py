@@ -276,9 +276,7 @@ class MetaFile(Reader):
         name = HEAD if HEAD in self._first else EMBEDDING
         info = self._first.get(name)
         if info is None or len(info.shape) != 2:
-            raise CheckpointError(
-                f"{self.paths[0]} lacks {EMBEDDING}, or has {name} of another shape than a Llama's"
-            )
+            raise CheckpointError(f"{self.paths[0]} lacks {EMBEDDING}, or its {name} is no matrix")
         tokens = info.shape[0] * len(self._parts)
         if not tokens or said not in (None, tokens):
             raise CheckpointError(
@@ -313,9 +311,7 @@ class MetaFile(Reader):
         for path, part in zip(self.paths, self._parts, strict=True):
             extra = sorted(n for n in part.infos.keys() - known if not _DROPPED.fullmatch(n))
             if extra:
-                raise CheckpointError(
-                    f"{path} holds {extra[0]!a:.200}, which {PARAMS} does not ask for"
-                )
+                raise CheckpointError(f"{path} holds {extra[0]!a:.200}, unlike {PARAMS}")
 
     def _info(self, entry: Entry) -> TensorInfo:
         return TensorInfo.of(self._first[entry.theirs].dtype, entry.shape)
@@ -333,7 +329,7 @@ def parts_of(file: Path) -> list[Path]:
     for number in range(max(parts)):
         if number not in parts:
             raise CheckpointError(
-                f"{file.parent} lacks consolidated.{number:02d}.pth: download the model again"
+                f"{file.parent} lacks consolidated.{number:02d}.pth: download it again"
             )
     return [parts[number] for number in sorted(parts)]
 

@@ -60,9 +60,7 @@ def _opened(file: Path) -> Iterator[Any]:
             with safe_open(file, framework="numpy") as opened:
                 yield opened
         except SafetensorError as problem:
-            raise Malformed(
-                f"is truncated or damaged ({first_line(problem):.200}): download it again"
-            ) from None
+            raise Malformed(f"is truncated or damaged: {first_line(problem):.200}") from None
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
@@ -75,10 +73,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
             tensor = opened.get_slice(name)
             dtype, shape = tensor.get_dtype(), tuple(tensor.get_shape())
             if dtype not in DTYPES:
-                raise Malformed(
-                    f"stores {name} as {dtype}, which MLX does not read; it reads "
-                    f"{', '.join(DTYPES)}"
-                )
+                raise Malformed(f"stores {name} as {dtype}, which MLX does not read")
             if max(shape, default=0) > LARGEST_EXTENT:
                 raise Malformed(f"is damaged: {name} claims the shape {shape!s:.60}")
             infos[name] = TensorInfo.of(dtype, shape)

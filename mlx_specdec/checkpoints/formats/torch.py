@@ -116,9 +116,7 @@ def _records(file: Path, data: mmap.mmap) -> dict[str, slice]:
         name, at, size = entry.orig_filename, max(0, entry.header_offset), entry.file_size
         stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == size
         if not stored or entry.flag_bits & _ENCRYPTED:
-            raise Malformed(
-                f"compresses or encrypts {shortened(name)}, which torch.save never does"
-            )
+            raise Malformed(f"compresses or encrypts {shortened(name)}: save it with torch")
         # The header has the lengths of what follows it: the record's name and an extra field.
         header = data[at : at + _LOCAL_BYTES].ljust(_LOCAL_BYTES)
         begin = at + _LOCAL_BYTES + sum(struct.unpack_from("<2H", header, 26))

@@ -312,10 +312,7 @@ def _named(module: Any, name: Any) -> Any:
     if (module, name) in ADMITTED:
         return ADMITTED[module, name]
     shown = ascii(f"{module}.{name}")[1:-1]
-    raise Malformed(
-        f"is refused: it asks for {shown:.120}, which is not read here (it may be malicious, or no "
-        "plain state dict)"
-    )
+    raise Malformed(f"is refused: it asks for {shown:.120}, which no weights need")
 
 
 def _of_type(kind: type, value: Any) -> Any:

@@ -101,7 +101,7 @@ class _Vocabulary:
         self.special = {name: self.get(f"{name}_token_id", COUNT) for name in names}
         if max(self.special.values(), default=-1) >= len(self.tokens):
             raise Malformed(
-                f"is damaged: it names the token {max(self.special.values())} of {len(self.tokens)}"
+                f"is damaged: its special tokens are not among {len(self.tokens)} tokens"
             )
 
     def get(self, key: str, *rest: Any) -> Any:
@@ -337,9 +337,7 @@ def _sentencepiece(data: bytes, vocabulary: int) -> tuple[dict[str, str], dict[s
         expected = processor.encode(_TRIAL)
     # A damaged one loads at times: its tokens are no text then, or its ids not among them.
     except (RuntimeError, OSError, ValueError, LookupError):
-        raise Malformed(
-            "is damaged, or neither SentencePiece's nor tiktoken's: download it again"
-        ) from None
+        raise Malformed("is neither SentencePiece's nor tiktoken's, or damaged") from None
     files = tokenizer_files(metadata)
     tokenizer = Tokenizer.from_str(files["tokenizer.json"])
     if tokenizer.encode(_TRIAL, add_special_tokens=False).ids != expected:
@@ -380,8 +378,7 @@ def _tiktoken(
     count, named = len(ranks), _NAMED_31 if since_31 else _NAMED_3
     if vocabulary - count < _SPECIAL_TOKENS:
         raise Malformed(
-            f"has {count} tokens and {_SPECIAL_TOKENS} special ones where the model knows "
-            f"{vocabulary}: {_ADVICE}"
+            f"has {count} tokens and 256 more where the model has {vocabulary}: {_ADVICE}"
         )
     free = iter(range(_SPECIAL_TOKENS))
     special = [

@@ -140,7 +140,7 @@ def check_divides(chosen: Mapping[str, Quantization], group_size: int) -> None:
     """Raises OptionError where no matrix is chosen to be quantized."""
     if not chosen:
         raise OptionError(
-            f"no matrix's rows divide into groups of {group_size}: give a smaller --q-group-size"
+            f"no rows divide into groups of {group_size}: give a smaller --q-group-size"
         )
 
 

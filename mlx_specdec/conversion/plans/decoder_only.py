@@ -31,9 +31,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
     source = files.Weights(directory)
     for file in source.paths:
         if source.format == "safetensors" and not file.name.startswith("model"):
-            raise CheckpointError(
-                f"{file} is not read by mlx-lm: give it a name that starts with model"
-            )
+            raise CheckpointError(f"{file} needs a name that starts with model, for mlx-lm")
     given = _lazy_arrays(source)
     opened = open_model(directory, config, given)
     whole = opened.config
@@ -182,7 +180,4 @@ def _mixed(model: Any, default: Quantization, mixed: str) -> Any:
     try:
         return mixed_quant_predicate_builder(mixed, model, default.group_size)
     except ValueError as problem:
-        raise OptionError(
-            f"{mixed} does not suit this model, mlx-lm says ({problem}): leave --quant-predicate "
-            "out"
-        ) from problem
+        raise OptionError(f"{mixed} does not suit this model: {problem}") from problem

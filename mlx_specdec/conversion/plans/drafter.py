@@ -26,15 +26,10 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan |
     if drafter is None:
         return None
     if numbers.mixed:
-        raise OptionError(
-            f"{numbers.mixed} is for whole models: leave --quant-predicate out for a drafter"
-        )
+        raise OptionError(f"{numbers.mixed} is for whole models: leave --quant-predicate out")
     stored = drafter.tensors
     if not stored.names:
-        raise OptionError(
-            f"layers for multi-token prediction belong to their target: convert that, not "
-            f"{directory}"
-        )
+        raise OptionError(f"{directory} is a part of its target: convert that")
     weights = files.Weights(directory)
     unread = sorted(weights.infos.keys() - stored.names.values())
     quantized = _quantized(drafter, numbers.quantization)
