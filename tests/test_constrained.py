@@ -11,11 +11,10 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec import load
-from mlx_specdec.engine.generate import generate, generate_many, stream_generate, stream_many
+from mlx_specdec.engine.generate import generate, generate_many, stream_many
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import STUCK, Request
 from mlx_specdec.errors import DecodingError, OptionError
-from mlx_specdec.interfaces import Context, Noise, Proposal, Proposer, Scores
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.sampling.constraint import Constraint
@@ -71,48 +70,6 @@ def test_an_end_comes_where_the_grammar_is_complete(pair: Pair, ends: set[int]) 
         assert result.finish_reason == "eos"
         assert re.fullmatch("[abc]{6,9}", result.text)
         assert result.tokens[-1] in ends and not ends & {*result.tokens[:-1]}
-
-
-class Fixed(Proposer):
-    """Proposes the same tokens again and again."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-        self.sizes: list[int] = []
-
-    def propose(self, committed: list[list[int]], limit: int, noise: Noise) -> Proposal:
-        return Proposal.one_hot([self.tokens[:limit]])
-
-
-def test_a_proposal_ends_with_the_first_token_that_cannot_come() -> None:
-    pair = bound("llama")
-    a, c = PIECES.index("a"), PIECES.index("c")
-    seen: list[int] = []
-    target = DecoderOnlyModel(tiny.build("llama"))
-    opened = target.open
-
-    def watched(prompt: list[int], kept: object = None) -> Context:
-        context = opened(prompt)
-        advance = context.advance
-
-        def advanced(tokens: mx.array, proposed: int = 0, taps: tuple = ()) -> Scores:
-            if proposed:
-                seen.append(proposed)
-            return advance(tokens, proposed, taps)
-
-        context.advance = advanced  # type: ignore[method-assign]
-        return context
-
-    target.open = watched  # type: ignore[method-assign]
-    options = asked(0, regex="a{9}", num_draft=6)
-    proposer = Fixed([a, a, c, a, a, a])
-    result = stream_generate(
-        replace(pair, target=target, draft=None), PROMPT, options, proposer=proposer
-    ).result()
-    assert result.text == "aaaaaaaaa"
-    assert seen[:3] == [3, 3, 3]
-    assert result.stats.drafted_by_position[2] >= 2
-    assert result.stats.accepted_by_position[2] == 0
 
 
 @pytest.mark.parametrize("num_draft", [0, 4])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 import mlx.core as mx
@@ -17,7 +16,7 @@ from mlx_specdec.engine.generate import generate, generate_many, stream_many
 from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.opening import drafters, pair_key, source
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.request import Job, Request
+from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError, OptionError
 from mlx_specdec.options import Options
@@ -73,15 +72,6 @@ def test_what_a_model_does_not_take_is_an_error_of_its_own(pair: Pair) -> None:
         generate_many(pair, requests, good.options)
 
 
-def test_ids_that_nobody_has_are_not_predicted(pair: Pair) -> None:
-    asked = replace(request(1, num_draft=2), prediction=(SIZE, -1, 2**40, 5))
-    assert Job.of(pair, 0, asked, ()).prediction == (5,)
-    run = Scheduler(pair, None, asked.options, BatchSize(2))
-    run.add(0, asked)
-    [text] = [part.result.text for part in run if part.last]
-    assert text == alone(pair, [asked])[0][0]
-
-
 @pytest.mark.parametrize(("rule", "num_draft"), [("coupled", 0), ("coupled", 2), ("token", 0)])
 def test_damage_of_one_sequence_does_not_touch_the_others(
     monkeypatch: pytest.MonkeyPatch, rule: str, num_draft: int
@@ -133,24 +123,6 @@ def test_no_more_go_through_a_pass_than_were_asked_for(
     requests = [request(seed, num_draft=num_draft) for seed in range(12)]
     generate_many(pair, requests, requests[0].options, batch_size=5)
     assert max(seen) == 5
-
-
-def test_prompts_are_taken_when_they_are_wanted(pair: Pair) -> None:
-    taken = 0
-
-    def endless() -> Iterator[Request]:
-        nonlocal taken
-        while True:
-            yield request(taken, regular=True, max_tokens=2)
-            taken += 1
-
-    run: Scheduler = stream_many(pair, endless(), Options(regular=True), batch_size=2)
-    done = 0
-    for part in run:
-        done += part.last
-        assert taken <= done + 40
-        if done == 20:
-            break
 
 
 def test_figures_of_a_text_are_its_own(pair: Pair) -> None:

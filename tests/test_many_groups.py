@@ -91,16 +91,6 @@ def test_short_prompts_do_not_wait_for_a_long_one(
     assert sum(rows * width for rows, width in passes) <= len(LONG) - 1 + 7 * 3 + 8 * 12
 
 
-def test_prompts_that_keep_coming_do_not_stop_a_long_one(pair: Pair) -> None:
-    run, number, heard = live(pair), 1, set()
-    run.add(0, Request(LONG[:600], options()))
-    for _ in range(2 * 600 // CHUNK + 4):
-        run.add(number, Request([5, 9, 11 + number % 5], options(max_tokens=1)))
-        number += 1
-        heard |= {part.number for part in run.step() if part.emission.tokens}
-    assert 0 in heard
-
-
 def test_a_step_reads_one_chunk(pair: Pair, passes: list[tuple[int, int]]) -> None:
     run = live(pair)
     for number in range(12):

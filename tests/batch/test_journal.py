@@ -87,19 +87,6 @@ def test_a_run_that_was_cut_off_anywhere_goes_on(output: Path, left: bytes) -> N
         output.unlink()
 
 
-def test_a_run_that_was_killed_after_it_wrote_the_output_ends_well(output: Path) -> None:
-    with opened(output) as journal:
-        journal.begin()
-        for record in RECORDS:
-            journal.append(record)
-    output.write_bytes(b"the same")
-    with opened(output) as journal:
-        assert journal.done == 4
-        journal.begin()
-        journal.finish()
-    assert output.read_bytes() == SORTED and names(output.parent) == ["out"]
-
-
 @pytest.mark.parametrize(
     ("changed", "part"),
     [
@@ -123,20 +110,6 @@ def test_what_another_run_left_is_named_and_kept(
         journal.append(RECORDS[0])
     with opened(output, **changed) as journal:
         assert journal.done == 1 and 1 in journal
-
-
-def test_another_version_is_another_run(
-    output: Path, left: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "__version__", "9.9")
-    with pytest.raises(OutputError, match=r'with --version .*, not "9\.9"'):
-        opened(output)
-
-
-def test_overwriting_goes_on_with_its_own_run(output: Path, left: bytes) -> None:
-    output.write_bytes(b"old")
-    with opened(output, overwrite=True) as journal:
-        assert journal.done == 2
 
 
 def test_an_output_that_exists_is_kept(output: Path) -> None:
@@ -167,24 +140,6 @@ def test_a_file_of_somebody_else_is_never_taken_for_a_journal(output: Path, cont
         with pytest.raises(OutputError, match="not left by a run of this program: move it away"):
             opened(output, overwrite=overwrite)
     assert output.with_name("out.partial").read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"nonsense",
-        b'{"line": 7}',
-        b'{"line": 0}',
-        b'{"text": "a"}',
-        b"[]",
-        b'{"line": "a"}',
-        b'{"line": 3, "error": "again"}',
-    ],
-)
-def test_a_damaged_journal_is_named(output: Path, left: bytes, line: bytes) -> None:
-    output.with_name("out.partial").write_bytes(left + line + b"\n")
-    with pytest.raises(OutputError, match="damaged behind 2 results: delete it"):
-        opened(output)
 
 
 def test_places_that_cannot_be_written_are_named(output: Path) -> None:
@@ -226,26 +181,3 @@ def test_a_full_disk_costs_the_unfinished_line_alone(
         journal.begin()
         assert journal.done == 2
     assert output.with_name("out.partial").read_bytes() == left
-
-
-def test_an_output_that_cannot_be_finished_leaves_the_results(
-    output: Path, left: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EIO, "broken")
-
-    with opened(output) as journal:
-        journal.begin()
-        monkeypatch.setattr(module.os, "replace", refuse)
-        with pytest.raises(OutputError, match="broken"):
-            journal.finish()
-    assert names(output.parent) == ["out.partial"]
-    assert output.with_name("out.partial").read_bytes() == left
-
-
-def test_an_output_that_another_run_wrote_meanwhile_is_kept(output: Path) -> None:
-    with opened(output) as late:
-        output.write_bytes(b"the other's")
-        with pytest.raises(OutputError, match="out exists: give --overwrite"):
-            late.begin()
-    assert output.read_bytes() == b"the other's" and names(output.parent) == ["out"]

@@ -105,25 +105,6 @@ def test_a_speculative_round_is_one_pass_over_what_is_unseen() -> None:
     assert context.calls == [(4, 3), (4, 3), (4, 3)]
 
 
-def test_rejected_tokens_are_taken_back_and_the_rest_is_final() -> None:
-    context = TableContext(1)
-    expected = context.greedy([1], 8)
-    wrong_at = {0: 1}
-
-    def guess(position: int, limit: int) -> list[int]:
-        right = list(expected[position : position + limit])
-        if position in wrong_at:
-            right[wrong_at[position]] = (right[wrong_at[position]] + 1) % VOCABULARY
-        return right
-
-    loop = decoding(context, Guesser(guess), count=3, room=8)
-    emission = first_round(loop)
-    assert list(emission.tokens) == expected[:2]
-    assert context.lengths == (2,)
-    assert context.rewinds == [2]
-    assert [piece.drafted for piece in emission.pieces] == [True, False]
-
-
 def test_plain_decoding_submits_the_next_step_before_it_reads() -> None:
     context = TableContext(2)
     loop = decoding(context, None, room=6)
@@ -210,23 +191,6 @@ def test_a_proposer_that_abstains_stays_in_the_pipeline_of_plain_decoding() -> N
         stats = figures(recorder)
         passes[name] = stats.target_passes
     assert passes["abstains"] == passes["plain"] == ROOM
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_what_is_found_while_a_step_is_in_flight_is_verified_one_token_later(seed: int) -> None:
-    context = TableContext(seed)
-    expected = context.greedy([1], ROOM)
-
-    def guess(position: int, limit: int) -> list[int]:
-        return expected[position : position + limit] if position >= 10 else []
-
-    recorder = Recorder()
-    loop = decoding(context, Guesser(guess), count=4, room=ROOM, recorder=recorder)
-    assert run(loop)[0] == expected
-    stats = figures(recorder)
-    # Eleven plain steps, then rounds of five tokens: 30 = 11 + 3 * 5 + 4.
-    assert stats.rounds == 11 + 4
-    assert stats.accepted == 3 * 4 + 3
 
 
 @pytest.mark.parametrize("rule", [TokenRule(), BlockRule()])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding.statistics import Recorder, Statistics, Stopwatch, Timed
-from mlx_specdec.interfaces import Proposal, Scores, no_proposal
+from mlx_specdec.decoding.statistics import Recorder, Statistics
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
 
 from ..support.mocks import Guesser, TableContext, decoding, run
@@ -72,31 +70,3 @@ def test_where_no_round_was_timed_the_parts_are_not_told() -> None:
     add(plain, 0, 0, 1, RoundTimes(3.0))
     seconds = summary(plain, decoding_seconds=4.0).seconds
     assert (seconds.draft, seconds.verify, seconds.other) == (0.0, 3.0, 1.0)
-
-
-def timed_rounds(count: int, timed: Timed = "none") -> list[int]:
-    reports: list[RoundReport] = []
-
-    class Ears:
-        def on_round(self, report: RoundReport) -> None:
-            reports.append(report)
-
-    watch = Stopwatch([Ears()], timed=timed)
-    proposal = Proposal.one_hot([[1]])
-    for _ in range(count):
-        watch.begin(drafts=True)
-        watch.drafted(proposal)
-        watch.advanced(Scores(mx.zeros((1, 2, 3))))
-        watch.finish(proposal, (), pipelined=False, ended=False)
-        watch.begin(drafts=False)
-        watch.finish(no_proposal(), (), pipelined=True, ended=False)
-    drafts = [report for report in reports if report.size]
-    assert all(r.times.draft is None for r in reports if not r.size)
-    assert [report.passes for report in reports] == [1, 0] * count
-    return [number for number, report in enumerate(drafts) if report.times.draft is not None]
-
-
-def test_rounds_are_timed_in_parts_where_somebody_wants_it() -> None:
-    assert timed_rounds(100, "some") == [0, 1, 2, 3, 32, 64, 96]
-    assert timed_rounds(100, "all") == list(range(100))
-    assert timed_rounds(100) == []

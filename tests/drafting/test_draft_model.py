@@ -30,21 +30,6 @@ class Table:
         return self.opened[-1]
 
 
-@pytest.mark.parametrize(
-    ("max_length", "committed", "drafted"),
-    [(None, 1, 8), (None, 3, 8), (64, 1, 8), (12, 8, 4), (12, 12, 0), (12, 13, 0)],
-)
-def test_only_its_own_positions_limit_how_far_it_drafts(
-    max_length: int | None, committed: int, drafted: int
-) -> None:
-    proposer = DraftModel(Table(max_length), Sampling(temperature=0), VOCABULARY)
-    proposer.begin([[1]])
-    text = [2] * committed
-    assert proposer.ready([text], 8) == (drafted > 0)
-    tokens = proposer.propose([text], 8, SilentNoise()).tokens
-    assert tokens.shape == (1, drafted) and tokens.dtype == mx.int32
-
-
 def test_a_prompt_that_the_draft_has_no_positions_for_makes_it_abstain() -> None:
     proposer = DraftModel(Table(4), Sampling(temperature=0), VOCABULARY)
     prompt = [2, 3, 4, 5, 6]
@@ -151,10 +136,3 @@ def test_above_temperature_0_tokens_are_drawn_from_the_rows_with_the_rounds_nois
     gumbel = mx.concatenate([noise.draft(index) for index in range(COUNT)], axis=1)
     assert mx.array_equal(proposal.rows, log_p)
     assert proposal.tokens.tolist() == choose(log_p, gumbel).tolist()
-
-
-def test_nothing_is_proposed_before_a_hidden_state_was_seen() -> None:
-    medusa = Medusa(Echo(), Sampling(), SIZE)
-    medusa.begin([[1]])
-    assert medusa.propose([[1]], COUNT, SILENT).size == 0
-    assert medusa.ready([[1]], COUNT), "it will have seen one after the next step"

@@ -18,7 +18,7 @@ from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.verification.rules import BlockRule, TokenRule
 
-from ..support.scribe import SILENT, SIZE, Drawn, Scribe, begun, drafted, see
+from ..support.scribe import SIZE, Drawn, Scribe, begun, drafted, see
 
 
 def test_every_state_is_read_once_with_the_token_after_it() -> None:
@@ -51,16 +51,6 @@ def test_many_states_are_read_as_they_come_but_for_the_newest() -> None:
     assert notes.passes == [UNREAD, step]
     assert drafted(proposer, text[: 2 * step + 1], 1)
     assert notes.rows == list(itertools.pairwise(text[: 2 * step + 1]))
-
-
-def test_nothing_is_proposed_before_a_state_was_seen_and_a_new_text_starts_anew() -> None:
-    proposer, network = begun()
-    assert proposer.propose([[1]], 3, SILENT).size == 0
-    see(proposer, [1])
-    assert drafted(proposer, [1, 4], 1) == [5]
-    proposer.begin([[2]])
-    assert proposer.propose([[2]], 3, SILENT).size == 0
-    assert len(network.readings) == 2
 
 
 @pytest.mark.parametrize("source", [CoupledNoise(3, SIZE), IndependentNoise(3, SIZE)])
@@ -97,15 +87,6 @@ def test_a_draft_ends_before_the_first_token_that_is_not_worth_it() -> None:
     assert worth(0.9, 0.8, 0.6, 0.9) == 2, "together they stay with a chance of 0.43"
     assert worth(0.9, 0.1, 0.9) == 1
     assert worth(0.1, 0.9, 0.9) == 1, "the first one is paid for"
-
-
-def test_what_is_said_of_later_tokens_does_not_count() -> None:
-    generator = np.random.default_rng(0)
-    for chances in generator.random((200, 5)):
-        kept = worth(*chances)
-        for later in generator.random((5, 5)):
-            # That of the first one that is dropped was said before it was drawn.
-            assert worth(*chances[: kept + 1], *later[kept + 1 :]) == kept
 
 
 def test_a_drafter_that_is_too_sure_is_believed_less() -> None:

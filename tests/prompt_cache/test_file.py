@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -87,29 +85,6 @@ def test_what_was_written_is_read(kind: str, tmp_path: Path) -> None:
     after = [run(pair, prompt, DRAFTING, again) for prompt in (TEXT, [*SYSTEM, 1, 2])]
     assert [each.tokens for each in after] == [each.tokens for each in before]
     assert all(each.labels.cached_tokens > 8 for each in after)
-
-
-def test_the_newest_is_read_where_not_all_has_room(pair: Pair, written: Path) -> None:
-    whole = Store(ROOM, written).open(pair)
-    less = Store(whole.nbytes - 1, written).open(pair)
-    assert 0 < less.nbytes < whole.nbytes
-    assert list(whole.nodes)[-1].begin >= len(TEXT) - 1, "the end of the older text"
-    assert len(list(less.nodes)) == len(list(whole.nodes)) - 1
-    assert less.find([*SYSTEM, 1, 2], 13).cached_tokens == 13
-    assert less.find(TEXT, len(TEXT) - 1).cached_tokens == len(TEXT) - 1
-
-
-def test_a_drafter_that_reads_other_layers_drafts_from_its_own(tmp_path: Path) -> None:
-    pair, store = made("eagle3", "llama", tmp_path), Store(ROOM, tmp_path / "cache")
-    cache = store.open(pair)
-    run(pair, TEXT, DRAFTING, cache)
-    store.close(cache, pair)
-    moved = copy.copy(pair.drafter_network)
-    assert moved is not None
-    moved.taps = moved.taps[::-1]
-    for speculator, names in ((pair.drafter_network, {"eagle3"}), (moved, set())):
-        again = store.open(replace(pair, drafter_network=speculator))
-        assert again.find(TEXT, len(TEXT) - 2).proposer.keys() == names
 
 
 @pytest.mark.parametrize(

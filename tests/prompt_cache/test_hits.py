@@ -12,7 +12,7 @@ from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.engine.request import Request, Result
+from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
@@ -198,33 +198,3 @@ def test_what_an_interrupted_text_has_read_is_kept(
     assert again.labels.cached_tokens == (0, 7, 17)[min(steps, 2)]
     plain = generate(pair, SYSTEM + PROMPT, asked(0.0, regular=True))
     assert again.tokens == plain.tokens
-
-
-@pytest.mark.parametrize(
-    ("name", "room"), [("llama", 30_000), pytest.param("t5", 40_000, marks=pytest.mark.slow)]
-)
-def test_in_little_room_requests_that_share_beginnings_write_what_they_write_alone(
-    name: str, room: int, pairs: Callable[[str], Pair]
-) -> None:
-    pair, cache = pairs(name), PromptCache(room)
-    many = Scheduler(pair, None, asked(0.0, num_draft=2), BatchSize(3), cache)
-    prompts = [SYSTEM + PROMPT, [*SYSTEM, 1, 2, 3], SYSTEM, PROMPT, SYSTEM + PROMPT + [4]]
-    requests = {
-        number: Request(prompt, asked((number % 2) * 1.0, num_draft=2))
-        for number, prompt in enumerate(prompts * 2)
-    }
-    results: dict[int, Result] = {}
-    for number, request in requests.items():
-        many.add(number, request)
-        for part in many.step() if number % 2 else ():
-            results |= {part.number: part.result} if part.result is not None else {}
-    while not many.idle:
-        for part in many.step():
-            assert part.error is None
-            results |= {part.number: part.result} if part.result is not None else {}
-    for number, request in requests.items():
-        plain = asked(request.options.temperature, regular=True)
-        assert results[number].tokens == generate(pair, request.prompt, plain).tokens, number
-    hits = sum(result.labels.cached_tokens > 0 for result in results.values())
-    assert hits > 2
-    assert cache.nbytes <= room

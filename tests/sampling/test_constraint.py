@@ -159,16 +159,6 @@ def test_the_first_words_space_may_stand_there_where_it_is_not_printed() -> None
         spaced.constraint(regex("c"), [0])
 
 
-def test_tokens_within_a_text_are_those_that_the_tokenizer_gives() -> None:
-    own = Prefixed()
-    spaced = Alphabet([each.encode() for each in own.pieces], [0], own.encode)
-    assert spaced(b"a b") == [3, 4]
-    assert spaced(b" a b") == [2, 4]
-    assert spaced(b"\xff") == [7]
-    assert spaced(b"a\xff b") == [3, 7, 4]
-    assert alphabet(PIECES)(b"abca") == [4, 3, 1]
-
-
 def test_filters_share_out_what_is_allowed() -> None:
     """The likeliest tokens are forbidden: top-k, top-p and min-p choose among the others."""
     logits = mx.array([[[9.0, 0.0, 1.0, 8.0, 7.0, 6.0, 9.0]]])

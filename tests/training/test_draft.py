@@ -20,11 +20,9 @@ from mlx_specdec.errors import OptionError, VocabularyError
 from mlx_specdec.models.loading import load_model, trainable
 from mlx_specdec.options import Options
 from mlx_specdec.training import draft as draft_files
-from mlx_specdec.training.collect import Rows, Sample, collect
-from mlx_specdec.training.config import DataConfig, DistillConfig, DraftConfig
+from mlx_specdec.training.config import DraftConfig
 from mlx_specdec.training.draft import (
     DIVERGENCES,
-    DraftTask,
     Initial,
     log_probabilities,
 )
@@ -119,40 +117,6 @@ def test_a_target_of_fewer_bits_is_no_start(tmp_path: Path) -> None:
     tiny.write("llama", base, vocab_size=loading.load(base).vocabulary, hidden_size=64)
     with pytest.raises(OptionError, match="no weights of its own: give layers"):
         trained(loading.load(base, "self"), tmp_path)
-
-
-# What a draft is asked: the rows of the right texts, each text once an epoch.
-
-
-SAMPLES = [Sample(" ".join(["some words and more"] * count)) for count in (3, 1, 2, 1, 4, 2, 1)]
-COLLECTING = DataConfig(length=60, texts_at_once=2, temperatures=(0.0,))
-
-
-@pytest.fixture(scope="module", params=[make_llama, make_t5])
-def target(request, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return loading.load(request.param(tmp_path_factory.mktemp("model")))
-
-
-Learned = tuple[Rows, list[tuple[int, ...]]]
-
-
-@pytest.fixture(scope="module")
-def learned(target: Pair, tmp_path_factory: pytest.TempPathFactory) -> Learned:
-    """Rows and their prompts."""
-    rows = Rows(tmp_path_factory.mktemp("rows"), target.target.width, target.target.state_dtype)
-    return rows, collect(target, SAMPLES, COLLECTING, rows, lambda done, total: None)
-
-
-def task_of(target: Pair, learned: Learned, **config: object) -> DraftTask:
-    draft = trainable(target.target)
-    return DraftTask(draft, target.target, *learned, target.vocabulary, DistillConfig(**config))
-
-
-def test_a_target_is_the_perfect_draft_of_itself(target: Pair, learned: Learned) -> None:
-    closeness = task_of(target, learned, batch=2).evaluate()
-    assert closeness.acceptance == pytest.approx(1, abs=1e-3)
-    assert closeness.agreement == 1
-    assert closeness.loss == pytest.approx(0, abs=1e-3)
 
 
 # Trained networks of many families on disk: what is written is what is read again.

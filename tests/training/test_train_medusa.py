@@ -103,27 +103,10 @@ def test_texts_are_the_models_own_and_each_state_predicts_its_token(
         assert list(again.tokens) == text
 
 
-def test_as_many_texts_are_written_at_each_temperature(pair: Pair, tmp_path: Path) -> None:
-    samples = [Sample("some words")] * 6
-    _, cold = rows_of(pair, tmp_path / "cold", samples[:2], length=48, temperatures=(0.0,))
-    _, mixed = rows_of(pair, tmp_path / "mixed", samples, length=48, temperatures=(0.0, 0.7, 1.0))
-    assert mixed.count(cold[0]) == 2
-    assert len({tuple(text) for text in mixed}) == 5
-
-
 def test_without_self_distillation_the_data_is_learned(pair: Pair, tmp_path: Path) -> None:
     samples = [Sample("some words", "and more words"), Sample("other", "some words")]
     _, found = rows_of(pair, tmp_path, samples, length=100, self_distill=False)
     assert found == [pair.tokenizer.encode(sample.target) for sample in samples]
-
-
-def test_texts_without_targets_are_cut_for_a_completer(tmp_path: Path) -> None:
-    pair = loading.load(make_llama(tmp_path))
-    text = " ".join(TEXTS)
-    ids = pair.tokenizer.encode(text)
-    _, found = rows_of(pair, tmp_path / "rows", [Sample(text)], length=8, self_distill=False)
-    expected = [ids[start + 1 : start + 8] for start in range(0, len(ids), 8)]
-    assert found == [part for part in expected if len(part) > 1]
 
 
 def test_other_weights_under_the_same_name_begin_anew(pair: Pair, tmp_path: Path) -> None:
@@ -198,19 +181,3 @@ def test_heads_learn_what_can_be_learned(own_output: bool, base: Base, tmp_path:
     assert outcome.figures.loss == pytest.approx(min(one.loss for one in accuracies), abs=1e-5)
     task = HeadTask(heads, rows, settings)
     assert (len(task.train), len(task.held_out)) == (110, 10)
-
-
-def test_it_stops_when_held_out_texts_no_longer_profit(base: Base, tmp_path: Path) -> None:
-    rows = Rows(tmp_path, base.width, mx.float32)
-    draw = np.random.default_rng(0)
-    for key in mx.random.split(mx.random.key(0), 8):
-        rows.append(draw.integers(0, SIZE, 12), mx.random.normal((12, base.width), key=key))
-    settings = HeadsConfig(heads=1, epochs=50, batch=32, learning_rate=0.05, patience=2)
-    accuracies = []
-    heads = initial_heads(base, 1, 1, own_output=True)
-    outcome = fit_of(heads, rows, settings, tmp_path / "c.safetensors").run(
-        ignore, lambda epoch, accuracy: accuracies.append(accuracy.loss)
-    )
-    best = accuracies.index(min(accuracies))
-    assert outcome.epochs == len(accuracies) == best + 1 + 2
-    assert outcome.figures.loss == pytest.approx(min(accuracies), abs=1e-4)
