@@ -117,7 +117,13 @@ class StopCriteria:
 
         drafted: how many of them, from the front, were drafted; the target chose the rest.
         """
-        taken, reason = self._cut(tokens)
+        taken = list(tokens[: self.remaining])
+        end = next((at for at, token in enumerate(taken) if token in self._eos), None)
+        reason: FinishReason | None = None
+        if end is not None:
+            taken, reason = taken[: end + 1], "eos"
+        elif len(taken) == self.remaining:
+            reason = "length"
         stretches = [(taken[:drafted], True), (taken[drafted:], False)]
         if self._stops is not None:
             stretches = [([token], index < drafted) for index, token in enumerate(taken)]
@@ -136,9 +142,9 @@ class StopCriteria:
         count = min(drafted, len(emitted))
         if reason is None:
             return Emission(tuple(emitted), tuple(pieces), drafted=count)
-        end = self._end(reason, is_draft=len(emitted) <= drafted)
-        pieces += end.pieces
-        return replace(end, tokens=tuple(emitted), pieces=tuple(pieces), drafted=count)
+        last = self._end(reason, is_draft=len(emitted) <= drafted)
+        pieces += last.pieces
+        return replace(last, tokens=tuple(emitted), pieces=tuple(pieces), drafted=count)
 
     def finish(self, reason: FinishReason) -> Emission:
         """End here, with nothing more to emit than text held back so far."""
@@ -153,13 +159,6 @@ class StopCriteria:
             "stop" if self._stopped else reason,
             stop="" if self._stops is None else self._stops.met,
         )
-
-    def _cut(self, tokens: Seq[int]) -> tuple[list[int], FinishReason | None]:
-        taken = list(tokens[: self.remaining])
-        for index, token in enumerate(taken):
-            if token in self._eos:
-                return taken[: index + 1], "eos"
-        return taken, "length" if len(taken) == self.remaining else None
 
     def _print(self, ids: Seq[int]) -> str:
         text = self._stream.push(ids) if ids else ""
@@ -236,7 +235,12 @@ class Sequence:
         self.committed += [max(0, token) for token in tokens]
         if self._reason is not None:
             return Emission((), (), self._reason)
-        count, problem = self._sound(tokens)
+        count = len(tokens) - (tokens[-1] < 0)
+        problem: FinishReason = "damaged"
+        if (constraint := self.distribution.constraint) is not None:
+            count = constraint.take(tokens[:count])
+            # Where something can come, only numbers that are none choose something else.
+            problem = "eos" if constraint.complete else "stuck" if constraint.stuck else problem
         emission = self._stop.take(tokens[:count], min(drafted, count))
         # A bad token behind the end of the text does not matter.
         if emission.finish_reason is None and count < len(tokens):
@@ -245,18 +249,6 @@ class Sequence:
             emission = replace(emission, pieces=pieces, finish_reason=reason, stop=end.stop)
         self._reason = emission.finish_reason
         return emission
-
-    def _sound(self, tokens: Seq[int]) -> tuple[int, FinishReason]:
-        """Return how many leading tokens can be emitted, and why the next one cannot."""
-        count = len(tokens) - (tokens[-1] < 0)
-        constraint = self.distribution.constraint
-        if constraint is None:
-            return count, "damaged"
-        allowed = constraint.take(tokens[:count])
-        if constraint.complete:
-            return allowed, "eos"
-        # Where something can come, only numbers that are none choose something else.
-        return allowed, "stuck" if constraint.stuck else "damaged"
 
     def finish(self, reason: FinishReason) -> Emission:
         """End here, if it has not ended; what was emitted stays."""

@@ -145,7 +145,8 @@ class Constraint:
 
     fresh: llguidance's matcher at the beginning, which is copied. ends: ids that end the text; they
     may come where the grammar is complete, and nowhere else. size: of the vocabulary. banned: ids
-    that never come, whatever the grammar says.
+    that never come, whatever the grammar says. complete: whether `take` refused a token because
+    nothing can follow a text that fits the grammar: every token that ends a text is banned.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Constraint:
         self._taken: list[int] = []
         self._over = False
         self._dead: int | None = None
-        self._complete = False
+        self.complete = False
         self._failed = False
 
     @property
@@ -169,12 +170,6 @@ class Constraint:
         """Whether one of the rows of `masks` allows nothing that the model can write, or that row
         or what was taken needs more than llguidance's limits."""
         return self._dead is not None
-
-    @property
-    def complete(self) -> bool:
-        """Whether `take` refused a token because nothing can follow a text that fits the grammar:
-        every token that ends a text is banned."""
-        return self._complete
 
     def take(self, tokens: Sequence[int]) -> int:
         """Commit tokens up to the first one that the grammar does not allow, and return their
@@ -196,7 +191,7 @@ class Constraint:
         elif self._matcher.is_accepting() and count == len(text) != self._dead:
             return len(tokens)
         else:
-            self._complete = count == self._dead and self._matcher.is_accepting()
+            self.complete = count == self._dead and self._matcher.is_accepting()
         return count
 
     def verifiable(self, drafted: Sequence[int]) -> int:

@@ -6,14 +6,16 @@ A query sees the rows of its text before its anchor, and whatever stands behind 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..interfaces import rectangle
 from ..models.base import Base
+from ..models.drafters.config import Shapes
 from ..models.drafters.layers import Attention, Source
 from ..models.drafters.network import DrafterNetwork
 from ..models.t5.context import EncoderDecoderModel
@@ -210,6 +212,16 @@ class AnchorTask(Task):
         count = np.maximum(count, 1)
         shares = ((part / count).round(4).tolist() for part in (greedy, sampled))
         return Drafted(float(lost[0] / count[0]), *map(tuple, shares))
+
+    @classmethod
+    def zeros(cls, config: Mapping[str, Any], target: Base) -> Shapes:
+        """Return the tensors that are zero at first."""
+        return {}
+
+    @classmethod
+    def file_name(cls, path: str) -> str:
+        """Return the name of a parameter in files."""
+        return path
 
     @abstractmethod
     def draft(self, given: Anchored) -> mx.array:

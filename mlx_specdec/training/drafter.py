@@ -145,10 +145,6 @@ class DSparkTask(AnchorTask):
     def zeros(cls, config: Mapping[str, Any], target: Base) -> Shapes:
         return {CONFIDENCE: (1, target.width + config["markov_rank"]), CONFIDENCE_BIAS: (1,)}
 
-    @classmethod
-    def file_name(cls, path: str) -> str:
-        return path
-
     def loss(self, *batch: mx.array) -> mx.array:
         """See AnchorTask; the confidence head learns the shares that are accepted."""
         given = Anchored(*batch)
@@ -237,10 +233,6 @@ class Eagle3Task(AnchorTask):
     def more_shapes(cls, config: Mapping[str, Any], sizes: LayerSizes) -> Shapes:
         """Return the tensors that it has beyond those that config.json asks for: its own head."""
         return {"lm_head.weight": (config["draft_vocab_size"], sizes.width)}
-
-    @classmethod
-    def zeros(cls, config: Mapping[str, Any], target: Base) -> Shapes:
-        return {}
 
     @classmethod
     def file_name(cls, path: str) -> str:
