@@ -98,7 +98,11 @@ class PromptReader:
         upto = self._read + self._step_size
         chunks = [list(prefix[self._read : upto]) for prefix in self._prefixes]
         if any(chunks):
-            self._feed(chunks)
+            taps = self._proposer.taps if self._proposer is not None else ()
+            scores = feed(self._target, chunks, taps)
+            if self._proposer is not None:
+                each = [scores.of(row, len(tokens)) for row, tokens in enumerate(chunks)]
+                self._proposer.observe(chunks, each)
         self._target.evaluate()
         self._read += max(map(len, chunks))
         self.done = self._read >= max(map(len, self._prefixes))
@@ -109,13 +113,6 @@ class PromptReader:
         """Keep these sequences, in this order; the first chunk has been read."""
         self._prefixes = [self._prefixes[row] for row in keep]
         self._prompts = [self._prompts[row] for row in keep]
-
-    def _feed(self, chunks: list[list[int]]) -> None:
-        taps = self._proposer.taps if self._proposer is not None else ()
-        scores = feed(self._target, chunks, taps)
-        if self._proposer is not None:
-            each = [scores.of(row, len(tokens)) for row, tokens in enumerate(chunks)]
-            self._proposer.observe(chunks, each)
 
     def _report(self, tokens: int) -> None:
         if self._progress is not None:

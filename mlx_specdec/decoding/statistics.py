@@ -325,17 +325,13 @@ class Stopwatch:
     def begin(self, *, drafts: bool) -> None:
         """A round begins, in which tokens may be drafted or not."""
         self._passes = 0  # of a round that has failed
-        self._timed = drafts and self._in_parts()
+        due = self._speculative < FIRST or self._speculative % TIMED_EVERY == 0
+        self._timed = drafts and (self._which == "all" or (self._which == "some" and due))
         self._started = self.clock()
         if self._timed:
             # What earlier rounds left to the device is still computed, and not by the draft.
             mx.synchronize()
             self._began = self.clock()
-
-    def _in_parts(self) -> bool:
-        if self._which != "some":
-            return self._which == "all"
-        return self._speculative < FIRST or self._speculative % TIMED_EVERY == 0
 
     def drafted(self, proposal: Proposal) -> None:
         """The proposal has been built; a timed round waits for it."""

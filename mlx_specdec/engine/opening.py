@@ -75,12 +75,6 @@ def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -
     return AutoLength([source(each, options) for each in chosen], known)
 
 
-def keep_costs(pair: Pair, options: Options, lengths: DraftLength) -> None:
-    """Write down what sequences have taught, if it is to be kept."""
-    if options.cost_cache and isinstance(lengths, AutoLength):
-        saved.add(pair_key(pair), lengths.knowledge)
-
-
 FREE = "ngram"
 """The drafter that costs nothing: `auto` asks it before the one with weights."""
 
@@ -182,7 +176,13 @@ class Opener:
         self._chosen = () if overrides.proposer is not None else drafters(bound, options)
         self.why_not = self._reason_against_batches(batch_size)
         self.batched = self.why_not is None
-        self.lengths = overrides.draft_length or self._make_lengths()
+        count = options.num_draft
+        if overrides.draft_length is not None:
+            self.lengths = overrides.draft_length
+        elif overrides.proposer is not None:
+            self.lengths = AutoLength() if count == "auto" else FixedLength(count)
+        else:
+            self.lengths = make_draft_length(pair, self.drafters(), options)
 
     @property
     def listeners(self) -> Sequence[RoundListener]:
@@ -256,8 +256,9 @@ class Opener:
     def save_costs(self) -> None:
         """Save what rounds have cost and what was accepted, for later runs; nothing of a proposer
         or of draft lengths that a caller has passed."""
-        if self._overrides.proposer is None and self._overrides.draft_length is None:
-            keep_costs(self._pair, self._options, self.lengths)
+        given = self._overrides.proposer is not None or self._overrides.draft_length is not None
+        if self._options.cost_cache and isinstance(self.lengths, AutoLength) and not given:
+            saved.add(pair_key(self._pair), self.lengths.knowledge)
 
     def _reason_against_batches(self, batch_size: int) -> str | None:
         pair = self._pair
@@ -273,12 +274,6 @@ class Opener:
         if self._overrides.proposer is not None:
             return "the proposer that was passed drafts for one sequence"
         return None
-
-    def _make_lengths(self) -> DraftLength:
-        if self._overrides.proposer is not None:
-            count = self._options.num_draft
-            return AutoLength() if count == "auto" else FixedLength(count)
-        return make_draft_length(self._pair, self.drafters(), self._options)
 
     def _make_proposer(self, jobs: Sequence[Job]) -> Proposer | None:
         chosen, options = self.drafters(jobs[0].prediction), jobs[0].options

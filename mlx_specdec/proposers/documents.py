@@ -61,12 +61,10 @@ class DocumentIndex:
         self._tokens = tokens
         self._offset = offset
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def find(self, text: Sequence[int]) -> Match:
         """Return the longest suffix of `text` that occurs in a document; tens of microseconds."""
-        wanted = _packed(text[-DEPTH:])
+        end = text[-DEPTH:]
+        wanted = struct.pack(f">{len(end)}I", *[token + 1 for token in reversed(end)])
         read = self._reader(DEPTH)
         at = bisect_left(self._places, wanted, key=read)
         near = range(max(at - 1, 0), min(at + 1, len(self._places)))
@@ -160,10 +158,6 @@ def order(tokens: Integers, depth: int = DEPTH) -> Integers:
 def stored(tokens: Integers) -> bytes:
     """Return the result of `backwards` as the bytes that are searched."""
     return tokens.astype(">u4").tobytes()
-
-
-def _packed(text: Sequence[int]) -> bytes:
-    return struct.pack(f">{len(text)}I", *[token + 1 for token in reversed(text)])
 
 
 def _common(one: bytes, other: bytes) -> int:

@@ -130,9 +130,6 @@ class SuffixIndex:
         self._follow: list[dict[int, int]] = [{}]
         self._last = 0
 
-    def __len__(self) -> int:
-        return len(self._text)
-
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self._append(token)

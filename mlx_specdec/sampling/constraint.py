@@ -54,7 +54,7 @@ class Alphabet:
             ids = [id for id in ids if id not in self._specials]
             # Many tokenizers put a space before what they are given.
             for begin in range(len(ids)):
-                if self._spell(ids[begin:]) == text:
+                if b"".join(self.tokens[id] for id in ids[begin:] if id < len(self.tokens)) == text:
                     return ids[begin:]
         return list(self._longest(text))
 
@@ -118,9 +118,6 @@ class Alphabet:
     @functools.cached_property
     def _ids(self) -> dict[bytes, int]:
         return {own: id for id, own in enumerate(self.tokens) if own and id not in self._specials}
-
-    def _spell(self, ids: Sequence[int]) -> bytes:
-        return b"".join(self.tokens[id] if id < len(self.tokens) else b"" for id in ids)
 
     def _longest(self, text: bytes) -> Iterable[int]:
         while text:
@@ -225,7 +222,11 @@ class Constraint:
                 self._dead = place
                 break
             row[:] = allowed
-            if place == len(drafted) or not self._goes_on(row, drafted[place]):
+            token = drafted[place] if place < len(drafted) else -1
+            # A token that the text goes on with is taken for a while.
+            if token in self._ends or not has(row, token):
+                break
+            if self._matcher.try_consume_tokens([token]) != 1:
                 break
             taken += 1
         self._take_back(taken)
@@ -267,12 +268,6 @@ class Constraint:
             words[end // 32] = words[end // 32] & ~bit | (bit if complete else np.uint32(0))
         words &= self._possible
         return words if words.any() else None
-
-    def _goes_on(self, row: Words, token: int) -> bool:
-        """Take a drafted token for a while, if the text goes on with it."""
-        if token in self._ends or not has(row, token):
-            return False
-        return self._matcher.try_consume_tokens([token]) == 1
 
     def _take_back(self, count: int) -> None:
         """Forget `count` tokens. An error, which a draft can lead into, stays with a matcher for

@@ -12,7 +12,7 @@ Every array is (..., vocabulary); tokens that are filtered out have -inf.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -42,15 +42,6 @@ def allow_only(logits: mx.array, words: mx.array) -> mx.array:
     bits = (words[..., None] >> mx.arange(32, dtype=mx.uint32)) & 1
     allowed = bits.reshape(*words.shape[:-1], -1)[..., : logits.shape[-1]]
     return mx.where(allowed.astype(mx.bool_), logits, mx.array(-mx.inf, dtype=logits.dtype))
-
-
-def apply_logit_bias(logits: mx.array, bias: Mapping[int, float]) -> mx.array:
-    """Add `bias` to single entries, all of them ids of the vocabulary."""
-    if not bias:
-        return logits
-    dense = mx.zeros((logits.shape[-1],), dtype=logits.dtype)
-    dense[mx.array(list(bias))] = mx.array(list(bias.values()), dtype=logits.dtype)
-    return logits + dense
 
 
 def apply_penalties(logits: mx.array, counts: mx.array, settings: Sampling) -> mx.array:
@@ -223,14 +214,22 @@ class Distribution:
         """`log_probabilities` up to temperature."""
         settings = self.settings
         if self.constraint is not None:
-            logits = self._allow_only(logits, self.constraint, drafted)
+            # The device is to have work while the masks are computed.
+            mx.async_eval(logits)
+            tokens: Any = [] if drafted is None else drafted[0].tolist()
+            words = mx.array(self.constraint.masks(tokens)[-logits.shape[1] :])
+            logits = allow_only(fit_vocabulary(logits, self.vocabulary), words[None])
         counts = None
         if self._counts is not None:
             counts = self._count(self._counts, committed, drafted, logits.shape[1])
         rows = fit_vocabulary(logits, self.vocabulary)
         if settings.temperature == 0 and not settings.logit_bias and counts is None:
             return rows
-        rows = apply_logit_bias(rows.astype(mx.float32), settings.logit_bias)
+        rows = rows.astype(mx.float32)
+        if bias := settings.logit_bias:
+            dense = mx.zeros((self.vocabulary,))
+            dense[mx.array(list(bias))] = mx.array(list(bias.values()))
+            rows = rows + dense
         if counts is not None:
             rows = apply_penalties(rows, counts, settings)
         if settings.temperature == 0:
@@ -251,24 +250,11 @@ class Distribution:
         if self._coins is None:
             return rows
         behind = len(committed) + (0 if drafted is None else drafted.shape[1]) + 1
-        return self._exclude(rows, behind, self._coins)
-
-    def _allow_only(
-        self, logits: mx.array, constraint: Constraint, drafted: mx.array | None
-    ) -> mx.array:
-        # The device is to have work while the masks are computed.
-        mx.async_eval(logits)
-        tokens: Any = [] if drafted is None else drafted[0].tolist()
-        words = mx.array(constraint.masks(tokens)[-logits.shape[1] :])
-        return allow_only(fit_vocabulary(logits, self.vocabulary), words[None])
-
-    def _exclude(self, log_p: mx.array, behind: int, coins: Coins) -> mx.array:
-        """Without the top choices of rows whose coins say so, the last row being at behind - 1."""
-        tossed = [coins.at(position) for position in range(behind - log_p.shape[1], behind)]
+        tossed = [self._coins.at(position) for position in range(behind - rows.shape[1], behind)]
         if not any(tossed):
-            return log_p
-        without = exclude_top_choices(log_p, self.settings.xtc_threshold, self._special)
-        return mx.where(mx.array(tossed)[:, None], without, log_p)
+            return rows
+        without = exclude_top_choices(rows, settings.xtc_threshold, self._special)
+        return mx.where(mx.array(tossed)[:, None], without, rows)
 
     def _count(
         self, counts: mx.array, committed: Sequence[int], drafted: mx.array | None, rows: int

@@ -150,7 +150,9 @@ class DSparkTask(AnchorTask):
         given = Anchored(*batch)
         states, before = self._states(given)
         entropy, accepted = compared(self._logits(states, before), self._probabilities(given))
-        inputs = mx.stop_gradient(states), mx.stop_gradient(self._embedded(given))
+        tokens = given.chosen(given.tokens.reshape(given.tokens.shape[0], -1))
+        embedded = self.network.markov_head.markov_w1(tokens)
+        inputs = mx.stop_gradient(states), mx.stop_gradient(embedded)
         sure = self.network.confidence_head.logits(*inputs)
         return self._averaged(given, entropy) + nn.losses.binary_cross_entropy(sure, accepted)
 
@@ -177,11 +179,6 @@ class DSparkTask(AnchorTask):
             latent.append(part_latent)
         before = mx.concatenate(latent, axis=1).reshape(*states.shape[:2], -1)
         return given.chosen(states), given.chosen(before)
-
-    def _embedded(self, given: Anchored) -> mx.array:
-        """Return (n, rank), of the tokens before those that are wanted."""
-        tokens = given.chosen(given.tokens.reshape(given.tokens.shape[0], -1))
-        return self.network.markov_head.markov_w1(tokens)
 
     def _blocks(self, given: Anchored) -> mx.array:
         """Return the output of the last norm, (texts, anchors x slots, width)."""
