@@ -28,6 +28,8 @@ BILLING = re.compile(r"x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
 (musistudio/claude-code-router issue 1220, vllm-project/vllm pull request 36829). `cch` changes with
 every request, so that the prompt cache finds nothing after it. Where no line break follows, the
 next text may begin right after the last semicolon."""
+FUNCTION = {"name": "name", "description": "description", "parameters": "input_schema"}
+"""OpenAI's fields of a function -> Anthropic's of a tool."""
 TOOL_CHOICES: Mapping[object, str] = {"auto": "auto", "any": "required", "none": "none"}
 ERRORS = {
     404: "not_found_error",
@@ -76,16 +78,21 @@ def _as_chat(parser: RequestParser, body: Body) -> dict[str, Any]:
     """Return what makes the prompt, as fields of a chat completion."""
     messages = [one for each in body["messages"] for one in _messages_of(each)]
     if "system" in body:
-        system = _system(body["system"], keep_billing=parser.settings.keep_billing)
+        system = text_of(body["system"])
+        billing = None if parser.settings.keep_billing else BILLING.match(system)
+        if billing is not None:
+            system = system[billing.end() :]
+            _log_billing_once()
         messages = [{"role": "system", "content": system}, *messages]
     last = messages[-1]
     # A last message of the assistant is the beginning of the answer.
     begun = last["role"] == "assistant" and last["content"] and not last.get("tool_calls")
     return {
         "messages": messages,
-        # Others run on Anthropic's servers.
         "tools": [
-            _tool(each) for each in body.get("tools", ()) if each.get("type", "custom") == "custom"
+            {"function": {name: each.get(given) for name, given in FUNCTION.items()}}
+            for each in body.get("tools", ())
+            if each.get("type", "custom") == "custom"  # others run on Anthropic's servers
         ],
         **_tool_choice(body.get("tool_choice", {})),
         "thinking": body.get("thinking"),
@@ -101,24 +108,6 @@ def _tool_choice(choice: Body) -> Body:
         function = {"name": choice.get("name")}
         return {**parallel, "tool_choice": {"type": "function", "function": function}}
     return {**parallel, "tool_choice": TOOL_CHOICES[choice["type"]]}
-
-
-def _tool(tool: Body) -> Body:
-    function = {
-        "name": tool["name"],
-        "description": tool.get("description"),
-        "parameters": tool.get("input_schema"),
-    }
-    return {"type": "function", "function": function}
-
-
-def _system(system: str | Sequence[Mapping[str, Any]], *, keep_billing: bool) -> str:
-    """Return the system prompt without the billing line of Claude Code."""
-    texts = [system] if isinstance(system, str) else [each["text"] for each in system]
-    if not keep_billing and (match := BILLING.match(texts[0] if texts else "")):
-        texts[0] = texts[0][match.end() :]
-        _log_billing_once()
-    return "".join(texts)
 
 
 @functools.cache
@@ -151,14 +140,14 @@ def _messages_of(message: Body) -> list[dict[str, Any]]:
     if thoughts := of_type.get("thinking"):
         rest["reasoning_content"] = "".join(each.get("thinking", "") for each in thoughts)
     if calls := of_type.get("tool_use"):
-        rest["tool_calls"] = [_tool_call(each) for each in calls]
+        rest["tool_calls"] = [
+            {
+                "id": each.get("id"),
+                "function": {"name": each["name"], "arguments": each.get("input")},
+            }
+            for each in calls
+        ]
     return [*results, rest]
-
-
-def _tool_call(block: Body) -> dict[str, Any]:
-    arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
-    function = {"name": block["name"], "arguments": arguments}
-    return {"id": block.get("id"), "type": "function", "function": function}
 
 
 class MessagesWriter(Writer):

@@ -40,15 +40,15 @@ def way_of(pair: Pair, options: Options) -> Way:
 
 def messages_of(given: Sequence[Message]) -> list[Message]:
     """Convert the messages of a request to those of chat templates, whose contents are strings."""
-    return [_message(each) for each in given]
-
-
-def _message(given: Message) -> Message:
-    role = "system" if given["role"] == "developer" else given["role"]
-    optional = {name: given[name] for name in MESSAGE_FIELDS if name in given}
-    if role == "assistant" and given.get("tool_calls"):
-        optional["tool_calls"] = [tool_call(each) for each in given["tool_calls"]]
-    return {"role": role, "content": text_of(given.get("content", "")), **optional}
+    messages = []
+    for each in given:
+        role = "system" if each["role"] == "developer" else each["role"]
+        message = {"role": role, "content": text_of(each.get("content", ""))}
+        message |= {name: each[name] for name in MESSAGE_FIELDS if name in each}
+        if role == "assistant" and each.get("tool_calls"):
+            message["tool_calls"] = [tool_call(call) for call in each["tool_calls"]]
+        messages.append(message)
+    return messages
 
 
 def text_of(content: str | Sequence[Message]) -> str:

@@ -15,7 +15,7 @@ from ..engine.request import for_model
 from ..errors import OptionError
 from ..options import Options
 from ..sampling.grammar import JSON_STYLE
-from ..text.markers import CallFormat, Marker, Markers, typed
+from ..text.markers import Marker, Markers, typed
 from .body import Body
 from .chat import Tool, Tools
 from .problems import invalid, unsupported
@@ -84,20 +84,13 @@ def _response_format(given: Body) -> Constraint:
     return _json_schema(given.get("json_schema", given)["schema"])
 
 
-def _structured_outputs(given: Body) -> Constraint:
-    """vLLM's."""
-    [(kind, value)] = given.items()
-    return KINDS[kind](value)
-
-
 def _json_schema(schema: str | Body) -> Constraint:
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     return {"json_schema": text}
 
 
 def _choice(texts: Sequence[str]) -> Constraint:
-    literals = (json.dumps(each, ensure_ascii=False) for each in texts)
-    return {"grammar": f"start: {' | '.join(literals)}"}
+    return {"grammar": f"start: {' | '.join(map(json.dumps, texts))}"}
 
 
 KINDS: Mapping[str, Callable[[Any], Constraint]] = {
@@ -108,13 +101,12 @@ KINDS: Mapping[str, Callable[[Any], Constraint]] = {
 }
 FIELDS: Mapping[str, Callable[[Any], Constraint]] = {
     "response_format": _response_format,
-    "structured_outputs": _structured_outputs,
+    # vLLM's, which has one field.
+    "structured_outputs": lambda given: next(KINDS[kind](each) for kind, each in given.items()),
     "regex": KINDS["regex"],
     "grammar": KINDS["grammar"],
     **{f"guided_{kind}": read for kind, read in KINDS.items()},
 }
-
-
 KEY = re.compile(r"[A-Za-z0-9_.-]+")
 NOTES = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "strict"}
 """Keywords of a schema that constrain nothing."""
@@ -126,16 +118,35 @@ NULL = "~/[nN][uU][lL][lL]/"
 TRIMMED = rf"~/\s{ANYTHING}/ & ~/{ANYTHING}\s/"
 
 
+EMPTY: Mapping[str | int, str] = {}
+Parts = tuple[str | int, ...]
+"""Text, in which NAME stands for a name; regular expressions, which begin with a slash; BEGIN and
+END, the markers of a call; and numbers, the places of special tokens within a call."""
+BEGIN, END = "BEGIN", "END"
+
+
+def _lark(parts: Parts, name: str = "", marks: Mapping[str | int, str] = EMPTY) -> str:
+    """Return a sequence in Lark. marks: what stands for BEGIN, END and numbers."""
+    return " ".join(
+        marks[each]
+        if each in marks
+        else str(each)
+        if str(each).startswith("/")
+        else json.dumps(str(each).replace("NAME", name))
+        for each in parts
+    )
+
+
 @dataclass(frozen=True)
 class Tags:
     """Arguments that stand between tags, as Qwen3-Coder, GLM and MiniMax write them:
     strings as they are, everything else as JSON.
 
-    before: what precedes an argument, by its name, in Lark. end: of its value. behind: what stands
-    between the end and the next argument. trimmed: parsers strip white space around a string.
+    before: what precedes an argument. end: of its value. behind: what stands between the end and
+    the next argument. trimmed: parsers strip white space around a string.
     """
 
-    before: Callable[[str], str]
+    before: Parts
     end: str
     behind: str = ""
     trimmed: bool = True
@@ -167,7 +178,7 @@ class Tags:
         if not isinstance(kind, str):
             raise unsupported("tools", f"{where} must have one type: these calls do not tell types")
         behind = json.dumps(self.behind)
-        yield f"{rule}: {self.before(key)} {rule}_value {behind}"
+        yield f"{rule}: {_lark(self.before, key)} {rule}_value {behind}"
         if kind != "string":
             whole = {"$defs": root.get("$defs", {}), "definitions": root.get("definitions", {})}
             given = schema if isinstance(schema, Mapping) else {}
@@ -219,19 +230,18 @@ LINE = r"/\n?/"
 
 @dataclass(frozen=True)
 class Shape:
-    """How a model writes a section of calls, in Lark.
+    """How a model writes a section of calls.
 
-    before: what precedes the arguments of a call, by the tool's name. behind: what follows them.
-    arguments: the rules of a tool's arguments, the first of which has the given name. between: two
-    calls. first, last: the begin and end of the section.
+    before: what precedes the arguments of a call, behind: what follows them. between: two calls.
+    first, last: the begin and end of the section. tags: None where arguments are JSON.
     """
 
-    before: Callable[[str], str]
-    behind: str
-    arguments: Callable[[str, Tool], list[str]]
-    between: str = ""
-    first: str = ""
-    last: str = ""
+    before: Parts
+    behind: Parts = ()
+    between: Parts = ()
+    first: Parts = ()
+    last: Parts = ()
+    tags: Tags | None = None
 
 
 def grammar_of(tools: Tools, markers: Markers, *, thinking: bool) -> str:
@@ -242,21 +252,32 @@ def grammar_of(tools: Tools, markers: Markers, *, thinking: bool) -> str:
     """
     calls = markers.calls
     assert calls is not None, "markers_of found no format of calls"
-    shape = SHAPES[calls.name](calls, markers) if calls.name in SHAPES else None
-    if shape is None:
+    without_args = calls.name == "mistral" and not calls.inner
+    shape = SHAPES.get("mistral without ARGS" if without_args else calls.name)
+    if shape is None or (calls.name == "kimi_k2" and len(calls.inner) < 3):
         raise unsupported(
             "tool_choice",
             f"calls as this model writes them ({calls.name}) can be read, and not be asked for: "
             "tool_choice must be auto or none",
         )
+    marks: dict[str | int, str] = {
+        BEGIN: _rule(calls.begin, markers),
+        END: _rule(calls.end, markers),
+        **{at: f"<[{id}]>" for at, id in enumerate(calls.inner.values())},
+    }
+    between, first, last, behind = (
+        _lark(each, marks=marks) for each in (shape.between, shape.first, shape.last, shape.behind)
+    )
     given = {each["function"]["name"]: each for each in tools.given}
-    more = "" if tools.most_calls == 1 else f"({shape.between} call)*"
-    rules = [f"start: {_thoughts(markers, thinking)} {shape.first} call {more} {shape.last}"]
+    more = "" if tools.most_calls == 1 else f"({between} call)*"
+    thoughts, rules_of_thoughts = _thoughts(markers, thinking)
+    rules = [f"start: {thoughts} {first} call {more} {last}"]
     rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(tools.must))))
+    arguments = _json if shape.tags is None else shape.tags.arguments
     for at, name in enumerate(tools.must):
-        rules.append(f"call_{at}: {shape.before(name)} arguments_{at} {shape.behind}")
-        rules += shape.arguments(f"arguments_{at}", given[name])
-    return "\n".join([*rules, *_rules_of_thoughts(markers)])
+        rules.append(f"call_{at}: {_lark(shape.before, name, marks)} arguments_{at} {behind}")
+        rules += arguments(f"arguments_{at}", given[name])
+    return "\n".join([*rules, *rules_of_thoughts])
 
 
 def _json(rule: str, tool: Tool) -> list[str]:
@@ -264,118 +285,51 @@ def _json(rule: str, tool: Tool) -> list[str]:
     return [f"{rule}: %json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"]
 
 
-def _json_tools(calls: CallFormat, markers: Markers) -> Shape:
-    begin, end = _rule(calls.begin, markers), _rule(calls.end, markers)
-    return Shape(
-        before=lambda name: f"{begin} {json.dumps(_head(name, line=True))}",
-        behind=f"{json.dumps('}' + chr(10))} {end}",
-        arguments=_json,
-        between=json.dumps("\n"),
-    )
-
-
-def _kimi_k2(calls: CallFormat, markers: Markers) -> Shape | None:
-    inner = [f"<[{id}]>" for id in calls.inner.values()]
-    if len(inner) < 3:
-        return None
-    begin, argument, end = inner
-    return Shape(
-        before=lambda name: f"{begin} {json.dumps(f'functions.{name}:')} /[0-9]{{1,3}}/ {argument}",
-        behind=end,
-        arguments=_json,
-        first=_rule(calls.begin, markers),
-        last=_rule(calls.end, markers),
-    )
-
-
-def _mistral(calls: CallFormat, markers: Markers) -> Shape:
-    begin = _rule(calls.begin, markers)
-    if calls.inner:
-        [arguments] = calls.inner.values()
-        return Shape(lambda name: f"{begin} {json.dumps(name)} <[{arguments}]>", "", _json)
-    return Shape(
-        before=lambda name: json.dumps(_head(name)),
-        behind=json.dumps("}"),
-        arguments=_json,
-        between=json.dumps(", "),
-        first=f"{begin} / ?/ {json.dumps('[')}",
-        last=json.dumps("]"),
-    )
-
-
-def _qwen3_coder(calls: CallFormat, markers: Markers) -> Shape:
-    begin, end = _rule(calls.begin, markers), _rule(calls.end, markers)
-    tags = Tags(
-        lambda key: json.dumps(f"<parameter={key}>\n"), "\n</parameter>", "\n", trimmed=False
-    )
-    return Shape(
-        before=lambda name: f"{begin} {json.dumps(f'{chr(10)}<function={name}>{chr(10)}')}",
-        behind=f"{json.dumps(f'</function>{chr(10)}')} {end}",
-        arguments=tags.arguments,
-        between=json.dumps("\n"),
-    )
-
-
-def _glm47(calls: CallFormat, markers: Markers) -> Shape:
-    begin, end = _rule(calls.begin, markers), _rule(calls.end, markers)
-
-    def before(key: str) -> str:
-        # GLM 4.5 begins a line here, and GLM 4.7 does not.
-        return (
-            f"{LINE} {json.dumps(f'<arg_key>{key}</arg_key>')} {LINE} {json.dumps('<arg_value>')}"
-        )
-
-    return Shape(
-        before=lambda name: f"{begin} {json.dumps(name)}",
-        behind=f"{LINE} {end}",
-        arguments=Tags(before, "</arg_value>").arguments,
-        between=LINE,
-    )
-
-
-def _minimax_m2(calls: CallFormat, markers: Markers) -> Shape:
-    tags = Tags(lambda key: json.dumps(f'<parameter name="{key}">'), "</parameter>", "\n")
-    return Shape(
-        before=lambda name: json.dumps(f'<invoke name="{name}">\n'),
-        behind=json.dumps("</invoke>\n"),
-        arguments=tags.arguments,
-        first=f"{_rule(calls.begin, markers)} {json.dumps(chr(10))}",
-        last=_rule(calls.end, markers),
-    )
-
-
-SHAPES: Mapping[str, Callable[[CallFormat, Markers], Shape | None]] = {
-    "glm47": _glm47,
-    "json_tools": _json_tools,
-    "kimi_k2": _kimi_k2,
-    "laguna": _glm47,
-    "minimax_m2": _minimax_m2,
-    "mistral": _mistral,
-    "qwen3_coder": _qwen3_coder,
+HEAD = '{"name": "NAME", "arguments": '
+GLM = Shape(
+    (BEGIN, "NAME"),
+    (LINE, END),
+    between=(LINE,),
+    # GLM 4.5 begins a line here, and GLM 4.7 does not.
+    tags=Tags((LINE, "<arg_key>NAME</arg_key>", LINE, "<arg_value>"), "</arg_value>"),
+)
+SHAPES: Mapping[str, Shape] = {
+    "glm47": GLM,
+    "json_tools": Shape((BEGIN, f"\n{HEAD}"), ("}\n", END), between=("\n",)),
+    "kimi_k2": Shape((0, "functions.NAME:", "/[0-9]{1,3}/", 1), (2,), first=(BEGIN,), last=(END,)),
+    "laguna": GLM,
+    "minimax_m2": Shape(
+        ('<invoke name="NAME">\n',),
+        ("</invoke>\n",),
+        first=(BEGIN, "\n"),
+        last=(END,),
+        tags=Tags(('<parameter name="NAME">',), "</parameter>", "\n"),
+    ),
+    "mistral": Shape((BEGIN, "NAME", 0)),
+    "mistral without ARGS": Shape(
+        (HEAD,), ("}",), between=(", ",), first=(BEGIN, "/ ?/", "["), last=("]",)
+    ),
+    "qwen3_coder": Shape(
+        (BEGIN, "\n<function=NAME>\n"),
+        ("</function>\n", END),
+        between=("\n",),
+        tags=Tags(("<parameter=NAME>\n",), "\n</parameter>", "\n", trimmed=False),
+    ),
 }
 """By the name of mlx-lm's parser."""
 
 
-def _head(name: str, *, line: bool = False) -> str:
-    return f'{chr(10) if line else ""}{{"name": "{name}", "arguments": '
-
-
-def _thoughts(markers: Markers, thinking: bool) -> str:
-    """Return what precedes the calls: the rest of the reasoning, or optionally all of it."""
-    if markers.think_end is None:
-        return ""
-    return f"thinking {LINES}" if thinking else f"(thought {LINES})?"
-
-
-def _rules_of_thoughts(markers: Markers) -> Iterator[str]:
+def _thoughts(markers: Markers, thinking: bool) -> tuple[str, list[str]]:
+    """Return what precedes the calls, the rest of the reasoning or optionally all of it, and its
+    rules."""
     begin, end = markers.think_begin, markers.think_end
     if begin is None or end is None:
-        return
-    yield f"thought: {_rule(begin, markers)} thinking"
+        return "", []
+    rest = f"thinking: {ANY_TEXT} {_rule(end, markers)}"
     if markers.special.keys().isdisjoint(end.ids):
-        yield f"thinking[suffix={json.dumps(end.text)}]: {ANY_TEXT}"
-    else:
-        yield f"thinking: {ANY_TEXT} {_rule(end, markers)}"
+        rest = f"thinking[suffix={json.dumps(end.text)}]: {ANY_TEXT}"
+    before = f"thinking {LINES}" if thinking else f"(thought {LINES})?"
+    return before, [f"thought: {_rule(begin, markers)} thinking", rest]
 
 
 def _rule(marker: Marker, markers: Markers) -> str:

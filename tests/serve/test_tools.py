@@ -450,7 +450,7 @@ def test_calls_with_tags_can_be_asked_for(tmp_path: Path, family: str) -> None:
     ids=lambda each: str(each)[:40],
 )
 def test_what_tags_cannot_hold_is_refused_by_name(parameters: Any, said: str) -> None:
-    tags = Tags(lambda key: json.dumps(key), "</x>")
+    tags = Tags(("NAME",), "</x>")
     with pytest.raises(Problem, match=said) as refused:
         tags.arguments("arguments", function("keep", parameters))
     assert (refused.value.status, refused.value.param) == (400, "tools")
