@@ -274,8 +274,8 @@ class AccessLog:
         if scope["type"] != "http" or not log.isEnabledFor(level):
             await self._app(scope, receive, send)
             return
-        started = time.perf_counter()
-        status: int | str = "none"
+        started, fields = time.perf_counter(), scope.setdefault("log_fields", {})
+        status = 500  # Starlette's answer to an exception, sent when all middleware has been left
 
         async def listen(message: Message) -> None:
             nonlocal status
@@ -283,24 +283,10 @@ class AccessLog:
                 status = message["status"]
             await send(message)
 
-        fields = scope["log_fields"] = {}
         try:
             await self._app(scope, receive, listen)
-        except Exception:
-            if status == "none":
-                status = 500  # Starlette's answer, sent when all middleware has been left
-            raise
         finally:
             client = (scope.get("client") or ("unknown",))[0]
-            seconds = time.perf_counter() - started
-            more = "".join(f" {name}={value}" for name, value in fields.items())
-            log.log(
-                level,
-                "client=%s method=%s path=%s status=%s seconds=%.3f%s",
-                client,
-                quote(scope["method"]),
-                quote(scope["path"]),
-                status,
-                seconds,
-                more,
-            )
+            line = f"client={client} method={quote(scope['method'])} path={quote(scope['path'])}"
+            line += f" status={status} seconds={time.perf_counter() - started:.3f}"
+            log.log(level, " ".join([line, *(f"{name}={fields[name]}" for name in fields)]))

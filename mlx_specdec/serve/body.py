@@ -21,22 +21,16 @@ from .problems import Problem, invalid, too_long, unsupported
 
 Body = Mapping[str, Any]
 Schema = dict[str, Any]
-TYPES: Mapping[str, type] = {
-    "string": str,
-    "boolean": bool,
-    "object": dict,
-    "array": list,
-    "null": type(None),
+KINDS: Mapping[str, tuple[Any, str]] = {
+    "string": (str, "a string"),
+    "boolean": (bool, "true or false"),
+    "object": (dict, "an object"),
+    "array": (list, "a list"),
+    "null": (type(None), "null"),
+    "integer": ((), "a whole number"),
+    "number": ((), "a number"),
 }
-WORDS: Mapping[str, str] = {
-    "string": "a string",
-    "boolean": "true or false",
-    "object": "an object",
-    "array": "a list",
-    "null": "null",
-    "integer": "a whole number",
-    "number": "a number",
-}
+"""Python's classes for the types of JSON but numbers, and words for them."""
 MOST_CONTAINERS = 1 << 16
 """Maximum number of objects, lists and object names in a JSON text. Python's parser blocks every
 other thread, by 50 ms for this many, and as long for 16 times as many numbers."""
@@ -228,7 +222,7 @@ def words(schema: Schema) -> str:
         named = [json.dumps(each) for each in values if each is not None]
         return f"one of {', '.join(named)}" if len(named) > 1 else "".join(named) or "left out"
     kind = schema.get("type", "object")
-    text = WORDS[kind]
+    text = KINDS[kind][1]
     if kind == "object" and schema.get("required"):
         text += f" with {' and '.join(json.dumps(each) for each in schema['required'])}"
     elif kind == "array":
@@ -299,7 +293,7 @@ def _any(schema: Schema, value: Any, where: str) -> Any:
 def _has_type(branch: Schema, value: Any) -> bool:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return branch.get("type") in ("integer", "number")
-    return isinstance(value, TYPES.get(branch.get("type", ""), ()))
+    return "type" in branch and isinstance(value, KINDS[branch["type"]][0])
 
 
 def _has_entries(branch: Schema, value: Any) -> bool:
@@ -308,23 +302,19 @@ def _has_entries(branch: Schema, value: Any) -> bool:
 
 def _typed(schema: Schema, value: Any, where: str) -> Any:
     kind = schema.get("type")
-    if kind is None:
-        return value
     if kind not in ("integer", "number"):
-        return value if isinstance(value, TYPES[kind]) else _refuse(schema, value, where)
+        fits = kind is None or isinstance(value, KINDS[kind][0])
+        return value if fits else _refuse(schema, value, where)
     if isinstance(value, bool) or not isinstance(value, int | float):
         _refuse(schema, value, where)
     if kind == "integer" and isinstance(value, float):
         if not value.is_integer():
             _refuse(schema, value, where)
         value = int(value)
-    for keyword, holds in (
-        ("minimum", lambda bound: value >= bound),
-        ("maximum", lambda bound: value <= bound),
-        ("exclusiveMaximum", lambda bound: value < bound),
-    ):
-        if keyword in schema and not holds(schema[keyword]):
-            _refuse(schema, value, where)
+    low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    below = schema.get("exclusiveMaximum")
+    if not low <= value <= high or (below is not None and value >= below):
+        _refuse(schema, value, where)
     return value
 
 

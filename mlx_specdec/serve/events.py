@@ -184,22 +184,20 @@ def _checked(call: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
 class Reader:
     """Reads the text of one choice and returns its events.
 
-    markers: how the model marks reasoning; without any, the text is content as it is. calls: the
-    format of tool calls; None where no tools were given. tools: in the format of chat templates.
-    thinking: the text begins within the reasoning. most_calls: further calls are dropped.
+    markers: how the model marks reasoning and calls; without any, the text is content as it is.
+    tools: in the format of chat templates. thinking: the text begins within the reasoning.
+    most_calls: further calls are dropped.
     """
 
     def __init__(
         self,
         markers: Markers = NONE,
-        calls: CallFormat | None = None,
         tools: Sequence[Any] = (),
         *,
         thinking: bool = False,
         most_calls: int | None = None,
     ) -> None:
         self._markers = markers
-        self._calls = calls
         self._tools = tools
         self._thinking = thinking
         self._most_calls = most_calls
@@ -281,8 +279,8 @@ class Reader:
         marks: dict[str, Kind | CallFormat] = {}
         if begin is not None:
             marks[begin.text] = "reasoning"
-        if self._calls is not None:
-            marks[self._calls.begin.text] = self._calls
+        if self._markers.calls is not None:
+            marks[self._markers.calls.begin.text] = self._markers.calls
         return marks
 
 

@@ -146,13 +146,14 @@ class RequestParser:
         """Parse what chats and texts have in common. tools: of a chat; None for a text, in which
         neither reasoning nor calls are looked for."""
         markers = NONE if tools is None else self._markers(tools)
+        tools = tools or Tools()
         try:
             options = self._options(body)
             longest = body.get("truncate_prompt_tokens", 0)
             prompts = [ids[-longest:] for ids in read_prompts()]
             # A constrained text begins without reasoning.
             thinking = options.constraint is None and markers.thinks_after(prompts[0])
-            if tools is not None and tools.must:
+            if tools.must:
                 calls = constraints.calls_constraint(
                     tools, markers, self.pair, self.options, self.settings.limits, thinking=thinking
                 )
@@ -167,16 +168,9 @@ class RequestParser:
             for ids, options in zip(prompts, bounded, strict=True)
             for choice in range(body.get("n", 1))
         ]
-        reader: Callable[[], Reader] = Reader
-        if tools is not None:
-            reader = functools.partial(
-                Reader,
-                markers,
-                markers.calls,
-                tools.given,
-                thinking=thinking,
-                most_calls=tools.most_calls,
-            )
+        reader = functools.partial(
+            Reader, markers, tools.given, thinking=thinking, most_calls=tools.most_calls
+        )
         streaming = body.get("stream_options", {})
         return ParsedRequest(
             requests,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ BONN = ("get", {"city": "Bonn"})
 
 def read(text: str, sizes: list[int], name: str = "json_tools", **more: Any) -> list[Event]:
     """What is read of a text that comes in pieces of these sizes."""
-    reader = Reader(THINKING, of_parser(name), TOOLS, **more)
+    reader = Reader(replace(THINKING, calls=of_parser(name)), TOOLS, **more)
     events, at = [], 0
     for size in sizes:
         events += reader.push(text[at : at + size])
@@ -116,7 +117,7 @@ def test_a_text_means_the_same_in_any_pieces(name: str, text: str, expected: obj
 
 
 def test_arguments_that_are_json_are_told_as_they_come() -> None:
-    reader = Reader(THINKING, of_parser("json_tools"), TOOLS)
+    reader = Reader(replace(THINKING, calls=of_parser("json_tools")), TOOLS)
     begun = reader.push('<tool_call>\n{"name": "get", "arguments": {"city": "Bo')
     call, arguments = begun
     assert isinstance(call, Call) and arguments == Arguments(0, '{"city": "Bo')
