@@ -73,9 +73,8 @@ class Choice:
             self.finish_reason = result.finish_reason
 
     def read(self, text: str | None) -> list[Event]:
-        """Return the events of a further piece of the text, or those that were held back at its end
-        for None."""
-        events = self.reader.finish() if text is None else self.reader.push(text)
+        """Add and return the events of a further piece of the text; None is its end."""
+        events = self.reader.read(text)
         self.events += events
         return events
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -118,7 +119,9 @@ class Section:
     def _begin(self, found: Mapping[str, Any]) -> Call:
         id, name = found.get("id"), found.get("name") or found.get("listed")
         id = id if isinstance(id, str) else f"call_{uuid.uuid4().hex}"
-        call = Call(self.count, id, str(name))
+        if not isinstance(name, str):
+            raise TypeError
+        call = Call(self.count, id, name)
         self.count += 1
         return call
 
@@ -134,13 +137,16 @@ class Section:
             elif len(text) > MOST_PARSED:
                 raise ValueError
             parsed = self._calls.parse(text, list(self._tools))
-            calls = [_checked(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
+            events: list[Event] = []
+            for call in parsed if isinstance(parsed, list) else [parsed]:
+                arguments = call["arguments"]
+                if not isinstance(arguments, str):
+                    arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+                events += [self._begin(call), Arguments(self.count - 1, arguments)]
+            return events
         except Exception:  # each parser fails in its own ways
+            self.count = self._before
             return [Text("content", self._calls.begin.text + text + end)]
-        events: list[Event] = []
-        for call, arguments in calls:
-            events += [self._begin(call), Arguments(self.count - 1, arguments)]
-        return events
 
 
 class _JsonObject:
@@ -169,16 +175,6 @@ class _JsonObject:
                 self.over = self._depth == 0
             at += 1
         return at
-
-
-def _checked(call: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """Return a call of mlx-lm's parsers and its arguments as JSON. Raises for anything else."""
-    arguments = call["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    if not isinstance(call["name"], str):
-        raise TypeError
-    return call, arguments
 
 
 class Reader:
@@ -217,29 +213,22 @@ class Reader:
         """Return True within a section of calls, whose end may take long to read."""
         return self._section is not None
 
-    def push(self, text: str) -> list[Event]:
-        """Read a further piece of the text."""
-        self._text += text
-        return self._read(over=False)
-
-    def finish(self) -> list[Event]:
-        """Return the events that were held back, at the end of the text."""
-        return self._read(over=True)
-
-    def _read(self, *, over: bool) -> list[Event]:
+    def read(self, text: str | None) -> list[Event]:
+        """Return the events of a further piece of the text, or those that were held back at its end
+        for None."""
+        self._text += text or ""
         events: list[Event] = []
         going = True
         while going:
             step = self._outside if self._section is None else self._inside
-            going = step(events, over)
-        return [each for each in events if self._wanted(each)]
-
-    def _wanted(self, event: Event) -> bool:
-        if not isinstance(event, Call) and not event.text:
-            return False
-        if isinstance(event, Text):
-            return True
-        return self._most_calls is None or event.index < self._most_calls
+            going = step(events, text is None)
+        most = math.inf if self._most_calls is None else self._most_calls
+        return [
+            each
+            for each in events
+            if (isinstance(each, Call) or each.text)
+            and (isinstance(each, Text) or each.index < most)
+        ]
 
     def _inside(self, events: list[Event], over: bool) -> bool:
         """Read on in a section of calls. Returns True when it has ended."""
@@ -256,7 +245,8 @@ class Reader:
         """Read up to the next marker. Returns True when there was one."""
         marks = self._marks()
         text = self._text.lstrip() if self._at_mark else self._text
-        place, mark = _first(text, marks)
+        places = [(place, mark) for mark in marks if (place := text.find(mark)) >= 0]
+        place, mark = min(places, default=(0, ""))
         kind: Kind = "reasoning" if self._thinking else "content"
         if mark:
             events.append(Text(kind, text[:place].rstrip()))
@@ -282,12 +272,6 @@ class Reader:
         if self._markers.calls is not None:
             marks[self._markers.calls.begin.text] = self._markers.calls
         return marks
-
-
-def _first(text: str, marks: Iterable[str]) -> tuple[int, str]:
-    """Return the place and text of the first marker; "" where there is none."""
-    places = [(place, mark) for mark in marks if (place := text.find(mark)) >= 0]
-    return min(places, default=(0, ""))
 
 
 def _certain(text: str, marks: Iterable[str]) -> int:

@@ -27,9 +27,9 @@ def read(text: str, sizes: list[int], name: str = "json_tools", **more: Any) -> 
     reader = Reader(replace(THINKING, calls=of_parser(name)), TOOLS, **more)
     events, at = [], 0
     for size in sizes:
-        events += reader.push(text[at : at + size])
+        events += reader.read(text[at : at + size])
         at += size
-    return events + reader.push(text[at:]) + reader.finish()
+    return events + reader.read(text[at:]) + reader.read(None)
 
 
 def told(events: list[Event]) -> tuple[str, str, list[tuple[str, Any]]]:
@@ -118,11 +118,11 @@ def test_a_text_means_the_same_in_any_pieces(name: str, text: str, expected: obj
 
 def test_arguments_that_are_json_are_told_as_they_come() -> None:
     reader = Reader(replace(THINKING, calls=of_parser("json_tools")), TOOLS)
-    begun = reader.push('<tool_call>\n{"name": "get", "arguments": {"city": "Bo')
+    begun = reader.read('<tool_call>\n{"name": "get", "arguments": {"city": "Bo')
     call, arguments = begun
     assert isinstance(call, Call) and arguments == Arguments(0, '{"city": "Bo')
     assert (call.index, call.name, call.id[:5]) == (0, "get", "call_") and reader.called
-    assert reader.finish() == []
+    assert reader.read(None) == []
 
 
 def test_ids_of_the_models_own_stay() -> None:
@@ -142,7 +142,7 @@ def test_a_text_may_begin_within_a_thought() -> None:
 
 def test_without_marks_nothing_is_held_back() -> None:
     reader = Reader(Markers())
-    assert reader.push("<think> \n") == [Text("content", "<think> \n")]
+    assert reader.read("<think> \n") == [Text("content", "<think> \n")]
 
 
 @pytest.mark.parametrize("name", ["json_tools", "kimi_k2", "mistral"])
