@@ -121,17 +121,30 @@ class Numbers:
             _check_one_of("dtype", dtype, DTYPES)
         if quantize and dequantize:
             raise OptionError("choose either --quantize or --dequantize, not both")
-        flags = {
-            "--q-bits": bits is not None,
-            "--q-group-size": group_size is not None,
-            "--q-mode": mode != "affine",
-            "--quant-predicate": bool(mixed),
-        }
-        given = [flag for flag, is_given in flags.items() if is_given]
-        if given and not quantize:
-            raise OptionError(f"{given[0]} says how to quantize: add --quantize")
-        how = _quantization(bits, group_size, mode, mixed or "") if quantize else None
-        return cls(dtype, how, mixed or "", dequantize)
+        if not quantize:
+            flags = {
+                "--q-bits": bits is not None,
+                "--q-group-size": group_size is not None,
+                "--q-mode": mode != "affine",
+                "--quant-predicate": bool(mixed),
+            }
+            if given := [flag for flag, is_given in flags.items() if is_given]:
+                raise OptionError(f"{given[0]} says how to quantize: add --quantize")
+            return cls(dtype, dequantize=dequantize)
+        _check_one_of("q-mode", mode, MODES)
+        usual = MODES[mode]
+        if mixed:
+            _check_one_of("quant-predicate", mixed, MIXED)
+            if mode != "affine" or bits is not None:
+                raise OptionError(f"{mixed} says the bits itself: leave --q-bits and --q-mode out")
+            bits = MIXED[mixed][0]
+        size = usual.group_size if group_size is None else group_size
+        how = Quantization(usual.bits if bits is None else bits, size, mode)
+        if mode == "affine":
+            check_affine(how.bits, how.group_size)
+        elif how != usual:
+            raise OptionError(f"{mode} has one size: leave --q-bits and --q-group-size out")
+        return cls(dtype, how, mixed or "")
 
     def describe(self) -> str:
         """Return words such as "4-bit, types as stored"."""
@@ -140,28 +153,6 @@ class Numbers:
             return f"dequantized, {words}" if self.dequantize else words
         mode = "" if how.mode == "affine" else f" {how.mode}"
         return f"{self.mixed or f'{how.bits}-bit'}{mode}, {words}"
-
-
-def _quantization(bits: int | None, group_size: int | None, mode: str, mixed: str) -> Quantization:
-    _check_one_of("q-mode", mode, MODES)
-    if mixed:
-        _check_one_of("quant-predicate", mixed, MIXED)
-        if mode != "affine":
-            raise OptionError(f"{mixed} mixes affine numbers: leave --q-mode out")
-        if bits is not None:
-            raise OptionError(f"{mixed} says the bits itself: leave --q-bits out")
-        bits = MIXED[mixed][0]
-    only = MODES[mode]
-    how = Quantization(
-        only.bits if bits is None else bits,
-        only.group_size if group_size is None else group_size,
-        mode,
-    )
-    if mode == "affine":
-        check_affine(how.bits, how.group_size)
-    elif how != only:
-        raise OptionError(f"{mode} has one size: leave --q-bits and --q-group-size out")
-    return how
 
 
 def check_affine(bits: int, group_size: int) -> None:

@@ -18,7 +18,6 @@ from ..checkpoints.source import as_directory, originals, resolve, temporary_dir
 from ..checkpoints.tensors import LARGEST_EXTENT, Contents, TensorInfo
 from ..errors import CheckpointError, SourceError, SpecdecError
 from ..models.drafters import kinds as speculators
-from ..models.drafters.files import DrafterFiles
 from .plans import Plan, plan_for
 from .report import TensorReport
 
@@ -113,7 +112,7 @@ class Inspection:
         }
 
 
-def inspection_of(
+def _inspection(
     path: Path,
     kind: str,
     parts: Sequence[Path],
@@ -122,7 +121,8 @@ def inspection_of(
     *,
     tokenizer: str = "",
     plan: Plan | None = None,
-    problem: str,
+    problem: str = "",
+    drafter: Mapping[str, Any] | None = None,
 ) -> Inspection:
     """The inspection of a checkpoint whose files are known. kind: a key of `shards.FORMATS`. parts:
     the files of weights."""
@@ -130,18 +130,16 @@ def inspection_of(
     rows = tuple(_row(name, contents, report) for name in contents.stored)
     known = report or contents
     left = {*contents.shared, *known.tied, *known.dropped}
-    inner = config.get("text_config")
-    whole = {**config, **(inner if isinstance(inner, Mapping) else {})}
+    whole = dict(config)
+    for name in ("text_config", "transformer_layer_config"):
+        whole.update(config[name] if isinstance(config.get(name), Mapping) else {})
+    sizes = {name: whole[name] for name in _SIZES if type(whole.get(name)) is int}
     return Inspection(
         path=path,
         format=shards.FORMATS[kind],
         model_type=str(config.get("model_type") or ""),
         files={file.name: file.stat().st_size for file in parts},
-        sizes={
-            name: whole[name]
-            for name in _SIZES
-            if type(whole.get(name)) is int and whole[name] <= LARGEST_EXTENT
-        },
+        sizes={name: size for name, size in sizes.items() if size <= LARGEST_EXTENT},
         tensors=rows,
         parameters=(
             sum(math.prod(row.shape) for row in rows if row.name not in left)
@@ -154,6 +152,7 @@ def inspection_of(
         tokenizer=tokenizer,
         tensor_report=report,
         problem=problem,
+        drafter=drafter,
     )
 
 
@@ -227,11 +226,23 @@ def _inspect(path: Path) -> Inspection:
     if path.is_dir():
         check_directory(path)
         if medusa.is_medusa(path):
-            return _inspect_heads(path)
+            config = {**read_json(path / "config.json"), "model_type": "Medusa heads"}
+            base = f"{config.get(medusa.BASE)!a:.200}"
+            problem = f"Medusa heads of the base model {base} are used as they are"
+            return _inspect_file(path, medusa.file_of(path), config, problem)
         # Of one that is not supported what is there is shown all the same.
         with suppress(CheckpointError):
             if drafter := speculators.read(path):
-                return _inspect_drafter(path, drafter)
+                weights = files.Weights(path)
+                return _inspection(
+                    path,
+                    weights.format,
+                    weights.paths,
+                    {**read_json(path / "config.json"), "model_type": drafter.kind},
+                    weights.contents,
+                    plan=plan_for(path),
+                    drafter=drafter.facts(),
+                )
     with as_directory(path) as directory:
         return _inspect_model(path, directory)
 
@@ -239,31 +250,7 @@ def _inspect(path: Path) -> Inspection:
 def _inspect_file(path: Path, file: Path, config: Mapping[str, Any], problem: str) -> Inspection:
     kind = _SINGLE[file.suffix]
     contents = files.READERS[kind](file).contents
-    return inspection_of(path, kind, [file], config, contents, problem=problem)
-
-
-def _inspect_heads(path: Path) -> Inspection:
-    config = read_json(path / "config.json")
-    base = f"{config.get(medusa.BASE)!a:.200}"
-    problem = f"Medusa heads of the base model {base} are used as they are"
-    config = {**config, "model_type": "Medusa heads"}
-    return _inspect_file(path, medusa.file_of(path), config, problem)
-
-
-def _inspect_drafter(path: Path, drafter: DrafterFiles) -> Inspection:
-    weights, config = files.Weights(path), read_json(path / "config.json")
-    inner = config.get("transformer_layer_config")
-    config = {**config, **(inner if isinstance(inner, Mapping) else {}), "model_type": drafter.kind}
-    found = inspection_of(
-        path,
-        weights.format,
-        list(weights.paths),
-        config,
-        weights.contents,
-        plan=plan_for(path),
-        problem="",
-    )
-    return replace(found, drafter=drafter.facts())
+    return _inspection(path, kind, [file], config, contents, problem=problem)
 
 
 def _inspect_model(path: Path, directory: Path) -> Inspection:
@@ -275,7 +262,7 @@ def _inspect_model(path: Path, directory: Path) -> Inspection:
         plan = plan_for(directory)
     except SpecdecError as caught:
         problem = str(caught).replace(str(directory), str(path))
-    return inspection_of(
+    return _inspection(
         path,
         weights.format,
         originals(weights.paths, path, directory),
