@@ -130,14 +130,6 @@ def test_a_head_of_its_own_is_kept(tmp_path: Path) -> None:
     assert written["quantization"]["lm_head"] == {"bits": 8, "group_size": 32}
 
 
-def test_an_embedding_stored_under_a_copys_name_is_found(tmp_path: Path) -> None:
-    weights = t5_weights(T5)
-    weights["encoder.embed_tokens.weight"] = weights.pop("shared.weight")
-    source = write_t5(tmp_path / "t5", weights=weights)
-    convert(str(source), tmp_path / "out")
-    assert mx.array_equal(read(tmp_path / "out")["shared.weight"], t5_weights(T5)["shared.weight"])
-
-
 @pytest.mark.parametrize("kept", [(), ("tokenizer_config.json", "generation_config.json")])
 def test_a_source_without_vocabulary_is_converted_and_the_report_says_so(
     kept: tuple[str, ...], tmp_path: Path

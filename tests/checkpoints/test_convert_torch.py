@@ -61,17 +61,6 @@ def test_a_torch_checkpoint_converts_to_the_files_of_its_twin(
     check_twins(*pair(name, tmp_path), tmp_path, **how)
 
 
-@pytest.mark.parametrize("name", sorted(TWINS))
-def test_a_torch_checkpoint_loads_directly_and_computes_what_its_twin_does(
-    tmp_path: Path, name: str
-) -> None:
-    plain, torch = pair(name, tmp_path)
-    assert compare_logits(plain, torch) == 0.0
-    assert (
-        convert(str(torch), tmp_path / "out", compare_logits=compare_logits).verified.logits == 0.0
-    )
-
-
 def test_a_converted_llama_computes_what_transformers_does(tmp_path: Path) -> None:
     _, torch = pair("llama", tmp_path)
     expected = np.load(FIXTURES / "torch" / "llama" / "expected.npz")
@@ -83,8 +72,7 @@ def test_a_converted_llama_computes_what_transformers_does(tmp_path: Path) -> No
         assert mx.max(mx.abs(log_p - mx.array(expected["log_p"]))).item() < 1e-4
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_experts_that_mlx_lm_joins_come_out_as_from_safetensors(tmp_path: Path, half: bool) -> None:
+def test_experts_that_mlx_lm_joins_come_out_as_from_safetensors(tmp_path: Path) -> None:
     plain = tiny.write("mixtral", tmp_path / "plain")
     weights = dict(files.tensors(plain))
     names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
@@ -96,11 +84,10 @@ def test_experts_that_mlx_lm_joins_come_out_as_from_safetensors(tmp_path: Path, 
     source.mkdir()
     save_torch(source / "pytorch_model.bin", weights)
     shutil.copy(plain / "config.json", source)
-    dtype = "bfloat16" if half else None
-    first = convert(str(plain), tmp_path / "first", dtype=dtype).path
-    report = convert(str(source), tmp_path / "second", dtype=dtype, compare_logits=compare_logits)
+    first = convert(str(plain), tmp_path / "first").path
+    report = convert(str(source), tmp_path / "second", compare_logits=compare_logits)
     before, after = dict(files.tensors(first)), dict(files.tensors(report.path))
     assert before.keys() == after.keys()
     assert all(mx.array_equal(before[key], after[key]).item() for key in before)
-    assert (report.verified.logits == 0.0) is not half
+    assert report.verified.logits == 0.0 and "joined into" in report.describe()
     assert listing(first).keys() == listing(report.path).keys()

@@ -18,10 +18,8 @@ from mlx_specdec.checkpoints.shards import format_of
 from mlx_specdec.errors import CheckpointError
 
 from ..support.checkpoints import (
-    T5,
     raw_file,
     save,
-    t5_weights,
     write_index,
     write_sharded_t5,
     write_t5,
@@ -36,13 +34,6 @@ def sentence(directory: Path, what: Any = files.Weights) -> str:
     text = str(caught.value)
     assert "\n" not in text
     return text
-
-
-def test_one_file_and_shards_give_the_same_tensors(tmp_path: Path) -> None:
-    single = dict(files.tensors(write_t5(tmp_path / "one")))
-    sharded = dict(files.tensors(write_sharded_t5(tmp_path / "many")))
-    assert single.keys() == sharded.keys() == t5_weights(T5).keys()
-    assert all(mx.array_equal(single[name], sharded[name]) for name in single)
 
 
 def test_nothing_is_kept_of_tensors_that_the_caller_let_go(tmp_path: Path) -> None:

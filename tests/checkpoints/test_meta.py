@@ -252,10 +252,3 @@ def test_a_damaged_tiktoken_file_is_one_sentence(tmp_path: Path, change: Any, wo
     file = tmp_path / "tokenizer.model"
     file.write_bytes(change(TIKTOKEN.read_bytes()))
     assert words in tokenizer_refusal(file, 1000)
-
-
-@pytest.mark.parametrize("data", [b"", b"\x0a", b"no tokenizer", bytes(100), b"\xff" * 100])
-def test_a_damaged_sentencepiece_model_is_one_sentence(tmp_path: Path, data: bytes) -> None:
-    file = tmp_path / "tokenizer.model"
-    file.write_bytes(data)
-    tokenizer_refusal(file)

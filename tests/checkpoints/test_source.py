@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.checkpoints import hub as hub_repository
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.engine import loading
 from mlx_specdec.errors import SourceError
@@ -21,27 +20,6 @@ def sentence(name: str, **options: Any) -> str:
     text = str(caught.value)
     assert "\n" not in text
     return text
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...]]:
-    """Stands in for the Hub: what it was asked for, where all repositories are `tmp_path`."""
-    calls: list[tuple[Any, ...]] = []
-
-    class Repository:
-        def __init__(self, name: str, revision: str | None) -> None:
-            self.asked = (name, revision)
-
-        def fetch(self, progress: Any, headers_in: Any) -> Path:
-            calls.append(("all", *self.asked))
-            return tmp_path
-
-        def fetch_config(self) -> Path:
-            calls.append(("configuration", *self.asked))
-            return tmp_path
-
-    monkeypatch.setattr(hub_repository, "Repository", Repository)
-    return calls
 
 
 def test_a_broken_link_is_refused(tmp_path: Path) -> None:
@@ -67,7 +45,7 @@ def test_what_can_be_no_hub_name_is_named(name: str) -> None:
 
 
 def test_what_came_with_the_program_is_meant_from_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[Any, ...]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = Path(__file__).parents[2] / "weights" / "py-llama"
     monkeypatch.chdir(tmp_path)
@@ -75,15 +53,6 @@ def test_what_came_with_the_program_is_meant_from_everywhere(
     own = Path("weights/py-llama")
     own.mkdir(parents=True)
     assert resolve("weights/py-llama") == own
-    assert asked == []
-
-
-def test_a_hub_name_is_downloaded_with_its_revision(
-    tmp_path: Path, asked: list[tuple[Any, ...]]
-) -> None:
-    assert resolve("google/flan-t5-small", revision="main") == tmp_path
-    resolve("t5-small")
-    assert asked == [("all", "google/flan-t5-small", "main"), ("all", "t5-small", None)]
 
 
 def resolve_in_a_process(name: str, home: Path, **settings: str) -> str:

@@ -15,7 +15,7 @@ from mlx_specdec.models.drafters.eagle3 import Eagle3Files
 from mlx_specdec.models.drafters.files import DrafterFiles
 from mlx_specdec.models.drafters.kinds import kind_of, read
 
-from ..support import speculators, tiny
+from ..support import speculators
 from ..support.speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "drafters"
@@ -75,13 +75,6 @@ def test_kinds_are_told_by_their_files(tmp_path: Path) -> None:
         ("a layer with a number", "mtp", FIXTURES / "mtp-deepseek-v3"),
     ):
         assert kind_of(directory) == kind, name
-
-
-def test_whole_models_are_no_drafters(tmp_path: Path) -> None:
-    assert kind_of(tiny.write("llama", tmp_path / "llama")) is None
-    assert kind_of(tiny.write("qwen3", tmp_path / "qwen3")) is None
-    assert kind_of(tmp_path / "nothing") is None
-    assert read(tmp_path / "model.gguf") is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from mlx_specdec.text import prompts as documents
 from mlx_specdec.text.prompts import Prompt, read_prompts
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
-from ..support.tokenizers import byte_level, unigram
+from ..support.tokenizers import byte_level
 
 SHIPPED = Path(__file__).resolve().parents[2] / "prompts"
 
@@ -111,12 +111,6 @@ def test_a_long_document_is_read_in_pieces_and_comes_out_whole(
     (ids,) = documents.tokens([file], tokenizer)
     assert tokenizer.decode(ids.tolist()) == text
     assert not tokenizer.special_ids & set(ids.tolist())
-
-
-def test_special_tokens_around_a_text_are_left_out(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(unigram(tmp_path / "t5"), kind="encoder-decoder")
-    (ids,) = documents.tokens([write(tmp_path / "a", "Les pates")], tokenizer)
-    assert [*ids.tolist(), 1] == tokenizer.encode("Les pates")
 
 
 def test_the_digest_tells_contents_and_their_order_apart(tmp_path: Path) -> None:

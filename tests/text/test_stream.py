@@ -101,18 +101,6 @@ def test_a_stop_string_of_byte_pieces_is_seen_with_its_last_byte(
     assert (emission.text, emission.finish_reason) == ("12", "stop")
 
 
-def test_bytes_within_a_character_meet_no_stop_string(tokenizers: list[Tokenizer]) -> None:
-    tokenizer = tokenizers[1]
-    pieces = tokenizer.pieces()
-    euro = [pieces.index(f"<0x{byte:02X}>") for byte in "€".encode()]
-    criteria = StopCriteria(
-        eos=(), max_tokens=40, stream=TextStream(tokenizer), stops=StopStrings(["\ufffd", "€"])
-    )
-    emission = criteria.take(euro, 0)
-    assert emission.tokens == tuple(euro)
-    assert (emission.text, emission.finish_reason) == ("", "stop")
-
-
 texts = st.text("ab.", max_size=30)
 stop_texts = st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=3)
 

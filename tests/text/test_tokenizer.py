@@ -20,15 +20,6 @@ from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
 from ..support.tokenizers import byte_level, sentence_piece, unigram
 
-
-@pytest.mark.parametrize("make", [unigram, sentence_piece])
-def test_an_encoder_decoder_prompt_ends_with_eos_once(tmp_path: Path, make) -> None:
-    tokenizer = load_tokenizer(make(tmp_path), kind="encoder-decoder")
-    ids = tokenizer.encode("Les pates")
-    assert ids[-1] == 1 and ids.count(1) == 1
-    assert tokenizer.eos_token_ids == (1,)
-
-
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
@@ -281,6 +272,18 @@ def test_a_file_that_makes_much_of_little_is_refused(
         load_tokenizer(tmp_path, kind="decoder-only")
 
 
+@pytest.mark.parametrize("letters", [64, 65])
+def test_a_sentencepiece_file_that_writes_much_is_refused(tmp_path: Path, letters: int) -> None:
+    rules = tmp_path / "rules.tsv"
+    rules.write_text(f"61\t{' '.join(['79'] * letters)}\n")
+    sentence_piece(tmp_path, normalization_rule_tsv=str(rules))
+    if letters <= 64:
+        assert load_tokenizer(tmp_path, kind="encoder-decoder").size
+        return
+    with pytest.raises(CheckpointError, match=r"spiece\.model is refused: it writes more than 64"):
+        load_tokenizer(tmp_path, kind="encoder-decoder")
+
+
 def test_the_text_decides(tmp_path: Path) -> None:
     """Steps that find nothing in a prompt do no harm."""
     byte_level(tmp_path, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}a")
@@ -292,15 +295,3 @@ def test_the_text_decides(tmp_path: Path) -> None:
         tokenizer.encode("a midi")
     with pytest.raises(CheckpointError, match=f"{file} is refused: {REFUSED}"):
         tokenizer.apply_chat("deux oeufs")
-
-
-@pytest.mark.parametrize("letters", [64, 65])
-def test_a_sentencepiece_file_that_writes_much_is_refused(tmp_path: Path, letters: int) -> None:
-    rules = tmp_path / "rules.tsv"
-    rules.write_text(f"61\t{' '.join(['79'] * letters)}\n")
-    sentence_piece(tmp_path, normalization_rule_tsv=str(rules))
-    if letters <= 64:
-        assert load_tokenizer(tmp_path, kind="encoder-decoder").size
-        return
-    with pytest.raises(CheckpointError, match=r"spiece\.model is refused: it writes more than 64"):
-        load_tokenizer(tmp_path, kind="encoder-decoder")
