@@ -53,11 +53,8 @@ def identity_of(
     caches: CacheSettings | None = None,
     adapter: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a digest of what the passes of a model depend on besides its weights.
-
-    config, adapter: the contents of config.json and adapter_config.json. dtype: in words, as
-    loaded.
-    """
+    """Return a digest of what the passes of a model depend on besides its weights. config, adapter:
+    the contents of config.json and adapter_config.json. dtype: in words."""
     versions = __version__, version("mlx"), version("mlx-lm"), str(mx.default_device())
     parts = json.dumps([config, dtype, repr(caches), adapter, *versions], sort_keys=True)
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()

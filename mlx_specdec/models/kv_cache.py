@@ -52,8 +52,7 @@ class Buffer:
         self.array = mx.concatenate(padded_arrays)
 
     def hold(self, rows: Sequence[mx.array | None]) -> None:
-        """Begin with (1, heads, columns, width) of each sequence, None for those without any; they
-        are copied."""
+        """Begin with copies of (1, heads, columns, width) of each sequence, or None."""
         given = [row for row in rows if row is not None]
         capacity = _capacity(max(row.shape[2] for row in given) + 1, len(rows))
         empty = mx.zeros_like(padded(given[0], capacity))
@@ -92,10 +91,7 @@ class QuantizedBuffer:
 
 
 class KVCache:
-    """One layer's keys and values.
-
-    rows: of the context, whose layers all write the same place. buffer: makes each of the two.
-    """
+    """One layer's keys and values. rows: of the context. buffer: makes each of the two."""
 
     def __init__(self, rows: Rows, buffer: Callable[[], Buffer | QuantizedBuffer] = Buffer) -> None:
         self._rows = rows

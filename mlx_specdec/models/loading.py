@@ -83,10 +83,8 @@ def task_prefix(config: Mapping[str, Any]) -> str:
 
 
 def trainable(model: Base) -> Trainable:
-    """Return a copy of a model to train.
-
-    Raises OptionError where a model's layers cannot be dequantized, or have no gradient.
-    """
+    """Return a copy of a model to train. Raises OptionError where its layers cannot be dequantized,
+    or have no gradient."""
     network = twin_of(model.network)
     dequantize(network)
     trained = families.of_model(model).trainable(network)
@@ -117,14 +115,8 @@ def outline(
     q_group_size: int = 64,
     depth: int | None = None,
 ) -> Outline:
-    """Return the outline of the model that a configuration describes.
-
-    name: for messages. dtype, q_bits, q_group_size: see `load_model`; config.json says what is
-    stored.
-    depth: a model of so many layers instead; an encoder then has one, since no step runs it.
-
-    Raises OptionError for settings that do not suit, CheckpointError for a configuration that does
-    not describe a supported model, or not one that can have this depth.
-    """
+    """Return the outline of the model that a configuration describes. name: for messages. dtype,
+    q_bits, q_group_size: see `load_model`. depth: a model of so many layers instead; an encoder
+    then has one, since no step runs it. Raises OptionError and CheckpointError."""
     numbers = NumberFormat(dtype, q_bits, q_group_size)
     return families.of_config(config).outline(config, name, numbers, depth)

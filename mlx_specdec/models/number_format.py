@@ -29,7 +29,7 @@ def on_cpu() -> bool:
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How the weights of a model are to be computed with.
+    """How the weights of a model are computed with.
 
     dtype: "auto" is float32 on the CPU, where half precision is slower, and as stored elsewhere.
     q_bits: quantize on load, in groups of q_group_size. expand: compute with whole weights where
@@ -189,10 +189,8 @@ def _twin(part: Any, known: dict[int, Any]) -> Any:
 
 
 def dequantize(network: nn.Module) -> None:
-    """Make quantized layers plain ones, and every floating array float32, in place.
-
-    Raises OptionError for quantized layers of a kind that is not known.
-    """
+    """Make quantized layers plain ones, and every floating array float32, in place. Raises
+    OptionError for quantized layers of a kind that is not known."""
     expand(network)
     left = next((path for path, module in network.named_modules() if hasattr(module, "bits")), None)
     if left is not None:

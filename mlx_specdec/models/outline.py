@@ -22,12 +22,9 @@ BLOCK = 1 << 20
 
 
 def fill(network: nn.Module, seed: int, given: Mapping[str, mx.array]) -> None:
-    """Put random numbers into every matrix and compute everything.
-
-    Matrices get a variance of 1 / inputs, evenly spread; vectors (norms, biases) and matrices that
-    are quantized in other ways than MLX's "affine" stay as they are. given: arrays to take instead,
-    by name.
-    """
+    """Put random numbers of variance 1 / inputs into every matrix, and compute everything. Vectors
+    and matrices that are quantized in other ways than "affine" stay as they are. given: arrays to
+    take instead, by name."""
     quantized = {
         name: module
         for name, module in network.named_modules()
@@ -89,8 +86,7 @@ class Outline(ABC):
 
     @property
     def token_nbytes(self) -> Sequence[int]:
-        """Bytes of each table that has a row for every token: the embedding, and a head that is not
-        tied to it."""
+        """Bytes of each table that has a row for every token."""
         tables: dict[str, int] = {}
         for name, array in self.weights().items():
             if array.shape[:1] == (self.vocabulary,):
@@ -107,10 +103,8 @@ class Outline(ABC):
         return dict(tree_flatten(self.network.parameters()))
 
     def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Base:
-        """Return the model with random weights, which takes memory and time. Once only.
-
-        given: arrays to take, so that two depths of one model share their memory.
-        """
+        """Return the model with random weights. Once only. given: arrays to take, so that two
+        depths of one model share their memory."""
         fill(self.network, seed, given or {})
         return self._model()
 

@@ -19,11 +19,8 @@ from .base import check_pass, check_rewind
 
 
 class Place:
-    """Where one pass writes: `rows` positions behind `starts`, one entry per sequence.
-
-    even: whether all sequences write the same columns. end: how many columns are in use after the
-    pass.
-    """
+    """Where one pass writes: `rows` positions behind `starts`, one entry per sequence. even: all
+    write the same columns. end: how many columns are in use afterwards."""
 
     def __init__(self, starts: tuple[int, ...], rows: int) -> None:
         self.starts = starts
@@ -46,8 +43,7 @@ class Place:
         return mx.array(self.starts, dtype=mx.int32)
 
     def visible(self, window: int | None = None) -> mx.array:
-        """(batch, 1, rows, end) bool: the columns that each position attends to, at most its
-        `window` newest."""
+        """(batch, 1, rows, end) bool: what each position sees, at most its `window` newest."""
         positions, columns = self.columns[:, None, :, None], mx.arange(self.end)
         mask = columns <= positions
         return mask if window is None else mask & (columns > positions - window)
@@ -90,10 +86,7 @@ class Rows:
 
 
 class RowsContext:
-    """What contexts share whose rewinds change nothing but lengths; see interfaces.Context.
-
-    caches: one a layer, all of which write the place that `rows` says.
-    """
+    """What contexts share whose rewinds change nothing but lengths. caches: one a layer."""
 
     replays = False
 

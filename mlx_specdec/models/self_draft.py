@@ -21,10 +21,8 @@ WIDER_BITS = 8
 
 
 def self_draft(target: Base, bits: int, group_size: int = 64) -> tuple[Base, int]:
-    """Return a draft of the target's layers at `bits` a weight, and the bytes that it adds.
-
-    Raises OptionError for other bits than BITS, and where no matrix has more now.
-    """
+    """Return a draft of the target's layers at `bits` a weight, and the bytes that it adds. Raises
+    OptionError."""
     if bits not in BITS:
         raise OptionError(f"draft-bits must be one of {', '.join(map(str, BITS))}, not {bits}")
     network = target.network
@@ -42,10 +40,8 @@ def self_draft(target: Base, bits: int, group_size: int = 64) -> tuple[Base, int
 
 
 def quantized_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:
-    """Return another tree of modules whose matrices have at most `bits` a weight.
-
-    Raises OptionError where nothing can be quantized further.
-    """
+    """Return another tree of modules whose matrices have at most `bits` a weight. Raises
+    OptionError."""
     twin = twin_of(network)
     shared = _looked_up(twin)
     quantized = [

@@ -21,8 +21,7 @@ SMALLEST_GROUP = 32
 
 
 def check_even(parts: Mapping[str, int], ranks: int) -> None:
-    """Raise OptionError where ranks cannot have equally many of something. parts: what is divided,
-    in words, and how many there are."""
+    """Raise OptionError where ranks cannot have equally many. parts: how many there are of what."""
     uneven = [f"{count} {what}" for what, count in parts.items() if count % ranks]
     if not uneven:
         return
@@ -37,10 +36,8 @@ def shard_outputs(layer: nn.Module, group: mx.distributed.Group) -> None:
 
 
 def shard_inputs(layer: nn.Module, group: mx.distributed.Group) -> nn.Module:
-    """Return a linear layer over this rank's part of the inputs that adds up over all ranks.
-
-    Raises OptionError where a rank would have a part of a group of quantized weights.
-    """
+    """Return a linear layer over this rank's part of the inputs that adds up over all ranks. Raises
+    OptionError where a rank would have a part of a group of quantized weights."""
     if not whole_groups(layer, group.size()):
         raise OptionError(
             f"{group.size()} ranks cannot have equal parts of {_inputs(layer)} columns that are "
@@ -52,8 +49,7 @@ def shard_inputs(layer: nn.Module, group: mx.distributed.Group) -> nn.Module:
 
 def whole_groups(layer: nn.Module, ranks: int) -> bool:
     """Make the groups of a layer's quantized weights so small that every rank's inputs are whole
-    groups, and return whether they are. The weights do not change: the parts of a group have its
-    scale and its bias."""
+    groups, and return whether they are. The weights do not change."""
     if "scales" not in layer or isinstance(layer, nn.QuantizedEmbedding):
         return True
     inputs, size = _inputs(layer), layer.group_size

@@ -86,8 +86,8 @@ class Ranks:
         self._write(FAILED)
 
     def watch(self, before: set[int]) -> None:
-        """From now on, end this process when a neighbor is gone. before: file descriptors that
-        are no connections to neighbors."""
+        """From now on, end this process when a neighbor is gone. before: file descriptors that were
+        open before there were neighbors."""
         self._watch = Watch(connections(open_descriptors() - before), self._lost)
         self._watch.start()
 
@@ -95,8 +95,7 @@ class Ranks:
         return mx.distributed.all_sum(array, group=self.group)
 
     def texts(self, text: str) -> list[str]:
-        """Send a text to all ranks, wait for theirs, and return all of them. Raises SystemExit
-        where rank 0 has ended."""
+        """Exchange texts with all ranks. Raises SystemExit where rank 0 has ended."""
         content = text.encode()[:LONGEST].ljust(LONGEST, b"\0")
         slots = mx.zeros((self.size, LONGEST), dtype=mx.int32)
         slots[self.rank] = mx.array(list(content), dtype=mx.int32)
@@ -107,8 +106,8 @@ class Ranks:
         return texts
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do something that may fail on one rank alone; then it fails on all. Raises SpecdecError
-        on rank 0, and SystemExit elsewhere: one line is enough."""
+        """Do something that may fail on one rank alone; then it fails on all, with SpecdecError on
+        rank 0 and SystemExit elsewhere."""
         problem: SpecdecError | None = None
         try:
             done = work()
@@ -125,8 +124,8 @@ class Ranks:
         raise SystemExit(REFUSED) if self.rank else problem
 
     def meet(self, model: Path) -> None:
-        """Raise as `together` does where a rank computes with something else than rank 0.
-        model: the directory of the target."""
+        """Raise as `together` does where a rank has something else than rank 0. model: the
+        target's directory."""
         versions = f"mlx-specdec {__version__}, mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
         arguments = hashlib.blake2b("\0".join(sys.argv[1:]).encode(), digest_size=8).hexdigest()
         for what, remedy, fact in (
@@ -142,8 +141,7 @@ class Ranks:
                     )
 
     def share(self, model: Base) -> Base:
-        """The target as this rank uses it. Returns on rank 0 alone; elsewhere SystemExit is raised
-        when rank 0 has ended."""
+        """The target as rank 0 uses it; elsewhere SystemExit is raised when rank 0 has ended."""
         channel = Channel(self.total)
         # Passes that nobody orders: all ranks compute these properties together, now.
         model.rows_agree, model.batches  # noqa: B018
@@ -155,8 +153,7 @@ class Ranks:
         return led(model, self._leader)
 
     def time_sums(self, model: Base, rows: int, count: int) -> float:
-        """Seconds of so many sums over all ranks, one behind another, as a pass over `rows` tokens
-        has them. On rank 0, once the target is shared. model: the target."""
+        """Seconds of so many sums as a pass over `rows` tokens has them, on rank 0."""
         assert self._leader is not None
         return self._leader.time_sums(model, rows, count)
 
@@ -175,8 +172,7 @@ class Ranks:
         self._stop()
 
     def explain(self) -> None:
-        """Called where something has failed without a sentence of its own: a sum fails as soon as
-        a neighbor is gone, before the watch has looked. Returns where none is."""
+        """Wait for the watch: a sum fails as soon as a neighbor is gone, before it has looked."""
         if self._watch is not None:
             self._watch.join(2 * GRACE)
 
@@ -234,10 +230,7 @@ def met() -> Ranks | None:
 
 
 def join(status: Path | None = None) -> Ranks:
-    """Meet the ranks that were started together. status: see Ranks.
-
-    Raises OptionError where there are none, or where they do not come.
-    """
+    """Meet the ranks that were started together. status: see Ranks. Raises OptionError."""
     if _met:
         return _met[0]
     if status is not None:
@@ -269,8 +262,7 @@ def join(status: Path | None = None) -> Ranks:
 
 def give_up_after(seconds: float, sentence: str) -> Callable[[], None]:
     """Print a sentence and kill this process after some seconds, unless what this returns is called
-    before. MLX holds Python's lock while it waits for others to connect, so another process has to
-    do it; that one leaves soon after this one has."""
+    before. MLX holds Python's lock while it waits for others, so another process has to do it."""
     words = [str(os.getpid()), str(seconds), sentence]
     watchdog = subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _WATCHDOG, *words],
@@ -291,12 +283,8 @@ def open_descriptors() -> set[int]:
 
 
 def connections(descriptors: Iterable[int]) -> list[socket.socket]:
-    """Duplicates of the sockets among file descriptors that are connected over a network.
-
-    MLX's ring leaves sockets open whose connection was refused, since the next rank had not begun
-    to listen: these have no peer. One that was reset already looks the same; the next sum over it
-    fails by itself.
-    """
+    """Duplicates of the sockets among file descriptors that are connected over a network. MLX's
+    ring leaves some open whose connection was refused: these have no peer."""
     connected = []
     for descriptor in sorted(descriptors):
         with contextlib.suppress(OSError):

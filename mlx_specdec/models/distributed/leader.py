@@ -32,9 +32,8 @@ from ...interfaces.results import Cached, Reusable
 from ..base import Base
 
 SIZE = 256
-"""Numbers of the array. A round of one sequence needs a tenth of them; a network takes as long for
-this many as for one. What is longer, prompts above all, comes in a second one whose size the first
-one says."""
+"""Numbers of the array; a network takes as long for this many as for one. What is longer, prompts
+above all, comes in a second one whose size the first one says."""
 HEAD = 3
 """Numbers of an order before its own: what it is, of which context, and how many follow."""
 
@@ -65,8 +64,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Message:
-    """Orders as all ranks have them. whole: the array that they came in, (n,) int32, the first
-    `length` of which are used."""
+    """Orders as all ranks have them. whole: (length or more,) int32, as they came."""
 
     orders: tuple[Order, ...]
     whole: mx.array
@@ -85,8 +83,8 @@ class Channel:
         self.total = total
 
     def send(self, orders: Sequence[Order], tokens: mx.array | None = None) -> Message:
-        """Send orders to all others, without waiting for them. tokens: (batch, rows) int32, the
-        last numbers of the last order; they may not be computed yet."""
+        """Send orders without waiting. tokens: (batch, rows) int32, the last numbers of the last
+        order; they may not be computed yet."""
         more = 0 if tokens is None else tokens.size
         numbers: list[int] = [0]
         for order in orders:
@@ -182,8 +180,7 @@ def follow(model: Base, channel: Channel) -> int:
 def run_pass(
     context: Context, message: Message, batch: int, rows: int, proposed: int, taps: Sequence[str]
 ) -> Scores:
-    """Submit the pass that a message orders as far as ranks work on it together: all that follows
-    needs no other rank. Every rank builds it from the same array, in the same way."""
+    """Submit the pass that a message orders as far as ranks work on it together."""
     wanted = taps if FINAL in taps else (*taps, FINAL)
     scores = context.advance(message.tokens(batch, rows), proposed, wanted)
     mx.async_eval(scores.hidden[FINAL])
@@ -191,8 +188,8 @@ def run_pass(
 
 
 def time_sums(model: Base, channel: Channel, rows: int, count: int) -> float:
-    """Time `count` sums of hidden states of `rows` tokens, in seconds, each behind the one before
-    it as those of layers are. All ranks have to come, and are there when it begins."""
+    """Seconds of `count` sums of hidden states of `rows` tokens, one behind another. All ranks have
+    to come."""
     states = mx.zeros((1, rows, model.width), dtype=model.state_dtype)
     mx.eval(channel.total(states))
     started = time.perf_counter()
@@ -242,17 +239,15 @@ class Leader:
             return time_sums(model, self._channel, rows, count)
 
     def end(self, code: int) -> None:
-        """Have all others exit with this code, and wait until the order has gone out. Where a pass
-        was left in its middle nobody would understand it."""
+        """Have all others exit with this code. Where a pass was left in its middle nobody would
+        understand the order."""
         if not self._broken:
             mx.eval(self.send(Order(Op.END, 0, (code,))).whole)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Keep an interrupt from dividing an order to the others from this rank's part.
-
-        Raises DecodingError where that has happened.
-        """
+        """Keep an interrupt from dividing an order from this rank's part. Raises DecodingError
+        where something else has."""
         if self._broken:
             raise DecodingError("the ranks have lost step: start again")
         self._inside = self._broken = True
@@ -272,8 +267,7 @@ class Leader:
 
 
 class LedModel:
-    """base.Base: a model whose contexts lead. All other attributes are the model's, and
-    `isinstance` sees its class."""
+    """base.Base: a model whose contexts lead; in all else the model, also for `isinstance`."""
 
     def __init__(self, model: Base, leader: Leader) -> None:
         self._model = model
@@ -315,8 +309,7 @@ def led(model: Base, leader: Leader) -> Base:
 
 
 class LedContext:
-    """interfaces.Context: sequences that all ranks know by a number. tap: refuses hidden states
-    that the model does not show."""
+    """interfaces.Context: sequences that all ranks know by a number. tap: TappedNetwork.tap."""
 
     def __init__(
         self, leader: Leader, number: int, context: Context, tap: Callable[[str], Any] | None

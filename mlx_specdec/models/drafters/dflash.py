@@ -133,8 +133,8 @@ def _windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
 
 
 def _causal(settings: Settings, windows: tuple[int | None, ...], kind: str) -> tuple[bool, ...]:
-    """Return whether a slot sees only those before it, for each layer. Where config.json does not
-    say it, layers with a window are causal, except those of a DFlash 2 of `speculators`."""
+    """Whether a slot sees only those before it, for each layer. Silent layers with a window are
+    causal, except those of a DFlash 2 of `speculators`."""
     if (stated := settings.get("is_causal")) is not None:
         return (bool(stated),) * len(windows)
     seeing = kind == "dflash2" and "speculators_model_type" in settings
@@ -183,8 +183,8 @@ class MarkovHead(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """Estimates how likely the target is to accept the draft of a slot, if it accepts all before;
-    named as in files. It may look at the token before, in the Markov head's embedding."""
+    """Estimates how likely the target is to accept the draft of a slot, if it accepts all before.
+    It may look at the token before, in the Markov head's embedding."""
 
     def __init__(self, files: BlockFiles) -> None:
         super().__init__()
@@ -239,19 +239,15 @@ class DFlash(DrafterNetwork):
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
-        """Return the logits of a slot over the target's vocabulary, from those of the head, (1, 1,
-        the drafter's vocabulary), and `carried` of the next slot.
-
-        token: (1, 1) int32, the one before. state: (1, 1, width), the head's inputs. carried: as
-        the slot before returned it."""
+        """The head's logits of a slot, (1, 1, the drafter's vocabulary) -> over the target's, and
+        `carried` of the next slot. token: (1, 1) int32, the one before. state: (1, 1, width)."""
         if "markov_head" in self:
             bias, carried = self.markov_head.step(token, state, carried)
             logits = logits + bias
         return self.over_target(logits), carried
 
     def chance(self, token: mx.array, state: mx.array) -> mx.array:
-        """Return how likely the draft of a slot is to be accepted if all before it are, (1, 1)
-        float32. token, state: as in `slot_logits`."""
+        """The chance that a slot is accepted if all before it are, (1, 1) float32."""
         before = self.markov_head.markov_w1(token) if "markov_head" in self else None
         return mx.sigmoid(self.confidence_head.logits(state, before))
 
@@ -280,15 +276,16 @@ class DFlash(DrafterNetwork):
 class DFlashReading(Reading):
     """One sequence: keys and values of the target's hidden states; those of blocks are dropped."""
 
+    _newest: mx.array
+    _states: mx.array
+    _logits: mx.array
+    _index: int
+
     def __init__(self, network: DFlash) -> None:
         super().__init__(len(network.layers))
         self._network = network
-        self._newest: mx.array | None = None
-        self._states: mx.array | None = None
-        self._logits: mx.array | None = None
         self._carried: mx.array | None = None
         self._chances: list[mx.array] = []
-        self._index = 0
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
         offset = self._rows.advance(following, 0).starts[0]
@@ -298,7 +295,6 @@ class DFlashReading(Reading):
         self._newest = following[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        assert self._newest is not None, "something was read"
         skipped = self._network.skipped
         states = self._block(self._newest)
         self._logits = self._network.own_logits(states[:, skipped : skipped + count])
@@ -311,7 +307,6 @@ class DFlashReading(Reading):
 
     def guess_after(self, token: mx.array) -> mx.array:
         network = self._network
-        assert self._logits is not None and self._states is not None, "a block was begun"
         self._index += 1
         slot = network.skipped + self._index
         state = self._states[:, slot : slot + 1]

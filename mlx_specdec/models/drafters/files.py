@@ -53,9 +53,8 @@ class StoredTensors(Mapping[str, mx.array]):
         own_name: Callable[[str], str],
         unused: Collection[str] = (),
     ) -> StoredTensors:
-        """Open a directory. weights: None where it has none, which gives no tensors. own_name:
-        returns the kind's name of a tensor for that in the files. unused: the kind's names of
-        tensors that are left out. Raises CheckpointError."""
+        """Open a directory. weights: None gives no tensors. own_name: returns the kind's name of a
+        tensor. unused: the kind's names of those left out. Raises CheckpointError."""
         if weights is None:
             return cls(directory, {}, {})
         left_out = {*UNUSED, *unused}
@@ -94,12 +93,11 @@ class StoredTensors(Mapping[str, mx.array]):
         return len(self._readers)
 
     def taps(self, width: int, stated: int) -> int:
-        """Return how many hidden states of a width `fc` reads side by side; `stated` where there
-        are no tensors."""
+        """How many hidden states of a width `fc` reads; `stated` where there are no tensors."""
         return max(1, self.shapes["fc.weight"][1] // width) if self.shapes else stated
 
     def target_ids(self, count: int, vocabulary: int) -> tuple[int, ...] | None:
-        """Return the target's token for each of `count` tokens of the drafter, None where both
+        """The target's token for each of `count` tokens of the drafter, None where both
         vocabularies are one. Raises CheckpointError."""
         if self._d2t is None:
             if count == vocabulary:
@@ -162,13 +160,11 @@ class DrafterFiles:
 
     @property
     def inputs(self) -> int:
-        """Width of the inputs of `fc`: hidden states, or the input of the target's head beside a
-        token's embedding."""
+        """Width of the inputs of `fc`: hidden states, or one and a token's embedding."""
         return (self.taps or 2) * self.target_width
 
     def facts(self) -> dict[str, Any]:
-        """Return what `inspect` reports. target_layers: whose outputs it reads, counted from 0;
-        None for the kind's usual ones, of which there are `taps`."""
+        """Return what `inspect` reports."""
         return {
             "kind": self.kind,
             "target_hidden_size": self.target_width,
@@ -180,8 +176,7 @@ class DrafterFiles:
         }
 
     def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """Return the layers of a target of so many that this kind reads where no file says which;
-        none for kinds that read the inputs of the target's head."""
+        """The layers of a target of so many that this kind reads where no file says which."""
         return ()
 
     def tapped_of(self, layers: int) -> tuple[int, ...]:
@@ -200,8 +195,7 @@ class DrafterFiles:
         return tapped
 
     def check(self, width: int | None, layers: int | None, vocabulary: int | None) -> None:
-        """Raises CheckpointError for a target that this drafter was not made for. None: not known
-        of the target."""
+        """Raises CheckpointError for another target. None: not known of the target."""
         for what, its, the_targets in (
             ("hidden states of width", self.target_width, width),
             ("a vocabulary of", self.vocabulary, vocabulary),
@@ -216,9 +210,7 @@ class DrafterFiles:
 
     def check_encoder(self, width: int | None) -> None:
         """Raises CheckpointError for a target without the encoder that this drafter attends to, or
-        with one where its own target has none.
-
-        width: of the output of the target's encoder; None for decoder-only models."""
+        with one where its own has none. width: of its output; None for decoder-only models."""
         its = self.encoder_width
         if its == width or (its is None and not self.without_encoder):
             return

@@ -132,10 +132,7 @@ def _stored(directory: Path, weights: Weights | None) -> StoredTensors:
 
 
 class Lender:
-    """A layer of the target that lends its keys and values.
-
-    number: of the layer. window: how many tokens it looks back, its own included; None without end.
-    """
+    """A layer of the target that lends its keys and values. window: see AssistantFiles."""
 
     def __init__(self, number: int, attention: Any, window: int | None) -> None:
         self.taps = (keys_of(number), values_of(number))
@@ -218,8 +215,8 @@ class Assistant(DrafterNetwork):
     def step(
         self, token: mx.array, state: mx.array, lent: dict[str, Any], position: int
     ) -> tuple[mx.array, mx.array]:
-        """(1, 1) int32, and the state before it, (1, 1, target's width), -> what the head is given,
-        and the next state. lent: keys and values for each kind of attention."""
+        """(1, 1) int32, and the state before it, (1, 1, target's width), -> the head's inputs, and
+        the next state. lent: keys and values for each kind of attention."""
         states = self.fc(mx.concatenate([self.embed(token), state], axis=-1))
         for layer, attention in zip(self.layers, self._attentions, strict=True):
             states, *_ = layer(states, shared_kv=lent[attention], offset=position)
@@ -242,11 +239,12 @@ class AssistantReading(Reading):
     """One sequence: the target's keys and values, and the state of its newest token. What is
     guessed leaves nothing behind."""
 
+    _newest: tuple[mx.array, mx.array]
+    _guessed: mx.array
+
     def __init__(self, network: Assistant) -> None:
         super().__init__(len(network.lenders))
         self._network = network
-        self._newest: tuple[mx.array, mx.array] | None = None
-        self._guessed: mx.array | None = None
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
         network = self._network
@@ -258,12 +256,10 @@ class AssistantReading(Reading):
         self._newest = following[:, -1:], final[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        assert self._newest is not None, "something was read"
         token, self._guessed = self._newest
         return self.guess_after(token)
 
     def guess_after(self, token: mx.array) -> mx.array:
-        assert self._guessed is not None, "a first token was guessed"
         network, place = self._network, self.length
         lenders = zip(network.lenders.items(), self._caches, strict=True)
         lent = {kind: cache.columns(lender.first(place)) for (kind, lender), cache in lenders}
@@ -272,8 +268,7 @@ class AssistantReading(Reading):
 
 
 def _lender(attention: str, files: AssistantFiles, target: Base) -> Lender:
-    """The last layer of the target with such keys and values of its own. Raises CheckpointError
-    where there is none, or where its heads are of another size."""
+    """The last layer of the target with such keys and values. Raises CheckpointError."""
     layers = enumerate(getattr(target.network, "layers", ()))
     own = [
         (number, layer.self_attn)

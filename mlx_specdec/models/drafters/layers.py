@@ -40,27 +40,8 @@ def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
 def yarn(sizes: LayerSizes, scaling: Mapping[str, Any]) -> Callable[..., mx.array]:
     """Return the rotation of YaRN as transformers has it: mlx-lm's takes neither `attention_factor`
     nor `truncate`, which gpt-oss has. Source: Peng et al., arXiv 2309.00071, section 3.2."""
-    periods = mx.array(_periods(sizes, scaling), dtype=mx.float32)
-    attention_factor = _attention_factor(scaling)
-
-    def rotate(heads: mx.array, offset: int | mx.array = 0) -> mx.array:
-        return mx.fast.rope(
-            heads if attention_factor == 1 else heads * attention_factor,
-            sizes.head_dim,
-            traditional=sizes.interleaved,
-            base=None,
-            scale=1.0,
-            offset=offset,
-            freqs=periods,
-        )
-
-    return rotate
-
-
-def _periods(sizes: LayerSizes, scaling: Mapping[str, Any]) -> np.ndarray:
-    """Return the period of each pair of entries, in positions per radian."""
     original = scaling.get("original_max_position_embeddings") or sizes.max_positions
-    pairs = sizes.head_dim // 2
+    factor, pairs = scaling["factor"], sizes.head_dim // 2
 
     def pair(turns: float) -> float:
         return pairs * math.log(original / (turns * 2 * math.pi)) / math.log(sizes.rope_theta)
@@ -72,28 +53,33 @@ def _periods(sizes: LayerSizes, scaling: Mapping[str, Any]) -> np.ndarray:
     low, high = max(low, 0), min(high, sizes.head_dim - 1)
     scaled = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
     plain = sizes.rope_theta ** (np.arange(pairs) / pairs)
-    return 1 / (scaled / (scaling["factor"] * plain) + (1 - scaled) / plain)
-
-
-def _attention_factor(scaling: Mapping[str, Any]) -> float:
-    """Return what queries and keys are multiplied by."""
-    if (stated := scaling.get("attention_factor")) is not None:
-        return float(stated)
+    # In positions per radian.
+    periods = mx.array(1 / (scaled / (factor * plain) + (1 - scaled) / plain), dtype=mx.float32)
 
     def mscale(share: float) -> float:
-        factor = scaling["factor"]
         return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1
 
     one, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    return mscale(one) / mscale(all_dim) if one and all_dim else mscale(1)
+    usual = mscale(one) / mscale(all_dim) if one and all_dim else mscale(1)
+    gain = float(scaling.get("attention_factor") or usual)
+
+    def rotate(heads: mx.array, offset: int | mx.array = 0) -> mx.array:
+        return mx.fast.rope(
+            heads if gain == 1 else heads * gain,
+            sizes.head_dim,
+            traditional=sizes.interleaved,
+            base=None,
+            scale=1.0,
+            offset=offset,
+            freqs=periods,
+        )
+
+    return rotate
 
 
 class Source(NamedTuple):
-    """The encoder's output for source texts, as one layer attends to it.
-
-    keys, values: (batch, kv_heads, n, head_dim). mask: (batch, 1, 1, n) bool, False for padding;
-    None where there is none.
-    """
+    """The encoder's output for source texts, as one layer attends to it: (batch, kv_heads, n,
+    head_dim) each. mask: (batch, 1, 1, n) bool, False for padding, or None."""
 
     keys: mx.array
     values: mx.array
@@ -107,9 +93,8 @@ def linear(present: Collection[str], path: str, inputs: int, outputs: int) -> nn
 class Attention(nn.Module):
     """Attention with grouped heads and rotary positions.
 
-    present: names of all tensors. path: of this module. inputs: width of the inputs of queries,
-    keys and values. source: width of those of keys and values where they are the encoder's output,
-    whose positions are not rotated.
+    present: names of all tensors. inputs: width of the inputs of queries, keys and values. source:
+    of those of keys and values of the encoder's output, whose positions are not rotated.
     """
 
     def __init__(
@@ -133,8 +118,7 @@ class Attention(nn.Module):
                 self[name] = nn.RMSNorm(sizes.head_dim, sizes.eps)
 
     def queries(self, rows: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """(1, m, inputs), the first at position `offset` -> (1, heads, m, head_dim); of many
-        sequences, each at its own offset, (batch,) int32."""
+        """(1, m, inputs), the first at position `offset` -> (1, heads, m, head_dim)."""
         return self._placed(self.q_proj(rows), "q_norm", offset)
 
     def keys_values(self, rows: mx.array, offset: int | mx.array = 0) -> tuple[mx.array, mx.array]:
@@ -207,13 +191,12 @@ class Layer(nn.Module):
 
     def finish(self, rows: mx.array, attended: mx.array, source: Source | None = None) -> mx.array:
         """Return the layer's output from its residual and its attention's output, (batch, m, width)
-        each. source: from `DrafterNetwork.sources`, one per sequence."""
+        each. source: from `DrafterNetwork.sources`."""
         rows = self.look_at(source, rows + attended)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
     def look_at(self, source: Source | None, rows: mx.array) -> mx.array:
-        """Add to rows, (batch, m, width), the attention to the source; layers without it return the
-        rows."""
+        """Add to rows, (batch, m, width), the attention to the source, where the layer has it."""
         if ENCODER_ATTENTION not in self:
             return rows
         assert source is not None, "the layer attends to a source"

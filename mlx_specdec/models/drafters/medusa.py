@@ -46,8 +46,7 @@ class MedusaHeads(nn.Module):
         return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
 
     def logits(self, state: mx.array, count: int) -> mx.array:
-        """(batch, 1, width) "final" -> (batch, count, vocabulary), a row for each of the first
-        heads."""
+        """(batch, 1, width) "final" -> (batch, count, vocabulary), of the first heads."""
         return self.project(self.refine(state[:, 0], count)).swapaxes(0, 1)
 
     def refine(self, states: mx.array, count: int) -> mx.array:
@@ -59,8 +58,7 @@ class MedusaHeads(nn.Module):
         return refined
 
     def project(self, refined: mx.array) -> mx.array:
-        """The output layers of the first heads: (count, n, width) of `refine` -> (count, n,
-        vocabulary)."""
+        """The output layers: (count, n, width) of `refine` -> (count, n, vocabulary)."""
         count, rows, width = refined.shape
         if self.own_output:
             return refined @ self.output[:count].swapaxes(1, 2)
@@ -104,10 +102,7 @@ def stacked(base: Base, tensors: Mapping[str, mx.array], count: int, layers: int
 
 
 def attach(files: MedusaFiles, base: Base) -> MedusaHeads:
-    """The heads of a directory on their base.
-
-    Raises CheckpointError where they were made for a model of another width or vocabulary.
-    """
+    """The heads of a directory on their base. Raises CheckpointError for another base."""
     for what, theirs, its in (
         ("a hidden state of width", files.width, base.width),
         ("a vocabulary of", files.vocabulary, base.vocabulary),

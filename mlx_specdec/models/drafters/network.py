@@ -55,12 +55,10 @@ class Kind:
 
 
 class DrafterNetwork(nn.Module):
-    """A network that drafts from hidden states of a target.
+    """A network that drafts from hidden states of a target. Parameters are named as in files.
 
-    Parameters are named as in files. taps: the hidden states that it reads, in the order in which
-    they stand side by side; without layers to read, those that the target's head is given.
-    target_ids: see DrafterFiles. layers: the drafter's, which a kind makes. normed: it has a norm
-    behind its layers.
+    taps: the hidden states that it reads, side by side; without layers to read, those that the
+    target's head is given. normed: it has a norm behind its layers.
     """
 
     layers: list[Layer]
@@ -116,26 +114,31 @@ class DrafterNetwork(nn.Module):
     @cached_property
     def _row_nbytes(self) -> tuple[int, int]:
         """Bytes for each token of a source, and for each token of a text."""
+
+        def per_token(arrays: list[mx.array]) -> int:
+            return sum(array.nbytes // array.shape[2] for array in arrays)
+
         reading = self.open()
         if "encoder_norm" in self:
             reading.attend(mx.zeros((1, 1, self.encoder_norm.weight.shape[0])))
         width = sum(map(self.width_of, self.taps))
         reading.read(mx.zeros((1, 1, width), dtype=self.dtype), mx.zeros((1, 1), dtype=mx.int32))
-        return reading.nbytes_per_token
+        given = [each for source in reading._sources if source is not None for each in source[:2]]
+        return per_token(given), per_token(
+            [each for cache in reading._caches for each in cache.state]
+        )
 
     def open(self) -> Reading:
         """Begin a sequence of which nothing was read."""
         raise NotImplementedError
 
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
-        """Load the weights of a directory. Raises OptionError for a quantization that does not suit
-        them."""
+        """Load the weights of a directory. Raises OptionError."""
         self.take(files, numbers, values=True)
         mx.eval(self.parameters())
 
     def take(self, files: DrafterFiles, numbers: NumberFormat, *, values: bool) -> None:
-        """Bring the weights into these numbers, lazily. values: load those of the directory;
-        otherwise keep what is there. Raises as `load` does."""
+        """Bring the weights, with `values` those of the directory, into these numbers, lazily."""
         stored = files.tensors
         numbers.check_plain(files.directory, stored.quantized)
         how = {path: each.as_dict() for path, each in stored.quantized.items()}
@@ -183,8 +186,7 @@ class DrafterNetwork(nn.Module):
         return self._target.head(states.astype(self._target.state_dtype))
 
     def over_target(self, logits: mx.array) -> mx.array:
-        """Return the same logits over the target's vocabulary: tokens that the drafter lacks have
-        -inf."""
+        """Return logits over the target's vocabulary, -inf for tokens that the drafter lacks."""
         if self._places is None:
             return logits
         nothing = mx.full((*logits.shape[:-1], 1), -mx.inf, dtype=logits.dtype)
@@ -192,8 +194,8 @@ class DrafterNetwork(nn.Module):
 
 
 def _places(target_ids: tuple[int, ...] | None, vocabulary: int) -> mx.array | None:
-    """Return (vocabulary,) int32: where the drafter's logits have each of the target's tokens,
-    behind the last one for those that it lacks; None where both vocabularies are one."""
+    """(vocabulary,) int32: where the drafter's logits have each of the target's tokens, behind the
+    last one for those that it lacks; None where both vocabularies are one."""
     if target_ids is None:
         return None
     places: Any = mx.full((vocabulary,), len(target_ids), dtype=mx.int32)
@@ -220,20 +222,8 @@ class Reading(RowsContext):
         """The number of rows of the target that were read."""
         return self._rows.lengths[0]
 
-    @property
-    def nbytes_per_token(self) -> tuple[int, int]:
-        """Bytes for each token of the source that is attended to, and for each row that is read;
-        one of either has to be there."""
-        own = [array for cache in self._caches for array in cache.state]
-        given = [each for source in self._sources if source is not None for each in source[:2]]
-        return (
-            sum(array.nbytes // array.shape[2] for array in given),
-            sum(array.nbytes // array.shape[2] for array in own),
-        )
-
     def attend(self, encoded: mx.array) -> None:
-        """Attend to the output of the target's encoder, (1, n, width). Called before anything is
-        read, where the target has an encoder."""
+        """Attend to the output of the target's encoder, (1, n, width), before anything is read."""
         if "encoder_norm" in self._network:
             self._sources = self._network.sources(encoded)
 
@@ -253,8 +243,7 @@ class Reading(RowsContext):
 
     def chances(self) -> mx.array | None:
         """Return how likely each of the tokens guessed so far is to be accepted if all before it
-        are, (1, count) float32; None where the network does not tell. A token's own number does not
-        depend on which one was drawn."""
+        are, (1, count) float32, whichever was drawn; None where the network does not tell."""
         return None
 
     def evaluate(self) -> None:
@@ -279,12 +268,10 @@ class Chain(DrafterNetwork):
     """
 
     def open(self) -> Reading:
-        """Begin a sequence of which nothing was read."""
         return ChainReading(self, len(self.layers))
 
     def features(self, hidden: mx.array) -> mx.array:
-        """Return the inputs of the first step, (1, m, width), from the target's hidden states side
-        by side, (1, m, taps x width)."""
+        """(1, m, taps x width), the target's states -> inputs of the first step, (1, m, width)."""
         return hidden.astype(self.dtype)
 
     def through(
@@ -320,23 +307,22 @@ class Chain(DrafterNetwork):
 class ChainReading(Reading):
     """One sequence: a row for each token that the target has seen, with the one after it."""
 
+    _newest: tuple[mx.array, mx.array]
+    _guessed: mx.array
+
     def __init__(self, network: Chain, layers: int, cache: Callable[[Rows], Any] = KVCache) -> None:
         super().__init__(layers, cache)
         self._network = network
-        self._newest: tuple[mx.array, mx.array] | None = None
-        self._guessed: mx.array | None = None
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
         head, fed_back = self._step(following, self._network.features(hidden), 0)
         self._newest = head[:, -1:], fed_back[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        assert self._newest is not None, "something was read"
         head, self._guessed = self._newest
         return self._logits(head)
 
     def guess_after(self, token: mx.array) -> mx.array:
-        assert self._guessed is not None, "the first token was guessed"
         head, self._guessed = self._step(token, self._guessed, 1)
         return self._logits(head)
 

@@ -79,13 +79,14 @@ class PEagle(Eagle3):
 class PEagleReading(Reading):
     """One sequence. What is read waits for the next guess, so that both are one pass."""
 
+    _newest: mx.array
+    _logits: mx.array
+    _index: int
+
     def __init__(self, network: PEagle) -> None:
         super().__init__(len(network.layers))
         self._network = network
         self._waiting: tuple[mx.array, mx.array] | None = None
-        self._newest: mx.array | None = None
-        self._logits: mx.array | None = None
-        self._index = 0
 
     @property
     def length(self) -> int:
@@ -97,14 +98,12 @@ class PEagleReading(Reading):
 
     def guess(self, count: int) -> mx.array:
         masked = self._see(count - 1)
-        assert self._newest is not None, "something was read"
         network, states = self._network, mx.concatenate([self._newest, masked], axis=1)
         self._logits = network.over_target(network.own_logits(states))
         self._index = 0
         return self._logits[:, :1]
 
     def guess_after(self, token: mx.array) -> mx.array:
-        assert self._logits is not None, "the first token was guessed"
         self._index += 1
         return self._logits[:, self._index : self._index + 1]
 

@@ -21,7 +21,7 @@ from ..base import check_pass, check_rewind
 from ..kv_cache import KVCache, QuantizedBuffer
 from ..rows import Place, Rows, RowsContext
 from .network import TappedNetwork
-from .rewinding import RewindableCache, evaluate
+from .rewinding import RewindableCache
 
 
 class BatchedCache(KVCache):
@@ -78,8 +78,7 @@ MakeCache = Callable[[Rows], BatchedCache]
 
 
 def batched(cache: Any) -> MakeCache | None:
-    """Return a function that makes a batched cache in the place of one of mlx-lm's; None where
-    there is none."""
+    """Return a function that makes a batched cache in the place of one of mlx-lm's, or None."""
     if type(cache) is mlx_lm_caches.KVCache:
         return BatchedCache
     if type(cache) is mlx_lm_caches.QuantizedKVCache:
@@ -89,8 +88,7 @@ def batched(cache: Any) -> MakeCache | None:
 
 
 class DecoderOnlyContext(RowsContext):
-    """interfaces.Context: `count` sequences in a model with plain attention. make: one a layer.
-    mask_axes: see Rows."""
+    """interfaces.Context: `count` sequences in a model with plain attention."""
 
     def __init__(
         self, model: TappedNetwork, make: Sequence[MakeCache], count: int, mask_axes: int = 4
@@ -112,9 +110,7 @@ class DecoderOnlyContext(RowsContext):
 
 class ReplayingContext:
     """interfaces.Context of one sequence in a model whose caches are windows or recurrent state.
-
-    entries: caches of `length` tokens, one a layer, which now belong to this context.
-    """
+    entries: caches of `length` tokens, which now belong to this context."""
 
     def __init__(self, model: TappedNetwork, entries: Any, length: int = 0) -> None:
         self._model = model
@@ -164,7 +160,8 @@ class ReplayingContext:
         self._final, self._undecided, self._since = length, [], length
 
     def evaluate(self) -> None:
-        evaluate(self._cache)
+        mx.eval(self._cache.state)
+        mx.clear_cache()
 
     def join(self, other: Context) -> None:
         """Raise TypeError: such caches have no place for another sequence."""
@@ -182,9 +179,8 @@ class ReplayingContext:
 
 
 def _snapshot(entries: list[Any]) -> tuple[list[Any], tuple[mx.array, ...]]:
-    """Return a copy of mlx-lm's caches, lazily, and all arrays in it. `copy.deepcopy` shares memory
-    until either side is written to; views of larger arrays are copied, so that the snapshot takes
-    no more memory than its arrays."""
+    """Return a copy of mlx-lm's caches, lazily, and all arrays in it. Views of larger arrays are
+    copied, so that the snapshot takes no more memory than its arrays."""
     copied, arrays = copy.deepcopy(entries), []
 
     def compact(part: Any) -> Any:

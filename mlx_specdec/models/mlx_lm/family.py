@@ -65,10 +65,7 @@ class DecoderOnlyOutline(Outline):
 
 
 class TrainableDecoder:
-    """trainable.Trainable over an mlx-lm model.
-
-    Raises OptionError for a model that does not show the input of its head.
-    """
+    """trainable.Trainable. Raises OptionError for a model that hides the input of its head."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
@@ -140,11 +137,7 @@ def empty(config: Mapping[str, Any], like: nn.Module) -> Base:
 
 
 def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
-    """The configuration of a model of some layers, named by their numbers.
-
-    Lists with an entry per layer keep those of the chosen ones. Raises CheckpointError where
-    config.json does not say how many layers there are.
-    """
+    """See `families.Family`. Lists with an entry per layer keep those of the chosen ones."""
     changed = dict(config)
     inner = config.get("text_config")
     if isinstance(inner, Mapping) and any(key in inner for key in LAYERS):

@@ -27,8 +27,7 @@ from ...errors import CheckpointError, first_line
 
 @dataclass(frozen=True)
 class Opened:
-    """What mlx-lm makes of a source. model: without the source's weights. config: as it reads it.
-    weights: all that the model takes, by its names, lazily."""
+    """What mlx-lm makes of a source. model: without weights. weights: lazily, by its names."""
 
     model: nn.Module
     config: dict[str, Any]
@@ -47,9 +46,7 @@ class Opened:
 def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, mx.array]) -> Opened:
     """Have mlx-lm build the model and rename, join and drop `given`, all of the source's tensors.
     Layers for multi-token prediction are left out: it drops some, and takes others for the model's.
-
-    config: the contents of config.json. Raises CheckpointError for what mlx-lm does not understand,
-    for tensors that do not fit, and for models with code in their files.
+    Raises CheckpointError, also for models with code in their files.
     """
     check_runs_no_code(directory, config)
     check_numbers(directory, config, len(given))

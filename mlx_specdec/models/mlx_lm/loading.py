@@ -30,8 +30,6 @@ from .model import DecoderOnlyModel
 from .network import type_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
-
-
 SHARES_KEYS = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text")
 """Families that repeat keys and values where there are fewer of their heads than ranks."""
 LATENT = ("kv_lora_rank", "q_lora_rank")
@@ -48,9 +46,7 @@ def load(
     *,
     pipeline: bool = False,
 ) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
-    """See `families.Family.load`. The directory may have torch's archives in the place of
-    model*.safetensors; q_bits quantizes the layers that mlx-lm's converter would quantize. group:
-    of ranks that share the model, each a part of every layer, or as a pipeline some layers."""
+    """See `families.Family.load`; q_bits quantizes the layers that mlx-lm's converter would."""
     if group is not None:
         check_shares(config, group.size(), pipeline=pipeline)
     read = _read(directory, config)
@@ -89,11 +85,8 @@ def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:
 
 
 def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
-    """Put an adapter onto a model, lazily, and return its configuration.
-
-    adapter: the directory that mlx-lm wrote. Raises CheckpointError where it is none, is damaged,
-    or belongs to another model.
-    """
+    """Put an adapter, the directory that mlx-lm wrote, onto a model, lazily, and return its
+    configuration. Raises CheckpointError."""
     config = read_json(adapter / CONFIG)
     if not (adapter / WEIGHTS).is_file():
         raise CheckpointError(f"{adapter} is no adapter of mlx-lm: it has no {WEIGHTS}")
@@ -111,10 +104,7 @@ def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
 
 
 def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Module:
-    """Return the model, or another one of the same weights, cast and quantized lazily.
-
-    name: for messages. Raises OptionError.
-    """
+    """Return the model, cast and quantized lazily. name: for messages. Raises OptionError."""
     quantized = is_quantized(model)
     numbers.check_plain(name, quantized)
     if quantized and numbers.expands(count(model)):
@@ -142,11 +132,9 @@ def cast(model: nn.Module, dtype: mx.Dtype) -> None:
 def max_length(
     config: Mapping[str, Any], model: nn.Module, caches: CacheSettings | None = None
 ) -> int | None:
-    """Longest sequence in tokens that a decoder-only model's config.json allows; None: no end.
-
-    Scaled positions reach further, and with a window none is too far; but rotations that follow
-    the length of a sequence would depend on how many rows a pass has beyond it.
-    """
+    """Longest sequence in tokens that config.json allows; None: no end. Scaled positions reach
+    further, and with a window none is too far, but rotations that follow the length of a sequence
+    would depend on how many rows a pass has beyond it."""
     for part in (_text_config(config), config):
         if isinstance(length := part.get("max_position_embeddings"), int):
             if any("Dynamic" in type(module).__name__ for module in model.modules()):
@@ -223,8 +211,7 @@ def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -
 
 
 class NoHead(nn.Module):
-    """In the place of an output head whose logits are not used: its file is not read. Where ranks
-    compare passes, they compare ones. head: whose shapes it has."""
+    """In the place of an output head whose logits are not used: its file is not read."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()

@@ -40,10 +40,7 @@ MakeCaches = Callable[[], list[Any]]
 
 
 def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
-    """Return a function that makes a sequence's empty caches, one entry a layer.
-
-    Raises OptionError where the model cannot work with such caches.
-    """
+    """Return a function that makes a sequence's empty caches. Raises OptionError."""
     if settings.bits is None and settings.max_size is None:
         return lambda: make_prompt_cache(network)
     own = make_prompt_cache(network)
@@ -95,12 +92,8 @@ def sizes_of(caches: Sequence[Any]) -> tuple[int, Counter[int | None]]:
 
 
 class DecoderOnlyModel(TappedNetwork):
-    """base.Base over an mlx-lm model.
-
-    model, group, pipeline: see TappedNetwork. max_length: longest committed text in tokens, or
-    None. caches: raises OptionError for kinds that the model cannot use. identity: as base.Base
-    says.
-    """
+    """base.Base over an mlx-lm model. model, group, pipeline: see TappedNetwork. max_length,
+    identity: see base.Base. Raises OptionError for caches that the model cannot use."""
 
     def __init__(
         self,
@@ -160,11 +153,6 @@ class DecoderOnlyModel(TappedNetwork):
         return list(prompt)
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        """A context that has seen nothing but what `cached` is of.
-
-        Raises PromptError for a prompt that is empty, longer than `max_length`, or that holds an id
-        outside of the vocabulary.
-        """
         check_prompt(prompt, self.vocabulary, self.max_length)
         if self._batched:
             context = DecoderOnlyContext(self, self._batched, 1)

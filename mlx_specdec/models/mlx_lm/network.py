@@ -23,8 +23,7 @@ LENT = {"keys": "k_norm", "values": "v_norm"}
 
 
 def lent_of(name: str, layers: Sequence[Any]) -> nn.Module | None:
-    """Return the module whose output is called `name`, for a layer's keys or values; None for any
-    other name, and where the layer has no such module."""
+    """Return the module whose output a layer's keys or values are, by their name, or None."""
     part, _, number = name.partition(".")
     if part not in LENT or not number.isdecimal() or int(number) >= len(layers):
         return None
@@ -39,11 +38,8 @@ class Shown(Exception):
 
 
 class Tap(threading.local):
-    """How a tapped module answers calls, by thread.
-
-    stops: raise Shown with the module's input. given: the result of the next call, which computes
-    nothing then.
-    """
+    """How a tapped module answers calls, by thread. stops: raise Shown with the module's input.
+    given: the result of the next call, which computes nothing then."""
 
     stops = False
     given: mx.array | None = None
@@ -83,8 +79,8 @@ def tapped(module: nn.Module) -> Tap:
 
 
 def state_of(result: Any, name: str = "") -> mx.array | None:
-    """Return the hidden state in the result of a module: itself, or the first of several; else
-    None. The heads of keys and values (`name`) are put side by side."""
+    """Return the hidden state in the result of a module, itself or the first of several, or None.
+    The heads of keys and values are put side by side."""
     first = result[0] if isinstance(result, (tuple, list)) and result else result
     if name.partition(".")[0] in LENT and isinstance(first, mx.array) and first.ndim == 4:
         first = first.flatten(2)
@@ -110,11 +106,8 @@ def type_name(network: nn.Module) -> str:
 
 
 class TappedNetwork:
-    """A loaded module of mlx-lm, called as `network(tokens, cache=entries)`.
-
-    group: of the ranks that share it; every pass is then submitted at once as far as they work on
-    it together. pipeline: they share its layers.
-    """
+    """A loaded module of mlx-lm, called as `network(tokens, cache=entries)`. group: of the ranks
+    that share it; passes are then submitted at once. pipeline: they share its layers."""
 
     def __init__(
         self, network: nn.Module, group: mx.distributed.Group | None = None, *, pipeline: bool
@@ -150,8 +143,8 @@ class TappedNetwork:
         return len(self.network.layers)  # of a pipeline those of this rank
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(batch, m) int32 -> (batch, m, width), the input of the first layer, scaled where the
-        family scales it. Raises OptionError where a model does not show it."""
+        """(batch, m) int32 -> (batch, m, width), the input of the first layer. Raises OptionError
+        where a model does not show it."""
         if self._pipeline:
             raise self._closed("what their first layer is given, in a pipeline")
         # Only a call of the model shows what it does to its embedding.
@@ -181,8 +174,7 @@ class TappedNetwork:
         return logits
 
     def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
-        """Run one pass over `tokens` (batch, m) int32. entries: the caches, to which it adds; None
-        for a pass over whole texts. taps: hidden states to return."""
+        """Run a pass over (batch, m) int32. entries: the caches; None for whole texts."""
         if not taps and self.group is None:
             return Scores(self.network(tokens, cache=entries))
         together = () if self.group is None or FINAL in taps else (FINAL,)
@@ -197,8 +189,7 @@ class TappedNetwork:
         return Scores(logits, {name: state for name, state in states.items() if state is not None})
 
     def tap(self, name: str) -> Tap:
-        """Return the tap on a hidden state, which the first call puts there. Raises OptionError for
-        a state that the model does not have or does not show."""
+        """Return the tap on a hidden state. Raises OptionError for one that is not shown."""
         if name not in self._taps:
             inner = name == FINAL
             if self._pipeline and not inner:

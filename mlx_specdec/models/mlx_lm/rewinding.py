@@ -21,7 +21,6 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
 from ...errors import CheckpointError, RewindError
@@ -77,10 +76,7 @@ class RewindableCache:
 
     @property
     def replays(self) -> bool:
-        """Whether undoing part of a pass of several tokens costs a replay of the accepted ones.
-
-        Windows replay nothing where a pass has at least one token more than it may lose.
-        """
+        """Whether undoing part of a pass of several tokens costs a replay of the accepted ones."""
         return bool(self._opaque)
 
     @property
@@ -195,8 +191,7 @@ def _offset(cache: Any) -> int | None:
 
 
 def _has_room(window: RotatingKVCache) -> bool:
-    """Whether nothing has left the window, so that the next pass drops nothing either: one token
-    takes a free place, several are appended and the excess is only cut by the pass after."""
+    """Whether nothing has left the window, so that the next pass drops nothing either."""
     return window.offset < window.max_size
 
 
@@ -218,9 +213,3 @@ def _cut(window: RotatingKVCache, count: int) -> None:
         # The next pass trims a longer buffer from the front: the dropped end must not be in it.
         window.keys = window.keys[..., : window._idx, :]
         window.values = window.values[..., : window._idx, :]
-
-
-def evaluate(cache: RewindableCache) -> None:
-    """Compute every cache's arrays and give the scratch memory of the pass back."""
-    mx.eval(cache.state)
-    mx.clear_cache()

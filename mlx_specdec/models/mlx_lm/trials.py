@@ -28,8 +28,7 @@ BEGUN = 5
 """Tokens that both have seen before, at least: no row is then the first of its sequence."""
 ROWS = 4
 LAYERS = 4
-"""At least so many are computed, and all up to the first of the last new kind; the others are not,
-which keeps the price under that of a few tokens."""
+"""At least so many are computed, and all up to the first of the last new kind."""
 ATTEMPTS = 3
 """With other tokens: in half precision, rounding may send a token to another expert."""
 WIDEST = 1 << 16
@@ -43,8 +42,7 @@ LIMIT, HALF_LIMIT = 0.001, 0.1
 
 
 def fits(model: TappedNetwork, make: Sequence[MakeCache]) -> bool:
-    """Return whether a model can be called with such caches at all. Nothing is computed: shapes are
-    checked as soon as the graph is built."""
+    """Return whether a model can be called with such caches at all. Nothing is computed."""
     try:
         DecoderOnlyContext(model, make, 1).advance(mx.zeros((1, 2), dtype=mx.int32))
     except Exception:
@@ -54,8 +52,8 @@ def fits(model: TappedNetwork, make: Sequence[MakeCache]) -> bool:
 
 
 def mask_axes(model: TappedNetwork, make: Sequence[MakeCache]) -> int | None:
-    """Return the number of axes of masks with which sequences of different lengths get the logits
-    from a batch that they get alone; None where they do not with any."""
+    """Return the number of axes of masks with which sequences of different lengths get from a batch
+    the logits that they get alone, or None."""
     return next((axes for axes in (4, 5) if _batches(model, make, axes)), None)
 
 
@@ -92,8 +90,8 @@ def _limit(rows: mx.array) -> float:
 
 
 def rows_agree(model: TappedNetwork, entries: Sequence[list[Any]]) -> bool:
-    """Compares a pass over some rows, past the window of caches that have one, with single rows,
-    and warns where they differ. entries: empty caches for each of the ATTEMPTS."""
+    """Compare a pass over some rows, past caches' windows, with single rows, and warn where they
+    differ. entries: empty caches for each of the ATTEMPTS."""
     taps = _taps(model, entries[0])
     attempts = (_agree(model, each, taps, seed) for seed, each in enumerate(entries))
     if any(of_rank_0(model.group, agree) for agree in attempts):
@@ -130,11 +128,9 @@ def _states(
 
 
 def _fill(entries: list[Any], key: mx.array) -> None:
-    """Puts attention caches past the largest window without a pass over so many tokens.
-
-    All old keys are alike, and the values that leave the window next are large: to see one too many
-    or too few of them shows however wide the window is.
-    """
+    """Put attention caches past the largest window without a pass over so many tokens. Old keys are
+    alike, and the values that leave the window next are large, so that one too many or too few of
+    them shows however wide the window is."""
     caches = [slot.cache for slot in slots(entries)]
     for cache in caches:
         if type(cache) is RotatingKVCache:

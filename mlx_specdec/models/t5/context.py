@@ -21,11 +21,8 @@ from .network import T5, KeysValues
 
 @dataclass(frozen=True)
 class Source:
-    """What was computed of the sources of a batch.
-
-    encoded: the encoder's output for each sequence, (1, n, d_model) without padding; drafters read
-    it. projected: the cross-attention's keys and values of it, by decoder layer.
-    """
+    """What was computed of the sources of a batch. encoded: the encoder's output for each, (1, n,
+    d_model) without padding. projected: the keys and values of it, by decoder layer."""
 
     encoded: tuple[mx.array, ...]
     projected: Sequence[KeysValues]
@@ -121,8 +118,7 @@ class EncoderDecoderModel:
         return self.open_batch([prompt], [cached])
 
     def caution(self, prompt_tokens: int) -> str:
-        """Beyond the sources that the model was trained on, relative positions go on working, as
-        long as the machine's memory lasts."""
+        """Relative positions go on working beyond the sources that the model was trained on."""
         trained = self.network.config.trained_length
         if prompt_tokens <= trained:
             return ""
@@ -177,8 +173,7 @@ class EncoderDecoderModel:
 
 
 class EncoderDecoderContext(RowsContext):
-    """interfaces.Context of `count` sequences. read: encodes their sources; called once, when that
-    is first needed."""
+    """interfaces.Context of `count` sequences. read: encodes their sources when first needed."""
 
     def __init__(self, model: EncoderDecoderModel, read: Callable[[], Source], count: int) -> None:
         rows = Rows(count)

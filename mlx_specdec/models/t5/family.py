@@ -48,8 +48,7 @@ def load(
     *,
     pipeline: bool = False,
 ) -> tuple[EncoderDecoderModel, tuple[int, ...], str]:
-    """See `families.Family.load`. group: of ranks that share the model; this one reads the weights
-    and keeps its part. Raises OptionError where they cannot have equal parts."""
+    """See `families.Family.load`."""
     if caches is not None and caches != CacheSettings():
         raise OptionError(
             f"{directory} is a T5 model, whose caches are neither quantized nor cut: leave "

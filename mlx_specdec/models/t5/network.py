@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 class Attention(nn.Module):
-    """Attention without scaling of the scores, as T5 has it."""
+    """T5's attention, which does not scale scores."""
 
     def __init__(self, config: T5Config, *, has_bias: bool) -> None:
         super().__init__()
@@ -107,9 +107,7 @@ class SelfAttentionLayer(nn.Module):
         self, states: mx.array, bias: mx.array, rows: int, hidden: mx.array | None
     ) -> mx.array:
         """The encoder's, (batch, n, d_model): `rows` of the source at a time attend to all of it.
-
-        bias: from `Stack.source_biases`. hidden: added to the scores as well.
-        """
+        bias: from `Stack.source_biases`. hidden: added to the scores as well."""
         normed = self.layer_norm(states)
         queries, given = self.SelfAttention.queries(normed), self.SelfAttention.keys_values(normed)
         length, mixed = states.shape[1], []
@@ -191,10 +189,8 @@ class Block(nn.Module):
 
 
 def buckets(distances: np.ndarray, count: int, farthest: int, *, both_ways: bool) -> np.ndarray:
-    """The bucket of each distance: exact when near, logarithmic when far (section 2.1).
-
-    distances: key position minus query position. both_ways: the encoder, which also looks ahead.
-    """
+    """The bucket of each distance, key position minus query position: exact when near, logarithmic
+    when far (section 2.1). both_ways: the encoder's."""
     result = np.zeros_like(distances)
     if both_ways:
         count //= 2
@@ -222,11 +218,8 @@ class Stack(nn.Module):
         self.final_layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
 
     def bias_tables(self, reach: int) -> list[mx.array]:
-        """Per layer (heads, width): the score bias of each distance up to `reach`, -inf behind.
-
-        Encoder: column reach - 1 + (key - query). Decoder: column reach - 1 - (query - key), and
-        `reach` columns of -inf for keys that lie ahead.
-        """
+        """Per layer (heads, width): the score bias of each distance up to `reach`, at column reach
+        - 1 + (key - query); the decoder's has `reach` columns of -inf for keys ahead."""
         config = self._config
         ahead = 0 if self._is_decoder else reach - 1
         distances = np.arange(1 - reach, ahead + 1)
@@ -249,8 +242,7 @@ class Stack(nn.Module):
 
     def source_biases(self, length: int, rows: int) -> list[mx.array]:
         """Per layer of the encoder (1, heads, rows, width): the score bias of a source's last
-        `rows` positions, with more keys behind it: of those before them it is a window further on.
-        """
+        `rows` positions; that of earlier ones is a window further on."""
         last = (length - 1) // rows * rows
         reach = last + rows
         keys, queries = np.arange(last + length)[None], np.arange(last, reach)[:, None]
@@ -306,8 +298,7 @@ class T5(nn.Module):
 
     def shard(self, group: mx.distributed.Group) -> None:
         """Keep this rank's heads and its part of the feed-forward networks, lazily; `config` is
-        then of that part. A layer of the encoder adds up over all ranks twice, one of
-        the decoder three times. Raises OptionError where the ranks' parts are not alike."""
+        then of that part. Raises OptionError where the ranks' parts are not alike."""
         config, ranks = self.config, group.size()
         config.check_shares(ranks)
         for module in list(self.modules()):
@@ -318,11 +309,7 @@ class T5(nn.Module):
         )
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        """The encoder output.
-
-        tokens: (batch, n) int32. mask: (batch, n) bool, False for padding. Returns
-        (batch, n, d_model).
-        """
+        """(batch, n) int32 -> (batch, n, d_model). mask: (batch, n) bool, False for padding."""
         length = tokens.shape[1]
         parts = -(-length // SOURCE_ROWS)
         rows = -(-length // parts)
@@ -335,8 +322,7 @@ class T5(nn.Module):
         return self.encoder.final_layer_norm(states)
 
     def source_nbytes(self, length: int) -> int:
-        """About the memory that `encode` and `project_encoded` take for a source: bias, scores and
-        their softmax of as many rows as attend at a time, and the states between layers."""
+        """About the bytes that `encode` and `project_encoded` take for a source."""
         config = self.config
         scores = 5 * config.num_heads * min(length, SOURCE_ROWS)
         states = 6 * config.d_model + 3 * config.d_ff
@@ -346,17 +332,14 @@ class T5(nn.Module):
         )
 
     def cache_nbytes(self, source: int, columns: int) -> int:
-        """Bytes of the encoder's output, of its keys and values in each decoder layer, and of those
-        of `columns` positions of the decoder, in whole steps."""
+        """Bytes of the encoder's output, and of all keys and values, in whole steps."""
         config, number = self.config, self.encoder.final_layer_norm.weight.dtype.size
         row = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
         return number * (source * (config.d_model + row) + -(-columns // STEP) * STEP * row)
 
     def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
-        """Per decoder layer the cross-attention's keys and values, (batch, heads, n, d_kv).
-
-        Laid out once in that order: every later pass would copy a transposed view.
-        """
+        """Per decoder layer the cross-attention's keys and values, (batch, heads, n, d_kv), laid
+        out in that order: every later pass would copy a transposed view."""
         given = (
             block.layer[1].EncDecAttention.keys_values(encoded) for block in self.decoder.block
         )
