@@ -128,7 +128,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "model_type 'no_such_model' is not supported",
     ),
     "config too small": (lambda d: edit_config(d, hidden_size=None), "'hidden_size'"),
-    "own code": (lambda d: edit_config(d, model_file="evil.py"), "evil.py.*never run"),
+    "own code": (lambda d: edit_config(d, model_file="evil.py"), "evil.py.*none is run"),
 }
 
 
