@@ -1,19 +1,5 @@
-"""What can go wrong, as one tree; every message is written for the user.
-
-    SpecdecError            anything this package raises on purpose
-    ├── OptionError         a setting is out of range, or two settings contradict each other
-    ├── SourceError         a name or directory cannot be turned into local files (Hub, network)
-    ├── CheckpointError     files are damaged, incomplete or of a kind that is not supported
-    ├── OutputError         a result cannot be written (disk, rights, a file in the way)
-    ├── PromptError         the prompt is empty or longer than the model can take
-    ├── DocumentError       a document to search is missing, empty, too large or no text
-    ├── VocabularyError     target and draft do not share one vocabulary
-    ├── DecodingError       a step was interrupted, or what a model computes is damaged
-    └── RewindError         a context cannot forget tokens that it should rewind
-
-The command line catches SpecdecError in one place, prints its sentence and exits with code 2.
-A message names what is wrong and what to do about it, in one line.
-"""
+"""What can go wrong. Every message is written for the user: it names what is wrong and what to do
+about it, in one line. The command line catches SpecdecError in one place and exits with code 2."""
 
 
 class SpecdecError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
@@ -132,9 +133,9 @@ def _decode(run: BatchRun, journal: Journal, prompts: int) -> None:
         for _ in run:
             if time.monotonic() - shown < SHOWN_EVERY:
                 continue
-            shown, speed = time.monotonic(), run.figures.tokens_per_second
-            label = f"{journal.done} of {prompts} texts"
-            label += f", {speed:.0f} tokens/s" if speed else ""
+            shown = time.monotonic()
+            speed = run.sums["tokens"] / run.seconds
+            label = f"{journal.done} of {prompts} texts, {speed:.0f} tokens/s"
             report(journal.done - before, prompts - before, label)
 
 
@@ -241,31 +242,12 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-@dataclass
-class Figures:
-    """What this run has decoded, earlier runs left out. rounds, drafted, accepted: of complete
-    texts. labels: of the newest of these."""
-
-    texts: int = 0
-    tokens: int = 0
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    seconds: float = 0.0
-    labels: Labels | None = None
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """None before the first token."""
-        return self.tokens / self.seconds if self.tokens and self.seconds else None
-
-
 class BatchRun:
     """Iterate to decode the lines that the journal lacks; each step is a little work.
 
     batch_size, memory_budget: as for stream_many. strict: raise PromptError for the first line that
-    cannot become a text, instead of writing its error. many: how the lines are decoded. Raises as
-    stream_many and Journal do.
+    cannot become a text, instead of writing its error. many: how the lines are decoded. sums: of
+    what this run has decoded. labels: of its newest text. Raises as stream_many and Journal do.
     """
 
     def __init__(
@@ -281,7 +263,9 @@ class BatchRun:
     ) -> None:
         from ..engine.generate import stream_many
 
-        self.figures = Figures()
+        self.seconds = 0.0
+        self.sums: Counter[str] = Counter()
+        self.labels: Labels | None = None
         self._lines = lines
         self._journal = journal
         self._options = options
@@ -293,17 +277,16 @@ class BatchRun:
 
     def __iter__(self) -> Iterator[None]:
         """Ends when every line has a result."""
-        journal, figures = self._journal, self.figures
         if self._strict:
-            for line, error in journal.errors():
+            for line, error in self._journal.errors():
                 raise self._refusal(line, error)
-        journal.begin()
+        self._journal.begin()
         started = time.perf_counter()
         for part in self.many:
-            figures.tokens += len(part.emission.tokens)
+            self.sums["tokens"] += len(part.emission.tokens)
             if part.last:
                 self._write(self._pending.pop(part.number), part)
-            figures.seconds = time.perf_counter() - started
+            self.seconds = time.perf_counter() - started
             yield
 
     def _requests(self) -> Iterator[Request]:
@@ -323,7 +306,7 @@ class BatchRun:
             yield Request(request.prompt, request.options)
 
     def _write(self, request: LineRequest, part: Part) -> None:
-        result, figures = part.result, self.figures
+        result = part.result
         if result is None:
             self._fail(request, part.error or "")
             return
@@ -338,11 +321,10 @@ class BatchRun:
                 seed=result.labels.seed,
             )
         )
-        figures.texts += 1
-        figures.rounds += result.stats.rounds
-        figures.drafted += result.stats.drafted
-        figures.accepted += result.stats.accepted
-        figures.labels = result.labels
+        stats, self.labels = result.stats, result.labels
+        self.sums.update(
+            texts=1, rounds=stats.rounds, drafted=stats.drafted, accepted=stats.accepted
+        )
 
     def _fail(self, request: LineRequest, error: str) -> None:
         if self._strict:
@@ -355,12 +337,13 @@ class BatchRun:
 
 def _summary(run: BatchRun) -> str:
     """Return the statistics of a run over a file in three lines, earlier runs left out."""
-    made, many = run.figures, run.many
+    sums, many = run.sums, run.many
     together = f"up to {many.batch_size} texts in a pass"
     if many.why_not is not None:
         together = f"one text at a time: {many.why_not}"
-    first = f"{made.texts} texts, {render.pace(made.tokens, made.seconds, made.tokens_per_second)}"
-    second = "nothing was decoded"
-    if made.labels is not None:
-        second = render.drafts(made.rounds, made.drafted, made.accepted, made.labels)
-    return f"{first}\n{second}\n{together}"
+    drafts = "nothing was decoded"
+    if run.labels is not None:
+        drafts = render.drafts(sums["rounds"], sums["drafted"], sums["accepted"], run.labels)
+    speed = sums["tokens"] / run.seconds if run.seconds else None
+    pace = render.pace(sums["tokens"], run.seconds, speed)
+    return f"{sums['texts']} texts, {pace}\n{drafts}\n{together}"

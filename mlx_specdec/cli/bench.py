@@ -14,7 +14,7 @@ from ..errors import OptionError
 from ..options import Options, proposers
 from . import interrupts, render
 from .flags import ChatTemplate, CostCache, Flags, Json, Sampling, Verification, command, flag
-from .loading import Models, check_for_translator, load_pair, named, sample
+from .loading import Models, load_pair, named, sample
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -160,8 +160,6 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
     one = Models(**{**vars(models), "draft_model": drafts[0] if drafts else None})
     model, draft_model = named(one)
     file = measuring.prompts or sample(model)
-    if models.model is None:
-        check_for_translator(file)
     from ..text.prompts import read_prompts
 
     prompts = read_prompts(file, measuring.limit)
@@ -252,14 +250,10 @@ def _speculation(
             partial(transformers_methods, pair, options, lengths),
         )
         methods += others
-        if not others:
-            print("no baseline can run these models here", file=sys.stderr)
     first = encode(pair, prompts[0].turns[0], options)
     passes = pass_timer(pairs, first, [method.num_draft for method in methods])
     sizes = [1, *(length + 1 for length in lengths if length != "auto")]
-    link = None
-    if cluster is not None:
-        link = LinkTimer(join(), pair.target, sizes, cluster.exchanges)
+    link = LinkTimer(join(), pair.target, sizes, cluster.exchanges) if cluster else None
     turns = -(-TURNS // (measuring.repeats * len(prompts)))
 
     def between() -> None:

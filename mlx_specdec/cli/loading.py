@@ -295,13 +295,3 @@ def sample(model: str) -> Path:
     if name is None or not (ROOT / "prompts" / name).is_file():
         raise OptionError("no prompts: name a file with one prompt a line")
     return ROOT / "prompts" / name
-
-
-def check_for_translator(file: Path) -> None:
-    """Raise OptionError for a prompt file of the repository that is for another target."""
-    of_translator = SAMPLES[Path(SHIPPED_TARGET).name]
-    if file.resolve().parent == ROOT / "prompts" and file.name != of_translator:
-        raise OptionError(
-            f"{file} is not for the translator, which is measured without --model: name the "
-            "target, for example --model weights/py-llama"
-        )

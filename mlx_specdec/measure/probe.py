@@ -39,12 +39,9 @@ DEVIATIONS = 2
 
 @dataclass(frozen=True)
 class Numbering:
-    """What was accepted with one choice of layers.
-
-    shift: from the layers that the files name. layers: the layers read, counted from 0. rounds:
-    number of rounds with draft tokens. first: number of rounds whose first draft token was
-    accepted. drafted, accepted: numbers of tokens.
-    """
+    """What was accepted with one choice of layers. shift: from the layers that the files name.
+    layers: counted from 0. rounds: with draft tokens. first: rounds whose first draft token was
+    accepted. drafted, accepted: tokens."""
 
     shift: int
     layers: tuple[int, ...]
@@ -111,13 +108,12 @@ class Probe:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the payload of --json."""
+        numberings = [each.as_dict() for each in self.numberings]
+        best = self.best.shift if self.fits else None
         return {
-            "model": self.model,
-            "drafter": self.drafter,
-            "kind": self.kind,
-            "texts": self.texts,
-            "numberings": [each.as_dict() for each in self.numberings],
-            "best_shift": self.best.shift if self.fits else None,
+            **vars(self),
+            "numberings": numberings,
+            "best_shift": best,
             "advice": self.advice,
         }
 
@@ -139,8 +135,8 @@ def probe(
     named = [layer_of(name, depth) for name in network.taps]
     choices = {shift: tuple(layer + shift for layer in named) for shift in SHIFTS}
     exist = {shift: each for shift, each in choices.items() if {*each} <= {*range(depth)}}
-    report(0, len(exist) * len(prompts))
-    measured = []
+    total, measured = len(exist) * len(prompts), []
+    report(0, total)
     for turn, (shift, layers) in enumerate(exist.items()):
         moved = copy.copy(network)
         moved.taps = tuple(map(after, layers))
@@ -152,7 +148,7 @@ def probe(
             firsts = (*stats.drafted_by_position[:1], *stats.accepted_by_position[:1]) or (0, 0)
             its = (*firsts, stats.drafted, stats.accepted)
             counts = [sum(both) for both in zip(counts, its, strict=True)]
-            report(turn * len(prompts) + number, len(exist) * len(prompts))
+            report(turn * len(prompts) + number, total)
         if not counts[0]:
             raise OptionError(
                 "nothing was drafted: the target's texts end at once, which other prompts may "

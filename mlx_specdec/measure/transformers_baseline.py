@@ -53,10 +53,8 @@ class HuggingFace:
 
     @contextmanager
     def at_work(self, seed: int) -> Iterator[None]:
-        """Run torch without gradients, with this many threads and its generator seeded.
-
-        torch and MLX may share one BLAS: its number of threads is restored afterwards.
-        """
+        """Run torch without gradients, with this many threads and its generator seeded. torch and
+        MLX may share one BLAS: its number of threads is restored."""
         with process.threads_kept(), self.torch.inference_mode():
             self.torch.set_num_threads(self.threads)
             self.torch.manual_seed(seed)
@@ -109,10 +107,8 @@ def weights(network: nn.Module) -> dict[str, np.ndarray]:
 
 
 def settings(config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
-    """Return config.json as transformers should read it.
-
-    T5's scaling before the head: transformers takes it from tie_word_embeddings, mostly.
-    """
+    """Return config.json as transformers should read it: it takes T5's scaling before the head from
+    tie_word_embeddings, mostly."""
     adapted = {name: value for name, value in config.items() if name not in _OURS}
     if isinstance(network, T5):
         adapted["tie_word_embeddings"] = network.config.scales_output
@@ -121,11 +117,8 @@ def settings(config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
 
 
 def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -> Any:
-    """Return transformers' model, in float32 on the CPU, that computes what `network` does.
-
-    config: the contents of config.json. Raises NoBaselineError where transformers does not have the
-    model, or divides its weights into other tensors.
-    """
+    """Return transformers' model, in float32 on the CPU, that computes what `network` does. Raises
+    NoBaselineError where transformers lacks it, or divides its weights into other tensors."""
     model = _empty(hugging, settings(config, network), isinstance(network, T5))
     given = {name: hugging.torch.from_numpy(array) for name, array in weights(network).items()}
     _check_names(model, given)
@@ -161,25 +154,19 @@ def _empty(hugging: HuggingFace, adapted: dict[str, Any], has_encoder: bool) -> 
 def _check_names(model: Any, given: Mapping[str, Any]) -> None:
     """Raise NoBaselineError unless all parameters are given, apart from tied ones."""
     known = model.state_dict()
-    strange = sorted(given.keys() - known.keys())
     # Parameters that are tied come once, under their first name.
-    strange += sorted({name for name, _ in model.named_parameters()} - given.keys())
-    strange += sorted(
-        name for name in given.keys() & known.keys() if given[name].shape != known[name].shape
-    )
-    if strange:
+    lacking = {name for name, _ in model.named_parameters()} - given.keys()
+    both = given.keys() & known.keys()
+    others = {name for name in both if given[name].shape != known[name].shape}
+    if strange := sorted((given.keys() - known.keys()) | lacking | others):
         raise NoBaselineError(f"its model has other tensors than ours, {strange[0]} among them")
 
 
 def transformers_methods(
     pair: Pair, options: Options, lengths: Sequence[Length], hugging: HuggingFace
 ) -> list[Method]:
-    """Return plain decoding, and assisted decoding where the draft can be an assistant: it always
-    drafts the same number of tokens.
-
-    Sampled texts come from another generator, so only greedy ones are compared with plain
-    decoding's, and only where both sides compute in float32. Raises NoBaselineError.
-    """
+    """Return plain decoding, and assisted decoding with so many tokens a round where the draft can
+    be an assistant. Raises NoBaselineError."""
     generation = _generation(pair, options, hugging)
     runs: dict[int, Runner] = {0: generation.run}
     assisted = [length for length in lengths if isinstance(length, int) and length > 0]
@@ -237,7 +224,7 @@ class _Generation:
 
     @property
     def same_text(self) -> bool:
-        """Whether the texts should be plain decoding's."""
+        """Whether the texts should be plain decoding's; sampled ones are drawn by other numbers."""
         return self.options.temperature == 0 and self.pair.dtype == "float32"
 
     def run_all(self, size: int, prompts: Prompts) -> Texts:
@@ -319,11 +306,8 @@ def sampling(options: Options) -> dict[str, Any]:
 
 
 class Listener:
-    """A streamer that records when tokens came.
-
-    transformers hands it the prompt, then the tokens of a round at a time. The first round has the
-    prompt pass in it, so that its tokens are not counted.
-    """
+    """A streamer that records when tokens came. transformers hands it the prompt, then the tokens
+    of a round at a time. The first round has the prompt pass in it: its tokens are not counted."""
 
     def __init__(self) -> None:
         self._rounds: list[tuple[float, Any]] = []

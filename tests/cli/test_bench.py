@@ -14,7 +14,6 @@ import pytest
 
 from mlx_specdec.cli import bench
 from mlx_specdec.cli.bench import _check_report, sample
-from mlx_specdec.cli.loading import ROOT
 from mlx_specdec.errors import OptionError
 from mlx_specdec.measure.analysis import SpeedUp, Value
 
@@ -68,14 +67,6 @@ def test_what_the_chat_template_is_told_counts_for_every_method(run: Run, tmp_pa
     done = run(*asked, "--system-prompt", "be brief", "--chat-template-config", '{"end": "!"}')
     assert done.code == 0, done.err
     assert strict(done.out)["methods"][1]["differences"] == []
-
-
-@pytest.mark.parametrize("name", ["python.jsonl", "code_edits.jsonl"])
-def test_prompts_of_another_shipped_target_are_not_given_to_the_translator(
-    run: Run, name: str
-) -> None:
-    done = run("bench", ROOT / "prompts" / name)
-    told(done, name, "is not for the translator", "--model weights/py-llama")
 
 
 def test_what_cannot_be_measured_is_told(run: Run, t5: Path, prompts: Path, tmp_path: Path) -> None:
