@@ -61,9 +61,9 @@ def calibrate(
 
 
 class Survey:
-    """DraftLength of a calibration: PLAIN_STEPS plain steps, then 1 to `most` tokens, and again. Not
-    counted are the first plain step, which fills the pipeline, and the first round after it, which
-    pays for what the draft has not read."""
+    """DraftLength of a calibration: PLAIN_STEPS plain steps, then 1 to `most` tokens, and again.
+    Not counted are the first plain step, which fills the pipeline, and the first round after it,
+    which pays for what the draft has not read."""
 
     PLAIN_STEPS = 6
     changes: Sequence[Change] = ()
