@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.decoding.sequence import Emission
 from mlx_specdec.draft_length import saved
 from mlx_specdec.engine.generate import generate, generate_many, stream_many
-from mlx_specdec.engine.memory import BatchSize
+from mlx_specdec.engine.memory import AutoBatchSize, BatchSize
 from mlx_specdec.engine.opening import drafters, pair_key, source
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
@@ -243,3 +244,26 @@ def test_batches_save_what_they_learned_by_size(pair: Pair, proposer: str) -> No
     its = source(draft, asked)
     assert 4 in known.costs[its.costs]
     assert known.counts[its.text].shape == (2, its.most)
+
+
+@pytest.mark.parametrize(
+    ("rate", "most", "expected"),
+    [
+        (lambda size: size, 64, 64),
+        (lambda size: size, 24, 16),
+        (lambda size: min(size, 16), 64, 16),
+        (lambda size: min(size, 4), 64, 4),
+        (lambda size: 1.0, 64, 1),
+        (lambda size: -abs(size - 32) + 100, 64, 32),
+        (lambda size: 1 / size, 64, 1),
+    ],
+)
+def test_the_size_of_batches_settles_where_most_tokens_come(
+    rate: Callable[[int], float], most: int, expected: int
+) -> None:
+    size, seen = AutoBatchSize(most=most), set()
+    for _ in range(12):
+        seen.add(size.size)
+        size.took(int(1000 * rate(size.size)), 1000.0)
+    assert size.size == expected
+    assert max(seen) <= most

@@ -181,19 +181,6 @@ def test_schemas_that_lead_deep_do_not_crash() -> None:
     assert constraint.forced() == [7, 4, 3, 7]
 
 
-def test_a_panic_of_the_library_is_an_error_of_the_grammar() -> None:
-    class PanicException(BaseException):
-        """As pyo3's."""
-
-    def panics() -> None:
-        raise PanicException("index out of bounds")
-
-    with pytest.raises(OptionError, match="make it simpler"):
-        with_stack(panics)
-    with pytest.raises(KeyboardInterrupt):
-        with_stack(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-
-
 def test_what_takes_more_than_the_limits_is_stuck() -> None:
     """The number of ways to read so many letters grows with their square."""
     grammar = compiled(None, None, 'start: "a" | start start | start start start')

@@ -45,24 +45,6 @@ def test_coupled_rows_are_gumbel() -> None:
     assert abs(mx.var(rows).item() - 1.6449) < 0.05
 
 
-def test_independent_noise_uses_no_key_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[tuple[int | str, ...]] = []
-    source, key = IndependentNoise(7, 13), IndependentNoise.key
-    monkeypatch.setattr(
-        IndependentNoise, "key", lambda self, *path: used.append(path) or key(self, *path)
-    )
-    # Only one token a round is kept: every round draws discarded positions again.
-    for round_number in range(6):
-        noise = source.at(round_number, round_number)
-        for index in range(4):
-            noise.draft(index)
-        noise.accept(4)
-        noise.correction()
-    paths = list(used)
-    keys = {tuple(source.key(*path).tolist()) for path in paths}
-    assert len(paths) == len(set(paths)) == len(keys) == 6 * 9
-
-
 @pytest.mark.parametrize("seed", [0, 3])
 def test_one_seed_couples_neither_two_prompts_nor_a_text_and_its_continuation(seed: int) -> None:
     size, count, prompt = 40, 600, [5, 6, 7]
