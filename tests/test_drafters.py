@@ -141,7 +141,7 @@ def test_proposers_and_lengths_that_a_caller_passes_teach_nothing_of_the_pair(
     text = generate(pair, "hello", asked).tokens
     before = saved.read(pair_key(pair))
     [*_, draft] = drafters(pair, asked)
-    own = draft.make(Setup(asked))
+    own = draft.make(Setup(asked.sampling))
     for passed in ({"proposer": own}, {"draft_length": AutoLength()}):
         assert stream_generate(pair, "hello", asked, **passed).result().tokens == text
     after = saved.read(pair_key(pair))

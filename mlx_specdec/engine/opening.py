@@ -120,7 +120,10 @@ def make_proposer(
     for place, each in enumerate(chosen):
         stops = learning and each.stops and not batch
         setup = Setup(
-            options,
+            options.sampling,
+            options.ngram_min,
+            options.ngram_choice,
+            options.constraint,
             followed=place < len(chosen) - 1,
             # Batches often do best without drafts.
             eager=not batch and (learning is None or learning.eager(each.name)),

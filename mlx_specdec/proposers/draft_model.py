@@ -29,8 +29,8 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     model, translation = pair.draft, pair.translation
 
     def make(setup: Setup) -> DraftModel:
-        sampling = setup.options.sampling
-        return DraftModel(model, sampling, pair.vocabulary, translation, eager=setup.eager)
+        given = setup.sampling, pair.vocabulary, translation
+        return DraftModel(model, *given, eager=setup.eager)
 
     return Drafter(NAME, make, nbytes=model.nbytes, identity=pair.draft_name or "")
 

@@ -47,19 +47,6 @@ class LoadedPair(Protocol):
     def constraint(self, grammar: Grammar | None) -> Constraint | None: ...
 
 
-class DraftOptions(Protocol):
-    """The options of a request that concern drafters; see options.Options."""
-
-    @property
-    def sampling(self) -> Sampling: ...
-    @property
-    def ngram_min(self) -> int | None: ...
-    @property
-    def ngram_choice(self) -> str: ...
-    @property
-    def constraint(self) -> Grammar | None: ...
-
-
 @dataclass(frozen=True)
 class Setup:
     """What the proposer of one request is made with.
@@ -70,7 +57,10 @@ class Setup:
     not the drafter's to choose.
     """
 
-    options: DraftOptions
+    sampling: Sampling
+    ngram_min: int | None = None
+    ngram_choice: str = "recent"
+    grammar: Grammar | None = None
     followed: bool = False
     eager: bool = True
     prices: Callable[[], Prices | None] | None = None

@@ -39,8 +39,7 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     network = pair.drafter_network
 
     def make(setup: Setup) -> HiddenStateDrafter:
-        sampling = setup.options.sampling
-        return HiddenStateDrafter(network, sampling, pair.vocabulary, setup.prices)
+        return HiddenStateDrafter(network, setup.sampling, pair.vocabulary, setup.prices)
 
     return Drafter(
         network.kind,

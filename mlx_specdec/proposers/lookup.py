@@ -35,8 +35,8 @@ def drafter(pair: LoadedPair) -> Drafter:
 
     def make(setup: Setup) -> PromptLookup:
         trusted = BEFORE_OTHERS if setup.followed and documents is None else ALONE
-        frequent = setup.options.ngram_choice == "frequent"
-        least = setup.options.ngram_min or trusted
+        frequent = setup.ngram_choice == "frequent"
+        least = setup.ngram_min or trusted
         return PromptLookup(least, frequent, documents, pair.vocabulary)
 
     return Drafter("ngram", make)
@@ -217,7 +217,7 @@ def forcing(pair: LoadedPair) -> Drafter:
     """Return what every pair has; it abstains in texts without a constraint."""
 
     def make(setup: Setup) -> Forced:
-        return Forced(pair.target, lambda: pair.constraint(setup.options.constraint))
+        return Forced(pair.target, lambda: pair.constraint(setup.grammar))
 
     return Drafter(FORCED, make)
 

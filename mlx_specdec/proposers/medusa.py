@@ -29,7 +29,7 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     heads = pair.heads
     return Drafter(
         "medusa",
-        lambda setup: Medusa(heads, setup.options.sampling, pair.vocabulary),
+        lambda setup: Medusa(heads, setup.sampling, pair.vocabulary),
         most=min(heads.count, MOST_DRAFTED),
         nbytes=heads.nbytes,
     )
