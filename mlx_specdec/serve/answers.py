@@ -15,7 +15,6 @@ from typing import Any
 from .. import __version__
 from ..decoding.sequence import Emission, TokenLogprob
 from ..engine.request import Request, Result
-from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import token_bytes
 from .events import Event, Reader
 from .problems import Problem
@@ -24,6 +23,8 @@ Payload = dict[str, Any]
 FINGERPRINT = f"mlx-specdec-{__version__}"
 LEAST_LOGPROB = -9999.0
 """JSON has no infinity."""
+token_pieces = functools.lru_cache(maxsize=1)(token_bytes)
+"""Returns the bytes of each id of a Tokenizer; None for ids without a text."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +124,6 @@ def cached_tokens(choices: Sequence[Choice], prompt_tokens: int) -> int:
     read_by_choices = sum(each.prompt_tokens for each in labels)
     cached = sum(each.cached_tokens for each in labels)
     return cached * prompt_tokens // read_by_choices if read_by_choices else 0
-
-
-@functools.lru_cache(maxsize=1)
-def token_pieces(tokenizer: Tokenizer) -> list[bytes | None]:
-    """Return the bytes of each token id; None for ids without a text."""
-    return token_bytes(tokenizer)
 
 
 def server_sent_event(payload: Payload, *, named: bool = False) -> bytes:

@@ -77,9 +77,7 @@ def tool_call(given: Message) -> Message:
 
 
 def ending_of(body: Body, messages: Sequence[Message]) -> Ending:
-    """Return how the prompt ends: add_generation_prompt and continue_final_message, as in vLLM.
-
-    Raises Problem."""
+    """Return how the prompt ends, which vLLM's fields tell. Raises Problem."""
     if not body.get("continue_final_message"):
         return "answer" if body.get("add_generation_prompt", True) else "closed"
     if messages[-1].get("tool_calls"):
@@ -91,9 +89,8 @@ def ending_of(body: Body, messages: Sequence[Message]) -> Ending:
 
 
 def template_settings(body: Body) -> dict[str, Any]:
-    """Return the variables that a request sets for the chat template.
-
-    Clients turn reasoning on or off by different fields; chat_template_kwargs takes precedence."""
+    """Return the variables of a request for the chat template. Clients turn reasoning on or off by
+    different fields; chat_template_kwargs takes precedence."""
     thinks: bool | None = THINKING.get(body.get("thinking", {}).get("type"))
     settings: dict[str, Any] = {}
     effort = body.get("reasoning_effort")
@@ -151,9 +148,7 @@ class Tools:
 
 
 def tools_of(body: Body) -> Tools:
-    """Return the tools of a chat's body; a later tool replaces one of the same name.
-
-    Raises Problem."""
+    """Return the tools of a chat; a later one replaces one of the same name. Raises Problem."""
     given = [each["function"] for each in body.get("tools", ())] or body.get("functions", ())
     choice = body.get("tool_choice", body.get("function_call", "auto"))
     functions = {

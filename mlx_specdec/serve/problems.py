@@ -6,6 +6,7 @@ Clients retry statuses from 500 on and 429: a request that the client has to cha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 TYPES = {
@@ -18,24 +19,16 @@ TYPES = {
 CONTEXT = "context_length_exceeded"
 
 
+@dataclass(eq=False)
 class Problem(Exception):
     """An error response. param: the field that is wrong. code: a word for programs."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-        self.headers = dict(headers or {})
+    status: int
+    message: str
+    _: KW_ONLY
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def type(self) -> str:

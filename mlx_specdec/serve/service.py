@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from ..decoding.sequence import Emission
 from ..engine.request import STUCK, Part
@@ -31,6 +31,8 @@ SMALL_BODY = 1 << 16
 HEARTBEAT_SECONDS = 15.0
 """A silent stream sends a comment this often, for the proxies on its way."""
 HEARTBEAT = b": keep-alive\n\n"
+POLL_SECONDS = 0.5
+"""Time between two looks whether a client that waits for a whole answer is still there."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 NOTHING = Emission((), ())
 T = TypeVar("T")
@@ -130,16 +132,19 @@ class Service:
         ClientDisconnect."""
         stream = ResponseStream(self.engine, parsed, writer, self.settings.limits.seconds)
 
-        def end() -> None:
+        async def end() -> None:
             stream.close()
             request.scope.setdefault("log_fields", {}).update(stream.figures())
 
         if parsed.stream:
-            return EventStream(stream.events(), end)
+            # The task also runs where the client has left.
+            return StreamingResponse(
+                stream.events(), 200, STREAM_HEADERS, EVENTS, background=BackgroundTask(end)
+            )
         try:
-            answer = await _while_connected(request, stream.whole())
+            answer = await stream.whole(request)
         finally:
-            end()
+            await end()
         return await run_in_threadpool(JSONResponse, answer)
 
 
@@ -172,10 +177,11 @@ class ResponseStream:
             raise busy(STOPPING) from None
         self._open = {number: index for index, number in enumerate(numbers)}
 
-    async def whole(self) -> Payload | list[Payload]:
-        """Return the whole answer. Raises Problem."""
-        async for _ in self._steps():
-            pass
+    async def whole(self, request: Request) -> Payload | list[Payload]:
+        """Return the whole answer. Raises Problem, and ClientDisconnect when the client leaves."""
+        async for _ in self._steps(POLL_SECONDS):
+            if await request.is_disconnected():
+                raise ClientDisconnect
         return self._writer.answer(self.choices)
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -216,7 +222,7 @@ class ResponseStream:
         self._engine.cancel(list(self._open))
         self._open = {}
 
-    async def _steps(self, every: float = 3600.0) -> AsyncIterator[Step | None]:
+    async def _steps(self, every: float) -> AsyncIterator[Step | None]:
         """Yield what was generated, as it comes; None after every `every` seconds without anything.
 
         When the time of the request is over, the texts are cut. Raises Problem where the engine
@@ -293,37 +299,3 @@ def _problem_of(error: str) -> Problem:
         return busy(error)
     # The client can change a constraint that no text of the model satisfies.
     return invalid(error) if error == STUCK else failed(error)
-
-
-class EventStream(StreamingResponse):
-    """A stream of server-sent events. end: called when the stream has ended, whether the client has
-    read all of it or left."""
-
-    def __init__(self, events: AsyncIterator[bytes], end: Callable[[], None]) -> None:
-        super().__init__(events, headers=STREAM_HEADERS, media_type=EVENTS)
-        self._end = end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            # Even where the first event was never requested.
-            self._end()
-
-
-async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Wait for `work` as long as the client is connected. Raises ClientDisconnect."""
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        working.cancel()
-
-    working, watching = asyncio.create_task(work), asyncio.create_task(watch())
-    try:
-        return await working
-    except asyncio.CancelledError:
-        raise ClientDisconnect from None
-    finally:
-        working.cancel()
-        watching.cancel()

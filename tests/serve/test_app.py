@@ -77,7 +77,7 @@ def test_a_request_whose_time_is_over_keeps_what_it_has(
 ) -> None:
     steps = ResponseStream._steps
 
-    async def until_eight_tokens(self: ResponseStream, every: float = 3600.0) -> AsyncIterator[Any]:
+    async def until_eight_tokens(self: ResponseStream, every: float) -> AsyncIterator[Any]:
         async for each in steps(self, every):
             yield each
             if sum(choice.tokens for choice in self.choices) >= 8:
