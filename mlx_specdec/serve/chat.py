@@ -77,7 +77,7 @@ def tool_call(given: Message) -> Message:
 
 
 def ending_of(body: Body, messages: Sequence[Message]) -> Ending:
-    """Return how the prompt ends, which vLLM's fields tell. Raises Problem."""
+    """Return how the prompt ends, by the fields that vLLM has for it. Raises Problem."""
     if not body.get("continue_final_message"):
         return "answer" if body.get("add_generation_prompt", True) else "closed"
     if messages[-1].get("tool_calls"):

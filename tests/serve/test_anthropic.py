@@ -17,9 +17,9 @@ from mlx_specdec.serve import anthropic
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.service import Service
-from mlx_specdec.serve.settings import Limits, ServiceSettings
+from mlx_specdec.serve.settings import ServiceSettings
 
-from ..support.serving import broken_after, client_of
+from ..support.serving import broken_after
 
 PATH = "/v1/messages"
 BODY = {
@@ -106,15 +106,6 @@ def test_a_stop_sequence_is_told(client: TestClient, text: str) -> None:
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
         delta = events(client, stop_sequences=stops)[-2]["delta"]
         assert delta == {"stop_reason": "stop_sequence", "stop_sequence": stop}
-
-
-def test_an_answer_that_may_be_longer_than_the_context_ends_with_it(engine: Engine) -> None:
-    client = client_of(engine, Limits(context=60))
-    answer = told(client, max_tokens=32_000)
-    assert answer["usage"]["input_tokens"] + answer["usage"]["output_tokens"] == 60
-    assert answer["stop_reason"] == "max_tokens"
-    answer = client.post(PATH, json={**BODY, "system": "x" * 100})
-    assert answer.status_code == 400 and "shorten it" in answer.json()["error"]["message"]
 
 
 def test_a_last_message_of_the_assistant_is_continued(

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,10 +24,8 @@ from mlx_specdec.serve.settings import Limits
 from ..support.serving import (
     CHAT,
     COMPLETIONS,
-    OPTIONS,
     SCHEMA,
     TEXT,
-    ask,
     client_of,
     ok,
     running,
@@ -56,7 +53,6 @@ FITTING = [
     ({"guided_choice": ["(é)", '("ab\\']}, r"\(é\)|\(\"ab\\"),
     ({"structured_outputs": {"choice": ["(é)", '("ab\\']}}, r"\(é\)|\(\"ab\\"),
 ]
-ANY = {"response_format": {"type": "json_object"}}
 USER = [{"role": "user", "content": TEXT}]
 
 
@@ -89,34 +85,6 @@ def test_texts_fit_whoever_drafts(client: TestClient, asked: dict[str, Any], pat
     assert re.fullmatch(pattern, choice["message"]["content"])
 
 
-def test_neighbors_of_all_kinds_have_the_texts_that_they_have_alone(
-    client: TestClient, pair: Pair, alone: Callable[..., str]
-) -> None:
-    kinds: list[dict[str, Any]] = [{}, *(asked for asked, _ in FITTING), {}, ANY]
-    bodies = [
-        {"prompt": TEXT, "temperature": seed % 2 + 0.0, "seed": seed, "max_tokens": 24, **asked}
-        for seed, asked in enumerate(kinds)
-    ]
-
-    def text(body: dict[str, Any]) -> str:
-        return ok(client, COMPLETIONS, **body)["choices"][0]["text"]
-
-    expected = [text(body) for body in bodies]
-    ids = pair.tokenizer.encode(TEXT)
-    for body, own in zip(bodies, expected, strict=True):
-        if body.keys() == bodies[0].keys():
-            assert own == alone(ids, temperature=body["temperature"], seed=body["seed"])
-    with ThreadPoolExecutor(len(bodies)) as clients:
-        assert [*clients.map(text, bodies)] == expected
-
-
-def test_what_a_grammar_is_certain_about_is_proposed(engine: Engine) -> None:
-    result = ask(engine, replace(OPTIONS, regex="abcabcab"))[1].last().result
-    assert result.text == "abcabcab"
-    assert result.stats.by_source["forced"].accepted > 0
-    assert "forced" not in ask(engine)[1].last().result.stats.by_source
-
-
 @pytest.mark.parametrize(
     ("asked", "param", "said"),
     [
@@ -131,7 +99,7 @@ def test_what_a_grammar_is_certain_about_is_proposed(engine: Engine) -> None:
             "response_format",
             "Unimplemented keys",
         ),
-        ({**ANY, "regex": "a"}, "response_format", "at most one of"),
+        ({"guided_regex": "a", "regex": "a"}, "response_format", "at most one of"),
         ({"regex": 5}, "regex", "must be a non-blank string, not 5"),
         ({"regex": "a("}, "regex", "unclosed group"),
         ({"grammar": "root ::= x"}, "grammar", "grammar is wrong: Rule 'x' not found"),

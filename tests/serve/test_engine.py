@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,36 +11,13 @@ import pytest
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Job, Part, Request
 from mlx_specdec.engine.scheduler import BROKEN, Scheduler
-from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module
-from mlx_specdec.serve.engine import STOPPING, Engine, QueueFull
+from mlx_specdec.serve.engine import STOPPING, Engine
 
 from ..support.serving import OPTIONS, PROMPT, Heard, ask, running, wait_until
 
 ENDLESS = replace(OPTIONS, max_tokens=4000)
-
-
-def test_a_request_is_heard_of_until_it_ends(engine: Engine, alone: Callable[..., str]) -> None:
-    options = replace(OPTIONS, temperature=0.7, seed=3)
-    number, heard = ask(engine, options)
-    parts = []
-    while not parts or not parts[-1].last:
-        parts.append(heard.parts.get(timeout=60))
-    assert {part.number for part in parts} == {number}
-    text = "".join(part.emission.text for part in parts)
-    assert text == parts[-1].result.text == alone(PROMPT, temperature=0.7, seed=3)
-
-
-def test_a_full_queue_takes_no_part_of_a_request(llama: tuple[Path, Path]) -> None:
-    with running(llama, batch_size=1, waiting=2) as engine:
-        requests = [Request(PROMPT, ENDLESS)] * 2
-        numbers = engine.submit(requests, Heard())
-        with pytest.raises(QueueFull):
-            engine.submit(requests, Heard())
-        engine.cancel(numbers)
-        _, heard = ask(engine)
-        assert heard.last().result is not None
 
 
 def test_closing_ends_what_is_there_with_an_error(llama: tuple[Path, Path]) -> None:
@@ -110,17 +86,6 @@ def test_a_request_that_cannot_be_begun_does_not_touch_the_others(
     assert ask(engine, replace(OPTIONS, seed=13))[1].last().error == f"{BROKEN} (ValueError)"
     assert "empty" in ask(engine, prompt=[])[1].last().error
     assert other.last().result is not None
-
-
-def test_what_cannot_be_loaded_is_told_to_who_started_it() -> None:
-    def load() -> tuple[Pair, object]:
-        raise CheckpointError("no weights here")
-
-    engine, told = Engine(load, batch_size=1, waiting=1), threading.Event()
-    engine.start(then=told.set)
-    assert told.wait(60) and engine.join(60)
-    assert isinstance(engine.problem, CheckpointError)
-    assert not engine.ready.is_set()
 
 
 def test_a_long_prompt_is_read_between_rounds_of_others(engine: Engine) -> None:

@@ -337,21 +337,14 @@ def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
 WRONG: dict[str, Sequence[Any]] = {
     "prompt": [
         {},
-        *({"prompt": each} for each in ("", [], 5, [[1], 2], [True], [10**9])),
+        *({"prompt": each} for each in ("", [], 5, [[1], 2], [10**9])),
         {"prompt": ["x"] * 9, "n": 2},
     ],
     "messages": [
-        {"messages": each}
-        for each in (
-            [],
-            "hello",
-            ["x"],
-            [{"role": "user"}],
-            [{"content": "x"}],
-            [{"role": "king", "content": "x"}],
-            [{"role": "user", "content": 5}],
-            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-        )
+        {"messages": []},
+        {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "king", "content": "x"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
     ],
     "model": [5],
     "n": [0, 17],

@@ -103,25 +103,3 @@ def test_metrics_count_hits_in_tokens(client: TestClient, system: str) -> None:
 def metrics(client: TestClient) -> dict[str, float]:
     lines = [each for each in client.get("/metrics").text.splitlines() if each[0] != "#"]
     return {line.split("{")[0].split(" ")[0]: float(line.split(" ")[-1]) for line in lines}
-
-
-def test_a_translator_reads_the_same_source_once(t5: tuple[Path, Path]) -> None:
-    with running(t5, store=Store(1 << 26)) as engine:
-        client = client_of(engine)
-        body = {"prompt": "This is a sentence.", "max_tokens": 8}
-        first, again = (ok(client, COMPLETIONS, **body) for _ in range(2))
-        assert first["choices"][0]["text"] == again["choices"][0]["text"]
-        assert (cached(first), cached(again)) == (0, first["usage"]["prompt_tokens"])
-        longer = ok(client, COMPLETIONS, prompt="This is a sentence. And more.", max_tokens=8)
-        assert cached(longer) == 0, "an encoder looks both ways"
-
-
-def test_it_survives_a_restart(llama: tuple[Path, Path], system: str, tmp_path: Path) -> None:
-    store = Store(1 << 26, tmp_path / "cache")
-    texts = []
-    for hit in (False, True):
-        with running(llama, store=store) as engine:
-            told = ok(client_of(engine), COMPLETIONS, prompt=system, max_tokens=5)
-            assert bool(cached(told)) == hit
-            texts.append(told["choices"][0]["text"])
-    assert texts[0] == texts[1]

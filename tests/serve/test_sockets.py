@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import huggingface_hub
@@ -23,12 +26,28 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.prompt_cache_files import Store
+from mlx_specdec.engine.request import Part
+from mlx_specdec.engine.scheduler import Scheduler
+from mlx_specdec.serve import server as server_module
+from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.server import Connection
-from mlx_specdec.serve.settings import Limits
+from mlx_specdec.serve.settings import Limits, ServiceSettings
 
-from ..support.serving import PATIENCE, TEXT, Place, answer_of, listening, post, served, wait_until
+from ..support.serving import (
+    OPTIONS,
+    PATIENCE,
+    TEXT,
+    Place,
+    answer_of,
+    listening,
+    post,
+    served,
+    wait_until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -269,3 +288,53 @@ def test_small_answers_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     with waiting_server() as (_, connect, _), connect(GET) as connection:
         assert until(b"small", connection)
     assert delays and all(delays)
+
+
+def ask_and_end(port: int) -> None:
+    """Request more than there is time for, and end the server with the first chunk."""
+    while True:
+        with (
+            suppress(ConnectionRefusedError),
+            socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
+        ):
+            connection.sendall(post({"prompt": "def", "max_tokens": 4000, "stream": True}))
+            while data := connection.recv(1000):
+                if b"data: {" in data:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+        time.sleep(0.05)  # it is loading
+
+
+def test_the_prompt_cache_is_written_though_the_last_step_takes_long(
+    llama: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, step = tmp_path / "kept.safetensors", Scheduler.step
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+    def slow(self: Scheduler) -> list[Part]:
+        parts = step(self)
+        time.sleep(0.3)
+        return parts
+
+    def killed(code: int) -> None:
+        raise AssertionError("nobody waited for the last step")
+
+    monkeypatch.setattr(Scheduler, "step", slow)
+    monkeypatch.setattr(server_module, "CUT_SECONDS", 0.05)
+    monkeypatch.setattr(server_module, "DRAIN_SECONDS", 0)
+    monkeypatch.setattr(os, "_exit", killed)
+    client = threading.Thread(target=ask_and_end, args=[port], daemon=True)
+    client.start()
+    server_module.serve(
+        "tiny",
+        lambda: (load(*llama), OPTIONS),
+        "127.0.0.1",
+        port,
+        access=Access(),
+        settings=ServiceSettings(),
+        batch_size=2,
+        store=Store(file=file),
+    )
+    client.join()
+    assert file.stat().st_size > 0
