@@ -18,7 +18,6 @@ from mlx_specdec.conversion.verify import (
     compare_logits,
     compare_text,
 )
-from mlx_specdec.errors import OptionError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.text.tokenizer import load_tokenizer
 
@@ -93,25 +92,3 @@ def test_fewer_bits_change_more(t5: Path, tmp_path: Path) -> None:
         assert told["mean"] == report.verified.text.mean
         assert "perplexity" in report.describe()
     assert means == sorted(means) and means[0] < means[2]
-
-
-def test_to_verify_without_a_way_to_compare_is_refused(t5: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="compare_logits"):
-        convert(str(t5), tmp_path / "out", verify=True)
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_tokenizer_that_is_missing_is_told(t5: Path, tmp_path: Path) -> None:
-    source = tmp_path / "bare"
-    source.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (source / name).write_bytes((t5 / name).read_bytes())
-    report = convert(
-        str(source),
-        tmp_path / "out",
-        verify=True,
-        compare_logits=compare_logits,
-        compare_text=compare_text,
-    )
-    assert report.verified.logits == 0 and report.verified.text is None
-    assert "fixed text not scored" in report.describe()

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 
-from mlx_specdec import Options, generate
-
 from .support.models import make_llama
-from .support.pairs import PROMPT, decoder_only
 
 linux_x86 = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="only Linux replaces the BLAS"
@@ -83,30 +78,6 @@ for _ in range(6):
     thread.start()
     thread.join()
 """
-
-
-def test_mlx_is_told_when_a_thread_ends_that_generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair, told, clear = decoder_only("llama"), [], mx.clear_streams
-    generate(pair, PROMPT, Options(max_tokens=3))
-
-    def listen() -> None:
-        told.append(threading.get_ident())
-        clear()
-
-    monkeypatch.setattr(mx, "clear_streams", listen)
-    idents = []
-
-    def work() -> None:
-        for _ in range(2):
-            generate(pair, PROMPT, Options(max_tokens=3))
-        assert told == idents
-        idents.append(threading.get_ident())
-
-    for _ in range(2):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    assert told == idents and len(told) == 2
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 from pathlib import Path
 
@@ -17,7 +16,6 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import make_head_prompts
 import measure_all_sum
-from demo_training import lists
 from demo_training.texts import PREFIX, library_files, split
 
 WORDS = ["tea", "milk", "bread", "salt", "fish", "snow", "rain", "wind", "night", "morning"]
@@ -96,22 +94,6 @@ def test_translation_prompts_are_sentences_behind_the_models_prefix(
     assert all(prompt.startswith(PREFIX) for prompt in found)
     assert "J'aime" not in "".join(found)
     assert prompts(tmp_path, monkeypatch, *flags) == found
-
-
-def test_lists_of_things_are_whole_sentences_whose_articles_agree() -> None:
-    nouns = {noun: number for _, noun, number in lists.NOUNS}
-    for article, noun, expected in (
-        ("some", "pain", "du pain"),
-        ("some", "eau", "de l'eau"),
-        ("of", "huile", "d'huile"),
-        ("the", "haricots", "les haricots"),
-    ):
-        assert lists.with_article(article, noun, nouns[noun]) == expected
-    dice = random.Random(3)
-    for _ in range(500):
-        english, french = lists.list_sentence(dice)
-        assert "{" not in english + french
-        assert (english[-1] in ".?") and (french[-1] == english[-1] or french.endswith("plaît."))
 
 
 # ------------------------------------------------------------------ sums over machines

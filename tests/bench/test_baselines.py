@@ -20,7 +20,6 @@ from mlx_specdec.measure.baselines import find_baselines, mlx_lm_file_methods, m
 from mlx_specdec.measure.transformers_baseline import (
     NoBaselineError,
     build,
-    sampling,
     settings,
     transformers_file_methods,
     transformers_methods,
@@ -83,18 +82,6 @@ def test_tokens_after_the_round_with_the_prompt_pass_are_counted(
     sample = plain.run([3])
     assert sample.tokens == (5, 6, 7, 1)
     assert (sample.counted, sample.rounds, sample.seconds) == (3, 2, 2.0)
-
-
-def test_the_law_is_the_same_and_sampled_texts_promise_no_sameness(pair: Pair) -> None:
-    assert sampling(Options()) == {"do_sample": False}
-    asked = Options(temperature=0.7, top_k=5, top_p=0.9)
-    told = {"do_sample": True, "temperature": 0.7, "top_k": 5, "top_p": 0.9}
-    assert sampling(asked) == told
-    assert sampling(Options(temperature=1, min_p=0.1))["min_p"] == 0.1
-    fake, (target, _) = fake_for(pair)
-    method = transformers_methods(pair, asked, [], fake.installed)[0]
-    assert not method.same_text
-    assert target.asked[0]["generation_config"].top_k == 5
 
 
 def test_a_text_ends_where_ours_does(pair: Pair) -> None:

@@ -70,14 +70,6 @@ def test_methods_take_turns_and_each_comes_first_equally_often() -> None:
     assert not found.interrupted
 
 
-def test_rounds_are_timed_in_parts_after_the_measurement_that_counts() -> None:
-    log = Log()
-    methods = [log.method("plain"), log.method("x", in_parts=True)]
-    found = measure(PROMPTS, methods, encode, repeats=1, warmup=0)
-    assert [name for name, _ in log.runs[-3:]] == ["x in parts"] * 3
-    assert set(found.parts) == {"x"} and set(found.parts["x"]) == {0, 1, 2}
-
-
 def test_ctrl_c_keeps_what_was_measured() -> None:
     def stop(name: str, text: str) -> None:
         if (name, text) == ("x", "c"):
@@ -106,17 +98,9 @@ def test_later_turns_carry_the_earlier_ones_and_plain_decodings_answers() -> Non
     log = Log()
     prompts = [Prompt(("one", "two", "three"), "talk")]
     found = measure(prompts, [log.method("plain"), log.method("x")], encode, warmup=0, repeats=2)
-    third = "one\n\n<plain>\n\ntwo\n\n<plain>\n\nthree"
-    assert {text for name, text in log.runs if name == "x"} == {
-        "one",
-        "one\n\n<plain>\n\ntwo",
-        third,
-    }
-    assert [(case.turn, case.category) for case in found.cases] == [
-        (0, "talk"),
-        (1, "talk"),
-        (2, "talk"),
-    ]
+    second, third = "one\n\n<plain>\n\ntwo", "one\n\n<plain>\n\ntwo\n\n<plain>\n\nthree"
+    assert {text for name, text in log.runs if name == "x"} == {"one", second, third}
+    assert [(case.turn, case.category) for case in found.cases] == [(n, "talk") for n in range(3)]
 
 
 # Which methods a benchmark compares, and what they are called.

@@ -101,17 +101,10 @@ def test_figures_are_medians_and_ratios_are_taken_within_a_repeat() -> None:
     assert (draft.speed_up, draft.over_plain) == (4, 2)
     assert other.peak_memory_bytes is None and plain.peak_memory_bytes is not None
     assert (found.texts, found.repeats, found.skipped) == (4, 3, {2: "too long"})
-
-
-def test_texts_that_are_not_those_of_one_at_a_time_are_named() -> None:
-    plain, _, draft, _ = figures().methods
+    # Texts that are not those of one at a time are named.
     assert (plain.compared, plain.differences) == (12, ())
-    assert [(each.prompt, each.position) for each in draft.differences] == [
-        (0, 1),
-        (1, 1),
-        (3, 1),
-        (4, 1),
-    ] * 3
+    places = [(each.prompt, each.position) for each in draft.differences]
+    assert places == [(0, 1), (1, 1), (3, 1), (4, 1)] * 3
 
 
 @pytest.mark.parametrize(

@@ -103,19 +103,6 @@ def test_what_cannot_fit_is_refused_before_the_targets_weights_are_read(
         told(run("generate", TEXT, "--model", target, "--draft-model", drafter), part)
 
 
-def test_estimate_knows_drafters_by_their_configuration(
-    run: Run, llama: Path, vocabulary: int, tmp_path: Path
-) -> None:
-    drafter = dflash(tmp_path / "drafter", vocabulary=vocabulary, markov="vanilla")
-    (drafter / "model.safetensors").unlink()
-    asked = ("--turns", 1, "--prompt-tokens", 8, "--max-tokens", 8)
-    done = run("estimate", "--model", llama, "--draft-model", drafter, *asked, "--json")
-    assert done.code == 0, done.err
-    assert strict(done.out)["proposer"] == "dspark"
-    wrong = eagle3(tmp_path / "wrong", width=48)
-    told(run("estimate", "--model", llama, "--draft-model", wrong), "hidden states of width 48")
-
-
 def test_inspect_knows_drafters(run: Run, tmp_path: Path) -> None:
     for kind, make in (("eagle3", speculators_eagle3), ("dflash", dflash)):
         shown = strict(run("inspect", make(tmp_path / kind), "--json").out)
