@@ -17,14 +17,7 @@ from mlx_specdec.options import Options
 from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
 
 from .support import tiny
-from .support.pairs import (
-    PROMPT,
-    SIZE,
-    Numbers,
-    decoder_only,
-    pair_for,
-    pair_of,
-)
+from .support.pairs import PROMPT, SIZE, Numbers, decoder_only, pair_for, pair_of
 
 LENGTH = 32
 LONGER = 60

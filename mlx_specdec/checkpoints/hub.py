@@ -57,12 +57,7 @@ def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, li
     chosen = shards.choose([f for f in plain if re.match(r"model|(?!.*\.safetensors$)", f)])
     weights = chosen.names if chosen else ()
     if not weights and not alone:
-        other = shards.foreign([file for file in plain if file.isprintable()])
-        raise SourceError(
-            f"{name} holds no weights that can be read here"
-            + (f", only such as {other:.80}" if other else "")
-            + ": choose a repository with safetensors files"
-        )
+        raise SourceError(f"{name} holds no weights that are read here: choose safetensors files")
     if chosen and chosen.format == "gguf" and len(several := shards.models(weights)) > 1:
         raise SourceError(
             f"{name} holds {len(several)} models in GGUF: fetch one, as in `hf download {name} "

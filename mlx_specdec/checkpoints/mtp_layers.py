@@ -21,9 +21,7 @@ from .formats.safetensors import SafetensorsFile
 from .tensors import Reader, Tensor
 
 FILE = "mtp.safetensors"
-QWEN = frozenset(
-    ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
-)
+QWEN = frozenset(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"))
 """Their files name the layers `mtp`, and store the norms' distance from 1."""
 NUMBERED = frozenset(("deepseek_v3", "glm4_moe", "glm4_moe_lite"))
 """Theirs number the layers behind those of the model."""

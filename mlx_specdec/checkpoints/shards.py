@@ -35,7 +35,6 @@ FORMATS: Mapping[str, str] = {
     "meta": "Meta's layout",
 }
 """In words, by the name that `choose` has for each."""
-_FOREIGN = (".h5", ".msgpack", ".npz", ".onnx", ".ot", ".bin", ".pt", ".pth", ".safetensors")
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
 
 
@@ -74,11 +73,6 @@ def models(names: Collection[str]) -> list[str]:
     return sorted({_PART.sub(r"\1\4", name) for name in names})
 
 
-def foreign(names: Collection[str]) -> str | None:
-    """The first of some files that has weights in a format that is not read here."""
-    return min((name for name in names if name.endswith(_FOREIGN)), default=None)
-
-
 @dataclass(frozen=True)
 class Shards:
     """The files of one model. places: tensor -> file, as the index has it; {} where there is none.
@@ -99,10 +93,8 @@ def find(directory: Path) -> Shards:
     names = [file.name for file in directory.glob("*")]
     chosen = choose(names)
     if chosen is None:
-        other = foreign(names)
         raise CheckpointError(
-            f"{directory} has no .safetensors files nor pytorch_model.bin: no weights to read"
-            + (f" ({other} is of a format that is not read here)" if other else "")
+            f"{directory} has no .safetensors files nor others: no weights to read"
         )
     files = [directory / name for name in chosen.names]
     if chosen.index is not None:

@@ -188,10 +188,7 @@ _SINGLE = {".safetensors": "safetensors", **dict.fromkeys((".bin", ".pt", ".pth"
 
 
 def inspect(
-    name: str,
-    *,
-    revision: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    name: str, *, revision: str | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Inspection:
     """Return what the checkpoint in a directory, a file or a repository of the Hub holds.
 

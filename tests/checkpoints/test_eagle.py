@@ -59,10 +59,7 @@ def test_a_p_eagle_beside_a_tokenizer_is_told_by_the_token_that_it_masks(tmp_pat
 
 
 def test_an_eagle_reads_what_the_head_is_given_and_nothing_else(tmp_path: Path) -> None:
-    unused = {
-        "lm_head.weight": (VOCABULARY, WIDTH),
-        "layers.0.self_attn.rotary_emb.inv_freq": (4,),
-    }
+    unused = {"lm_head.weight": (VOCABULARY, WIDTH), "layers.0.self_attn.rotary_emb.inv_freq": (4,)}
     files = read(eagle(tmp_path / "1", extra=unused))
     assert files is not None
     assert files.tapped_of(0) == files.tapped_of(32) == ()

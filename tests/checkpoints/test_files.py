@@ -17,13 +17,7 @@ from mlx_specdec.checkpoints.hub import choose
 from mlx_specdec.checkpoints.shards import format_of
 from mlx_specdec.errors import CheckpointError
 
-from ..support.checkpoints import (
-    raw_file,
-    save,
-    write_index,
-    write_sharded_t5,
-    write_t5,
-)
+from ..support.checkpoints import raw_file, save, write_index, write_sharded_t5, write_t5
 
 INDEX = "model.safetensors.index.json"
 
@@ -90,13 +84,7 @@ def test_a_key_in_two_shards_is_named_with_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "../../x.safetensors",
-        "/etc/passwd.safetensors",
-        "sub/x.safetensors",
-        "config.json",
-        7,
-    ],
+    ["../../x.safetensors", "/etc/passwd.safetensors", "sub/x.safetensors", "config.json", 7],
 )
 def test_an_index_that_points_elsewhere_is_refused(tmp_path: Path, name: Any) -> None:
     directory = write_t5(tmp_path / "deep" / "t5")

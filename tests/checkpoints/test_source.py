@@ -29,16 +29,7 @@ def test_a_broken_link_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "",
-        "a/b/c",
-        "/none/here",
-        "./none",
-        "~nobody/none",
-        "weights/none",
-        "x\ny",
-        "long " * 1000,
-    ],
+    ["", "a/b/c", "/none/here", "./none", "~nobody/none", "weights/none", "x\ny", "long " * 1000],
 )
 def test_what_can_be_no_hub_name_is_named(name: str) -> None:
     assert "there is no directory" in sentence(name)

@@ -20,16 +20,7 @@ from mlx_specdec.checkpoints.formats.torch import TorchFile
 from mlx_specdec.checkpoints.tensors import DTYPES
 from mlx_specdec.errors import CheckpointError
 
-from ..support.torch_files import (
-    Call,
-    Name,
-    Persistent,
-    Raw,
-    encode,
-    tensor,
-    write_old,
-    write_zip,
-)
+from ..support.torch_files import Call, Name, Persistent, Raw, encode, tensor, write_old, write_zip
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "torch"
 EVERY = ["every.zip.bin", "every.old.bin", "every.zip3.bin", "every.zip4.bin", "every.zip5.bin"]
@@ -149,10 +140,7 @@ class Evaluation:
         return eval, ("open('ran', 'w')",)
 
 
-@pytest.mark.parametrize(
-    ("value", "names"),
-    [(Shell(), ".system"), (Evaluation(), "builtin")],
-)
+@pytest.mark.parametrize(("value", "names"), [(Shell(), ".system"), (Evaluation(), "builtin")])
 def test_real_exploits_are_refused_by_name_and_nothing_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any, names: str
 ) -> None:

@@ -47,12 +47,7 @@ CALL = ("<tool_call>", "</tool_call>")
         (CALL, "no tools", (None,) * 4, None),
         (THINK, "", (*THINK, None, None), None),
         (("<|channel>", "<channel|>"), "", ("<|channel>thought", "<channel|>", None, None), None),
-        (
-            ("[TOOL_CALLS]", "[ARGS]"),
-            "[TOOL_CALLS]",
-            (None, None, "[TOOL_CALLS]", ""),
-            "mistral",
-        ),
+        (("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]", (None, None, "[TOOL_CALLS]", ""), "mistral"),
         (("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"), "", (None,) * 4, None),
     ],
     ids=lambda each: str(each)[:30],

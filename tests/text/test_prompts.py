@@ -124,11 +124,7 @@ def test_the_digest_tells_contents_and_their_order_apart(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("content", "part"),
-    [
-        (b"", "empty"),
-        (b"text\0more", "not UTF-8 text"),
-        (b"caf\xe9 noir", "not UTF-8 text"),
-    ],
+    [(b"", "empty"), (b"text\0more", "not UTF-8 text"), (b"caf\xe9 noir", "not UTF-8 text")],
 )
 def test_what_is_no_text_is_refused(
     tmp_path: Path, tokenizer: Tokenizer, content: bytes, part: str

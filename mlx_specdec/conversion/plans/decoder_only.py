@@ -88,9 +88,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
 
 
 def _notes(
-    default: Quantization | None,
-    quantized: Mapping[str, Quantization],
-    extra: Mapping[str, Tensor],
+    default: Quantization | None, quantized: Mapping[str, Quantization], extra: Mapping[str, Tensor]
 ) -> Iterator[str]:
     if extra:
         yield (
