@@ -50,7 +50,6 @@ def fill(network: nn.Module, seed: int, given: Mapping[str, mx.array]) -> None:
 
 
 def _quantized(name: str, array: mx.array, module: nn.Module, words: mx.array) -> mx.array:
-    """One array of a quantized matrix whose weights are level * scale + bias, evenly spread."""
     if name == "weight":
         return _repeat(words.view(mx.uint32), array, 1)
     inputs = module.scales.shape[-1] * module.group_size

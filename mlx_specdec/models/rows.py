@@ -60,7 +60,6 @@ class Rows:
         self._final = self.lengths
 
     def begin(self, lengths: tuple[int, ...]) -> None:
-        """Start behind what is known already."""
         self.lengths = self._final = lengths
 
     def advance(self, tokens: mx.array, proposed: int) -> Place:
@@ -121,7 +120,6 @@ class RowsContext:
         return Reusable(self.lengths[sequence], columns)
 
     def recall(self, cached: Sequence[Cached | None]) -> None:
-        """Begin with what is known of the sequences, of which nothing was seen yet."""
         known = [each if isinstance(each, KVSlice) else None for each in cached]
         if not any(known):
             return
@@ -130,5 +128,4 @@ class RowsContext:
             buffer.hold([None if each is None else each.arrays[place] for each in known])
 
     def _buffers(self) -> list[Any]:
-        """Of all layers, in their order."""
         return [buffer for cache in self._caches for buffer in cache.buffers]

@@ -70,7 +70,6 @@ def _looked_up(network: nn.Module) -> frozenset[str]:
 
 
 def _quantized(module: nn.Module, bits: int, group_size: int) -> nn.Module | None:
-    """The module at fewer bits; None where that would gain nothing or cannot be."""
     if isinstance(module, EMBEDDINGS):
         bits = max(bits, WIDER_BITS)
     if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):

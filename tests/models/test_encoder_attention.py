@@ -160,39 +160,6 @@ def test_targets_without_such_an_encoder_are_refused(tmp_path: Path) -> None:
             refuses()
 
 
-def made_for(*architectures: object) -> dict:
-    """What `speculators` writes of a target."""
-    return {"speculators_config": {"verifier": {"architectures": [*architectures]}}}
-
-
-@pytest.mark.parametrize(
-    ("asked", "fits"),
-    [
-        ({}, True),
-        (made_for("T5ForConditionalGeneration"), True),
-        (made_for("LlamaForCausalLM"), False),
-        ({"encoder_attention": False}, False),
-    ],
-)
-def test_targets_with_an_encoder_are_refused_by_drafters_of_those_without(
-    asked: dict, fits: bool, tmp_path: Path
-) -> None:
-    target = translator()
-    files = read(dflash(tmp_path / "dflash", width=target.width, **asked))
-    assert files is not None
-    config = {"model_type": "t5", "d_model": target.width, "num_layers": 2, "vocab_size": 64}
-    files.check_config({**config, "model_type": "llama"})
-    for check in (
-        lambda: files.check_config(config),
-        lambda: attach(files, target, NumberFormat()),
-    ):
-        if fits:
-            check()
-            continue
-        with pytest.raises(CheckpointError, match="a target without an encoder, and this one has"):
-            check()
-
-
 @pytest.mark.parametrize(
     ("asked", "match"),
     [

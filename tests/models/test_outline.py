@@ -120,7 +120,7 @@ def test_what_config_json_says_of_packing_and_types_is_taken() -> None:
     [
         ({"model_type": "llama"}, {}, "does not describe a model that mlx-lm can build"),
         ({**tiny.CONFIGS["llama"], "model_file": "x.py"}, {}, "none is run"),
-        ({"model_type": "t5", "vocab_size": 5}, {}, "num_layers"),
+        ({"model_type": "t5", "vocab_size": 5}, {}, "d_model"),
         ({**T5, "quantization": {"bits": 4, "group_size": 32}}, {"q_bits": 4}, "already"),
     ],
 )

@@ -170,7 +170,7 @@ def test_quantized_weights_are_divided_between_groups_or_not_at_all() -> None:
 
 def test_what_ranks_cannot_share_is_refused_by_name() -> None:
     with pytest.raises(OptionError, match="cannot divide the layers of a model of type phi3"):
-        decoder_loading.check_shares(tiny.CONFIGS["phi3"], 2, pipeline=False)
+        decoder_loading.check_shares(tiny.CONFIGS["phi3"], 2)
     with pytest.raises(OptionError, match="ranks cannot share an adapter"):
         load_model(FIXTURES / "mt5", adapter=Path("nowhere"), group=ranks(2)[0])
 
@@ -243,7 +243,7 @@ def test_a_head_that_is_asked_on_rank_0_alone_is_kept_there_alone(
 
 def test_keys_and_values_that_all_heads_share_need_not_divide() -> None:
     latent = {"num_attention_heads": 4, "num_key_value_heads": 1, "kv_lora_rank": 16}
-    decoder_loading.check_shares({"model_type": "deepseek_v3", **latent}, 2, pipeline=False)
+    decoder_loading.check_shares({"model_type": "deepseek_v3", **latent}, 2)
     with pytest.raises(OptionError, match="2 ranks cannot have equal parts of 3 attention heads"):
         uneven = latent | {"num_attention_heads": 3}
-        decoder_loading.check_shares({"model_type": "deepseek_v3", **uneven}, 2, pipeline=False)
+        decoder_loading.check_shares({"model_type": "deepseek_v3", **uneven}, 2)

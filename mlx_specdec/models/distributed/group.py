@@ -199,7 +199,6 @@ class Ranks:
 
 
 def _model_digest(directory: Path) -> str:
-    """A digest of a model's files: of all that small ones hold, and of samples of large ones."""
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(
         {file for pattern in (*FILES, *WEIGHTS) for file in directory.glob(pattern)}

@@ -112,7 +112,6 @@ class Channel:
         return Message(tuple(_orders(numbers[1:length])), whole, length)
 
     def _enter(self, array: mx.array) -> mx.array:
-        """The sum, submitted, so that no later one can come before it on any rank."""
         total = self.total(array)
         mx.async_eval(total)
         return total
@@ -205,7 +204,7 @@ class Leader:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._queued: deque[Order] = deque()
-        self._numbers = itertools.count()
+        self.numbers = itertools.count()
         self._inside = False
         self._interrupted = False
         self._broken = False
@@ -213,9 +212,6 @@ class Leader:
             before = signal.getsignal(signal.SIGINT)
             if before is signal.default_int_handler:
                 signal.signal(signal.SIGINT, self._interrupt)
-
-    def number(self) -> int:
-        return next(self._numbers)
 
     @property
     def lost(self) -> bool:
@@ -233,7 +229,6 @@ class Leader:
         return self._channel.send([*orders, order], tokens)
 
     def time_sums(self, model: Base, rows: int, count: int) -> float:
-        """As the function `time_sums`, with all others. model: rank 0's part of the target."""
         with self.whole():
             self.send(Order(Op.SUM, 0, (rows, count)))
             return time_sums(model, self._channel, rows, count)
@@ -298,7 +293,7 @@ class LedModel:
         return self._led(self._model.open_batch(prompts), prompts, joins=True)
 
     def _led(self, context: Context, prompts: Sequence[Sequence[int]], *, joins: bool) -> Context:
-        number, lengths = self._leader.number(), map(len, prompts)
+        number, lengths = next(self._leader.numbers), map(len, prompts)
         numbers = (joins, len(prompts), *lengths, *itertools.chain.from_iterable(prompts))
         self._leader.queue(Order(Op.OPEN, number, tuple(map(int, numbers))))
         return LedContext(self._leader, number, context, getattr(self._model, "tap", None))
@@ -364,5 +359,4 @@ class LedContext:
         self._leader.queue(Order(Op.FILTER, self._number, tuple(keep)))
 
     def reusable(self, sequence: int) -> Reusable:
-        """Nothing: each rank has a part of it."""
         return Reusable()

@@ -321,7 +321,6 @@ class DFlashReading(Reading):
         return mx.concatenate(self._chances, axis=1) if self._chances else None
 
     def _block(self, newest: mx.array) -> mx.array:
-        """Return the output of the last norm for all slots, (1, slots, width)."""
         network = self._network
         masked = mx.full((1, network.slots - 1), network.mask_token, dtype=mx.int32)
         tokens = mx.concatenate([newest, masked], axis=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ...checkpoints.files import Weights
 from ...checkpoints.quantization import PARTS, Quantization, stored_quantization
 from ...checkpoints.t5_keys import is_encoder_decoder
 from ...errors import CheckpointError
-from .config import ATTENDS, LayerSizes, Settings, Shapes, Sizes, is_named
+from .config import LayerSizes, Shapes, Sizes
 
 D2T = "d2t"
 """For each token of the drafter, the target's id minus the drafter's."""
@@ -132,8 +132,7 @@ class DrafterFiles:
     it reads, in the order in which it puts them side by side; None for the kind's usual ones. taps:
     their number. target_width: of each. vocabulary: the target's, as config.json says. target_ids:
     the target's token for each of the drafter's; None where they are the same. tensors: checked,
-    each of the shape that the kind asks for. without_encoder: config.json says that the target has
-    no encoder.
+    each of the shape that the kind asks for.
     """
 
     directory: Path
@@ -145,7 +144,6 @@ class DrafterFiles:
     vocabulary: int
     target_ids: tuple[int, ...] | None
     tensors: StoredTensors
-    without_encoder: bool = field(default=False, kw_only=True)
 
     @property
     def encoder_width(self) -> int | None:
@@ -209,16 +207,15 @@ class DrafterFiles:
             self.tapped_of(layers)
 
     def check_encoder(self, width: int | None) -> None:
-        """Raises CheckpointError for a target without the encoder that this drafter attends to, or
-        with one where its own has none. width: of its output; None for decoder-only models."""
+        """Raises CheckpointError for a target without the encoder that this drafter attends to.
+        width: of its output; None for decoder-only models."""
         its = self.encoder_width
-        if its == width or (its is None and not self.without_encoder):
+        if its is None or its == width:
             return
-        wanted = "without an encoder" if its is None else f"with an encoder of width {its}"
         given = "is decoder-only" if width is None else f"has one of width {width}"
         raise CheckpointError(
-            f"{self.directory} drafts for a target {wanted}, and this one {given}: the drafter "
-            "belongs to another target"
+            f"{self.directory} drafts for a target with an encoder of width {its}, and this one "
+            f"{given}: the drafter belongs to another target"
         )
 
     def check_config(self, config: Mapping[str, Any]) -> None:
@@ -232,12 +229,3 @@ class DrafterFiles:
 
         self.check(stated(_WIDTHS), stated(_DEPTHS), stated(("vocab_size",)))
         self.check_encoder(stated(_WIDTHS) if is_encoder_decoder(config) else None)
-
-
-def without_encoder(file: Path, config: Mapping[str, Any]) -> bool:
-    """Return whether the config.json of a drafter says that its target has no encoder: in this
-    package's own name, or by the target's architecture, which `speculators` writes down."""
-    if Settings(file, config.get("transformer_layer_config"), config).get(ATTENDS) is False:
-        return True
-    verifier = Settings(file, config.get("speculators_config")).get("verifier")
-    return is_named(verifier, r"\w+ForCausalLM") if isinstance(verifier, Mapping) else False

@@ -23,7 +23,7 @@ from ..base import Base
 from ..number_format import NumberFormat
 from . import KINDS
 from .config import Settings, nested
-from .files import DrafterFiles, StoredTensors, without_encoder
+from .files import DrafterFiles, StoredTensors
 from .network import DrafterNetwork, Kind
 
 _OTHERS = {
@@ -89,7 +89,8 @@ def read(directory: Path) -> DrafterFiles | None:
     name = kind_of(directory) if directory.is_dir() else None
     if name is None:
         return None
-    return _read(directory, kind_named(name), Weights(directory))
+    config: dict[str, Any] = read_json(directory / "config.json")
+    return _checked(kind_named(name), directory, config, Weights(directory))
 
 
 def outline(directory: Path) -> DrafterFiles | None:
@@ -98,20 +99,15 @@ def outline(directory: Path) -> DrafterFiles | None:
     name = kind_of(directory)
     if name is None or shards.format_of(directory):
         return read(directory)
-    kind = kind_named(name)
-    return _read(directory, kind, None) if kind.described else read(directory)
+    if not kind_named(name).described:
+        return read(directory)
+    return describe(name, directory, read_json(directory / "config.json"))
 
 
 def describe(kind: str, directory: Path, config: Mapping[str, Any]) -> DrafterFiles:
     """Return the drafter that a configuration describes, with zeros in place of its tensors.
     directory: for messages. Raises CheckpointError."""
     return _checked(kind_named(kind), directory, config, None)
-
-
-def _read(directory: Path, kind: Kind, weights: Weights | None) -> DrafterFiles:
-    config: dict[str, Any] = read_json(directory / "config.json")
-    files = _checked(kind, directory, config, weights)
-    return replace(files, without_encoder=without_encoder(directory / "config.json", config))
 
 
 def _checked(
@@ -187,7 +183,6 @@ def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None
 
 
 def _unsupported(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    """Return what these files hold, with its article; None where they are no known drafter."""
     stated = nested(config)
     if stated.get("projector_type") == "domino":
         return "a Domino"

@@ -240,7 +240,6 @@ def _as_mlx_lm(tensors: dict[str, mx.array], *, zero_centered: bool) -> dict[str
 
 
 def _block(text: Mapping[str, Any], family: str, *, experts: bool) -> dict[str, Any]:
-    """Return the configuration of a model of this layer alone."""
     kind = MLX_LM_TYPES.get(family, family)
     block = {**text, **_rotation(text, kind), **_ALONE, "model_type": kind}
     if not experts:
@@ -272,13 +271,12 @@ class Mtp(Chain):
 
     def __init__(self, files: MtpFiles) -> None:
         # Not at the top: T5s look for drafters too, and their path imports no mlx-lm.
-        from ..mlx_lm.family import network_of, own_randomness
+        from ..mlx_lm.family import network_of
 
         super().__init__(files)
         self.pre_fc_norm_embedding = nn.RMSNorm(files.sizes.width, files.sizes.eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(files.sizes.width, files.sizes.eps)
-        with own_randomness():
-            whole: Any = network_of(files.block, str(files.directory))
+        whole: Any = network_of(files.block, str(files.directory))
         self._renamed = whole.sanitize
         self._own_bits = getattr(whole, "quant_predicate", None) or (lambda path, module: True)
         self._casts = getattr(whole, "cast_predicate", lambda path: True)
@@ -326,11 +324,9 @@ class Mtp(Chain):
         mx.eval(self.parameters())
 
     def quant_predicate(self, path: str, module: nn.Module) -> Any:
-        """Return whether a module is quantized, or how, as mlx-lm's models do."""
         return path not in IN_16_BITS and self._own_bits(path, module)
 
     def cast_predicate(self, path: str) -> bool:
-        """Return whether a parameter may be cast to another type, as mlx-lm's models do."""
         return bool(self._casts(path))
 
     def _as_mlx_lm(self, files: MtpFiles) -> dict[str, mx.array]:

@@ -113,7 +113,6 @@ class DrafterNetwork(nn.Module):
 
     @cached_property
     def _row_nbytes(self) -> tuple[int, int]:
-        """Bytes for each token of a source, and for each token of a text."""
 
         def per_token(arrays: list[mx.array]) -> int:
             return sum(array.nbytes // array.shape[2] for array in arrays)

@@ -5,8 +5,7 @@ Imports mlx-lm and with it transformers (about a second).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
@@ -38,8 +37,7 @@ class DecoderOnlyOutline(Outline):
     ) -> None:
         check_runs_no_code(name, config)
         self._config = config if depth is None else with_layers(config, range(depth))
-        with own_randomness():
-            network = with_numbers(network_of(self._config, name), name, numbers)
+        network = with_numbers(network_of(self._config, name), name, numbers)
         layers = list(getattr(network, "layers", ()))
         if depth is not None and len(layers) != depth:
             raise CheckpointError(f"{name} cannot be cut to {depth} layers")
@@ -75,7 +73,6 @@ class TrainableDecoder:
         self._model.width  # noqa: B018  it raises here, before anything is trained
 
     def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
-        """Prompts with their texts, and the rows' places."""
         tokens = padded([[*p, *t[:-1]] for p, t in zip(prompts, texts, strict=True)])
         spans = [
             (len(prompt) - 1, len(prompt) - 1 + len(text))
@@ -102,7 +99,6 @@ def layers(network: nn.Module) -> Sequence[nn.Module]:
 
 
 def with_width(config: Mapping[str, Any], width: int) -> dict[str, Any]:
-    """As many groups of heads as fit; the feed-forward network is as wide in proportion."""
     if any(type(config.get(key)) is not int for key in _WIDTHS):
         raise OptionError(
             f"a model of type {config.get('model_type')} has no width that can be chosen: leave "
@@ -125,9 +121,8 @@ def with_width(config: Mapping[str, Any], width: int) -> dict[str, Any]:
 def empty(config: Mapping[str, Any], like: nn.Module) -> Base:
     """Raises OptionError: some families need a layer of each of their kinds."""
     try:
-        with own_randomness():
-            network = network_of(config, "the draft")
-            mx.eval(network.parameters())
+        network = network_of(config, "the draft")
+        mx.eval(network.parameters())
         return DecoderOnlyModel(network, max_length(config, network))
     except (CheckpointError, IndexError, ValueError) as problem:
         raise OptionError(
@@ -205,14 +200,3 @@ def _quantize(network: nn.Module, stored: Mapping[str, Any], name: str) -> None:
         raise CheckpointError(
             f"{name}: its quantization is none of MLX's: {first_line(error)}"
         ) from error
-
-
-@contextmanager
-def own_randomness() -> Iterator[None]:
-    """mlx-lm's classes draw from MLX's global state, which is put back as it was."""
-    state: Any = mx.random.state
-    high, low = state[0].tolist()
-    try:
-        yield
-    finally:
-        mx.random.seed((high << 32) + low)

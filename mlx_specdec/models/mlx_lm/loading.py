@@ -47,8 +47,8 @@ def load(
     pipeline: bool = False,
 ) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
     """See `families.Family.load`; q_bits quantizes the layers that mlx-lm's converter would."""
-    if group is not None:
-        check_shares(config, group.size(), pipeline=pipeline)
+    if group is not None and not pipeline:
+        check_shares(config, group.size())
     read = _read(directory, config)
     adapted = None if adapter is None else adapt(read, adapter)
     model = with_numbers(read, str(directory), numbers)
@@ -158,7 +158,6 @@ def _scaled_length(config: Mapping[str, Any], length: int) -> int:
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a wrapper's configuration that is about its language model; maybe empty."""
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) else {}
 
@@ -175,12 +174,10 @@ def describe_numbers(model: nn.Module) -> str:
     return f"{'/'.join(map(str, bits))}-bit, {floating}" if bits else floating
 
 
-def check_shares(config: Mapping[str, Any], ranks: int, *, pipeline: bool) -> None:
+def check_shares(config: Mapping[str, Any], ranks: int) -> None:
     """Raise OptionError where config.json says that so many ranks cannot share the model."""
     model, _ = classes(config)
     kind = config["model_type"]
-    if pipeline:
-        return
     if not hasattr(model, "shard"):
         raise OptionError(
             f"mlx-lm cannot divide the layers of a model of type {kind}: try distributed pipeline, "
@@ -198,11 +195,19 @@ def check_shares(config: Mapping[str, Any], ranks: int, *, pipeline: bool) -> No
 
 def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -> None:
     """Keep this rank's part, lazily. Raises OptionError where a model cannot be divided so."""
-    heads = _heads(network)
+    modules = (network, *network.modules())
+    heads = [(each, each.lm_head) for each in modules if "lm_head" in each]
     if pipeline:
         _pipeline(network, group)
     else:
-        _tensor(network, group)
+        refine(network, group.size())
+        try:
+            network.shard(group)
+        except (AssertionError, ValueError) as problem:
+            raise OptionError(
+                f"{group.size()} ranks cannot have equal parts of the model "
+                f"({first_line(problem):.200}): take fewer, or weights that are not quantized"
+            ) from None
     for holder, head in heads:
         # Rank 0 alone computes logits: it has the whole head, and nobody has to gather them.
         holder.lm_head = NoHead(head) if group.rank() else head
@@ -222,34 +227,13 @@ class NoHead(nn.Module):
         return mx.broadcast_to(mx.ones((), dtype=states.dtype), shape)
 
 
-def _heads(network: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-    modules = (network, *network.modules())
-    return [(each, each.lm_head) for each in modules if "lm_head" in each]
-
-
-def _tensor(network: nn.Module, group: mx.distributed.Group) -> None:
-    refine(network, group.size())
-    try:
-        network.shard(group)
-    except (AssertionError, ValueError) as problem:
-        raise OptionError(
-            f"{group.size()} ranks cannot have equal parts of the model "
-            f"({first_line(problem):.200}): take fewer, or weights that are not quantized"
-        ) from None
-
-
 def _pipeline(network: nn.Module, group: mx.distributed.Group) -> None:
     inner: Any = getattr(network, "model", None)
-    kind = type_name(network)
-    if not hasattr(inner, "pipeline"):
+    plain = all(type(cache) is KVCache for cache in make_prompt_cache(network))
+    if not hasattr(inner, "pipeline") or not plain:
         raise OptionError(
-            f"mlx-lm has no pipeline for models of type {kind}: try distributed tensor, or one "
-            "machine"
-        )
-    if any(type(cache) is not KVCache for cache in make_prompt_cache(network)):
-        raise OptionError(
-            f"models of type {kind} remember more than keys and values, and cannot be a pipeline: "
-            "try distributed tensor"
+            f"models of type {type_name(network)} cannot be a pipeline: try distributed tensor, or "
+            "one machine"
         )
     layers = len(inner.layers)
     if group.size() > layers:

@@ -139,14 +139,12 @@ class DecoderOnlyModel(TappedNetwork):
 
     @cached_property
     def _number(self) -> int:
-        """Bytes of a number in what is computed."""
         arrays = (array for _, array in tree_flatten(self.network.parameters()))
         floating = (each.dtype.size for each in arrays if mx.issubdtype(each.dtype, mx.floating))
         return max(floating, default=4)
 
     @cached_property
     def rows_agree(self) -> bool:
-        """Tried when it is first read; some of mlx-lm's models fail."""
         return rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
@@ -167,7 +165,6 @@ class DecoderOnlyModel(TappedNetwork):
 
     @property
     def batches(self) -> bool:
-        """Tried when it is first read."""
         return self._mask_axes is not None
 
     def open_batch(

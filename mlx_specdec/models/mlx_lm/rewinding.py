@@ -81,7 +81,6 @@ class RewindableCache:
 
     @property
     def state(self) -> list[Any]:
-        """Every cache's arrays, to be evaluated between the steps of a long prompt."""
         return [entry.state for entry in self.entries]
 
     def before_pass(self, rows: int, proposed: int) -> None:

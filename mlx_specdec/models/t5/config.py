@@ -51,24 +51,19 @@ class T5Config:
             raise CheckpointError(
                 f"config.json has layer_norm_epsilon {epsilon!r}: need a fraction"
             )
-        layers = whole_number(config, "num_layers")
-        vocabulary = whole_number(config, "vocab_size")
+        names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers")
+        sizes = {name: whole_number(config, name) for name in names}
         count, farthest = _relative_positions(config)
-        if whole_number(config, "num_heads") * whole_number(config, "d_kv") > LARGEST:
+        if sizes["num_heads"] * sizes["d_kv"] > LARGEST:
             raise CheckpointError("config.json asks for num_heads and d_kv that no model has")
         return cls(
-            vocab_size=vocabulary,
-            d_model=whole_number(config, "d_model"),
-            d_kv=whole_number(config, "d_kv"),
-            d_ff=whole_number(config, "d_ff"),
-            num_heads=whole_number(config, "num_heads"),
-            num_layers=layers,
-            num_decoder_layers=whole_number(config, "num_decoder_layers", layers),
+            **sizes,
+            num_decoder_layers=whole_number(config, "num_decoder_layers", sizes["num_layers"]),
             num_buckets=count,
             max_distance=farthest,
             epsilon=epsilon,
             feed_forward=kind,
-            decoder_start_token_id=_start_token(config, vocabulary),
+            decoder_start_token_id=_start_token(config, sizes["vocab_size"]),
             bias_per_layer=config.get("model_type") == "umt5",
             scales_output=scales_output(config),
             own_head=own_head,

@@ -29,7 +29,6 @@ class Source:
 
     @classmethod
     def of(cls, arrays: Sequence[mx.array]) -> Source:
-        """The source of one sequence, whose arrays are those of `arrays`."""
         encoded, *parts = arrays
         return cls((encoded,), list(zip(parts[::2], parts[1::2], strict=True)))
 
@@ -213,6 +212,5 @@ class EncoderDecoderContext(RowsContext):
         self._given = self._source.filter(keep)
 
     def reusable(self, sequence: int) -> Reusable:
-        """Of the source, for the same one."""
         length = self._source.lengths[sequence]
         return Reusable(snapshot=Snapshot(length, None, self._source.arrays(sequence), exact=True))

@@ -131,7 +131,6 @@ def _is_float(dtype: mx.Dtype) -> bool:
 
 
 def _network(shape: T5Config, stored: Mapping[str, Any] | None, weights: Collection[str]) -> T5:
-    """A T5 with random weights, quantized where the stored ones are."""
     # Every layer has tensors: a configuration that asks for more would only build for hours.
     if max(shape.num_layers, shape.num_decoder_layers) > len(weights):
         raise CheckpointError(
@@ -162,7 +161,6 @@ def _quantize_on_load(network: T5, config: Mapping[str, Any], numbers: NumberFor
 
 
 def _quantize(network: T5, choose: Callable[[str, tuple[int, ...]], Quantization | None]) -> None:
-    """Quantize every matrix for which `choose`, given its path and shape, says how."""
 
     def predicate(path: str, module: nn.Module) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized"):
@@ -221,7 +219,6 @@ class TrainableT5:
         self.network = network
 
     def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
-        """Sources, their padding mask, decoder inputs, and the rows' places."""
         start = self.network.config.decoder_start_token_id
         sources, lengths = padded(prompts), [len(prompt) for prompt in prompts]
         mask = np.arange(sources.shape[1]) < np.array(lengths)[:, None]
@@ -258,7 +255,6 @@ def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, A
 
 
 def with_width(config: Mapping[str, Any], width: int) -> dict[str, Any]:
-    """As many heads as fit, and a feed-forward network as wide in proportion."""
     share = width / config["d_model"]
     heads, inner = (max(1, round(config[name] * share)) for name in ("num_heads", "d_ff"))
     return {**config, "d_model": width, "d_ff": inner, "num_heads": heads}

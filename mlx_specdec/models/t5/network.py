@@ -50,7 +50,6 @@ class Attention(nn.Module):
             self.relative_attention_bias = nn.Embedding(config.num_buckets, config.num_heads)
 
     def shard(self, group: mx.distributed.Group) -> None:
-        """Keep the heads of this rank; what all ranks' heads give is added up."""
         shard_outputs(self.q, group)
         shard_outputs(self.k, group)
         shard_outputs(self.v, group)
@@ -66,7 +65,6 @@ class Attention(nn.Module):
         return self._heads(self.q(states))
 
     def keys_values(self, states: mx.array) -> tuple[mx.array, mx.array]:
-        """As `queries`, two of them."""
         return self._heads(self.k(states)), self._heads(self.v(states))
 
     def __call__(self, queries: mx.array, given: KeysValues, mask: mx.array | None) -> mx.array:
@@ -150,7 +148,6 @@ class Dense(nn.Module):
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def shard(self, group: mx.distributed.Group) -> None:
-        """Keep this rank's part of what lies between; what all parts give is added up."""
         for name in self._names:
             shard_outputs(self[name], group)
         self.wo = shard_inputs(self.wo, group)
