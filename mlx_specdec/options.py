@@ -51,7 +51,8 @@ class Options(Sampling):
     extra_eos_token: tokens, or their ids, that end the text as well as the model's own.
     simulated_acceptance: keep each drafted token with this probability instead of verifying it, to
         measure what decoding costs; None verifies. What is emitted is then no text.
-    cost_cache: with num_draft "auto", use and keep what rounds cost on this machine.
+    cost_cache: with num_draft "auto", begin with what earlier runs have learned on this machine,
+        and save what this one learns; otherwise texts of a loaded pair learn from one another only.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one; also the
         one task prefix that a T5's config.json asks for. system_prompt: the message that the
         template puts first. chat_template_config: more variables for it.

@@ -149,6 +149,17 @@ def test_proposers_and_lengths_that_a_caller_passes_teach_nothing_of_the_pair(
     assert set(after.costs) == set(before.costs)
 
 
+def test_texts_of_a_loaded_pair_learn_from_one_another_where_nothing_is_saved(alone: Pair) -> None:
+    pair = replace(alone, draft=alone.target, draft_name="draft", learned=saved.Memory())
+    asked = Options(max_tokens=24, proposer="draft", cost_cache=False)
+    generate(pair, [5, 6, 7], asked)
+    [counts] = pair.learned.knowledge.counts.values()
+    assert counts.sum() > 0 and not saved.directory().exists()
+    lengths = make_draft_length(pair, drafters(pair, asked), asked)
+    assert isinstance(lengths, AutoLength) and not alone.learned.knowledge.counts
+    assert (next(iter(lengths.knowledge.counts.values())) == counts).all()
+
+
 @pytest.mark.parametrize("num_draft", ["auto", 3])
 def test_what_lost_badly_waits_for_a_longer_text(
     alone: Pair, num_draft: int | str, monkeypatch: pytest.MonkeyPatch

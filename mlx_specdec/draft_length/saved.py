@@ -37,6 +37,13 @@ class Knowledge:
         return Knowledge({**self.costs, **costs}, {**self.counts, **newer.counts}, budget)
 
 
+@dataclass
+class Memory:
+    """What the texts of this process have taught, where nothing is read or saved."""
+
+    knowledge: Knowledge = field(default_factory=Knowledge)
+
+
 def directory() -> Path:
     """Return where the files lie."""
     return process.directory("draft-length")

@@ -55,13 +55,15 @@ def source(drafter: Drafter, options: Options) -> Source:
     name = f"{drafter.identity or drafter.name}, {drafter.nbytes} bytes"
     sampled = ", sampled" if options.temperature > 0 else ""
     warmth = bisect_left(TEMPERATURES, options.temperature)
+    simulated = options.simulated_acceptance
+    rule = options.rule_name if simulated is None else f"{simulated:g} simulated"
     return Source(
         drafter.name,
         drafter.most,
         free=not drafter.nbytes,
         stops=drafter.stops,
         costs=(name if drafter.nbytes else "free") + sampled,
-        text=f"{name}, {options.rule_name} {options.delta:g}, temperature {warmth}",
+        text=f"{name}, {rule} {options.delta:g}, temperature {warmth}",
     )
 
 
@@ -71,7 +73,7 @@ def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -
         return FixedLength(options.num_draft)
     if not chosen:
         return FixedLength(0)
-    known = saved.read(pair_key(pair)) if options.cost_cache else None
+    known = saved.read(pair_key(pair)) if options.cost_cache else pair.learned.knowledge
     return AutoLength([source(each, options) for each in chosen], known)
 
 
@@ -257,11 +259,16 @@ class Opener:
             self._cache.clear()
 
     def save_costs(self) -> None:
-        """Save what rounds have cost and what was accepted, for later runs; nothing of a proposer
-        or of draft lengths that a caller has passed."""
+        """Save what texts have taught, or remember it as long as the pair is loaded; nothing of a
+        proposer or of draft lengths that a caller has passed."""
         given = self._overrides.proposer is not None or self._overrides.draft_length is not None
-        if self._options.cost_cache and isinstance(self.lengths, AutoLength) and not given:
-            saved.add(pair_key(self._pair), self.lengths.knowledge)
+        if not isinstance(self.lengths, AutoLength) or given:
+            return
+        learned = self.lengths.knowledge
+        if self._options.cost_cache:
+            saved.add(pair_key(self._pair), learned)
+        else:
+            self._pair.learned.knowledge = self._pair.learned.knowledge.updated(learned)
 
     def _reason_against_batches(self, batch_size: int) -> str | None:
         pair = self._pair

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..draft_length.saved import Memory
 from ..errors import OptionError
 from ..interfaces import Progress, ignore_progress
 from ..models.base import Base
@@ -34,7 +35,7 @@ class Pair:
     checkpoint carries. unusable: drafters that the target brings and that cannot be used
     -> why. draft_bytes: what either takes beside the target, in bytes. task_prefix: what the target
     wants every prompt to begin with; mostly nothing. notes: lines for the user on how weights are
-    computed with. trials: of drafters with weights, by name.
+    computed with. trials: of drafters with weights, by name. learned: about draft lengths.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Pair:
     trials: defaultdict[str, Trial] = field(
         default_factory=lambda: defaultdict(Trial), compare=False, repr=False
     )
+    learned: Memory = field(default_factory=Memory, compare=False, repr=False)
 
     def constraint(
         self, grammar: Grammar | None, bias: Mapping[int, float] | None = None
