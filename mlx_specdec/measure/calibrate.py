@@ -21,6 +21,9 @@ from ..interfaces import Progress, ignore_progress
 from ..interfaces.results import RoundReport, is_drained
 from ..options import Options
 
+PROMPTS = (2_048, 8)
+"""Tokens before the texts, half of the turns behind each: what a round costs depends on its keys. A
+model with fewer positions takes half of them; the source of an encoder-decoder is no context."""
 NOISY = 0.15
 """Relative standard error of a typical cost above which a calibration is worthless."""
 
@@ -40,15 +43,16 @@ def calibrate(
     if not paid:
         raise OptionError("there is nothing to calibrate without a draft model: name one")
     survey, report = Survey(source(paid[0], options)), progress or ignore_progress
-    ids = [pair.vocabulary // 2] * 8
     report(0, turns)
-    while survey.turns < turns:
-        proposer = make_proposer(paid[:1], options, survey)
-        run = stream_generate(endless, ids, options, proposer=proposer, draft_length=survey)
-        for _ in run:
-            report(survey.turns, turns)
-            if survey.turns == turns:
-                break
+    for tokens, until in zip(_prompts(pair), (turns // 2, turns), strict=True):
+        ids = [pair.vocabulary // 2] * tokens
+        while survey.turns < until:
+            proposer = make_proposer(paid[:1], options, survey)
+            run = stream_generate(endless, ids, options, proposer=proposer, draft_length=survey)
+            for _ in run:
+                report(survey.turns, turns)
+                if survey.turns == until:
+                    break
     report(turns, turns)
     if survey.noise > NOISY:
         raise OptionError(
@@ -58,6 +62,16 @@ def calibrate(
         )
     saved.add(pair_key(pair), survey.knowledge)
     return survey.measured
+
+
+def _prompts(pair: Pair) -> tuple[int, int]:
+    """Return how long the prompts are, the longer one first."""
+    longer, short = PROMPTS
+    if len(pair.target.prefix([0] * longer)) < longer:
+        return short, short
+    models = [each for each in (pair.target, pair.draft) if each is not None]
+    rooms = [each.max_length // 2 for each in models if each.max_length is not None]
+    return max(short, min([longer, *rooms])), short
 
 
 class Survey:
