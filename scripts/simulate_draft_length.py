@@ -1,14 +1,17 @@
 """How close --num-draft auto comes to the best fixed length and to plain decoding, simulated.
 
-    python scripts/simulate_draft_length.py --seeds 20
+    python scripts/simulate_draft_length.py --seeds 20 [texts | contexts | batches]
 
-Drives the shipped controller with published cost curves, noisy times and drawn acceptance; prints
-one line a cell and a summary. Cold: nothing is known. Warm: what twenty texts before have taught,
-which began with nothing. Too high, too low: ten texts ago, costs of earlier texts were twice and
-half of what is right. Where texts of 12 tokens end is not known before, as with translations.
-Wandering: warm, on a machine that gets slower and faster. Stalls: one round in thirty takes five
-times as long. Lookup: before the draft, for one token in twenty, mostly wrong. Contexts: texts of
-100 tokens behind 100, 2,000, 8,000 and 32,000, in turns.
+Drives the shipped controller and the shipped wiring of drafters with published cost curves, noisy
+times and drawn acceptance; prints one line a cell and a summary. Cold: nothing is known. Warm: what
+twenty texts before have taught, which began with nothing. Too high, too low: ten texts ago, costs
+of earlier texts were twice and half of what is right. Where texts of 12 tokens end is not known
+before, as with translations. Wandering: warm, on a machine that gets slower and faster. Stalls: one
+round in thirty takes five times as long. Changing: from the 30th round on, the machine is twice as
+fast or half as fast, by turns. Lookup: before the draft, for one token in twenty and mostly wrong,
+or for one in four and mostly right. Contexts: warm texts of 100 tokens behind 100 to 64,000, in
+turns. Batches: files of 4 times as many texts of 6 to 30 tokens as are decoded at once, or as come
+one by one to a server, three files in a row.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -28,13 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mlx_specdec.draft_length.auto_length import AutoLength
 from mlx_specdec.draft_length.costs import MOST, Block, unknown
-from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.draft_length.saved import Knowledge
 from tests.support.draft_length_simulator import (
     CURVES,
-    DRAFT,
+    SLOW_BLAS,
     TWO_CORES,
-    BatchMachine,
+    Files,
     Machine,
     Texts,
     bimodal,
@@ -53,12 +55,21 @@ WRONG = {"too high": 2.0, "too low": 0.5}
 KINDS = {
     "wandering": {"drift": 0.4},
     "stalls": {"stalls": 0.03},
-    "lookup": {"matches": 0.05, "lookup": 0.2},
+    "changing": {"changes": 2.0},
+    "wrong lookup": {"matches": 0.05, "lookup": 0.2},
+    "good lookup": {"matches": 0.25, "lookup": 0.8},
 }
-CONTEXTS = (100, 2_000, 8_000, 32_000)
-ATTENTION = 1e-4
-"""Plain steps that a token of the context makes each row dearer: an 8B model in 4 bits whose kernel
-reads keys for each row."""
+CONTEXTS = (100, 2_000, 8_000, 32_000, 64_000)
+MACHINES = {
+    # An 8B model in 4 bits, whose keys of 32k tokens take as long to read as its weights.
+    "M4 Pro": (CURVES["M4 Pro 4-bit"], 1 / 32_768, 0.0),
+    # So that 16 drafted tokens gain 2.1 at 2k tokens and lose at 32k (jundot/omlx#873).
+    "M5 Max": (CURVES["M5 Max 70B"], 1.5e-4, 0.0),
+    # Without a kernel of its own for attention: rows share a part of it.
+    "CPU": (TWO_CORES, 1e-4, 0.5),
+}
+"""Cost by tokens of a pass, plain steps that a token of the context takes each row, and the share
+that rows pay together."""
 COLUMNS = (
     ("cold, round 40 to 1,500 tokens", "cold", LONG, 40),
     ("cold, 100 tokens", "cold", SHORT, 0),
@@ -69,8 +80,9 @@ COLUMNS = (
     ("costs too low ten texts ago, 12 tokens", "too low", SENTENCE, 0),
     ("warm, 100 tokens, wandering", "wandering", SHORT, 0),
     ("warm, 100 tokens, stalls", "stalls", SHORT, 0),
-    ("warm, 100 tokens, lookup before the draft", "lookup", SHORT, 0),
-    ("warm, 100 tokens, contexts", "contexts", SHORT, 0),
+    ("warm, 100 tokens, changing", "changing", SHORT, 0),
+    ("warm, 100 tokens, wrong lookup before the draft", "wrong lookup", SHORT, 0),
+    ("warm, 100 tokens, good lookup before the draft", "good lookup", SHORT, 0),
 )
 
 
@@ -82,18 +94,20 @@ def cells() -> Iterator[tuple[str, Machine, bool]]:
         for draft in DRAFTS:
             for kind, acceptance, steady in kinds:
                 yield f"{curve}, c {draft:g}, {kind}", Machine(points, draft, acceptance), steady
+    yield "slow BLAS, 0.45", Machine(SLOW_BLAS, 0.17, constant(0.45), start=0.05), True
 
 
 def reached(machine: Machine, known: str, tokens: int, seeds: int, after: int) -> float:
     """Tokens per plain step."""
+    abrupt = tokens == SENTENCE
     if known == "cold":
-        abrupt = tokens == SENTENCE
-        return machine.speed(lambda: AutoLength([DRAFT]), tokens, seeds, after, abrupt=abrupt)
+        sources = machine.sources
+        return machine.speed(lambda: AutoLength(sources), tokens, seeds, after, abrupt=abrupt)
     knowledge, before = None, WARM_UP
     if known in WRONG:
         knowledge, before = wrong(machine, WRONG[known]), WARM_UP[:10]
     machine = replace(machine, **KINDS.get(known, {}))
-    texts = Texts(machine, tokens, knowledge, abrupt=tokens == SENTENCE)
+    texts = Texts(machine, tokens, knowledge, abrupt=abrupt)
     texts.run(before)
     return texts.run(range(seeds))
 
@@ -103,48 +117,76 @@ def wrong(machine: Machine, factor: float) -> Knowledge:
     mean, covariance = unknown()
     mean = mean.copy()
     mean[:MOST] = np.log(factor * np.array(machine.costs())[1:])
-    return Knowledge({DRAFT.costs: {1: Block(mean, 0.1 * covariance)}})
+    return Knowledge({machine.sources[-1].costs: {1: Block(mean, 0.1 * covariance)}})
 
 
-def contexts(machine: Machine, tokens: int, seeds: int) -> tuple[float, float]:
-    """Speed over plain and over the best length of each context, texts of several in turns."""
-    each = [replace(machine, context=n, attention=ATTENTION) for n in CONTEXTS]
-    best = [one.best_fixed(tokens, seeds)[1] for one in each]
-    texts = Texts(machine, tokens)
-    clock = fastest = 0.0
-    for seed in (*WARM_UP, *range(seeds)):
-        for one, speed in zip(each, best, strict=True):
-            texts.machine = one
-            took = tokens / texts.run([seed])
-            if seed < seeds:
-                clock, fastest = clock + took, fastest + tokens / speed
-    return seeds * len(each) * tokens / clock, fastest / clock
-
-
-def batches(seeds: int) -> Shares:
-    """Files of texts of 6 to 30 tokens, and texts that come one by one as to a server, by how many
-    files were decoded before."""
+def texts(seeds: int, only: Sequence[int] | None) -> Shares:
+    """Single texts; prints a line a cell."""
+    columns = [c for i, c in enumerate(COLUMNS) if only is None or i in only]
     shares: Shares = {}
-    for curve, points in (*CURVES.items(), ("two cores", TWO_CORES)):
-        for alpha, draft, size in product((0.1, 0.5, 0.8), (0.05, 0.2), (2, 4, 16, 64)):
-            dice = random.Random(size)
-            texts = [dice.choice((6, 10, 12, 14, 20, 30)) for _ in range(4 * size)]
-            for kind, every in (("file", 0.0), ("server", 16.0 / size)):
-                machine = BatchMachine(points, draft, alpha, joins_at=0.0 if every else 0.25)
-                fixed = [
-                    sum(
-                        machine.time(FixedLength(n), size, texts, seed, every)
-                        for seed in range(seeds)
-                    )
-                    / seeds
-                    for n in (0, 1, 2, 3, 5, 8)
-                ]
-                name = f"{curve}, c {draft:g}, {alpha:g}, batches of {size}"
-                for file, took in enumerate(machine.auto(size, texts, seeds, FILES, every)):
-                    title = f"{kind} {file + 1}"
-                    shares.setdefault(f"{title} | of plain", []).append((fixed[0] / took, name))
-                    best = min(fixed) / took
-                    shares.setdefault(f"{title} | of the best", []).append((best, name))
+    for name, machine, steady in cells():
+        parts = []
+        for title, known, tokens, after in columns:
+            # Where the text changes, both have to meet the same stretches of it.
+            after = after if steady else 0
+            auto = reached(machine, known, tokens, seeds, after)
+            best, fixed = machine.best_fixed(tokens, seeds, after, abrupt=tokens == SENTENCE)
+            parts.append(f"{auto / fixed:.2f} of {best:2d}, {auto:.2f} of plain")
+            shares.setdefault(f"{title} | of plain", []).append((auto, name))
+            shares.setdefault(f"{title} | of the best", []).append((auto / fixed, name))
+        print(f"{name:36s}", " | ".join(parts), flush=True)
+    return shares
+
+
+def contexts(seeds: int) -> Shares:
+    """Warm texts of 100 tokens behind contexts of several lengths, in turns."""
+    shares: Shares = {}
+    for name, draft, alpha in product(MACHINES, (0.02, 0.1, 0.3), (0.3, 0.5, 0.7, 0.9)):
+        curve, attention, shared = MACHINES[name]
+        machine = Machine(curve, draft, constant(alpha), attention=attention, shared=shared)
+        each = [replace(machine, context=n) for n in CONTEXTS]
+        best = [one.best_fixed(SHORT, seeds)[1] for one in each]
+        several = Texts(machine, SHORT)
+        clocks = [0.0] * len(each)
+        for seed in (*WARM_UP, *range(seeds)):
+            for place, one in enumerate(each):
+                several.machine = one
+                took = SHORT / several.run([seed])
+                clocks[place] += took if seed < seeds else 0.0
+        parts = []
+        for one, fixed, clock in zip(each, best, clocks, strict=True):
+            auto, title = seeds * SHORT / clock, f"{one.context:,} tokens before"
+            parts.append(f"{auto / fixed:.2f} of the best, {auto:.2f} of plain")
+            cell = f"{name}, c {draft:g}, {alpha:g}"
+            shares.setdefault(f"{title} | of plain", []).append((auto, cell))
+            shares.setdefault(f"{title} | of the best", []).append((auto / fixed, cell))
+        print(f"{cell:24s}", " | ".join(parts), flush=True)
+    return shares
+
+
+def batches(seeds: int, sizes: Sequence[int]) -> Shares:
+    """Files of texts, and texts that come one by one, by how many files were decoded before."""
+    shares: Shares = {}
+    machines = {**CURVES, "two cores": TWO_CORES}
+    for curve, alpha, draft, size in product(machines, (0.1, 0.5, 0.8), (0.05, 0.2), sizes):
+        dice = random.Random(size)
+        tokens = [dice.choice((6, 10, 12, 14, 20, 30)) for _ in range(4 * size)]
+        for kind, matches in product(("file", "server"), (0.0, 0.1)):
+            every = 16.0 / size if kind == "server" else 0.0
+            machine = Machine(
+                machines[curve], draft, constant(alpha), 0.15, matches=matches, lookup=0.5
+            )
+            several = Files(machine, tokens, size, every)
+            fixed, parts = several.fixed(seeds), []
+            name = f"{curve}, c {draft:g}, {alpha:g}, {size} at once"
+            name += ", lookup before the draft" if matches else ""
+            for file, took in enumerate(several.auto(seeds, FILES)):
+                title = f"{kind} {file + 1}"
+                of_plain, of_best = fixed[0] / took, min(fixed.values()) / took
+                parts.append(f"{of_best:.2f} of the best, {of_plain:.2f} of plain")
+                shares.setdefault(f"{title} | of plain", []).append((of_plain, name))
+                shares.setdefault(f"{title} | of the best", []).append((of_best, name))
+            print(f"{kind:6s} {name:64s}", " | ".join(parts), flush=True)
     return shares
 
 
@@ -162,37 +204,18 @@ def summary(shares: Shares) -> None:
 def main() -> None:
     """Print a line a cell, and a summary of each column."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="*", default=["texts", "contexts", "batches"])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--only", type=int, nargs="*", help="these columns, counted from 0")
-    parser.add_argument("--batches", action="store_true", help="files of texts, many at once")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[4, 16], help="of batches")
     args = parser.parse_args()
-    started = time.perf_counter()
-    summary(batches(args.seeds) if args.batches else texts(args))
-    print(f"{args.seeds} seeds, {time.perf_counter() - started:.0f} s")
-
-
-def texts(args: argparse.Namespace) -> Shares:
-    """Single texts; prints a line a cell."""
-    columns = [c for i, c in enumerate(COLUMNS) if args.only is None or i in args.only]
-    shares: Shares = {}
-    for name, machine, steady in cells():
-        parts = []
-        for title, known, tokens, after in columns:
-            if known == "contexts":
-                auto, of_best = contexts(machine, tokens, args.seeds)
-                parts.append(f"{of_best:.2f} of the best, {auto:.2f} of plain")
-            else:
-                # Where the text changes, both have to meet the same stretches of it.
-                after = after if steady else 0
-                auto = reached(machine, known, tokens, args.seeds, after)
-                abrupt = tokens == SENTENCE
-                best, fixed = machine.best_fixed(tokens, args.seeds, after, abrupt=abrupt)
-                of_best = auto / fixed
-                parts.append(f"{of_best:.2f} of {best:2d}, {auto:.2f} of plain")
-            shares.setdefault(f"{title} | of plain", []).append((auto, name))
-            shares.setdefault(f"{title} | of the best", []).append((of_best, name))
-        print(f"{name:36s}", " | ".join(parts), flush=True)
-    return shares
+    for what in args.what:
+        started = time.perf_counter()
+        if what == "texts":
+            summary(texts(args.seeds, args.only))
+        else:
+            summary(contexts(args.seeds) if what == "contexts" else batches(args.seeds, args.sizes))
+        print(f"{what}: {args.seeds} seeds, {time.perf_counter() - started:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ class Acceptance:
 
     @property
     def undecided(self) -> float:
-        """How far chance may have rejected what was drafted so far: 1 before the first draft, 0
-        after EARLIER."""
-        return max(0.0, 1 - float(self.counts[0, 0]) / EARLIER)
+        """By how many standard errors chance may have rejected what was drafted so far: 1 before
+        the first draft, 0 after half of EARLIER."""
+        return max(0.0, 1 - 2 * float(self.counts[0, 0]) / EARLIER)
 
     def fade(self) -> None:
         """Let a round go by."""

@@ -8,7 +8,7 @@ are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,7 +58,7 @@ class Block(NamedTuple):
 def unknown() -> Block:
     """Return what is expected of a source before its first round."""
     read = math.log(math.expm1(RISE) / MOST / 4)
-    covariance = np.diag(np.array([0.0] * MOST + [0.01, 1.0]))
+    covariance = np.diag(np.array([0.0] * MOST + [0.01, 4.0]))
     covariance[:MOST, :MOST] = DOUBT * (_SHARED + np.outer(DOUBLINGS, DOUBLINGS) / 4)
     return Block(np.array([*(RISE * DOUBLINGS), 0.0, read]), covariance)
 
@@ -114,41 +114,57 @@ class Costs:
         """Return what a source's next round costs more where it has so many tokens to read."""
         return tokens * math.exp(self._mean[self._own[name]][READING])
 
+    def behind(self, context: float) -> None:
+        """Take note that rounds are behind so many tokens of context."""
+        self._context = math.log2(1 + context / 1024)
+
     def add_plain(self, seconds: float, context: float) -> None:
         """Learn from a plain step behind so many tokens of context."""
-        self._context = math.log2(1 + context / 1024)
+        self.behind(context)
         self.plain_steps += 1
-        self._add(seconds, self._mean[0], [0], [1.0])
+        self._add(seconds, [0], lambda point: (float(point[0]), np.ones(1)))
 
     def add(self, name: str, drafted: int, seconds: float, context: float, unread: float) -> None:
         """Learn from a round of at most MOST drafted tokens, before which its source had so many
         tokens to read."""
-        self._context = math.log2(1 + context / 1024)
+        self.behind(context)
         place, tilt = self._own[name].start, self._context * DOUBLINGS[drafted - 1]
-        at = [place + drafted - 1, place + SLOPE]
-        alone = math.exp(self._mean[at[0]] + tilt * self._mean[at[1]])
-        reading = self.reading(name, unread)
-        share = alone / (alone + reading)
-        self._add(
-            seconds,
-            self._mean[0] + math.log(alone + reading),
-            [0, *at, place + READING],
-            [1.0, share, share * tilt, 1 - share],
-        )
+
+        def observe(point: np.ndarray) -> tuple[float, np.ndarray]:
+            plain, cost, slope, each = point
+            alone = math.exp(cost + tilt * slope)
+            reading = unread * math.exp(each)
+            share = alone / (alone + reading)
+            weights = np.array([1.0, share, share * tilt, 1 - share])
+            return plain + math.log(alone + reading), weights
+
+        self._add(seconds, [0, place + drafted - 1, place + SLOPE, place + READING], observe)
 
     def _add(
-        self, seconds: float, expected: float, at: Iterable[int], weights: Iterable[float]
+        self,
+        seconds: float,
+        at: Sequence[int],
+        observe: Callable[[np.ndarray], tuple[float, np.ndarray]],
     ) -> None:
-        """Take in one round: its logarithm is a weighted sum of the entries `at`, and noise."""
-        at, weights = np.array(at), np.array(weights)
+        """Take in one round. observe: returns the expected logarithm of its seconds for values of
+        the entries `at`, and the derivatives."""
         mean, covariance = self._mean, self._covariance
         covariance[0, 0] += DRIFT**2
         self._rounds += 1
         for own in self._own.values() if self._rounds % 16 == 0 else ():
             self._doubt(own, DRIFT**2 / 16)
-        off = math.log(max(seconds, 1e-9)) - expected
-        gains = covariance[:, at] @ weights
-        variance = float(gains[at] @ weights) + self._noise
+        took, before = math.log(max(seconds, 1e-9)), mean[at]
+        point = before
+        for _ in range(6):
+            # What reading costs may be known so badly that one line through it says nothing.
+            expected, weights = observe(point)
+            off = took - expected - float(weights @ (before - point))
+            gains = covariance[:, at] @ weights
+            variance = float(gains[at] @ weights) + self._noise
+            change = before + gains[at] * (off / variance) - point
+            if abs(change[-1]) < 0.05 or weights[-1] == len(at) == 1:
+                break
+            point = point + change / 2
         if self.paced and off < -2 * UNLIKELY * math.sqrt(variance):
             # A round may stall, but never takes so much less than it costs.
             covariance[0, 0] += DOUBT

@@ -209,6 +209,8 @@ class Opener:
             shadow.forget()
         options = jobs[0].options
         prompts = [job.ids for job in jobs]
+        if isinstance(self.lengths, AutoLength) and not self.batched:
+            self.lengths.begin(len(jobs[0].sequence.committed), len(jobs[0].ids))
         proposer = self._overrides.proposer or self._make_proposer(jobs)
         cached = [self._cached(job, proposer) for job in jobs]
         kept = [each.target for each in cached]

@@ -20,8 +20,9 @@ from ..support.draft_length_simulator import (
     CURVES,
     DRAFT,
     LOOKUP,
+    SLOW_BLAS,
     TWO_CORES,
-    BatchMachine,
+    Files,
     Machine,
     Texts,
     a_round,
@@ -260,6 +261,23 @@ def test_drafting_stops_when_the_context_makes_it_lose_and_comes_back() -> None:
         assert texts.run(range(6)) > 0.9 * best
 
 
+def test_a_text_that_begins_behind_a_long_context_is_planned_for_it() -> None:
+    knowledge = known([1.0 + 0.2 * n for n in range(1, MOST + 1)], 0.8)
+    knowledge.costs["draft"][1].mean[MOST] = 0.2
+    lengths = AutoLength([DRAFT], knowledge)
+    for context, drafts in ((100, True), (64_000, False), (100, True)):
+        lengths.begin(context, context)
+        assert (lengths.choose(100) > 0) is lengths.eager("draft") is drafts
+
+
+def test_a_hopeless_draft_costs_a_file_of_short_texts_little() -> None:
+    slow = Machine(SLOW_BLAS, 0.17, constant(0.45), 0.1, start=0.05, prompt=20, reading=0.2)
+    for seed in range(4):
+        texts = Texts(slow, 15)
+        first = texts.run([1000 * seed])
+        assert first > 0.87 and 24 / (1 / first + 23 / texts.run(range(seed, seed + 23))) > 0.97
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("curve", "draft", "acceptance"),
@@ -320,11 +338,8 @@ def test_batches_come_near_the_best_length_once_a_file_was_decoded(
     curve: str, alpha: float, draft: float, size: int, share: float
 ) -> None:
     texts = [6, 10, 12, 14, 20, 30, 12, 14] * (size // 2)
-    machine = BatchMachine(CURVES[curve], draft, alpha)
-    first, *later = machine.auto(size, texts, 3, 3)
-    best = min(
-        sum(machine.time(FixedLength(n), size, texts, seed) for seed in range(3)) / 3
-        for n in (0, 1, 2, 3, 5, 8)
-    )
+    several = Files(Machine(CURVES[curve], draft, constant(alpha), 0.15), texts, size)
+    first, *later = several.auto(3, 3)
+    best = min(several.fixed(3).values())
     assert best / first > 0.75
     assert all(best / took > share for took in later)

@@ -132,6 +132,16 @@ def test_what_reading_costs_is_learned_apart_from_the_length() -> None:
     assert costs.reading("draft", 10) == pytest.approx(0.5, rel=0.2)
 
 
+def test_a_long_reading_before_a_first_draft_is_no_cost_of_its_length() -> None:
+    costs = Costs({"draft": unknown()})
+    for _ in range(3):
+        costs.add_plain(1.0, 1)
+    # As an encoder reads with a BLAS that reads the weights for each token.
+    costs.add("draft", 1, 8.0, 1, 25)
+    logarithms, _ = costs.logarithms("draft", 16)
+    assert np.exp(logarithms[1]) < 2.2 and costs.reading("draft", 25) > 4
+
+
 def test_what_is_never_drafted_is_not_doubted_more_and_more() -> None:
     costs = Costs({"seldom": unknown(), "draft": unknown()})
     for number in range(20_000):

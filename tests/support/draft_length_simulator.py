@@ -1,8 +1,9 @@
-"""Decodings in which only time and verdicts exist: the shipped controller, published cost curves.
+"""Decodings in which only time and verdicts exist: the shipped controller and the shipped wiring of
+drafters, on machines with published cost curves.
 
-Costs are in plain steps. Whether a drafted token is right depends on its position in the text
-alone, so every controller meets the same text under the same seed. The controller sees times with
-log-normal noise; what is compared is the clock without it.
+Costs are in plain steps of one sequence. Whether a drafted token is right depends on its text and
+its position alone, so every controller meets the same texts under the same seed. The controller
+sees times with log-normal noise; what is compared is the clock without it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from mlx_specdec.draft_length.auto_length import AutoLength, Source
-from mlx_specdec.draft_length.length import DraftLength
+from mlx_specdec.draft_length.length import DraftLength, FixedLength
 from mlx_specdec.draft_length.saved import Knowledge
+from mlx_specdec.engine.opening import make_proposer, source
+from mlx_specdec.interfaces import Noise, Proposal, Proposer, no_proposal
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.options import Options
+from mlx_specdec.proposers.drafter import Drafter
 
 # Cost of a target pass over m rows, in passes over one: m -> cost, straight lines between.
 # Published in threads of ml-explore/mlx: 4265 (M3 Ultra), 3852 (M4 Pro), 3791 (M5 Max).
@@ -32,6 +38,8 @@ CURVES: dict[str, dict[int, float]] = {
 }
 TWO_CORES = {1: 1.0, 2: 1.15, 4: 1.5, 8: 2.2, 16: 3.5, 32: 6.0, 64: 11.5, 128: 22.0}
 """By tokens of a pass, roughly as small models behave on two cores."""
+SLOW_BLAS = {1: 1.0, 2: 1.97, 3: 2.95, 4: 3.86}
+"""Of MLX's own matrix product on a CPU, which reads the weights once for each row; measured."""
 NOISE = 0.3
 MOST = 16
 DRIFT_ROUNDS = 25
@@ -39,10 +47,13 @@ BEYOND = 10_000
 """Room for tokens where nobody knows that a text is about to end."""
 STALLED = 5.0
 """How many times as long a stalled round takes."""
+CHANGES_AT = 30
+"""Round from which a machine that changes is faster or slower, by turns."""
 READ_AT_ONCE = 20
 """Tokens that a draft reads in the time in which it drafts one."""
-DRAFT = Source("draft")
-LOOKUP = Source("ngram", free=True, costs="free", text="ngram")
+JOINS_AT = 0.25
+"""Share of the places of a batch that must be free before others join, as for a list of prompts."""
+DRAFT, LOOKUP = Source("draft"), Source("ngram", free=True, costs="free", text="ngram")
 Acceptance = Callable[[int], float]
 
 
@@ -62,15 +73,12 @@ def bimodal(position: int) -> float:
 
 
 def verify_cost(curve: Mapping[int, float], rows: int) -> float:
-    """V(rows), straight lines between the published points."""
-    low = max(m for m in curve if m <= rows)
-    high = min((m for m in curve if m >= rows), default=None)
-    if high is None:
-        before = sorted(curve)[-2]
-        slope = (curve[low] - curve[before]) / (low - before)
-        return curve[low] + (rows - low) * slope
-    if high == low:
-        return curve[low]
+    """V(rows), straight lines between the published points and beyond the last two."""
+    points = sorted(curve)
+    high = next((m for m in points if m >= rows), points[-1])
+    low = points[max(0, points.index(high) - 1)]
+    if rows in (low, high):
+        return curve[rows]
     return curve[low] + (rows - low) / (high - low) * (curve[high] - curve[low])
 
 
@@ -88,19 +96,63 @@ def a_round(
     return RoundReport(drafted, (its,), RoundTimes(seconds), source, pipelined=not drafted)
 
 
-class Limited(Protocol):
-    """A draft length of several sources."""
+@dataclass(frozen=True)
+class Text:
+    """Of each position: whether the draft is right, whether lookup finds something, and whether
+    that is right. comes: when, in plain steps. reading: what the draft takes to read its prompt."""
 
-    def limit(self, name: str, most: int, rows: int = 1) -> int: ...
+    tokens: int
+    right: Sequence[bool]
+    found: Sequence[bool] = ()
+    known: Sequence[bool] = ()
+    comes: float = 0.0
+    reading: float = 0.0
+
+
+@dataclass
+class _Row:
+    """A text in decoding. unread: what its draft takes to read what it has not seen."""
+
+    text: Text
+    emitted: int = 0
+    unread: float = 0.0
+
+    @property
+    def left(self) -> int:
+        return self.text.tokens - self.emitted
+
+
+@dataclass
+class _Scripted(Proposer):
+    """Drafts for rows as their texts say."""
+
+    rows: list[_Row]
+    looks_up: bool
+    batches = True
+
+    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
+        return not self.looks_up or any(row.text.found[row.emitted] for row in self.rows)
+
+    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
+        counts = [
+            limit if not self.looks_up or row.text.found[row.emitted] else 0 for row in self.rows
+        ]
+        if not any(counts):
+            return no_proposal(len(counts))
+        return Proposal(mx.zeros((len(counts), limit), dtype=mx.int32), counts=tuple(counts))
 
 
 @dataclass(frozen=True)
 class Machine:
     """A pair on a machine. draft: c. acceptance: chance that the draft is right at a position.
     drift: standard deviation of the logarithm of its slowness, which changes within DRIFT_ROUNDS.
-    stalls: share of rounds that take STALLED times as long. matches: share of the positions where
-    lookup has something to say, which is right with the chance `lookup`. context: tokens before the
-    text, each of which makes every row of a pass dearer by `attention` plain steps."""
+    stalls: share of rounds that take STALLED times as long. changes: from CHANGES_AT on, rounds
+    take so many times as long, or as many times less. matches: share of the positions where lookup
+    has something to say, which is right with the chance `lookup`. context: tokens before the text,
+    each of which makes a row of a pass dearer by `attention` plain steps; the draft's keys cost as
+    its weights do. shared: of that, the share that rows of one sequence pay together. start: plain
+    steps that drafting takes whatever its length. prompt: tokens that an encoder reads. reading:
+    plain steps in which the draft reads a token; a READ_AT_ONCE-th of c where it is not known."""
 
     curve: Mapping[int, float]
     draft: float
@@ -108,85 +160,86 @@ class Machine:
     noise: float = NOISE
     drift: float = 0.0
     stalls: float = 0.0
+    changes: float = 1.0
     matches: float = 0.0
     lookup: float = 0.0
     context: int = 0
     attention: float = 0.0
+    shared: float = 0.0
+    start: float = 0.0
+    prompt: int = 0
+    reading: float | None = None
 
-    def costs(self, draft: float | None = None) -> list[float]:
-        """What a round of 0, 1, ... drafted tokens costs, in plain steps at this context."""
-        long = self.context * self.attention
-        each = self.draft if draft is None else draft
-        return [
-            (n * each * (1 + long) + verify_cost(self.curve, n + 1) + (n + 1) * long) / (1 + long)
-            for n in range(MOST + 1)
-        ]
+    @property
+    def reads(self) -> float:
+        """Plain steps in which the draft reads a token."""
+        return self.draft / READ_AT_ONCE if self.reading is None else self.reading
 
+    def cost(self, count: int, rows: int = 1, *, drafts: bool = True) -> float:
+        """Plain steps of one sequence at this context that a round of `count` tokens takes, without
+        what its draft has to read."""
+        keys = self.context * self.attention
+        each = 1 + (1 - self.shared) * count
+        took = verify_cost(self.curve, rows * (count + 1)) + rows * each * keys
+        if drafts and count:
+            a_step = verify_cost(self.curve, rows) + rows * keys
+            took += self.start + count * self.draft * a_step
+        return took / (1 + keys)
+
+    def costs(self) -> list[float]:
+        """What a round of 0, 1, ... drafted tokens costs."""
+        return [self.cost(n) for n in range(MOST + 1)]
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """The drafters as a loaded pair names them; made with a list of rows in the place of their
+        options."""
+        makers: dict[str, Callable[[Any], Proposer]] = {
+            name: (lambda setup, name=name: _Scripted(setup.options.rows, name == LOOKUP.name))
+            for name in (LOOKUP.name, DRAFT.name)
+        }
+        draft = Drafter(DRAFT.name, makers[DRAFT.name], MOST, nbytes=1)
+        free = Drafter(LOOKUP.name, makers[LOOKUP.name], MOST)
+        return (free, draft) if self.matches else (draft,)
+
+    @property
     def sources(self) -> tuple[Source, ...]:
-        """Who drafts."""
-        return (LOOKUP, DRAFT) if self.matches else (DRAFT,)
+        """The drafters as the controller knows them."""
+        return tuple(source(each, Options()) for each in self.drafters)
+
+    def text(
+        self, tokens: int, seed: int, *, comes: float = 0.0, reading: float | None = None
+    ) -> Text:
+        """Return the text of a seed."""
+        dice, luck = random.Random(seed), random.Random(seed + 3)
+        right = [dice.random() < self.acceptance(t) for t in range(tokens + MOST + 1)]
+        found = [luck.random() < self.matches for _ in right] if self.matches else ()
+        known = [luck.random() < self.lookup for _ in found]
+        if reading is None:
+            reading = (self.context + self.prompt) * self.reads
+        return Text(tokens, right, found, known, comes, reading)
 
     def time(
         self, lengths: DraftLength, tokens: int, seed: int, after: int = 0, *, abrupt: bool = False
     ) -> tuple[float, int]:
         """Plain steps' worth of time, and tokens, of a text from round `after` on. abrupt: nobody
         knows its end before."""
-        costs, free = self.costs(), self.costs(0.0)
-        dice, luck = random.Random(seed), random.Random(seed + 3)
-        right = [dice.random() < self.acceptance(t) for t in range(tokens + MOST + 1)]
-        found = [luck.random() < self.matches for _ in right]
-        known = [luck.random() < self.lookup for _ in right]
-        slow = self._slowness(seed)
-        emitted, clock, rounds, in_flight, unread = 0, 0.0, 0, False, 0
-        before = (0.0, 0)
-        while emitted < tokens:
-            if rounds == after:
-                before = (clock, emitted)
-            rounds += 1
-            asked = lengths.choose(BEYOND if abrupt else tokens - emitted)
-            name, count = self._drafts(lengths, asked, found[emitted])
-            if count == 0 or in_flight:
-                # The step in flight when drafting begins again is read first.
-                clock += 1.0
-                in_flight = count == 0
-                unread += 1
-                report = a_round(0, 0, next(slow), "", emitted, self.context)
-                lengths.on_round(replace(report, pipelined=in_flight))
-                emitted += 1
-                continue
-            accepted = 0
-            stays = known if name == LOOKUP.name else right
-            while accepted < count and stays[emitted + accepted]:
-                accepted += 1
-            took = free[count] if name == LOOKUP.name else costs[count]
-            if name != LOOKUP.name:
-                took += unread * self.draft / READ_AT_ONCE
-                unread = 0
-            else:
-                unread += accepted + 1
-            clock += took
-            report = a_round(count, accepted, took * next(slow), name, emitted, self.context)
-            lengths.on_round(report)
-            emitted = min(tokens, emitted + accepted + 1)
-        return clock - before[0], emitted - before[1]
+        decoding = Decoding(self, lengths, [self.text(tokens, seed)], seed, abrupt=abrupt)
+        before, emitted = decoding.run(after)
+        decoding.run()
+        return decoding.clock - before, tokens - emitted
 
-    def _drafts(self, lengths: DraftLength, asked: int, found: bool) -> tuple[str, int]:
-        """Who drafts, and how much."""
-        if not self.matches or not isinstance(lengths, AutoLength):
-            return "", asked
-        looked_up = lengths.limit(LOOKUP.name, asked) if found else 0
-        if looked_up:
-            return LOOKUP.name, looked_up
-        return DRAFT.name, lengths.limit(DRAFT.name, asked)
-
-    def _slowness(self, seed: int) -> Iterator[float]:
-        """Round by round."""
+    def slowness(self, seed: int) -> Iterator[float]:
+        """Yield what rounds take in place of 1."""
         dice, noise, kept = random.Random(seed + 2), random.Random(seed + 1), 1 - 1 / DRIFT_ROUNDS
-        place = dice.gauss(0, 1)
+        changed = math.log(self.changes) * (1 if seed % 2 else -1)
+        place, rounds = dice.gauss(0, 1), 0
         while True:
             stalled = STALLED if self.stalls and dice.random() < self.stalls else 1.0
-            yield stalled * math.exp(self.drift * place + self.noise * noise.gauss(0, 1))
+            late = changed if rounds >= CHANGES_AT else 0.0
+            yield stalled * math.exp(self.drift * place + self.noise * noise.gauss(0, 1) + late)
             place = kept * place + math.sqrt(1 - kept**2) * dice.gauss(0, 1)
+            rounds += 1
 
     def speed(
         self,
@@ -212,12 +265,9 @@ class Machine:
 
     def _runs(self, tokens: int, seeds: int) -> np.ndarray:
         """(seeds, positions): how many drafted tokens are right in a row from there."""
-        places = tokens + MOST + 1
-        chances = [self.acceptance(t) for t in range(places)]
-        dice = [random.Random(seed).random for seed in range(seeds)]
-        right = np.array([[draw() < chance for chance in chances] for draw in dice])
-        runs = np.zeros((seeds, places + 1), dtype=np.int64)
-        for place in reversed(range(places)):
+        right = np.array([self.text(tokens, seed).right for seed in range(seeds)])
+        runs = np.zeros((seeds, right.shape[1] + 1), dtype=np.int64)
+        for place in reversed(range(right.shape[1])):
             runs[:, place] = np.where(right[:, place], runs[:, place + 1] + 1, 0)
         return runs
 
@@ -242,6 +292,115 @@ class Machine:
         return float((emitted - before[1]).sum() / (clock - before[0]).sum())
 
 
+@dataclass(frozen=True)
+class _RowsAsOptions:
+    rows: list[_Row]
+
+
+class Decoding:
+    """The steps of decoding.loop.Decoding and the admission of engine.scheduler.Scheduler.
+
+    texts: in the order in which they come. size: of the batch. joins_at: share of its places that
+    must be free before others join. waited: sum over texts from when they come to their ends.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        lengths: DraftLength,
+        texts: Sequence[Text],
+        seed: int,
+        *,
+        size: int = 1,
+        joins_at: float = 0.0,
+        abrupt: bool = False,
+    ) -> None:
+        self.clock = self.waited = 0.0
+        self._machine, self._lengths, self._abrupt = machine, lengths, abrupt
+        self._size, self._joins_at = size, joins_at
+        self._waiting, self._rows = list(texts), list[_Row]()
+        self._slow = machine.slowness(seed)
+        self._in_flight = False
+        named = isinstance(lengths, AutoLength)
+        if isinstance(lengths, AutoLength) and size == 1:
+            lengths.begin(machine.context, machine.context + machine.prompt)
+        chosen: Any = _RowsAsOptions(self._rows)
+        drafters = machine.drafters if named else machine.drafters[-1:]
+        self._proposer = make_proposer(drafters, chosen, lengths, batch=size > 1)
+        self._eager = size == 1 and (not named or lengths.eager(DRAFT.name))
+
+    def run(self, rounds: int = BEYOND**2) -> tuple[float, int]:
+        """Take so many rounds; return the clock and the tokens of the texts that go on."""
+        while rounds and (self._waiting or any(row.left > 0 for row in self._rows)):
+            self._step()
+            rounds -= 1
+        return self.clock, sum(row.emitted for row in self._rows)
+
+    def _step(self) -> None:
+        rows, proposer = self._rows, self._proposer
+        assert proposer is not None
+        if not self._in_flight:
+            rows[:] = [row for row in rows if row.left > 0]
+            self._admit()
+        remaining = BEYOND if self._abrupt else max(row.left for row in rows)
+        count = self._lengths.choose(remaining, len(rows))
+        committed: Any = range(len(rows))
+        made = no_proposal(len(rows))
+        ahead = count == 0 or not proposer.ready(committed, count)
+        if count and not self._in_flight:
+            noise: Any = None
+            made = proposer.propose(committed, count, noise)
+        self._finish(made, ahead=ahead and not made.size)
+
+    def _admit(self) -> None:
+        if not self._rows:
+            self.clock = max(self.clock, self._waiting[0].comes)
+        joining = self._joining()
+        del self._waiting[: len(joining)]
+        self._rows += [_Row(text, unread=0.0 if self._eager else text.reading) for text in joining]
+
+    def _joining(self) -> list[Text]:
+        """Return the texts that have come, if there are places for them."""
+        free = self._size - sum(row.left > 0 for row in self._rows)
+        came = [text for text in self._waiting[:free] if text.comes <= self.clock]
+        enough = len(came) >= max(1, self._joins_at * self._size)
+        return came if enough or free == self._size else []
+
+    def _finish(self, made: Proposal, *, ahead: bool) -> None:
+        machine, rows, reports = self._machine, self._rows, list[SequenceRound]()
+        # The next pass is submitted before this one is read, unless somebody leaves or joins.
+        waits = any(row.left <= 0 for row in rows) or self._joining()
+        drafts = made.size > 0 and DRAFT.name in (made.source or DRAFT.name)
+        took = machine.cost(made.size, len(rows), drafts=drafts)
+        for place, row in enumerate(rows):
+            count = made.count(place) if made.size else 0
+            name, text, accepted = made.source_of(place), row.text, 0
+            right = text.known if name == LOOKUP.name else text.right
+            while accepted < count and row.left > 0 and right[row.emitted + accepted]:
+                accepted += 1
+            took, row.unread = (took + row.unread, 0.0) if drafts else (took, row.unread)
+            if not drafts or name == LOOKUP.name:
+                row.unread += (accepted + 1) * machine.reads
+            position, going = row.emitted, row.left > 0
+            row.emitted = min(text.tokens, position + accepted + 1)
+            committed = range(machine.context + position + accepted + 1)
+            ended = going and row.left == 0
+            reports.append(
+                SequenceRound(
+                    count, accepted, accepted + 1, position, committed, ended=ended, source=name
+                )
+            )
+            if ended:
+                self.waited -= text.comes
+        self.clock += took
+        self.waited += self.clock * sum(each.ended for each in reports)
+        self._in_flight = ahead and not waits and any(row.left > 0 for row in rows)
+        seconds = RoundTimes(took * next(self._slow))
+        self._lengths.on_round(
+            RoundReport(made.size, tuple(reports), seconds, made.source, pipelined=self._in_flight)
+        )
+
+
 class Texts:
     """Texts one after the other, each of which begins with what the ones before it taught."""
 
@@ -262,111 +421,60 @@ class Texts:
         """Tokens per plain step over texts of these seeds."""
         clock, emitted = 0.0, 0
         for seed in seeds:
-            lengths = AutoLength(self.machine.sources(), self.knowledge)
+            lengths = AutoLength(self.machine.sources, self.knowledge)
             took, tokens = self.machine.time(lengths, self._tokens, seed, abrupt=self._abrupt)
             clock, emitted = clock + took, emitted + tokens
             self.knowledge = self.knowledge.updated(lengths.knowledge)
         return emitted / clock
 
 
-JOINS_AT = 0.25
-"""Share of the places of a batch that must be free before others join, as for a list of prompts."""
-
-
-@dataclass
-class _Row:
-    left: int
-    position: int = 0
-    unread: bool = True
-
-
 @dataclass(frozen=True)
-class BatchMachine:
-    """Batches. A pass over so many tokens in all costs what the curve says, whosever they are, in
-    plain steps of one sequence. alpha: acceptance. reading: what the draft takes to read a
-    prompt. joins_at: 0 as in the server."""
+class Files:
+    """Files of texts that are decoded many at once. tokens: of each text. size: of the batch.
+    every: plain steps between two texts, as they come to a server; 0 where all are there at once.
+    reading: plain steps in which the draft reads a prompt."""
 
-    curve: Mapping[int, float]
-    draft: float
-    alpha: float
+    machine: Machine
+    tokens: Sequence[int]
+    size: int
+    every: float = 0.0
     reading: float = 0.3
-    noise: float = 0.15
-    joins_at: float = JOINS_AT
 
-    def cost(self, rows: int, count: int) -> float:
-        """Of a round of so many drafted tokens for each of these rows."""
-        drafting = count * self.draft * verify_cost(self.curve, rows)
-        return drafting + verify_cost(self.curve, rows * (count + 1))
-
-    def time(
-        self,
-        lengths: DraftLength,
-        size: int,
-        texts: Sequence[int],
-        seed: int,
-        every: float = 0.0,
-    ) -> float:
-        """Plain steps of one sequence that texts of these lengths take. every: so long after one
-        another they come; the time is then summed over them, from when each comes to its end."""
-        dice, noise = random.Random(seed), random.Random(seed + 1)
-        waiting = [(every * place, left) for place, left in enumerate(texts)]
-        running: list[_Row] = []
-        came: list[float] = []
-        clock, in_flight, waited = 0.0, False, 0.0
-        while waiting or running:
-            if not running:
-                clock = max(clock, waiting[0][0])
-            here = sum(at <= clock for at, _ in waiting)
-            free = min(size - len(running), here)
-            if free >= max(1, self.joins_at * size) or (free and not running):
-                # Nothing is in flight when others join.
-                in_flight = False
-                running += [_Row(left) for _, left in waiting[:free]]
-                came += [at for at, _ in waiting[:free]]
-                del waiting[:free]
-            count = lengths.choose(max(row.left for row in running), len(running))
-            drained, in_flight = in_flight and count > 0, count == 0
-            count = 0 if drained else count
-            took = self.cost(len(running), count)
-            unread = sum(row.unread for row in running)
-            if count and unread:
-                took += self.reading * verify_cost(self.curve, unread)
-            clock += took
-            rounds = tuple(self._round(row, count, dice) for row in running)
-            seconds = RoundTimes(took * math.exp(self.noise * noise.gauss(0, 1)))
-            lengths.on_round(
-                RoundReport(count, rounds, seconds, pipelined=count == 0 and not drained)
+    def time(self, lengths: DraftLength, seed: int) -> float:
+        """Plain steps of one sequence that the file takes; where texts come one by one, summed over
+        them, each from its coming to its end."""
+        texts = [
+            self.machine.text(
+                tokens, 1000 * seed + place, comes=self.every * place, reading=self.reading
             )
-            ended = [place for place, row in enumerate(running) if row.left <= 0]
-            waited += sum(clock - came[place] for place in ended)
-            came = [at for at, row in zip(came, running, strict=True) if row.left > 0]
-            running = [row for row in running if row.left > 0]
-        return waited if every else clock
-
-    def _round(self, row: _Row, count: int, dice: random.Random) -> SequenceRound:
-        accepted = 0
-        # One draw a token, so that every length meets texts alike.
-        while accepted < count and dice.random() < self.alpha:
-            accepted += 1
-        accepted = min(accepted, row.left - 1)
-        position = row.position
-        row.left -= accepted + 1
-        row.position += accepted + 1
-        row.unread = row.unread and count == 0
-        committed = range(row.position)
-        return SequenceRound(
-            count, accepted, accepted + 1, position, committed, ended=row.left == 0
+            for place, tokens in enumerate(self.tokens)
+        ]
+        decoding = Decoding(
+            self.machine,
+            lengths,
+            texts,
+            seed,
+            size=self.size,
+            joins_at=0.0 if self.every else JOINS_AT,
         )
+        decoding.run()
+        return decoding.waited if self.every else decoding.clock
 
-    def auto(
-        self, size: int, texts: Sequence[int], seeds: int, files: int, every: float = 0.0
-    ) -> list[float]:
-        """The time of each of so many files in a row, which teach one another; means."""
+    def fixed(self, seeds: int, files: int = 1) -> dict[int, float]:
+        """The mean time of each of some lengths."""
+        places = [seed + 1000 * file for seed in range(seeds) for file in range(files)]
+        return {
+            n: sum(self.time(FixedLength(n), place) for place in places) / len(places)
+            for n in (0, 1, 2, 3, 5, 8)
+        }
+
+    def auto(self, seeds: int, files: int) -> list[float]:
+        """The mean time of each of so many files in a row, which teach one another."""
         sums = [0.0] * files
         for seed in range(seeds):
             knowledge = Knowledge()
             for file in range(files):
-                lengths = AutoLength((DRAFT,), knowledge)
-                sums[file] += self.time(lengths, size, texts, seed + 1000 * file, every)
+                lengths = AutoLength(self.machine.sources, knowledge)
+                sums[file] += self.time(lengths, seed + 1000 * file)
                 knowledge = knowledge.updated(lengths.knowledge)
         return [total / seeds for total in sums]
