@@ -190,22 +190,16 @@ class Machine:
         """What a round of 0, 1, ... drafted tokens costs."""
         return [self.cost(n) for n in range(MOST + 1)]
 
-    @property
-    def drafters(self) -> tuple[Drafter, ...]:
-        """The drafters as a loaded pair names them; made with a list of rows in the place of their
-        options."""
-        makers: dict[str, Callable[[Any], Proposer]] = {
-            name: (lambda setup, name=name: _Scripted(setup.options.rows, name == LOOKUP.name))
-            for name in (LOOKUP.name, DRAFT.name)
-        }
-        draft = Drafter(DRAFT.name, makers[DRAFT.name], MOST, nbytes=1)
-        free = Drafter(LOOKUP.name, makers[LOOKUP.name], MOST)
+    def drafters(self, rows: list[_Row]) -> tuple[Drafter, ...]:
+        """The drafters of these rows, as a loaded pair names them."""
+        draft = Drafter(DRAFT.name, lambda setup: _Scripted(rows, False), MOST, nbytes=1)
+        free = Drafter(LOOKUP.name, lambda setup: _Scripted(rows, True), MOST)
         return (free, draft) if self.matches else (draft,)
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """The drafters as the controller knows them."""
-        return tuple(source(each, Options()) for each in self.drafters)
+        return tuple(source(each, Options()) for each in self.drafters([]))
 
     def text(
         self, tokens: int, seed: int, *, comes: float = 0.0, reading: float | None = None
@@ -292,11 +286,6 @@ class Machine:
         return float((emitted - before[1]).sum() / (clock - before[0]).sum())
 
 
-@dataclass(frozen=True)
-class _RowsAsOptions:
-    rows: list[_Row]
-
-
 class Decoding:
     """The steps of decoding.loop.Decoding and the admission of engine.scheduler.Scheduler.
 
@@ -324,9 +313,9 @@ class Decoding:
         named = isinstance(lengths, AutoLength)
         if isinstance(lengths, AutoLength) and size == 1:
             lengths.begin(machine.context, machine.context + machine.prompt)
-        chosen: Any = _RowsAsOptions(self._rows)
-        drafters = machine.drafters if named else machine.drafters[-1:]
-        self._proposer = make_proposer(drafters, chosen, lengths, batch=size > 1)
+        drafters = machine.drafters(self._rows)
+        chosen = drafters if named else drafters[-1:]
+        self._proposer = make_proposer(chosen, Options(), lengths, batch=size > 1)
         self._eager = size == 1 and (not named or lengths.eager(DRAFT.name))
 
     def run(self, rounds: int = BEYOND**2) -> tuple[float, int]:
