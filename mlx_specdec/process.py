@@ -125,9 +125,7 @@ def write_text(file: Path, text: str) -> None:
 @contextlib.contextmanager
 def replacing(file: Path, *, make_parents: bool = True) -> Iterator[BinaryIO]:
     """Replace a file, at the end of the block, by what was written to the stream, or not at all.
-
-    Raises OSError.
-    """
+    Raises OSError."""
     if make_parents:
         file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".partial")

@@ -84,25 +84,24 @@ class Measuring(Flags):
 
     def sizes(self) -> list[int]:
         """Return the batch sizes; none where single texts are measured. Raises OptionError."""
-        words = [] if self.batch_size is None else [*map(str.strip, self.batch_size.split(","))]
-        for word in words:
-            if not _is_count(word):
-                raise OptionError(f"batch-size must look like 1,4,16; {word!r} is no batch size")
-        return sorted(set(map(int, words)))
+        if self.batch_size is None:
+            return []
+        return sorted({_count(word, "batch-size", "1,4,16") for word in self.batch_size.split(",")})
 
     def lengths(self) -> list[Length]:
         """Return the draft lengths. Raises OptionError."""
-        lengths: list[Length] = []
+        lengths: dict[Length, None] = {}
         text = self.num_draft or (LENGTHS if self.batch_size is None else "auto")
         for word in map(str.strip, text.split(",")):
-            if word != "auto" and not _is_count(word):
-                raise OptionError(f"num-draft must look like 1,3,8,auto; {word!r} is no length")
-            lengths.append(Options(num_draft="auto" if word == "auto" else int(word)).num_draft)
-        return list(dict.fromkeys(lengths))
+            count: Length = "auto" if word == "auto" else _count(word, "num-draft", "1,3,8,auto")
+            lengths[Options(num_draft=count).num_draft] = None
+        return list(lengths)
 
 
-def _is_count(word: str) -> bool:
-    return word.isascii() and word.isdigit() and int(word) > 0
+def _count(word: str, name: str, like: str) -> int:
+    if word.strip().isdecimal() and int(word) > 0:
+        return int(word)
+    raise OptionError(f"{name} must look like {like}; {word.strip()!r} is no number above 0")
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,8 @@ METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
 
 
 def flag(default: Any, help: str, *aliases: str, argument: bool = False, **more: Any) -> Any:
-    """Return a field of a group: --its-name and aliases, or an argument.
-
-    more: of `typer.Option`.
-    """
+    """Return a field of a group: --its-name and aliases, or an argument. more: of
+    `typer.Option`."""
     more |= {"names": aliases, "argument": argument, "help": help}
     return field(default=default, metadata=more)
 
@@ -55,10 +53,8 @@ class Flags:
 
 
 def command(*examples: str) -> Callable[[Command], Command]:
-    """Turn a function of groups into a command of single flags, with --version.
-
-    examples: command lines, shown at the end of --help.
-    """
+    """Turn a function of groups into a command of single flags, with --version. examples: command
+    lines, shown at the end of --help."""
 
     def decorate(function: Command) -> Command:
         groups: dict[str, type[Flags]] = get_type_hints(function)

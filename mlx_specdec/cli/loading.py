@@ -257,10 +257,9 @@ def load_pair(
 def load_drafting(
     drafting: Drafting, options: Options, *, random_weights: bool = False, quiet: bool = False
 ) -> tuple[Pair, Options]:
-    """Load a target, what drafts for it, and the documents that lookup searches.
-
-    Returns the options with the drafter that the target's files decide. quiet: print no notes on
-    what was loaded. Raises as `load_pair` and `engine.with_documents` do."""
+    """Load a target, what drafts for it, and the documents that lookup searches. Returns the
+    options with the drafter that the target's files decide. quiet: print no notes on what was
+    loaded. Raises as `load_pair` and `engine.with_documents` do."""
     model, draft_model = named(drafting)
     if options.regular or options.proposer in DRAFTLESS:
         draft_model = None

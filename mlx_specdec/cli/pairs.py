@@ -29,10 +29,8 @@ _CONVERTED = re.compile(r"(-mlx)?(-[2-8]bit|-bf16|-fp16|-mxfp4|-mxfp8|-nvfp4|-dw
 
 @dataclass(frozen=True)
 class KnownPair:
-    """A target and a draft that share a tokenizer; sizes in billions of weights.
-
-    run: whether this program was run with the pair.
-    """
+    """A target and a draft that share a tokenizer; sizes in billions of weights. run: whether this
+    program was run with the pair."""
 
     target: str
     target_billions: float

@@ -77,12 +77,9 @@ def write(stream: TextIO, text: str) -> None:
 
 
 class TextPrinter:
-    """Writes emissions to a stream as they come.
-
-    show_drafts: mark the text of accepted draft tokens: green and underlined on a terminal with
-    colors, between ⟨ and ⟩ elsewhere. A terminal gets control characters as escapes; anything else
-    gets the text as it is.
-    """
+    """Writes emissions to a stream as they come. show_drafts: mark the text of accepted draft
+    tokens: green and underlined on a terminal with colors, between ⟨ and ⟩ elsewhere. A terminal
+    gets control characters as escapes; anything else gets the text as it is."""
 
     def __init__(self, stream: TextIO, *, show_drafts: bool = False) -> None:
         self._stream = stream
@@ -156,10 +153,8 @@ def progress(
     label: str, *, in_bytes: bool = False, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Report]:
     """A progress bar with time left on standard error, if that is a terminal; else a line a minute.
-
     in_bytes: the counts are bytes, and the bar shows how many and how fast. The bar appears with
-    the first call and goes when all is done or the block ends; of two, one shows at a time.
-    """
+    the first call and goes when all is done or the block ends; of two, one shows at a time."""
     if not sys.stderr.isatty():
         yield _lines(label, in_bytes, clock)
         return

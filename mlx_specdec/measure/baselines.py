@@ -46,10 +46,8 @@ def find_baselines(
 
 def mlx_lm_methods(pair: Pair, options: Options, lengths: Sequence[Length]) -> list[Method]:
     """Return mlx-lm's plain decoding of the same weights, in the same process, and its speculative
-    decoding where there is a draft. Raises NoBaselineError for a pair that it cannot run.
-
-    Both run their prompt pass before they yield the first token, which is therefore not counted.
-    """
+    decoding where there is a draft. Raises NoBaselineError for a pair that it cannot run. Both run
+    their prompt pass before they yield the first token, which is therefore not counted."""
     networks = [_network(pair)]
     fixed = [0]
     if isinstance(pair.draft, DecoderOnlyModel):

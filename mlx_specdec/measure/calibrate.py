@@ -32,10 +32,8 @@ def calibrate(
     pair: Pair, *, temperature: float = 0.0, turns: int = 8, progress: Progress | None = None
 ) -> dict[int, float]:
     """Measure the cost of a round of 1 .. 16 draft tokens, in plain steps, and save it for auto.
-
-    turns: how often each length is measured. Raises OptionError without a draft, and
-    where the turns differ so much that their medians mean little; saved costs then stay.
-    """
+    turns: how often each length is measured. Raises OptionError without a draft, and where the
+    turns differ so much that their medians mean little; saved costs then stay."""
     options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
     endless = replace(pair, eos_token_ids=frozenset())
     chosen = drafters(pair, options)

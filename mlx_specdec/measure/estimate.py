@@ -310,11 +310,8 @@ class DrafterOutline:
 
 class Drafts:
     """A Context as far as a PassTimer needs one: each pass drafts a token, and the first pass of a
-    round reads a row of the target's hidden states before.
-
-    reading: of a network. count: draft tokens of the round. hidden: (1, 1, taps x target's width),
-    the row.
-    """
+    round reads a row of the target's hidden states before. reading: of a network. count: draft
+    tokens of the round. hidden: (1, 1, taps x target's width), the row."""
 
     replays = False
 

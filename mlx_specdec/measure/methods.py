@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 from typing import Literal, TypeVar
 
 from ..decoding.statistics import Statistics, Timed
@@ -194,10 +194,8 @@ def pass_timer(
     clock: Clock = time.perf_counter,
 ) -> PassTimer:
     """Return a timer of passes behind a prompt, with those of rounds of `lengths` draft tokens.
-
     pairs: one target; of several draft models none is timed, nor one that cannot take the prompt.
-    Raises PromptError where the target cannot.
-    """
+    Raises PromptError where the target cannot."""
     draft = None
     drafts = [(model, pair.translation) for pair in pairs if (model := pair.draft) is not None]
     if len(drafts) == 1:
@@ -240,21 +238,17 @@ def measure(
         """Encode a turn, behind the earlier turns and plain decoding's answers to them."""
         case = cases[index]
         *earlier, last = prompts[case.prompt].turns[: case.turn + 1]
-        parts = (
-            part
-            for turn, text in enumerate(earlier)
-            for part in (text, answers.get((case.prompt, turn), ""))
-        )
-        return encode("\n\n".join([*parts, last]))
+        said = ((text, answers.get((case.prompt, turn), "")) for turn, text in enumerate(earlier))
+        return encode("\n\n".join([*chain.from_iterable(said), last]))
 
     def run(index: int, repeat: int, method: Method) -> None:
         try:
             sample = method.run(ids(index))
         except PromptError as problem:
             measured.skipped[index] = str(problem)
-            for samples in measured.samples.values():
-                for key in [key for key in samples if key[0] == index]:
-                    del samples[key]
+            for name, samples in measured.samples.items():
+                left = {key: sample for key, sample in samples.items() if key[0] != index}
+                measured.samples[name] = left
             return
         measured.samples[method.name][index, repeat] = sample
         if method is methods[0]:
@@ -262,8 +256,7 @@ def measure(
 
     progress(next(counter), total)
     try:
-        for number in range(warmup * len(methods)):
-            method = methods[number % len(methods)]
+        for method in [*methods] * warmup:
             # A prompt that cannot be taken is reported and skipped when its turn comes.
             with suppress(PromptError):
                 method.run(ids(0))

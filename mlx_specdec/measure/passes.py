@@ -210,9 +210,8 @@ def measure(
     progress: Progress = ignore_progress,
 ) -> None:
     """Time every kind of pass once a turn, all models in turns, so that a drift meets all of them.
-
-    turns: after a first one, which warms up. deadline: time of the clock at which measuring ends.
-    """
+    turns: after a first one, which warms up. deadline: time of the clock at which measuring
+    ends."""
     kinds = list(dict.fromkeys(kind for timer in timers for kind in timer.kinds))
     total = (turns + 1) * len(kinds)
     for done in range(total):
@@ -241,10 +240,8 @@ def parts(outline: Outline, whole: int = WHOLE, least: int = LEAST) -> tuple[int
 
 
 def pattern(layers: Sequence[Hashable]) -> tuple[int, int]:
-    """Return (irregular, period): layer i looks like layer i + period for every i >= irregular.
-
-    It is the pair with the smallest sum; without a pattern (0, number of layers).
-    """
+    """Return (irregular, period): layer i looks like layer i + period for every i >= irregular. It
+    is the pair with the smallest sum; without a pattern (0, number of layers)."""
     count = len(layers)
     best = (0, count)
     for period in range(1, count):

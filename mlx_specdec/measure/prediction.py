@@ -65,12 +65,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Speeds:
-    """What was measured, and what follows from it; see PassCosts.
-
-    step_seconds, draft_seconds: a plain step of the target, a draft step. draft_cost: draft_seconds
-    in plain steps (c). passes: entry m - 1 is a pass over m tokens in plain steps, V(m). start: in
-    plain steps.
-    """
+    """What was measured, and what follows from it; see PassCosts. step_seconds, draft_seconds: a
+    plain step of the target, a draft step. draft_cost: draft_seconds in plain steps (c). passes:
+    entry m - 1 is a pass over m tokens in plain steps, V(m). start: in plain steps."""
 
     step_seconds: float
     draft_seconds: float

@@ -16,12 +16,9 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What the parts of a round cost, in plain steps.
-
-    draft: one draft step (c). passes: a pass of the target by the number of its tokens (V). start:
-    what every round waits for besides (o). replays: what is rejected costs a pass over the tokens
-    that are kept (r).
-    """
+    """What the parts of a round cost, in plain steps. draft: one draft step (c). passes: a pass of
+    the target by the number of its tokens (V). start: what every round waits for besides (o).
+    replays: what is rejected costs a pass over the tokens that are kept (r)."""
 
     draft: float
     passes: Mapping[int, float]
@@ -50,11 +47,8 @@ def emitted(acceptance: Sequence[float]) -> list[float]:
 def speedups(
     cost: RoundCost, acceptance: Sequence[float], lengths: Sequence[int] = ()
 ) -> tuple[float, ...]:
-    """S(gamma) for gamma = 0 .. len(acceptance), the first being 1.
-
-    lengths: tokens of the sequences, which cut their last rounds short; without them there is no
-    end.
-    """
+    """S(gamma) for gamma = 0 .. len(acceptance), the first being 1. lengths: tokens of the
+    sequences, which cut their last rounds short; without them there is no end."""
     tokens = emitted(acceptance)
     if lengths:
         for gamma in range(1, len(tokens)):
@@ -66,10 +60,8 @@ def speedups(
 
 
 def expected_rounds(acceptance: Sequence[float], longest: int) -> list[float]:
-    """Entry n: how many rounds a sequence of n tokens takes, for n = 0 .. longest.
-
-    A round emits k + 1 tokens with probability a_k - a_(k + 1), a_0 being 1.
-    """
+    """Entry n: how many rounds a sequence of n tokens takes, for n = 0 .. longest. A round emits k
+    + 1 tokens with probability a_k - a_(k + 1), a_0 being 1."""
     shares = [1.0, *acceptance, 0.0]
     chances = [shares[kept] - shares[kept + 1] for kept in range(len(acceptance) + 1)]
     rounds = [0.0]

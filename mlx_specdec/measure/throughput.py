@@ -131,9 +131,7 @@ def encoded(
     pair: Pair, prompts: Sequence[Prompt], options: Options
 ) -> tuple[dict[int, list[int]], dict[int, str]]:
     """Return the token ids of the first turns by the prompts' numbers, and why others are skipped.
-
-    Raises PromptError where all are.
-    """
+    Raises PromptError where all are."""
     taken: dict[int, list[int]] = {}
     skipped: dict[int, str] = {}
     for number, prompt in enumerate(prompts):

@@ -128,9 +128,9 @@ def test_throughput_is_measured_at_every_batch_size(
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (("--batch-size", "0"), "batch-size must look like 1,4,16; '0' is no batch size"),
-        (("--batch-size", "1,many"), "'many' is no batch size"),
-        (("--batch-size", "1,,4"), "'' is no batch size"),
+        (("--batch-size", "0"), "batch-size must look like 1,4,16; '0' is no number"),
+        (("--batch-size", "1,many"), "'many' is no number"),
+        (("--batch-size", "1,,4"), "'' is no number"),
         (("--batch-size", "4", "--num-draft", "1,2"), "name one length in --num-draft"),
         (("--batch-size", "4", "--proposer", "ngram", "--proposer", "draft"), "one --proposer"),
         (("--batch-size", "4", "--simulate-acceptance", "0.5"), "measures one text"),
