@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -155,21 +156,18 @@ class ChatTemplate(Flags):
         return {
             **super().for_options(),
             "chat_template": not self.no_chat_template,
-            "chat_template_config": _json_object(self.chat_template_config),
+            "chat_template_config": _json_object(self.chat_template_config or "{}"),
         }
 
 
-def _json_object(text: str | None) -> dict[str, Any]:
-    try:
-        parsed = {} if text is None else json.loads(text)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise OptionError(
-            f'--chat-template-config must be a JSON object, for example {{"key": true}}, not '
-            f"{text!r:.80}"
-        )
-    return parsed
+def _json_object(text: str) -> dict[str, Any]:
+    with suppress(ValueError, RecursionError):
+        if isinstance(parsed := json.loads(text), dict):
+            return parsed
+    raise OptionError(
+        f'--chat-template-config must be a JSON object, for example {{"key": true}}, not '
+        f"{text!r:.80}"
+    )
 
 
 @dataclass(frozen=True)
@@ -257,12 +255,9 @@ class Constraints(Flags):
     )
 
     def for_options(self) -> dict[str, Any]:
-        schema, grammar = self.json_schema, self.grammar
-        texts = {
-            "json_schema": _contents("--json-schema", schema),
-            "grammar": _contents("--grammar", grammar),
-        }
-        return {**super().for_options(), **texts}
+        schema = _contents("--json-schema", self.json_schema)
+        grammar = _contents("--grammar", self.grammar)
+        return {**super().for_options(), "json_schema": schema, "grammar": grammar}
 
 
 def _contents(name: str, file: Path | None) -> str | None:

@@ -22,8 +22,7 @@ from ..interfaces import Context, Progress, Scores, ignore_progress
 from ..models.base import Base
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.kinds import on_target
-from ..models.drafters.layers import Layer
-from ..models.drafters.network import DrafterNetwork, Reading
+from ..models.drafters.network import DrafterNetwork
 from ..models.loading import outline
 from ..models.number_format import NumberFormat
 from ..models.outline import Outline, fill
@@ -252,7 +251,8 @@ class Lender:
 
 
 class DrafterOutline:
-    """A drafter on hidden states, known as an `Outline` knows a model."""
+    """A drafter on hidden states, known as an `Outline` knows a model. most: draft tokens in a
+    round."""
 
     def __init__(self, source: DrafterSource, target: Outline) -> None:
         files = source.files
@@ -266,16 +266,8 @@ class DrafterOutline:
         self.nbytes = self._network.nbytes
         bits = {module.bits for module in self._network.modules() if hasattr(module, "bits")}
         self.dtype = "".join(f"{each}-bit, " for each in bits) + dtype_name(self._network.dtype)
-
-    @property
-    def layers(self) -> Sequence[Layer]:
-        """Its layers."""
-        return self._network.layers
-
-    @property
-    def most(self) -> int:
-        """The largest number of draft tokens in a round."""
-        return int(self._network.most)
+        self.layers = self._network.layers
+        self.most = int(self._network.most)
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
         """Bytes of the keys and values of a text, and of its source where the target encodes it."""
@@ -287,25 +279,18 @@ class DrafterOutline:
         the target, or a part of it with the same embedding and head."""
         self._lender.model = model
         fill(self._network, 0, {})
-        reading = self._read(prompt, 1)
-        reading.evaluate()
-        return DraftTimer(Drafts(reading, self._hidden(1)), self.most, clock)
 
-    def _read(self, prompt: int, generated: int) -> Reading:
-        """Open a sequence of these lengths; its arrays are lazy."""
-        reading = self._network.open()
-        rows = generated if self._encodes else prompt + generated
+        def states(rows: int, width: int) -> mx.array:
+            drawn = mx.random.normal((1, rows, width), key=mx.random.key(1))
+            return drawn.astype(self._network.dtype)
+
+        reading, rows = self._network.open(), 1 if self._encodes else prompt + 1
         if self._encodes:
-            reading.attend(self._random((1, prompt, self._lender.width)))
-        reading.read(self._hidden(rows), mx.zeros((1, rows), dtype=mx.int32))
-        return reading
-
-    def _hidden(self, rows: int) -> mx.array:
+            reading.attend(states(prompt, self._lender.width))
         width = sum(map(self._network.width_of, self._network.taps))
-        return self._random((1, rows, width))
-
-    def _random(self, shape: tuple[int, ...]) -> mx.array:
-        return mx.random.normal(shape, key=mx.random.key(1)).astype(self._network.dtype)
+        reading.read(states(rows, width), mx.zeros((1, rows), dtype=mx.int32))
+        reading.evaluate()
+        return DraftTimer(Drafts(reading, states(1, width)), self.most, clock)
 
 
 class Drafts:
