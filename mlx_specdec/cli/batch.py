@@ -203,21 +203,15 @@ def _prompt(entry: Mapping[str, Any]) -> str | Messages:
         if not prompt.strip():
             raise PromptError("the prompt is empty: give some text")
         return prompt
-    messages = entry["messages"]
-    if not isinstance(messages, list) or not messages:
+    messages, parts = entry["messages"], {"role", "content"}
+    whole = isinstance(messages, list) and len(messages) > 0
+    if not whole or not all(isinstance(each, dict) and each.keys() >= parts for each in messages):
         raise PromptError('"messages" must be a list of {"role": ..., "content": ...}')
-    return [_message(each) for each in messages]
-
-
-def _message(given: object) -> dict[str, str]:
-    if not isinstance(given, dict) or not given.keys() >= {"role", "content"}:
-        raise PromptError('each of "messages" must be {"role": ..., "content": ...}')
-    return {name: _text(name, value) for name, value in given.items()}
+    return [{name: _text(name, value) for name, value in each.items()} for each in messages]
 
 
 def _options(entry: Mapping[str, Any], options: Options) -> Options:
-    common = sorted(COMMON & entry.keys())
-    if common:
+    if common := sorted(COMMON & entry.keys()):
         raise OptionError(
             f'"{common[0]}" is one for all lines: leave it out; a line may have '
             f"{', '.join(PER_LINE)}"

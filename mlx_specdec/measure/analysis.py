@@ -203,12 +203,12 @@ def analyse(measured: Measurements, costs: PassCosts | None) -> Analysis | None:
 
 def overall(figures: Figures) -> float:
     """Return a method's speedup over all sequences; 0 where there is none."""
-    return figures.speed_up.overall.value if figures.speed_up is not None else 0.0
+    return figures.speed_up.overall.value if figures.speed_up else 0.0
 
 
 def fastest(methods: Iterable[Figures]) -> Figures | None:
     """Return the method with the highest speedup, if any has one."""
-    return max((one for one in methods if one.speed_up is not None), key=overall, default=None)
+    return max((one for one in methods if one.speed_up), key=overall, default=None)
 
 
 def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
@@ -305,18 +305,18 @@ def _tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
 def _paired(measured: Measurements, method: Method, category: str | None = None) -> list[Paired]:
     """Pair the repeats of each case in which both plain decoding and the method ran."""
     plain, other = measured.plain, measured.samples[method.name]
-    by_case: dict[int, list[tuple[Sample, Sample]]] = {}
+    by_case: dict[int, list[Paired]] = {}
     for key in sorted(plain.keys() & other.keys()):
         if category in (None, measured.cases[key[0]].category):
-            by_case.setdefault(key[0], []).append((plain[key], other[key]))
+            one, two = plain[key], other[key]
+            both = Paired(one.seconds, two.seconds, one.counted, two.counted)
+            by_case.setdefault(key[0], []).append(both)
     return [
-        Paired(
-            median(one.seconds for one, _ in pairs),
-            median(two.seconds for _, two in pairs),
-            pairs[0][0].counted,
-            pairs[0][1].counted,
+        repeats[0]._replace(
+            plain_seconds=median(both.plain_seconds for both in repeats),
+            seconds=median(both.seconds for both in repeats),
         )
-        for pairs in by_case.values()
+        for repeats in by_case.values()
     ]
 
 

@@ -74,8 +74,8 @@ def test_messages_are_taken_as_they_are() -> None:
         ({"prompt": "a", "id": True}, '"id" must be a string'),
         ({"messages": []}, '"messages" must be a list'),
         ({"messages": "a"}, '"messages" must be a list'),
-        ({"messages": ["a"]}, 'each of "messages" must be'),
-        ({"messages": [{"role": "user"}]}, 'each of "messages" must be'),
+        ({"messages": ["a"]}, '"messages" must be a list'),
+        ({"messages": [{"role": "user"}]}, '"messages" must be a list'),
         (
             {"messages": [{"role": "user", "content": [{"text": "a"}]}]},
             '"content" must be a string',
