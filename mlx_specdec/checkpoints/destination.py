@@ -91,9 +91,11 @@ def remove_leftovers(destination: Path) -> bool:
             os.kill(int(match[1]), 0)
             alive = True
         except ProcessLookupError:
-            if match[2] == "old" and not destination.exists():
-                path.rename(destination)
-            shutil.rmtree(path, ignore_errors=True)
+            if match[2] == "old" and not os.path.lexists(destination):
+                with contextlib.suppress(OSError):
+                    path.rename(destination)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
         except PermissionError:
             alive = True  # another user's
     return alive

@@ -73,22 +73,13 @@ def carried(directory: Path, config: Mapping[str, Any]) -> Carried | None:
     if family(config) not in QWEN | NUMBERED:
         return None
     if (file := directory / FILE).is_file():
-        return in_own_file(file)
+        names = tuple(safetensors.read_header(file))
+        return Carried(names, safetensors.load(file).__getitem__, not safetensors.of_mlx(file))
     if shards.format_of(directory) not in ("safetensors", "torch"):
         return None
-    return among(Weights(directory), config)
-
-
-def among(weights: Weights, config: Mapping[str, Any]) -> Carried | None:
-    """The same, of tensors that are there."""
+    weights = Weights(directory)
     names = tuple(filter(known(config), weights.infos))
     return Carried(names, weights.read, is_original(weights)) if names else None
-
-
-def in_own_file(file: Path) -> Carried:
-    """The same, of a file of these alone."""
-    names = tuple(safetensors.read_header(file))
-    return Carried(names, safetensors.load(file).__getitem__, not safetensors.of_mlx(file))
 
 
 def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dict[str, Tensor]:
@@ -97,9 +88,8 @@ def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dic
     if (file := directory / FILE).is_file():
         reader: Reader = SafetensorsFile(file)
         return {name: reader.tensor(name) for name in reader.infos}
-    here = among(weights, config)
-    names = here.names if here is not None and here.original else ()
-    return {name: weights.tensor(name) for name in names}
+    names = [*filter(known(config), weights.infos)]
+    return {name: weights.tensor(name) for name in names} if is_original(weights) else {}
 
 
 def is_original(weights: Weights) -> bool:

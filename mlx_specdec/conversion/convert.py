@@ -33,12 +33,6 @@ from .verify import verify as run_verify
 _REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
-def check_repository(name: str) -> None:
-    """Raises OptionError for what cannot be the name of a repository."""
-    if not _REPOSITORY.fullmatch(name):
-        raise OptionError(f"{name!a:.100} cannot be a repository: give --upload-repo USER/NAME")
-
-
 def upload(directory: Path, repository: str, *, base_model: str | None, drafts: bool) -> None:
     """Write a model card into `directory` and upload all of it. base_model: the Hub name that it
     was converted from, if it was one. drafts: it is no whole model. Raises OutputError."""
@@ -131,13 +125,15 @@ def convert(
         raise OptionError(f"a shard needs at least one byte, not {shard_bytes}")
     if verify and compare_logits is None:
         raise OptionError("to verify needs compare_logits: mlx_specdec.conversion.verify has one")
-    if upload_repo is not None:
-        check_repository(upload_repo)
+    if upload_repo is not None and not _REPOSITORY.fullmatch(upload_repo):
+        raise OptionError(f"{upload_repo!a:.100} is no repository: give --upload-repo USER/NAME")
     local = Path(os.path.expanduser(model))
     path = _destination(model, local, mlx_path)
     destination.check_free(path, overwrite=overwrite, source=local, written=WRITTEN)
     source = resolve(model, revision=revision, progress=download_progress)
-    name, commit = _name(model, source)
+    name, commit = source.resolve().name, None
+    if not os.path.exists(local):
+        name, commit = model, source.name if source.parent.name == "snapshots" else None
     with as_directory(source) as directory:
         plan = plan_for(directory, numbers)
         change = plan.changes(dtype)
@@ -221,13 +217,6 @@ def _write(
     config = {**plan.config, **{name: numbers.dtype for name in names if name in plan.config}}
     write_config(work, config, plan.quantization_entry(numbers.quantization))
     return written
-
-
-def _name(model: str, source: Path) -> tuple[str, str | None]:
-    """Return a source's name, of a local path only the last part, and its commit on the Hub."""
-    if os.path.exists(os.path.expanduser(model)):
-        return source.resolve().name, None
-    return model, source.name if source.parent.name == "snapshots" else None
 
 
 class _Steps:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_specdec.checkpoints.destination import check_free, check_room, directory
+from mlx_specdec.checkpoints.destination import check_free, check_room, directory, remove_leftovers
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import OutputError
 
@@ -48,6 +48,30 @@ def test_a_full_disk_says_how_much_is_missing(tmp_path: Path) -> None:
     ):
         (work / "part").write_bytes(bytes(500_000))
         raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_model_is_replaced_as_a_whole_or_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make(tmp_path / "model")
+    before, real = listing(tmp_path), Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename)
+        with pytest.raises(OutputError), directory(place) as work:
+            (work / "config.json").write_text("new")
+    assert listing(tmp_path) == before
+    # As a process leaves it that was killed between the moves.
+    place.rename(tmp_path / ".model.999999999.old")
+    assert not remove_leftovers(place) and listing(tmp_path) == before
+    with directory(place) as work:
+        (work / "config.json").write_text("new")
+    assert listing(tmp_path) == {"model": None, "model/config.json": b"new"}
 
 
 def refuse(place: Path, source: Path, *, overwrite: bool = False) -> str:
