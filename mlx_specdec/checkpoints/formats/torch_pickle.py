@@ -312,7 +312,7 @@ def _named(module: Any, name: Any) -> Any:
     if (module, name) in ADMITTED:
         return ADMITTED[module, name]
     shown = ascii(f"{module}.{name}")[1:-1]
-    raise Malformed(f"is refused: it asks for {shown:.120}, which no weights need")
+    raise Malformed(f"is refused: it asks for {shown:.120}, which is not read here")
 
 
 def _of_type(kind: type, value: Any) -> Any:
