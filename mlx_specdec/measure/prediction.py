@@ -211,29 +211,26 @@ class Estimate:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on how far these figures can be trusted."""
-        notes = []
+        return tuple(self._notes())
+
+    def _notes(self) -> Iterator[str]:
+        speeds = self.speeds
         if self.target.vocabulary != self.draft.vocabulary:
-            notes.append(
+            yield (
                 f"the models have {self.target.vocabulary} and {self.draft.vocabulary} logits: "
                 "whether the tokens are the same only their tokenizers tell"
             )
         if self.draft.name == SELF:
-            notes.append(
+            yield (
                 "the draft shares an encoder and what is only looked up with the target, so that "
                 "it takes less memory than is said here"
             )
-        if self.speeds:
-            notes.extend(self._notes_on_speeds(self.speeds))
-        elif self.late:
-            notes.append(
-                "the time did not suffice to measure steps and short passes of both models: give "
-                "more --seconds"
-            )
-        elif self.fits:
-            notes.append("one machine has to hold a target of so few layers to measure it")
-        return tuple(notes)
-
-    def _notes_on_speeds(self, speeds: Speeds) -> Iterator[str]:
+        if speeds is None:
+            if self.late:
+                yield "there was no time for steps and short passes of both: give more --seconds"
+            elif self.fits:
+                yield "one machine has to hold a target of so few layers to measure it"
+            return
         for role, side in (("target", self.target), ("draft", self.draft)):
             if side.measured_layers is not None:
                 few, more = side.measured_layers
