@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -41,7 +40,8 @@ class _Rows:
 
 
 class Margins:
-    """Takes rows in the order of their positions and passes their margins to `listener`, later.
+    """Takes the rows of one text, all of which went through the same filters, in the order of their
+    positions, and passes their margins to `listener`, later.
 
     `add` and `flush` raise DecodingError as soon as they see a row that is damaged.
     """
@@ -72,11 +72,17 @@ class Margins:
             self._report()
 
     def _submit(self) -> None:
-        rows = sorted(self._rows, key=_filters)
-        margins = [_margins(list(alike)) for _, alike in groupby(rows, key=_filters)]
-        joined = mx.concatenate(margins, axis=1)
-        mx.async_eval(joined)
-        self._submitted = joined, rows
+        scored = mx.concatenate([each.scored for each in self._rows], axis=1)
+        margins = margin(scored)
+        cuts = [each.cut for each in self._rows if each.cut is not None]
+        if cuts:
+            before = mx.concatenate([cut.before for cut in cuts], axis=1)
+            gumbel = mx.concatenate([cut.gumbel for cut in cuts], axis=1)
+            nearest = cut_margin(scored, replace(cuts[0], before=before, gumbel=gumbel))
+            # NaN says that the row is damaged, and stays.
+            margins = mx.where(nearest < margins, nearest, margins)
+        mx.async_eval(margins)
+        self._submitted = margins, self._rows
         self._rows, self._waiting = [], 0
 
     def _report(self) -> None:
@@ -91,25 +97,6 @@ class Margins:
             self._listener(margins[first : first + each.count], each.position)
             first += each.count
         self._submitted = None
-
-
-def _filters(rows: _Rows) -> int:
-    """Equal for rows that went through the same filters."""
-    return 0 if rows.cut is None else hash((rows.cut.top_k, rows.cut.top_p, rows.cut.min_p))
-
-
-def _margins(rows: Sequence[_Rows]) -> mx.array:
-    """(1, n) float32 of rows that went through the same filters."""
-    scored = mx.concatenate([each.scored for each in rows], axis=1)
-    lead = margin(scored)
-    cuts = [each.cut for each in rows if each.cut is not None]
-    if not cuts:
-        return lead
-    before = mx.concatenate([cut.before for cut in cuts], axis=1)
-    gumbel = mx.concatenate([cut.gumbel for cut in cuts], axis=1)
-    # NaN says that the row is damaged, and stays.
-    nearest = cut_margin(scored, replace(cuts[0], before=before, gumbel=gumbel))
-    return mx.where(nearest < lead, nearest, lead)
 
 
 @dataclass(frozen=True)
