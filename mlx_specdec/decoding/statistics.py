@@ -24,10 +24,6 @@ DAMAGED = (
     "precision is too low for them; try --dtype float32"
 )
 
-Listener = Callable[[list[float], int], None]
-"""Called with the margins of neighbouring positions and the first of these; a margin is infinite
-where there was no second candidate."""
-
 
 @dataclass(frozen=True)
 class _Rows:
@@ -37,66 +33,6 @@ class _Rows:
     count: int
     position: int
     cut: Cut | None
-
-
-class Margins:
-    """Takes the rows of one text, all of which went through the same filters, in the order of their
-    positions, and passes their margins to `listener`, later.
-
-    `add` and `flush` raise DecodingError as soon as they see a row that is damaged.
-    """
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._rows: list[_Rows] = []
-        self._waiting = 0
-        self._submitted: tuple[mx.array, list[_Rows]] | None = None
-
-    def add(self, scored: mx.array, count: int, position: int, cut: Cut | None = None) -> None:
-        """The first `count` rows of `scored`, (1, rows, vocabulary), chose the tokens from
-        `position` on; cut: of the same rows."""
-        if count == 0:
-            return
-        part = None if cut is None else cut.first(count)
-        rows = scored if scored.shape[1] == count else scored[:, :count]
-        self._rows.append(_Rows(rows, count, position, part))
-        self._waiting += count
-        if self._waiting >= ROWS_AT_ONCE:
-            self._report()
-            self._submit()
-
-    def flush(self) -> None:
-        self._report()
-        if self._rows:
-            self._submit()
-            self._report()
-
-    def _submit(self) -> None:
-        scored = mx.concatenate([each.scored for each in self._rows], axis=1)
-        margins = margin(scored)
-        cuts = [each.cut for each in self._rows if each.cut is not None]
-        if cuts:
-            before = mx.concatenate([cut.before for cut in cuts], axis=1)
-            gumbel = mx.concatenate([cut.gumbel for cut in cuts], axis=1)
-            nearest = cut_margin(scored, replace(cuts[0], before=before, gumbel=gumbel))
-            # NaN says that the row is damaged, and stays.
-            margins = mx.where(nearest < margins, nearest, margins)
-        mx.async_eval(margins)
-        self._submitted = margins, self._rows
-        self._rows, self._waiting = [], 0
-
-    def _report(self) -> None:
-        if self._submitted is None:
-            return
-        submitted, rows = self._submitted
-        margins: Any = submitted[0].tolist()
-        if any(map(math.isnan, margins)):
-            raise DecodingError(DAMAGED)
-        first = 0
-        for each in rows:
-            self._listener(margins[first : first + each.count], each.position)
-            first += each.count
-        self._submitted = None
 
 
 @dataclass(frozen=True)
@@ -183,7 +119,9 @@ class Recorder:
         self._generated = 0
         self._drafts: list[tuple[str, int, int]] = []
         self._times: list[tuple[bool, RoundTimes]] = []
-        self._margins = Margins(self._add_margins)
+        self._rows: list[_Rows] = []
+        self._waiting = 0
+        self._submitted: tuple[mx.array, list[_Rows]] | None = None
         self._margin: SmallestMargin | None = None
 
     def on_round(self, report: RoundReport) -> None:
@@ -192,18 +130,59 @@ class Recorder:
         self._times.append((report.size > 0, report.times))
         for each in report.sequences:
             self._generated += each.emitted
-            if each.scored is not None:
-                self._margins.add(each.scored, each.emitted, each.position, each.cut)
+            if each.scored is not None and each.emitted:
+                self._add_rows(each.scored, each)
             if report.size:
                 drafted = min(each.drafted, each.emitted) if each.ended else each.drafted
                 self._drafts.append((each.source, drafted, min(each.accepted, each.emitted)))
         if report.ended:
-            self._margins.flush()
+            self._flush()
 
-    def _add_margins(self, margins: list[float], position: int) -> None:
-        for offset, value in enumerate(margins):
+    def _add_rows(self, scored: mx.array, each: SequenceRound) -> None:
+        """Add the rows that chose the emitted tokens; all went through the same filters."""
+        count = each.emitted
+        rows = scored if scored.shape[1] == count else scored[:, :count]
+        cut = None if each.cut is None else each.cut.first(count)
+        self._rows.append(_Rows(rows, count, each.position, cut))
+        self._waiting += count
+        if self._waiting >= ROWS_AT_ONCE:
+            self._read_margins()
+            self._submit()
+
+    def _flush(self) -> None:
+        """Compute all margins and wait for them."""
+        self._read_margins()
+        if self._rows:
+            self._submit()
+            self._read_margins()
+
+    def _submit(self) -> None:
+        scored = mx.concatenate([each.scored for each in self._rows], axis=1)
+        margins = margin(scored)
+        cuts = [each.cut for each in self._rows if each.cut is not None]
+        if cuts:
+            before = mx.concatenate([cut.before for cut in cuts], axis=1)
+            gumbel = mx.concatenate([cut.gumbel for cut in cuts], axis=1)
+            nearest = cut_margin(scored, replace(cuts[0], before=before, gumbel=gumbel))
+            # NaN says that the row is damaged, and stays.
+            margins = mx.where(nearest < margins, nearest, margins)
+        mx.async_eval(margins)
+        self._submitted = margins, self._rows
+        self._rows, self._waiting = [], 0
+
+    def _read_margins(self) -> None:
+        """Wait for the submitted margins. Raises DecodingError where a row is damaged."""
+        if self._submitted is None:
+            return
+        submitted, rows = self._submitted
+        margins: Any = submitted[0].tolist()
+        if any(map(math.isnan, margins)):
+            raise DecodingError(DAMAGED)
+        places = (each.position + offset for each in rows for offset in range(each.count))
+        for value, position in zip(margins, places, strict=True):
             if value < (math.inf if self._margin is None else self._margin.value):
-                self._margin = SmallestMargin(value, position + offset)
+                self._margin = SmallestMargin(value, position)
+        self._submitted = None
 
     def summary(
         self,
@@ -219,7 +198,7 @@ class Recorder:
 
         load, prompt, decoding: seconds of loading, reading the prompt, and all after it.
         """
-        self._margins.flush()
+        self._flush()
         drafted = [each for _, each, _ in self._drafts]
         accepted = [each for _, _, each in self._drafts]
         positions = range(max(drafted, default=0))

@@ -177,10 +177,7 @@ class DraftModel(Proposer):
 
     def join(self, other: DraftModel) -> None:
         if other._context is not None:
-            if self._rows:
-                self._open().join(other._context)
-            else:
-                self._context = other._context
+            self._open().join(other._context)
         self._rows += other._rows
 
     def filter(self, keep: Sequence[int]) -> None:

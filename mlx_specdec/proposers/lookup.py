@@ -7,7 +7,6 @@ Source of the idea of the second: fast-forward tokens of llguidance (docs/fast_f
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from bisect import bisect_left
 from collections import defaultdict
@@ -37,7 +36,7 @@ def drafter(pair: LoadedPair) -> Drafter:
         trusted = BEFORE_OTHERS if setup.followed and documents is None else ALONE
         frequent = setup.ngram_choice == "frequent"
         least = setup.ngram_min or trusted
-        return PromptLookup(least, frequent, documents, pair.vocabulary)
+        return PromptLookup(least, frequent, documents)
 
     return Drafter("ngram", make)
 
@@ -63,7 +62,7 @@ class PromptLookup(Continuation):
 
     least: shortest match to trust, in tokens. frequent: of several continuations take the most
     frequent one instead of the latest. documents: searched as well; the text takes precedence where
-    its match is as long as theirs. vocabulary: ids from here on are not proposed.
+    its match is as long as theirs.
     """
 
     def __init__(
@@ -71,12 +70,10 @@ class PromptLookup(Continuation):
         least: int = 2,
         frequent: bool = False,
         documents: DocumentIndex | None = None,
-        vocabulary: int = sys.maxsize,
     ) -> None:
         self._least = least
         self._frequent = frequent
         self._documents = documents
-        self._vocabulary = vocabulary
         self.begin([[]])
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -91,9 +88,7 @@ class PromptLookup(Continuation):
         if not tokens and match >= self._least:
             count = min(limit, GROWTH * match)
             find = self._index.most_frequent if self._frequent else self._index.most_recent
-            # Prompts may have ids that texts do not have.
-            known = takewhile(lambda token: BETWEEN < token < self._vocabulary, find(count))
-            tokens = list(known)
+            tokens = list(takewhile(lambda token: token != BETWEEN, find(count)))
         return tokens
 
     def _from_documents(self, committed: Sequence[int], least: int, limit: int) -> list[int]:

@@ -207,7 +207,6 @@ class Fit:
         os.replace(new, self._file)
 
     def _read(self) -> None:
-        safetensors_file.read_header(self._file)
         state: dict[str, Any] = tree_unflatten(list(safetensors_file.load(self._file).items()))
         mx.eval(state)
         self._module.update(state["module"])
