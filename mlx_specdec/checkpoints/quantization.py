@@ -29,7 +29,6 @@ class Quantization:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], path: str) -> Quantization:
-        """Read the matrix at `path` from a checked "quantization" entry of config.json."""
         own = entry.get(path)
         how = own if isinstance(own, Mapping) else entry
         return cls(how["bits"], how["group_size"], how.get("mode") or "affine")
@@ -71,7 +70,6 @@ MIXED = {"mixed_2_6": (2, 6), "mixed_3_4": (3, 4), "mixed_3_6": (3, 6), "mixed_4
 
 
 def is_known(how: Quantization) -> bool:
-    """Return whether MLX can quantize so."""
     if type(how.bits) is not int or type(how.group_size) is not int:
         return False
     if how.mode == "affine":

@@ -47,7 +47,6 @@ class Chosen:
 
     @property
     def index(self) -> str | None:
-        """The index that names the files, where there is one."""
         return self.names[0] if self.names[0] in _SUFFIXES else None
 
 

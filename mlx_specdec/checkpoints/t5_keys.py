@@ -37,7 +37,6 @@ _SENSITIVE = re.compile(r"(encoder|decoder)\.block\.(\d+)\..*\.(v|wo)\.weight")
 
 
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration describes a model of the T5 family."""
     return config.get("model_type") in ENCODER_DECODER
 
 

@@ -37,12 +37,10 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return self.outline.size
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
         return self.outline.nbytes
 
     @property
@@ -111,7 +109,6 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def check_name(name: object, what: str = "a tensor") -> None:
-    """Raises Malformed for a name that no tensor has."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
         raise Malformed(f"is damaged: {what} is called {shortened(name)}")
 
@@ -148,12 +145,10 @@ class TensorInfo:
 
     @classmethod
     def of(cls, dtype: str, shape: tuple[int, ...]) -> TensorInfo:
-        """Describe a tensor of a type in ELEMENTS."""
         return cls(dtype, shape, math.prod(shape) * DTYPES[dtype].size)
 
     @property
     def extent(self) -> int:
-        """Entries along the first axis, 1 for a scalar."""
         return self.shape[0] if self.shape else 1
 
 

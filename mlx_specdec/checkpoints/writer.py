@@ -37,15 +37,12 @@ class Change:
     quantization: Quantization | None = None
 
     def cast(self, rows: mx.array) -> mx.array:
-        """Some rows of the tensor in their new type."""
         return rows if self.dtype is None else rows.astype(self.dtype)
 
     def outlines(self, name: str, source: Tensor) -> dict[str, mx.array]:
-        """Return what will be stored for a tensor, as lazy arrays that are never computed."""
         return self.stored(name, self.cast(source.outline))
 
     def stored(self, name: str, cast: mx.array) -> dict[str, mx.array]:
-        """Return what is stored for rows that were cast, by name."""
         if self.quantization is None:
             return {name: cast}
         path = name.removesuffix(".weight")

@@ -212,7 +212,6 @@ def inspect(
 
 
 def _inspect(path: Path) -> Inspection:
-    """Inspect what is on this disk."""
     if not os.path.exists(path):
         raise SourceError(f"{path!s} is a broken link: check the path")
     if path.is_file() and path.suffix in _SINGLE:

@@ -103,12 +103,10 @@ class Report:
 
     @property
     def parameters(self) -> int:
-        """Weights, scales of quantized ones not counted."""
         return self.written.parameters
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors written."""
         return self.written.nbytes
 
     @property

@@ -139,7 +139,6 @@ class TextChange:
     same_first: float
 
     def describe(self) -> str:
-        """Return one line."""
         return (
             f"fixed text of {self.tokens} tokens: perplexity {self.source_perplexity:.4g} -> "
             f"{self.result_perplexity:.4g}, log-probability changes by {self.mean:.3g} on average, "
@@ -160,7 +159,6 @@ class Verified:
     note: str
 
     def describe(self) -> list[str]:
-        """Return one or more lines."""
         if self.logits is None:
             return [f"logits not compared: {self.note}"]
         lines = [f"log-probabilities on a fixed input: largest difference {self.logits:.3g}"]

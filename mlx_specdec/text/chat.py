@@ -93,7 +93,6 @@ def apply(
 
 @functools.cache
 def _bounded() -> Any:
-    """Return jinja's sandbox, a class, with bounds."""
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -55,7 +55,6 @@ class Growth:
         self.check(added)
 
     def check(self, text: str) -> None:
-        """Raise CheckpointError for a text that would grow too much."""
         if self._factor * len(text) <= GROWTH * len(text) + FREE:
             return
         for begin in range(0, len(text), PART):
@@ -68,7 +67,6 @@ class Growth:
 
     @functools.cached_property
     def _normalizers(self) -> list[Any]:
-        """The library's object for each step of the normalizer."""
         from tokenizers import Tokenizer
 
         model = {"type": "BPE", "vocab": {}, "merges": []}

@@ -130,7 +130,6 @@ class Markers:
         return replace(self, calls=None, special=special)
 
     def thinks_after(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt leaves a thought open, so that the answer begins within it."""
         if self.think_begin is None or self.think_end is None:
             return False
         return _last(prompt, self.think_begin.ids) > _last(prompt, self.think_end.ids)

@@ -206,7 +206,6 @@ def tokens(
 
 
 def _check(files: Sequence[Path]) -> int:
-    """Size of all files in bytes."""
     total = 0
     for file in files:
         with _readable(file):

@@ -67,7 +67,6 @@ class TextStream:
         return "" if text.endswith(INCOMPLETE) else text[self._printed :]
 
     def finish(self) -> str:
-        """Return the text that was held back."""
         text = self._tokenizer.decode(self._window) if self._window else ""
         rest = text[self._printed :]
         self._window, self._printed = [], 0
@@ -114,12 +113,10 @@ class StopStrings:
         return self._first(self._held + text) is not None
 
     def _first(self, text: str) -> tuple[int, str] | None:
-        """Where the first stop string begins, and which one it is."""
         places = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         return min(places, default=None)
 
     def finish(self) -> str:
-        """Return the text that was held back."""
         held, self._held = self._held, ""
         return held
 

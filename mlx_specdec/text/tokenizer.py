@@ -116,7 +116,6 @@ class StandInTokenizer(Tokenizer):
         return [byte % self.size for byte in text.encode("utf-8")]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """One letter an id."""
         return "".join(chr(ord("a") + token % 26) for token in ids)
 
     def pieces(self) -> list[str | None]:

@@ -69,7 +69,6 @@ class Finder:
 
     @property
     def left(self) -> set[str]:
-        """Names of the tensors that nobody took."""
         return self.shapes.keys() - {place.name for place in self.places.values()}
 
     def check_left(self, model_type: str, *known: str) -> None:

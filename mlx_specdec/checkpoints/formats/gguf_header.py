@@ -80,7 +80,6 @@ class Stored:
 
     @property
     def info(self) -> TensorInfo:
-        """As the file has it."""
         nbytes = math.prod(self.shape[:-1]) * self.row_nbytes
         return TensorInfo(self.kind.name, self.shape, nbytes)
 
@@ -160,7 +159,6 @@ class _Reader:
         return name
 
     def value(self, key: str) -> Any:
-        """One value of the metadata, with its type before it."""
         kind = self._number("I", key)
         if kind == _ARRAY:
             return self._array(key)

@@ -213,7 +213,6 @@ class _Source:
         self._left = MOST_READS
 
     def spend(self, work: int) -> None:
-        """Count work done, in reads or in elements copied."""
         self._left -= work
         if self._left < 0:
             raise Malformed(f"is refused: its pickle has more than {MOST_READS:,} operations")

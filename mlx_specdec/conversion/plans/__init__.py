@@ -76,13 +76,11 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, as the source holds them."""
         within = sum(outline.nbytes for outline in self.outlines.values())
         return within + self.extra_nbytes
 
     @property
     def extra_nbytes(self) -> int:
-        """Bytes of the tensors in `extra`."""
         return sum(tensor.nbytes for tensor in self.extra.values())
 
     def parameters(self, name: str) -> int:
@@ -95,7 +93,6 @@ class Plan:
 
     @property
     def total_parameters(self) -> int:
-        """The number of weights of all tensors."""
         return sum(map(self.parameters, self.outlines))
 
     def changes(self, dtype: str | None) -> Callable[[str, Tensor], Change]:

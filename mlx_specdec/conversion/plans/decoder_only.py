@@ -26,7 +26,6 @@ from . import Plan, summary_of
 
 
 def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
-    """The plan of a decoder-only model; see `plan_for`."""
     files.read_config(directory)
     source = files.Weights(directory)
     for file in source.paths:

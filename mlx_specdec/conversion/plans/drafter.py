@@ -21,7 +21,6 @@ NOT_RUN = "a drafter computes nothing without its target; bench measures what it
 
 
 def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan | None:
-    """The plan of a drafter on hidden states; see `plan_for`."""
     drafter = kinds.read(directory)
     if drafter is None:
         return None

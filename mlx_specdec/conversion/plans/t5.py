@@ -20,7 +20,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan | None:
-    """The plan of a T5; see `plan_for`."""
     if not keys.is_encoder_decoder(config):
         return None
     weights = files.Weights(directory)
