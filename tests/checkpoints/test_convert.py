@@ -181,6 +181,10 @@ def test_logits_are_left_out_where_they_would_take_longer_than_the_conversion(
     assert convert(source, tmp_path / "b", verify=True, **compared).verified.logits == 0.0
     packed = convert(source, tmp_path / "c", quantize=True, q_group_size=32, **compared)
     assert packed.verified.logits == 0.0
+    small = convert(
+        source, tmp_path / "e", shard_bytes=needed // 2, compare_logits=lambda *_: 1 / 0
+    )
+    assert "--max-shard-size" in small.verified.note
     monkeypatch.setattr(verify, "QUICK_BYTES", needed)
     assert convert(source, tmp_path / "d", **compared).verified.logits == 0.0
 

@@ -176,6 +176,14 @@ def test_mlx_lm_reads_a_conversion_as_one_without_the_layers(family: str, tmp_pa
     assert mx.array_equal(model(tokens), same(tokens))
 
 
+def test_layers_that_an_mlx_program_laid_out_are_left_to_it(tmp_path: Path) -> None:
+    """Their norms are not what the file would say they are."""
+    source = mtp.write("qwen3_next", tmp_path / "source", original=False)
+    report = convert(str(source), tmp_path / "result")
+    assert not (report.path / FILE).exists()
+    assert {name.split(".")[0] for name in report.tensor_report.dropped} == {"mtp"}
+
+
 def test_a_file_that_was_read_back_otherwise_is_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

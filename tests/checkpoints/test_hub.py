@@ -256,6 +256,23 @@ def test_without_a_network_the_cache_serves_and_nobody_is_told_to_log_in(
     assert "the Hub cannot be reached" in text and "login" not in text
 
 
+def test_a_part_of_a_model_in_the_cache_does_not_serve(
+    hub: Hub, offline: Callable[[], None]
+) -> None:
+    directory = resolve(NAME)
+    (directory / "model.safetensors").unlink()
+    offline()
+    text = refused()
+    assert "holds only a part of some/model" in text and "HF_HUB_OFFLINE" in text
+
+
+def test_a_disk_without_room_is_named_before_weights_are_fetched(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5000))
+    assert "make room" in refused() and sent(hub) == set()
+
+
 def test_only_the_hub_is_shown_the_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.cuts = [500]

@@ -216,3 +216,10 @@ def test_what_contradicts_itself_is_one_sentence_before_anything_is_written(
         convert(str(source), **given)
     assert not (tmp_path / "weights").exists()
     assert convert(str(source)).path == Path("weights/t5")
+
+
+def test_a_recipe_that_does_not_suit_a_model_is_refused(tmp_path: Path) -> None:
+    source = str(tiny.write("mamba2", tmp_path / "mamba2"))
+    how = {"quantize": True, "q_group_size": 32, "quant_predicate": "mixed_3_6"}
+    with pytest.raises(OptionError, match="does not suit"):
+        convert(source, tmp_path / "out", **how)
