@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..errors import OutputError
 from .analysis import Analysis, Figures, Value, fastest, overall
+from .passes import PassCosts
 from .table import (
     Measured,
     Setting,
@@ -162,25 +163,30 @@ class Lines:
     title: str
     text: str
     axes: tuple[str, str]
-    legend: Sequence[Series]
+    series: Sequence[Series]
     top: float | None = None
+
+    @property
+    def drawn(self) -> list[Series]:
+        """The series that have points."""
+        return [one for one in self.series if one.points]
 
     @property
     def high(self) -> float:
         """The highest value."""
-        values = [y.high or y.value for one in self.legend for _, y in one.points]
+        values = [y.high or y.value for one in self.drawn for _, y in one.points]
         return self.top or 1.06 * max(1.0, *values)
 
     @property
     def numbers(self) -> list[int]:
         """The whole numbers that have a point."""
-        return sorted({x for one in self.legend for x, _ in one.points})
+        return sorted({x for one in self.drawn for x, _ in one.points})
 
     def across(self, x: int, series: Series | None = None) -> float:
         """The place of x; beside it where several series have intervals."""
         low, high = self.numbers[0] - 0.3, self.numbers[-1] + 0.3
         place = LEFT + (x - low) / (high - low) * (RIGHT - LEFT)
-        marked = [one for one in self.legend if any(y.low is not None for _, y in one.points)]
+        marked = [one for one in self.drawn if any(y.low is not None for _, y in one.points)]
         if series in marked:
             place += (marked.index(series) - (len(marked) - 1) / 2) * WHISKERS_APART
         return round(place, 1)
@@ -228,14 +234,14 @@ class Bars:
 
     title: str
     text: str
-    bars: Sequence[Bar]
+    drawn: Sequence[Bar]
     unit: str = ""
     legend: Sequence[Series] = ()
 
     @property
     def longest(self) -> float:
         """The length of the longest bar."""
-        return max(bar.length for bar in self.bars) or 1.0
+        return max(bar.length for bar in self.drawn) or 1.0
 
 
 Chart = Lines | Bars
@@ -244,13 +250,13 @@ Chart = Lines | Bars
 def charts(analysis: Measured) -> list[Chart]:
     """Return the charts that the figures suffice for."""
     if isinstance(analysis, Throughput):
-        drawn = [_throughput(analysis.methods)]
+        drawn: list[Chart] = [_throughput(analysis.methods)]
     else:
         drawn = [draw(analysis) for draw in (_speedup, _acceptance, _parts, _costs, _categories)]
-    return [chart for chart in drawn if chart is not None]
+    return [chart for chart in drawn if chart.drawn]
 
 
-def _throughput(methods: Sequence[FileFigures]) -> Chart | None:
+def _throughput(methods: Sequence[FileFigures]) -> Chart:
     series = []
     for family in dict.fromkeys(one.family for one in methods):
         points = [
@@ -261,10 +267,10 @@ def _throughput(methods: Sequence[FileFigures]) -> Chart | None:
         series.append(Series(family, "none" if family == "plain" else family, points))
     text = "Generated tokens per second of the whole file, the prompts' time included."
     top = 1.06 * max(one.tokens_per_second or 0.0 for one in methods)
-    return _lines("Throughput", text, ("texts at a time", "tokens per second"), series, top)
+    return Lines("Throughput", text, ("texts at a time", "tokens per second"), series, top)
 
 
-def _speedup(analysis: Analysis) -> Chart | None:
+def _speedup(analysis: Analysis) -> Chart:
     series = []
     for family, methods in _fixed(analysis):
         points = [(int(m.num_draft), m.speed_up.overall) for m in methods if m.speed_up]
@@ -280,10 +286,10 @@ def _speedup(analysis: Analysis) -> Chart | None:
         ratios = ", ".join(f"{one.name}: {overall(one):.2f}" for one in learned)
         text += f" Chosen while decoding: {ratios}."
     axes = ("tokens drafted a round", "speedup")
-    return _lines("Speedup by draft length", text, axes, series)
+    return Lines("Speedup by draft length", text, axes, series)
 
 
-def _acceptance(analysis: Analysis) -> Chart | None:
+def _acceptance(analysis: Analysis) -> Chart:
     series = []
     for family, methods in _fixed(analysis):
         longest = max(methods, key=lambda one: len(one.acceptance))
@@ -291,10 +297,10 @@ def _acceptance(analysis: Analysis) -> Chart | None:
         series.append(Series(longest.name, family, list(enumerate(shares, start=1))))
     text = "Share of rounds in which this drafted token and all before it were accepted."
     axes = ("position in the draft", "share")
-    return _lines("Acceptance by position", text, axes, series, top=1.0)
+    return Lines("Acceptance by position", text, axes, series, top=1.0)
 
 
-def _parts(analysis: Analysis) -> Chart | None:
+def _parts(analysis: Analysis) -> Chart:
     bars = [
         Bar(one.name, [(part, part, getattr(one.parts, part) * 1e3) for part in PARTS])
         for one in analysis.methods
@@ -305,13 +311,11 @@ def _parts(analysis: Analysis) -> Chart | None:
         f"and everything else. A plain step takes {analysis.plain_step * 1e3:.2f} ms."
     )
     legend = [Series(part, part, ()) for part in PARTS]
-    return _bars("Where a round's time goes", text, bars, " ms", legend)
+    return Bars("Where a round's time goes", text, bars, " ms", legend)
 
 
-def _costs(analysis: Analysis) -> Chart | None:
-    costs, step = analysis.costs, analysis.plain_step
-    if costs is None:
-        return None
+def _costs(analysis: Analysis) -> Chart:
+    costs, step = analysis.costs or PassCosts(None, {}), analysis.plain_step
     measured = [(m, Value(seconds / step)) for m, seconds in sorted(costs.passes.items())]
     rounds = [
         (one.num_draft + 1, Value(one.parts.verify / step))
@@ -325,10 +329,10 @@ def _costs(analysis: Analysis) -> Chart | None:
     text = "V(m): a pass of the target over m tokens, in plain steps."
     if costs.draft is not None:
         text += f" A draft step costs c = {costs.draft / step:.2f}."
-    return _lines("What a pass costs", text, ("tokens in the pass", "plain steps"), series)
+    return Lines("What a pass costs", text, ("tokens in the pass", "plain steps"), series)
 
 
-def _categories(analysis: Analysis) -> Chart | None:
+def _categories(analysis: Analysis) -> Chart:
     shown = [best for _, methods in _fixed(analysis) if (best := fastest(methods)) is not None]
     shown += [one for one in analysis.methods if one.num_draft == "auto"]
     bars = [
@@ -341,24 +345,7 @@ def _categories(analysis: Analysis) -> Chart | None:
         "Tokens per second over plain decoding's, with 95 % intervals from 5 sequences on, of each "
         "proposer's and program's best length and of what was chosen while decoding."
     )
-    return _bars("By category of prompts", text, bars)
-
-
-def _bars(
-    title: str, text: str, bars: Sequence[Bar], unit: str = "", legend: Sequence[Series] = ()
-) -> Chart | None:
-    return Bars(title, text, bars, unit, legend) if bars else None
-
-
-def _lines(
-    title: str,
-    text: str,
-    axes: tuple[str, str],
-    series: Sequence[Series],
-    top: float | None = None,
-) -> Chart | None:
-    drawn = [one for one in series if one.points]
-    return Lines(title, text, axes, drawn, top) if drawn else None
+    return Bars("By category of prompts", text, bars)
 
 
 def _fixed(analysis: Analysis) -> Iterator[tuple[str, list[Figures]]]:

@@ -98,7 +98,7 @@ def test_the_speedup_chart_has_measured_intervals_and_the_prediction_beside_them
 def test_intervals_at_one_place_are_drawn_side_by_side() -> None:
     both = [Series(name, name, [(2, Value(1.5, 1.2, 1.8))]) for name in ("draft", "mlx-lm")]
     chart = Lines("", "", ("x", "y"), [*both, Series("c", "c", [(2, Value(1.4))])])
-    first, second, middle = (chart.across(2, one) for one in chart.legend)
+    first, second, middle = (chart.across(2, one) for one in chart.drawn)
     assert second - first >= 4 and first + second == pytest.approx(2 * middle)
     assert chart.ticks == [0, 0.5, 1, 1.5] and chart.labels == [2]
 

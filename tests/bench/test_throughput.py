@@ -223,4 +223,4 @@ def test_the_report_shows_throughput_by_batch_size() -> None:
     [chart] = charts(found)
     assert "<title>plain, 1: 1.60</title>" in text
     assert "<title>plain, 4: 4.00</title>" in text
-    assert [one.name for one in chart.legend] == ["plain", "draft", "transformers"]
+    assert [one.name for one in chart.drawn] == ["plain", "draft", "transformers"]
