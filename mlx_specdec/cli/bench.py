@@ -14,7 +14,7 @@ from ..errors import OptionError
 from ..options import Options, proposers
 from . import interrupts, render
 from .flags import ChatTemplate, CostCache, Flags, Json, Sampling, Verification, command, flag
-from .loading import Models, load_pair, named, sample
+from .loading import Models, learn_costs, load_pair, named, sample
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -172,6 +172,8 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
         _, draft = named(replace(one, draft_model=each))
         with render.progress("downloading", in_bytes=True) as report:
             pairs.append(with_draft_model(pairs[0], str(draft), progress=report, **of_draft))
+    for pair in pairs if not simulated else ():
+        learn_costs(pair, options, quiet=True)
     analysis: Measured
     if sizes:
         analysis, notes = _throughput(pairs[0], options, prompts, proposers, measuring)

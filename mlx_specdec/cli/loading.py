@@ -33,6 +33,8 @@ NOT_SHIPPED = (
 )
 SEARCHING = ("auto", "ngram")
 """Proposers that search documents."""
+WORTH_MEASURING = 50
+"""Tokens of a text from which on it pays to measure what rounds cost before its first token."""
 DRAFTLESS = ("ngram", "medusa", "none")
 """Proposers for which no draft is loaded."""
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -274,7 +276,17 @@ def load_drafting(
         render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
     if pair.heads is not None and drafting.guessed and not drafting.lookup_file:
         options = replace(options, proposer=None)
+    if not random_weights and options.max_tokens >= WORTH_MEASURING:
+        learn_costs(pair, options, quiet=quiet)
     return pair, options
+
+
+def learn_costs(pair: Pair, options: Options, *, quiet: bool = False) -> None:
+    """Measure what rounds cost, in a second, where this machine knows little of the pair."""
+    from ..measure.calibrate import calibrate_first
+
+    if calibrate_first(pair, options) and not quiet:
+        render.tell("measured what rounds of this pair cost here, once, for --num-draft auto")
 
 
 def count_or_auto(name: str, text: str) -> int | Literal["auto"]:

@@ -37,6 +37,18 @@ def test_a_text_keeps_what_its_rounds_cost_unless_told_not_to(
     assert run(*asked, *endless).out == plain.out
 
 
+def test_the_first_long_text_of_a_pair_measures_what_rounds_cost_and_no_later_one_does(
+    run: Run, t5: Path, t5_draft: Path, kept: Path
+) -> None:
+    arguments = ("generate", PROMPT, "--model", t5, "--draft-model", t5_draft)
+    reports = [
+        "measured what rounds" in run(*arguments, *flags).err
+        for flags in (("-m", 12), ("--num-draft", 3), ("--no-cache",), (), ())
+    ]
+    assert reports == [False, False, False, True, False]
+    assert len(list(kept.iterdir())) == 1
+
+
 @pytest.mark.slow
 def test_calibration_measures_every_length_and_keeps_it(
     run: Run, t5: Path, t5_draft: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
