@@ -135,23 +135,20 @@ class Follower:
     def do(self, order: Order, message: Message) -> None:
         if order.op is Op.OPEN:
             self._contexts[order.context] = self._opened(order.numbers)
-            return
-        if order.op is Op.CLOSE:
+        elif order.op is Op.CLOSE:
             # One that has joined another is no more.
             self._contexts.pop(order.context, None)
-            return
-        context = self._contexts[order.context]
-        if order.op is Op.ADVANCE:
+        elif order.op is Op.ADVANCE:
             batch, rows, proposed = order.numbers[:3]
-            run_pass(context, message, batch, rows, proposed, ())
-        elif order.op is Op.REWIND:
-            context.rewind(order.numbers)
+            run_pass(self._contexts[order.context], message, batch, rows, proposed, ())
         elif order.op is Op.EVALUATE:
-            context.evaluate()
+            self._contexts[order.context].evaluate()
         elif order.op is Op.JOIN:
-            context.join(self._contexts.pop(order.numbers[0]))
+            self._contexts[order.context].join(self._contexts.pop(order.numbers[0]))
+        elif order.op is Op.REWIND:
+            self._contexts[order.context].rewind(order.numbers)
         else:
-            context.filter(order.numbers)
+            self._contexts[order.context].filter(order.numbers)
 
     def _opened(self, numbers: tuple[int, ...]) -> Context:
         joins, count, *rest = numbers

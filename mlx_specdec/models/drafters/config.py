@@ -64,12 +64,6 @@ class Settings(dict[str, Any]):
             raise self.wrong(name, f"one of the target's {vocabulary} tokens")
         return token
 
-    @property
-    def dtype(self) -> str:
-        """The type of the weights, as safetensors writes it; F32 where the file does not say it."""
-        stated = str(self.get("dtype") or self.get("torch_dtype") or "").rpartition(".")[2]
-        return {"float16": "F16", "bfloat16": "BF16"}.get(stated, "F32")
-
     def wrong(self, name: str, wanted: str) -> CheckpointError:
         stated = f"{self[name]!a:.60}" if name in self else "nothing"
         return CheckpointError(f"{self.file} says {stated} for {name}: it has to be {wanted}")

@@ -211,7 +211,9 @@ class DFlash(DrafterNetwork):
         super().__init__(files)
         sizes = files.sizes
         self.hidden_norm = nn.RMSNorm(sizes.width, sizes.eps)
-        self.layers = [self.layer(files, number) for number in range(sizes.count)]
+        self.layers = [
+            Layer(sizes, number, sizes.width, files.tensors) for number in range(sizes.count)
+        ]
         if files.markov is not None:
             self.markov_head = MarkovHead(files)
         if CONFIDENCE in files.tensors:
@@ -219,16 +221,10 @@ class DFlash(DrafterNetwork):
         self._window_behind_block = files.window_behind_block
         self._sight = tuple(zip(files.windows, files.causal, strict=True))
         self.slots, self.skipped, self.mask_token = files.slots, files.skipped, files.mask_token
-
-    @property
-    def most(self) -> int:
-        return self.slots - self.skipped
+        self.most = files.slots - files.skipped
 
     def open(self) -> DFlashReading:
         return DFlashReading(self)
-
-    def layer(self, files: BlockFiles, number: int) -> Layer:
-        return Layer(files.sizes, number, files.sizes.width, files.tensors)
 
     def through(
         self, layer: Layer, states: mx.array, attend: Attend, source: Source | None = None

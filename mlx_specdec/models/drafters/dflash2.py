@@ -89,15 +89,6 @@ class Convolution(nn.Module):
         return result
 
 
-class ConvolvedLayer(Layer):
-    """One layer with its convolutions."""
-
-    def __init__(self, files: DFlash2Files, number: int) -> None:
-        super().__init__(files.sizes, number, files.sizes.width, files.tensors)
-        self.attention_conv = Convolution(files)
-        self.mlp_conv = Convolution(files)
-
-
 class Selector(nn.Module):
     """Weighs the likeliest tokens of a slot by the token before, and by the slot's state."""
 
@@ -126,10 +117,8 @@ class DFlash2(DFlash):
     def __init__(self, files: DFlash2Files) -> None:
         super().__init__(files)
         self.candidate_selector = Selector(files)
-
-    def layer(self, files: BlockFiles, number: int) -> Layer:
-        assert isinstance(files, DFlash2Files)
-        return ConvolvedLayer(files, number)
+        for layer in self.layers:
+            layer.attention_conv, layer.mlp_conv = Convolution(files), Convolution(files)
 
     def through(
         self, layer: Layer, states: mx.array, attend: Attend, source: Source | None = None

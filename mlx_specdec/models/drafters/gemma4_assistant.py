@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -23,9 +23,6 @@ from ..base import Base
 from .config import LayerSizes, Settings, layer_sizes
 from .files import DrafterFiles, StoredTensors
 from .network import Config, DrafterNetwork, Kind, Reading
-
-if TYPE_CHECKING:
-    from mlx_lm.models.gemma4_text import ModelArgs
 
 TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
@@ -129,12 +126,9 @@ class Lender:
     def __init__(self, number: int, attention: Any, window: int | None) -> None:
         self.taps = (keys_of(number), values_of(number))
         self.heads, self.head_dim = attention.n_kv_heads, attention.head_dim
+        self.width = self.heads * self.head_dim
         self._window = window
         self._rope = attention.rope
-
-    @property
-    def width(self) -> int:
-        return int(self.heads * self.head_dim)
 
     def first(self, place: int) -> int:
         """The first token that one at `place` looks at."""
@@ -171,11 +165,29 @@ class Assistant(DrafterNetwork):
 
     def __init__(self, files: AssistantFiles) -> None:
         # Not at the top: T5s look for drafters too, and their path imports no mlx-lm.
-        from mlx_lm.models.gemma4_text import DecoderLayer
+        from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
         super().__init__(files)
-        args = _args(files)
-        self.layers = [DecoderLayer(args, number) for number in range(files.sizes.count)]
+        sizes = files.sizes
+        args = ModelArgs(
+            hidden_size=sizes.width,
+            num_hidden_layers=sizes.count,
+            intermediate_size=sizes.intermediate,
+            num_attention_heads=sizes.heads,
+            head_dim=files.head_dims.get(SLIDING, 1),
+            global_head_dim=files.head_dims.get(FULL, 1),
+            rms_norm_eps=sizes.eps,
+            vocab_size=files.vocabulary,
+            num_key_value_heads=sizes.kv_heads,
+            num_kv_shared_layers=sizes.count,  # all have their keys and values from elsewhere
+            hidden_size_per_layer_input=0,
+            rope_parameters={kind: dict(each) for kind, each in files.positions.items()},
+            sliding_window=files.window,
+            max_position_embeddings=sizes.max_positions,
+            use_double_wide_mlp=False,
+            layer_types=list(files.attentions),
+        )
+        self.layers = [DecoderLayer(args, number) for number in range(sizes.count)]
         self.post_projection = nn.Linear(files.sizes.width, files.target_width, bias=False)
         # Rows of it are looked up, of tokens that are worth it.
         self.lm_head = nn.Embedding(files.vocabulary, files.sizes.width)
@@ -186,20 +198,12 @@ class Assistant(DrafterNetwork):
     def bind(self, files: DrafterFiles, target: Base) -> None:
         assert isinstance(files, AssistantFiles)
         super().bind(files, target)
-        self._lenders = {each: _lender(each, files, target) for each in files.head_dims}
-        self.taps = (FINAL, *(tap for each in self._lenders.values() for tap in each.taps))
-
-    @property
-    def lenders(self) -> dict[str, Lender]:
-        return self._lenders
+        self.lenders = {each: _lender(each, files, target) for each in files.head_dims}
+        self.taps = (FINAL, *(tap for each in self.lenders.values() for tap in each.taps))
 
     def width_of(self, tap: str) -> int:
-        lent = (each.width for each in self._lenders.values() if tap in each.taps)
+        lent = (each.width for each in self.lenders.values() if tap in each.taps)
         return next(lent, super().width_of(tap))
-
-    def apart(self, hidden: mx.array) -> list[mx.array]:
-        ends = list(accumulate(map(self.width_of, self.taps)))
-        return list(mx.split(hidden, ends[:-1], axis=-1))
 
     def open(self) -> Reading:
         return AssistantReading(self)
@@ -241,7 +245,8 @@ class AssistantReading(Reading):
     def read(self, hidden: mx.array, following: mx.array) -> None:
         network = self._network
         offset = self._rows.advance(following, 0).starts[0]
-        final, *lent = network.apart(hidden.astype(network.dtype))
+        ends = list(accumulate(map(network.width_of, network.taps)))
+        final, *lent = mx.split(hidden.astype(network.dtype), ends[:-1], axis=-1)
         lenders = zip(network.lenders.values(), lent[::2], lent[1::2], self._caches, strict=True)
         for lender, keys, values, cache in lenders:
             cache.append(lender.keys(keys, offset), lender.values(values))
@@ -261,50 +266,16 @@ class AssistantReading(Reading):
 
 def _lender(attention: str, files: AssistantFiles, target: Base) -> Lender:
     """The last layer of the target with such keys and values. Raises CheckpointError."""
-    layers = enumerate(getattr(target.network, "layers", ()))
-    own = [
-        (number, layer.self_attn)
-        for number, layer in layers
-        if getattr(layer, "layer_type", None) == attention and layer.self_attn.has_kv
-    ]
-    if not own:
-        raise CheckpointError(
-            f"{files.directory} is an assistant of Gemma 4, and the target has no {attention} to "
-            "lend it: the drafter belongs to another target"
-        )
-    number, theirs = own[-1]
-    size = files.head_dims[attention]
-    if theirs.head_dim != size or files.sizes.heads % theirs.n_kv_heads:
-        raise CheckpointError(
-            f"{files.directory} has {files.sizes.heads} heads of width {size} in its {attention}, "
-            f"and the target {theirs.n_kv_heads} of width {theirs.head_dim}: the drafter belongs "
-            "to another target"
-        )
-    return Lender(number, theirs, files.window if attention == SLIDING else None)
-
-
-def _args(files: AssistantFiles) -> ModelArgs:
-    """What mlx-lm's layers are made from: all of them have their keys and values from elsewhere."""
-    from mlx_lm.models.gemma4_text import ModelArgs
-
-    sizes = files.sizes
-    return ModelArgs(
-        hidden_size=sizes.width,
-        num_hidden_layers=sizes.count,
-        intermediate_size=sizes.intermediate,
-        num_attention_heads=sizes.heads,
-        head_dim=files.head_dims.get(SLIDING, 1),
-        global_head_dim=files.head_dims.get(FULL, 1),
-        rms_norm_eps=sizes.eps,
-        vocab_size=files.vocabulary,
-        num_key_value_heads=sizes.kv_heads,
-        num_kv_shared_layers=sizes.count,
-        hidden_size_per_layer_input=0,
-        rope_parameters={kind: dict(each) for kind, each in files.positions.items()},
-        sliding_window=files.window,
-        max_position_embeddings=sizes.max_positions,
-        use_double_wide_mlp=False,
-        layer_types=list(files.attentions),
+    size, heads = files.head_dims[attention], files.sizes.heads
+    for number, layer in reversed([*enumerate(getattr(target.network, "layers", ()))]):
+        if getattr(layer, "layer_type", None) != attention or not layer.self_attn.has_kv:
+            continue
+        theirs = layer.self_attn
+        if theirs.head_dim == size and heads % theirs.n_kv_heads == 0:
+            return Lender(number, theirs, files.window if attention == SLIDING else None)
+    raise CheckpointError(
+        f"{files.directory} is an assistant of Gemma 4, and the target has no {attention} for "
+        f"{heads} heads of width {size} to lend it: the drafter belongs to another target"
     )
 
 

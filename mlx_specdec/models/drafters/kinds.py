@@ -16,11 +16,11 @@ from mlx.utils import tree_flatten
 from ...checkpoints import mtp_layers, shards
 from ...checkpoints.disk import read_json, show
 from ...checkpoints.files import Weights
-from ...checkpoints.tensors import DTYPES, check_weights
+from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
 from ...interfaces import Scores
 from ..base import Base
-from ..number_format import NumberFormat
+from ..number_format import NumberFormat, stored_dtype
 from . import KINDS
 from .config import Settings, nested
 from .files import DrafterFiles, StoredTensors
@@ -58,7 +58,8 @@ def kind_of(directory: Path) -> str | None:
     if not file.is_file():
         return None
     config = read_json(file)
-    names = _names(directory)
+    told = shards.format_of(directory) in ("safetensors", "torch")
+    names = Weights(directory).infos.keys() if told else ()
     if kind := _recognized(config, names):
         return kind
     if what := _unsupported(config, names):
@@ -125,7 +126,8 @@ def _checked(
         ) from problem
     arrays = dict(tree_flatten(network.parameters()))
     if weights is None:
-        dtype = DTYPES[Settings(directory, config.get("transformer_layer_config"), config).dtype]
+        stated = Settings(directory, config.get("transformer_layer_config"), config)
+        dtype = stored_dtype(stated)
         zeros = {name: mx.zeros(array.shape, dtype) for name, array in arrays.items()}
         if (nbytes := sum(array.nbytes for array in zeros.values())) > LARGEST:
             raise CheckpointError(
@@ -195,9 +197,3 @@ def _unsupported(config: Mapping[str, Any], names: Collection[str]) -> str | Non
     if names and all(map(mtp_layers.looks_so, names)):
         return "layers for multi-token prediction of another family"
     return None
-
-
-def _names(directory: Path) -> Collection[str]:
-    if shards.format_of(directory) not in ("safetensors", "torch"):
-        return ()
-    return Weights(directory).infos.keys()

@@ -58,11 +58,13 @@ class DrafterNetwork(nn.Module):
     """A network that drafts from hidden states of a target. Parameters are named as in files.
 
     taps: the hidden states that it reads, side by side; without layers to read, those that the
-    target's head is given. normed: it has a norm behind its layers.
+    target's head is given. normed: it has a norm behind its layers. most: tokens that a round may
+    draft.
     """
 
     layers: list[Layer]
     normed = True
+    most: int = sys.maxsize
 
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__()
@@ -91,11 +93,6 @@ class DrafterNetwork(nn.Module):
     def stops(self) -> bool:
         """Whether it estimates how likely its drafts are to be accepted."""
         return "confidence_head" in self
-
-    @property
-    def most(self) -> int:
-        """The largest number of tokens that a round may draft. Most kinds have no limit."""
-        return sys.maxsize
 
     @property
     def nbytes(self) -> int:

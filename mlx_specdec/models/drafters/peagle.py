@@ -60,12 +60,7 @@ class PEagle(Eagle3):
         axes = len(files.tensors.shapes.get(MASK, (1, 1, 1)))
         self.mask_hidden = mx.zeros((1,) * (axes - 1) + (files.inputs,))
         self._mask_token = files.mask_token
-        self._depths = files.depths
-
-    @property
-    def most(self) -> int:
-        """As many tokens as it was trained to draft at once."""
-        return self._depths
+        self.most = files.depths
 
     def open(self) -> Reading:
         return PEagleReading(self)
