@@ -177,14 +177,31 @@ class Engine:
             self.close()
             then()
         self._publish(self._all_with(STOPPING))
-        self._keep_cache()
+        if self._store is not None and self._cache is not None:
+            try:
+                self._store.close(self._cache, self.pair)
+            except SpecdecError as problem:
+                log.error("%s", problem)
 
     def _decode(self, scheduler: Scheduler) -> None:
         """Decode until the engine is closed. A step that fails as a whole ends the requests that
         are pending; ranks that are out of step cannot continue at all."""
-        while (taken := self._take(wait=scheduler.idle)) is not None:
+        while True:
+            with self._changed:
+                while scheduler.idle and not (self._arrived or self._cancelled or self._closed):
+                    self._changed.wait()
+                if self._closed:
+                    break
+                arrived, cancelled = self._arrived, self._cancelled
+                self._arrived, self._cancelled = [], []
             try:
-                parts = self._step(scheduler, *taken)
+                for number, request in arrived:
+                    scheduler.add(number, request)
+                for number in cancelled:
+                    scheduler.cancel(number)
+                parts = scheduler.step()
+                self.reserved_bytes, self._waiting = scheduler.reserved_bytes, scheduler.waiting
+                self.metrics.count("steps")
             except Exception as problem:
                 if getattr(self.pair.target, "lost", False):
                     raise
@@ -195,47 +212,13 @@ class Engine:
             self._publish(parts)
         scheduler.save_costs()
 
-    def _keep_cache(self) -> None:
-        if self._store is None or self._cache is None:
-            return
-        try:
-            self._store.close(self._cache, self.pair)
-        except SpecdecError as problem:
-            log.error("%s", problem)
-
     def _begin(self) -> Scheduler:
-        self._waiting = 0
-        size = BatchSize(self.batch_size)
-        budget, failures = self._memory_budget, self.failures
-        scheduler = Scheduler(self.pair, None, self.options, size, self._cache, failures, budget)
-        self.budget, self.reserved_bytes = scheduler.budget, 0
+        size, budget = BatchSize(self.batch_size), self._memory_budget
+        scheduler = Scheduler(
+            self.pair, None, self.options, size, self._cache, self.failures, budget
+        )
+        self.budget, self.reserved_bytes, self._waiting = scheduler.budget, 0, 0
         return scheduler
-
-    def _take(self, *, wait: bool) -> tuple[list[tuple[int, Request]], list[int]] | None:
-        """Return new and cancelled requests, waiting for some; None when the engine is closed."""
-        with self._changed:
-            while wait and not (self._arrived or self._cancelled or self._closed):
-                self._changed.wait()
-            if self._closed:
-                return None
-            taken = self._arrived, self._cancelled
-            self._arrived, self._cancelled = [], []
-            return taken
-
-    def _step(
-        self,
-        scheduler: Scheduler,
-        arrived: Sequence[tuple[int, Request]],
-        cancelled: Sequence[int],
-    ) -> list[Part]:
-        for number, request in arrived:
-            scheduler.add(number, request)
-        for number in cancelled:
-            scheduler.cancel(number)
-        parts = scheduler.step()
-        self.reserved_bytes, self._waiting = scheduler.reserved_bytes, scheduler.waiting
-        self.metrics.count("steps")
-        return parts
 
     def _all_with(self, error: str) -> list[Part]:
         """Return parts that end all requests."""
@@ -249,19 +232,17 @@ class Engine:
                 pending = self._pending.get(part.number)
                 if part.last:
                     self._pending.pop(part.number, None)
-            if pending is not None:
-                self._measure(pending, part)
-                pending.listener(part)
-
-    def _measure(self, pending: _Pending, part: Part) -> None:
-        now = time.perf_counter()
-        if part.emission.tokens:
-            self.failures.passes = 0
-            first = pending.newest is None
-            since = pending.came if pending.newest is None else pending.newest
-            self.metrics.tokens(len(part.emission.tokens), now - since, first=first)
-            pending.newest = now
-        if part.result is not None:
-            self.metrics.finished(part.result, now - pending.came)
-        elif part.error is not None:
-            self.metrics.count("failed")
+            if pending is None:
+                continue
+            now = time.perf_counter()
+            if part.emission.tokens:
+                self.failures.passes = 0
+                since = pending.came if pending.newest is None else pending.newest
+                first = pending.newest is None
+                self.metrics.tokens(len(part.emission.tokens), now - since, first=first)
+                pending.newest = now
+            if part.result is not None:
+                self.metrics.finished(part.result, now - pending.came)
+            elif part.error is not None:
+                self.metrics.count("failed")
+            pending.listener(part)

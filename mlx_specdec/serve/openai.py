@@ -75,13 +75,13 @@ class CompletionWriter(Writer):
         """Return chunks of text; with include_drafted, at least one that counts the tokens."""
         pieces = self._pieces_of(index, emission, events)
         if self._request.include_drafted and (pieces or emission.tokens):
-            pieces = pieces or [self._piece(index, "")]
+            pieces = pieces or [self._piece(index)]
             pieces = [{**each, "drafted": emission.drafted > 0, "tokens": 0} for each in pieces]
             pieces[0]["tokens"] = len(emission.tokens)
         return [self._chunk([each]) for each in pieces]
 
     def end(self, index: int, choice: Choice) -> list[Payload]:
-        last = {**self._piece(index, ""), "finish_reason": _reason(choice)}
+        last = {**self._piece(index), "finish_reason": _reason(choice)}
         return [{**self._chunk([last]), **timings([choice])}]
 
     def rest(self, choices: Sequence[Choice]) -> list[Payload]:
@@ -108,8 +108,8 @@ class CompletionWriter(Writer):
         """Return a choice in each of the chunks of what a step generated."""
 
     @abstractmethod
-    def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Payload:
-        """Return a choice of a chunk."""
+    def _piece(self, index: int) -> Payload:
+        """Return a choice of a chunk, without a text."""
 
     def _token(self, id: int, logprob: float) -> Payload:
         piece = self._pieces[id] if id < len(self._pieces) else None
@@ -143,7 +143,7 @@ class TextWriter(CompletionWriter):
             return []
         return [self._piece(index, emission.text, emission.logprobs)]
 
-    def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Payload:
+    def _piece(self, index: int, text: str = "", logprobs: Sequence[TokenLogprob] = ()) -> Payload:
         piece = {"index": index, "text": text, "logprobs": self._logprobs(index, logprobs)}
         return {**piece, "finish_reason": None}
 
@@ -180,7 +180,7 @@ class ChatWriter(CompletionWriter):
     parse = staticmethod(RequestParser.chat)
 
     def start(self, index: int) -> list[Payload]:
-        return [self._chunk([self._delta(index, {"role": "assistant", "content": ""})])]
+        return [self._chunk([self._piece(index, {"role": "assistant", "content": ""})])]
 
     def _whole(self, index: int, choice: Choice) -> Payload:
         return {
@@ -191,17 +191,14 @@ class ChatWriter(CompletionWriter):
         }
 
     def _pieces_of(self, index: int, emission: Emission, events: Sequence[Event]) -> list[Payload]:
-        pieces = [self._delta(index, _delta(each)) for each in events]
+        pieces = [self._piece(index, _delta(each)) for each in events]
         if logprobs := self._logprobs(emission.logprobs, emission.finish_reason):
-            pieces = pieces or [self._piece(index, "")]
+            pieces = pieces or [self._piece(index)]
             pieces[0]["logprobs"] = logprobs
         return pieces
 
-    def _piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Payload:
-        return self._delta(index, {"content": text} if text else {})
-
-    def _delta(self, index: int, delta: Payload) -> Payload:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    def _piece(self, index: int, delta: Payload | None = None) -> Payload:
+        return {"index": index, "delta": delta or {}, "logprobs": None, "finish_reason": None}
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob], reason: str | None) -> Payload | None:
         if reason == "eos":
