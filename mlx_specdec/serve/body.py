@@ -2,9 +2,8 @@
 
 Schemas are of JSON Schema 2020-12 with extensions. "x-unsupported" marks a field that this server
 cannot honour: only values that change nothing are accepted. "x-same-as" is the name under which the
-program reads a field. "x-context" is the size of the context in tokens, for the error about a
-longer prompt. "x-rules" is an "allOf" that generators of test cases pass over, as they give up on
-so many cases.
+program reads a field. "x-rules" is an "allOf" that generators of test cases pass over, as they give
+up on so many cases.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .problems import Problem, invalid, too_long, unsupported
+from .problems import Problem, invalid, unsupported
 
 Body = Mapping[str, Any]
 Schema = dict[str, Any]
@@ -198,8 +197,6 @@ def read(schema: Schema, value: Any, where: str = "") -> Any:
                 raise invalid(rule["description"], rule["x-param"])
     elif isinstance(value, list):
         if not _within(schema, "Items", len(value)):
-            if "x-context" in schema and value:
-                raise too_long(len(value), schema["x-context"], _field(where))
             _refuse({**schema, "items": {}}, value, where)
         if "items" in schema and not _are_whole(schema["items"], value):
             value = [read(schema["items"], each, f"{where}[{at}]") for at, each in enumerate(value)]
@@ -233,8 +230,6 @@ def words(schema: Schema) -> str:
         text += f", each entry of which is {words(schema['items'])}" if schema.get("items") else ""
     elif kind == "string":
         text += _range(schema, "Length", "characters")
-    elif "exclusiveMaximum" in schema:
-        text += f" from {schema['minimum']:g} to less than {schema['exclusiveMaximum']:g}"
     else:
         text += _range(schema, "imum", "")
     return text

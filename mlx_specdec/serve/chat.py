@@ -121,20 +121,16 @@ def ids_of(
         variables = {**options.chat_template_config, **settings}
         return pair.tokenizer.apply_chat(messages, variables, ending=ending)
     if way == "role prefixes":
-        return pair.tokenizer.encode(_with_prefixes(messages, ending))
+        lines = [PREFIXES.get(each["role"], "") + each["content"] for each in messages]
+        lines += {"answer": [PREFIXES["assistant"].rstrip()], "closed": [""], "continue": []}[
+            ending
+        ]
+        return pair.tokenizer.encode("\n".join(lines))
     if [each["role"] for each in messages] != ["user"]:
         raise invalid("this model takes a single message of the user", "messages")
     if ending != "answer":
         raise unsupported("continue_final_message", "this model cannot continue a message")
     return encode(pair, messages[0]["content"], options)
-
-
-def _with_prefixes(messages: Sequence[Message], ending: Ending) -> str:
-    """Return a line for each message, and the beginning of the answer's."""
-    lines = [PREFIXES.get(each["role"], "") + each["content"] for each in messages]
-    if ending != "answer":
-        return "\n".join(lines) + ("\n" if ending == "closed" else "")
-    return "\n".join([*lines, PREFIXES["assistant"]]).rstrip()
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,9 @@ COMPLETION: dict[str, Schema] = {
     "stream_options": fields(include_usage=TRUTH, include_drafted=TRUTH),
     "max_completion_tokens": same_as("max_tokens", MAX_TOKENS),
     "ignore_eos": TRUTH,
-    "min_p": {**NUMBER, "minimum": 0, "exclusiveMaximum": 1},
+    "min_p": described(
+        "a number from 0 to less than 1", {**NUMBER, "minimum": 0, "exclusiveMaximum": 1}
+    ),
     **named("presence_penalty frequency_penalty", within(-LARGEST, LARGEST)),
     "repetition_penalty": REPETITION,
     "repeat_penalty": same_as("repetition_penalty", REPETITION),
@@ -281,7 +283,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
     stop = {**TEXT, "minLength": 1, "maxLength": limits.stop_length}
     stops = several(stop, 0, limits.stops)
     id_ = described(f"a token id below {ids}", within(0, ids - 1, WHOLE))
-    prompt = {**several(id_, 1, MOST_CHARACTERS * longest), "x-context": longest}
+    prompt = several(id_, 1, MOST_CHARACTERS * longest)
     model: Schema = TEXT if name is None else {"enum": [name, *UNNAMED]}
     most = limits.choices
     choices = within(1, most, WHOLE)

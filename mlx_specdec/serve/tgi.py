@@ -6,12 +6,13 @@ Unlike TGI, the text never ends with the stop string, as everywhere here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
 
 from .. import __version__
 from ..decoding.sequence import Emission, TokenLogprob
+from ..text.tokenizer import Tokenizer
 from .answers import LEAST_LOGPROB, Choice, ParsedRequest, Payload, Writer, token_pieces
 from .body import Body
 from .events import Event
@@ -61,31 +62,22 @@ def read_generate(
     # TGI's answers have the logprob of every token.
     completion |= {"prompt": body["inputs"], "logprobs": 0, "stream": streams}
     parsed = parser.completions(completion)
-    tokenizer = parser.pair.tokenizer
-    pieces = token_pieces(tokenizer)
-    return parsed, TgiWriter(body, parsed, pieces, tokenizer.special_ids, listed=stream is None)
+    return parsed, TgiWriter(body, parsed, parser.pair.tokenizer, listed=stream is None)
 
 
 class TgiWriter(Writer):
-    """Writes a text with its tokens. pieces: the bytes of each token id. special: ids that are
-    never printed. listed: the whole answer is an entry of a list."""
+    """Writes a text with its tokens. listed: the whole answer is an entry of a list."""
 
     def __init__(
-        self,
-        body: Body,
-        request: ParsedRequest,
-        pieces: Sequence[bytes | None],
-        special: Collection[int],
-        *,
-        listed: bool = False,
+        self, body: Body, request: ParsedRequest, tokenizer: Tokenizer, *, listed: bool = False
     ) -> None:
         parameters = body.get("parameters") or {}
         self._before = body["inputs"] if parameters.get("return_full_text") else ""
         self._details = bool(parameters.get("details"))
         self._seed = request.requests[0].options.seed
         self._input_length = request.prompt_tokens
-        self._pieces = pieces
-        self._special = special
+        self._pieces = token_pieces(tokenizer)
+        self._special = tokenizer.special_ids
         self._listed = listed
         self._index = 0
         self._ended = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from starlette.testclient import TestClient
 from mlx_specdec.decoding.sequence import Emission, Piece, TokenLogprob
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
+from mlx_specdec.serve import tgi
 from mlx_specdec.serve.answers import Choice, ParsedRequest
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.settings import Limits
@@ -78,10 +80,13 @@ def test_a_text_is_that_of_a_completion(
 
 
 @pytest.mark.parametrize("ids", [(1, 2, 0), (1, 0), (0,)], ids=str)
-def test_those_who_pass_over_special_tokens_read_the_whole_text(ids: tuple[int, ...]) -> None:
+def test_those_who_pass_over_special_tokens_read_the_whole_text(
+    ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The text does not begin with the first token's space, or was held back before the end."""
     parsed = ParsedRequest([Request([5], OPTIONS)], 1)
-    writer = TgiWriter({"inputs": "x"}, parsed, [b"</s>", b" a", b"b"], special={0})
+    monkeypatch.setattr(tgi, "token_pieces", lambda _: [b"</s>", b" a", b"b"])
+    writer = TgiWriter({"inputs": "x"}, parsed, SimpleNamespace(special_ids={0}))
     logprobs = tuple(TokenLogprob(id, -1.0, ()) for id in ids)
     emission = Emission(ids, (Piece("ab", drafted=True),), "eos", logprobs)
     tokens = [each["token"] for each in writer.piece(0, Choice(), emission, [])]
