@@ -122,9 +122,8 @@ def ids_of(
         return pair.tokenizer.apply_chat(messages, variables, ending=ending)
     if way == "role prefixes":
         lines = [PREFIXES.get(each["role"], "") + each["content"] for each in messages]
-        lines += {"answer": [PREFIXES["assistant"].rstrip()], "closed": [""], "continue": []}[
-            ending
-        ]
+        beginning = PREFIXES["assistant"].rstrip()
+        lines += {"answer": [beginning], "closed": [""], "continue": []}[ending]
         return pair.tokenizer.encode("\n".join(lines))
     if [each["role"] for each in messages] != ["user"]:
         raise invalid("this model takes a single message of the user", "messages")
