@@ -10,9 +10,10 @@ EXPECTED = 0.7
 """Probability that a drafted token is accepted, before anything was verified. Of a shipped draft
 it is 0.6 to 0.8; with 0.5 cold texts of 100 tokens lose 1 % more."""
 EARLIER = 8.0
-"""Drafts for which the long run counts beside those of late; all positions together count for half
-of that in each. With 12 one beginning in twenty-four loses a tenth for long, and texts in stretches
-of 40 tokens 2 %; with fewer, steady texts choose by chance."""
+"""Drafts for which the long run counts beside those of late, and tokens for which EXPECTED counts
+beside the long run of all positions, and that beside each position. With half of the latter two, an
+unlucky first text keeps a draft that gains a third from those after it: 0.93 of the best length
+instead of 0.98 where rounds stall."""
 MEMORY = 60.0
 """Rounds in which the weight of a draft falls to 1/e, and four times as many drafts in the long
 run. Texts that change every 40 tokens lose 2 % more with 120, steady ones 1 % with 30."""
@@ -34,8 +35,8 @@ class Acceptance:
 
     @property
     def undecided(self) -> float:
-        """By how many standard errors chance may have rejected what was drafted so far: 1 before
-        the first draft, 0 after half of EARLIER."""
+        """Plain steps that a draft may lose whatever the budget: 1 for the first, 0 after half of
+        EARLIER."""
         return max(0.0, 1 - 2 * float(self.counts[0, 0]) / EARLIER)
 
     def fade(self) -> None:
@@ -54,13 +55,13 @@ class Acceptance:
         to `most`, and what they are where acceptance is better than it seems by `luck` standard
         errors."""
         reached, passed = self.counts
-        verified, few = float(reached.sum()), EARLIER / 2
-        overall = (float(passed.sum()) + few * EXPECTED) / (verified + few)
+        verified = float(reached.sum())
+        overall = (float(passed.sum()) + EARLIER * EXPECTED) / (verified + EARLIER)
         each = np.ones((2, len(reached) + 1))
-        each[:, 1:] = (passed + few * overall) / (reached + few)
+        each[:, 1:] = (passed + EARLIER * overall) / (reached + EARLIER)
         each[:, 1:] = (self._recent[1] + EARLIER * each[:, 1:]) / (self._recent[0] + EARLIER)
         earlier = verified * min(1.0, EARLIER / max(float(reached[0]), 1.0))
-        seen = few + max(float(self._recent[0].sum()), earlier)
+        seen = EARLIER + max(float(self._recent[0].sum()), earlier)
         each[1, 1:] += max(0.0, luck) * math.sqrt(overall * (1 - overall) / seen)
         expected = np.minimum(each, 1.0).cumprod(axis=1).cumsum(axis=1)
         return expected[0], expected[1]

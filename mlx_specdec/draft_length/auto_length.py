@@ -27,7 +27,8 @@ gains a tenth is found later, with 0.02 texts of 12 tokens lose 1 %."""
 SAVED = 3.0
 """Plain steps of the budget that texts save for others, or owe them; a third of it to begin with:
 with two thirds the first text of 15 tokens runs at 0.83 of plain where drafts do not pay, instead
-of 0.95. For each saved step an arm may be one standard error better than it seems."""
+of 0.93. For each saved step, and at least for one, an arm may be one standard error better than it
+seems."""
 MARGIN = 1.03
 """What an arm must promise over the one in use. Plain steps of a batch are preferred by as much for
 each doubling of its rows, which end apart and leave places empty. 1.05 loses 1 %, 1.01 changes by
@@ -312,7 +313,7 @@ class AutoLength:
             costs[1:] = np.log(np.exp(costs[1:]) + arriving)
         # Of a batch those that have nothing to draft gain nothing.
         share = size.drafting[name]
-        luck = max(self._budget, acceptance.undecided)
+        luck = max(self._budget, 1.0)
         tokens, lucky = acceptance.tokens(luck)
         return _Arms(
             1 + share * (tokens - 1),

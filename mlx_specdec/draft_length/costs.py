@@ -19,7 +19,7 @@ RISE = 0.35
 """Logarithm of what a round costs more for each doubling of its tokens, before any was seen. The
 published curves lie between 0 and 1; with 0.25 the first texts lose 4 % to drafts that are too
 long, with 0.5 they never find the long ones that pay on flat curves."""
-DOUBT = 0.18
+DOUBT = RISE / 2
 """Variance of that logarithm for each doubling, a quarter of it common to all doublings. With 0.1
 costs far from the expected ones are believed too late (3 % of texts of 12 tokens)."""
 DRIFT = 0.05
@@ -80,6 +80,7 @@ class Costs:
         self._context = 0.0
         self._rounds = self.plain_steps = 0
         self.paced = False
+        self._arm: Sequence[int] = ()
 
     @property
     def noise(self) -> float:
@@ -167,8 +168,9 @@ class Costs:
             point = point + change / 2
         if self.paced and off < -2 * UNLIKELY * math.sqrt(variance):
             # A round may stall, but never takes so much less than it costs.
+            # Between two rounds of one arm it is the machine that has changed.
             covariance[0, 0] += DOUBT
-            for own in self._own.values():
+            for own in self._own.values() if at != self._arm else ():
                 if own.start < at[-1]:
                     self._doubt(own, DOUBT)
             gains = covariance[:, at] @ weights
@@ -182,7 +184,7 @@ class Costs:
         if not self.paced:
             # The first round of all may have stalled.
             covariance[0, 0] = max(covariance[0, 0], 0.5)
-        self.paced = True
+        self.paced, self._arm = True, at
 
     def _doubt(self, own: slice, variance: float) -> None:
         """Become less sure of a source by `variance` for each doubling of a round's tokens, of
