@@ -35,8 +35,8 @@ def test_the_identical_draft_is_always_right() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "own-head-scaled"])
 def test_top_choices_are_excluded_from_draft_and_target_alike(family: str) -> None:
-    asked = {"temperature": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.02, "seed": 3}
-    plain = Options(max_tokens=LENGTH, regular=True, **asked)
+    sampling = {"temperature": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.02, "seed": 3}
+    plain = Options(max_tokens=LENGTH, regular=True, **sampling)
     target = pair_for(family).target
     own = pair_of(target, target)
     without = replace(plain, xtc_probability=0.0)
@@ -54,14 +54,14 @@ def test_line_ends_and_what_ends_a_text_are_never_excluded() -> None:
     pair = replace(decoder_only("llama"), tokenizer=Lines())
     # Two top choices everywhere, of which the likelier one is excluded unless it is special.
     biases = {7: 1e6, 8: 0.999e6}
-    asked = Options(
+    options = Options(
         max_tokens=20, temperature=1e3, xtc_probability=1.0, xtc_threshold=0.2, logit_bias=biases
     )
-    excluded = generate(pair, PROMPT, replace(asked, xtc_special_tokens=()))
+    excluded = generate(pair, PROMPT, replace(options, xtc_special_tokens=()))
     assert set(excluded.tokens) == {8}
-    assert set(generate(pair, PROMPT, asked).tokens) == {7, 8}
+    assert set(generate(pair, PROMPT, options).tokens) == {7, 8}
     ends = replace(decoder_only("llama"), eos_token_ids=frozenset({7}))
-    assert generate(ends, PROMPT, asked).finish_reason == "eos"
+    assert generate(ends, PROMPT, options).finish_reason == "eos"
 
 
 @pytest.mark.parametrize("length", [1, 30])
@@ -69,8 +69,8 @@ def test_plain_text_under_smaller_caches_is_that_of_mlx_lm(length: int) -> None:
     network = tiny.build("llama", head_dim=32)
     prompt = [2 + index * 7 % 60 for index in range(length)]
 
-    def reference(**asked) -> tuple[int, ...]:
-        steps = generate_step(mx.array(prompt), network, max_tokens=LENGTH, **asked)
+    def reference(**settings) -> tuple[int, ...]:
+        steps = generate_step(mx.array(prompt), network, max_tokens=LENGTH, **settings)
         return tuple(token for token, _ in steps)
 
     def plain(caches: CacheSettings) -> tuple[int, ...]:
@@ -118,15 +118,20 @@ def test_a_text_ends_where_the_models_positions_end() -> None:
 @pytest.mark.parametrize("family", ["llama", "mamba2", "own-head-scaled"])
 def test_documents_do_not_change_the_text(family: str, temperature: float) -> None:
     pair = pair_for(family)
-    asked = {"max_tokens": LONGER, "temperature": temperature, "seed": 2, "frequency_penalty": 2.0}
-    plain = generate(pair, PROMPT, Options(regular=True, **asked))
+    given = {
+        "max_tokens": LONGER,
+        "temperature": temperature,
+        "seed": 2,
+        "frequency_penalty": 2.0,
+    }
+    plain = generate(pair, PROMPT, Options(regular=True, **given))
     helpful = [*PROMPT, *plain.tokens[:40], 3, 3]
     misleading = [token for own in plain.tokens for token in (own, (own + 1) % SIZE)]
     rounds = []
     for texts in ([helpful, misleading], [misleading]):
         tokens = backwards([np.array(text, np.int32) for text in texts], SIZE)
         index = DocumentIndex(order(tokens).data, stored(tokens))
-        options = Options(proposer="ngram", ngram_min=1, num_draft=4, **asked)
+        options = Options(proposer="ngram", ngram_min=1, num_draft=4, **given)
         result = generate(replace(pair, documents=index), PROMPT, options)
         assert result.tokens == plain.tokens
         assert result.stats.drafted > result.stats.accepted

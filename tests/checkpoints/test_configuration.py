@@ -17,13 +17,13 @@ from ..support.checkpoints import T5, t5_weights, write_t5
 
 
 def refused(source: Path, out: Path) -> list[str]:
-    told = []
+    messages = []
     for act in (lambda: convert(str(source), out), lambda: load_model(source)):
         with pytest.raises(CheckpointError) as problem:
             act()
-        told.append(str(problem.value))
-    assert not out.exists() and not any("\n" in each for each in told)
-    return told
+        messages.append(str(problem.value))
+    assert not out.exists() and not any("\n" in each for each in messages)
+    return messages
 
 
 @pytest.mark.parametrize(("kind", "copies"), [("t5", False), ("umt5", True)])
@@ -39,8 +39,8 @@ def test_an_encoder_alone_is_refused_by_name(tmp_path: Path, kind: str, copies: 
         weights["decoder.embed_tokens.weight"] = weights["shared.weight"]
     changes = {"model_type": kind, "architectures": [architecture], "num_decoder_layers": None}
     source = write_t5(tmp_path / "t5", changes, weights=weights)
-    for told in refused(source, tmp_path / "out"):
-        assert f"{source} holds an encoder alone ({architecture}): take" in told
+    for message in refused(source, tmp_path / "out"):
+        assert f"{source} holds an encoder alone ({architecture}): take" in message
 
 
 def test_a_classifier_is_refused_by_name(tmp_path: Path) -> None:
@@ -48,8 +48,8 @@ def test_a_classifier_is_refused_by_name(tmp_path: Path) -> None:
     weights["classification_head.dense.weight"] = weights["transformer.shared.weight"]
     changes = {"architectures": ["T5ForSequenceClassification"]}
     source = write_t5(tmp_path / "t5", changes, weights=weights)
-    for told in refused(source, tmp_path / "out"):
-        assert "gives labels (T5ForSequenceClassification), not text" in told
+    for message in refused(source, tmp_path / "out"):
+        assert "gives labels (T5ForSequenceClassification), not text" in message
 
 
 @pytest.mark.parametrize("kind", ["longt5", "bart"])
@@ -57,8 +57,8 @@ def test_relatives_that_are_no_t5_are_refused_by_name(tmp_path: Path, kind: str)
     source = write_t5(tmp_path / "t5")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "model_type": kind}))
-    for told in refused(source, tmp_path / "out"):
-        assert f"'{kind}' is not supported" in told
+    for message in refused(source, tmp_path / "out"):
+        assert f"'{kind}' is not supported" in message
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,14 @@ MAKERS = {
     "eagle3": eagle3,
     "speculators": speculators_eagle3,
     "dflash": dflash,
-    "dflash2": lambda directory, **asked: dflash(directory, second=True, **asked),
-    "dspark": lambda directory, **asked: dflash(directory, markov="rnn", **asked),
-    "encoder": lambda directory, **asked: dflash(directory, encoder=WIDTH, **asked),
+    "dflash2": lambda directory, **options: dflash(directory, second=True, **options),
+    "dspark": lambda directory, **options: dflash(directory, markov="rnn", **options),
+    "encoder": lambda directory, **options: dflash(directory, encoder=WIDTH, **options),
 }
 
 
-def converted(source: Path, result: Path, **asked) -> Report:
-    return convert(str(source), result, **asked)
+def converted(source: Path, result: Path, **options) -> Report:
+    return convert(str(source), result, **options)
 
 
 def network_in(directory: Path, numbers: NumberFormat):
@@ -119,14 +119,14 @@ def test_biases_of_quantized_matrices_stay(tmp_path: Path) -> None:
 
 def test_what_does_not_suit_a_drafter_is_refused(tmp_path: Path) -> None:
     source = dflash(tmp_path / "source")
-    for asked, match in (
+    for options, match in (
         ({"quantize": True}, "divide into groups of 64"),
         ({"quantize": True, "quant_predicate": "mixed_4_6", "q_group_size": 32}, "whole models"),
         ({"verify": True, "compare_logits": lambda *_: 0.0}, "nothing without its target"),
         ({"dequantize": True}, "not quantized"),
     ):
         with pytest.raises(OptionError, match=match):
-            converted(source, tmp_path / "result", **asked)
+            converted(source, tmp_path / "result", **options)
         assert not (tmp_path / "result").exists()
 
 
@@ -157,9 +157,9 @@ def test_a_quantization_that_config_json_does_not_tell_is_refused(
 def test_mlx_lm_reads_a_conversion_as_one_without_the_layers(family: str, tmp_path: Path) -> None:
     source = mtp.write(family, tmp_path / "source")
     bare = mtp.write(family, tmp_path / "bare", layer=False)
-    asked = {"quantize": True, "q_group_size": 32}
-    report = convert(str(source), tmp_path / "with", **asked)
-    plain = convert(str(bare), tmp_path / "plain", **asked)
+    options = {"quantize": True, "q_group_size": 32}
+    report = convert(str(source), tmp_path / "with", **options)
+    plain = convert(str(bare), tmp_path / "plain", **options)
     kept = mx.load(str(report.path / FILE))
     assert (
         f"the layers for multi-token prediction ({len(kept)} tensors) are kept as they are, in "

@@ -1,4 +1,4 @@
-"""Files of EAGLE-1, EAGLE-2, HASS and P-EAGLE: how they are told, and what is refused."""
+"""Files of EAGLE-1, EAGLE-2, HASS and P-EAGLE: how they are recognized, and what is refused."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_as_many_tokens_are_drafted_as_were_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "asked", "match"),
+    ("make", "changes", "match"),
     [
         (eagle, {"hidden_size": 48}, "has shape .* where config.json asks for"),
         (eagle, {"num_hidden_layers": 2}, "layers.1.input_layernorm.weight is missing"),
@@ -90,7 +90,7 @@ def test_as_many_tokens_are_drafted_as_were_trained(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_contradict_themselves_are_refused(
-    make, asked: dict, match: str, tmp_path: Path
+    make, changes: dict, match: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=match):
-        read(make(tmp_path / "drafter", **asked))
+        read(make(tmp_path / "drafter", **changes))

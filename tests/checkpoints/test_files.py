@@ -214,7 +214,7 @@ def test_a_header_gives_types_shapes_and_sizes_as_the_arrays_have_them(tmp_path:
     assert infos["b"].dtype == "BF16"
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="resident maps are not told")
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs smaps")
 def test_pages_that_were_read_are_let_go(tmp_path: Path) -> None:
     file = tmp_path / "x.safetensors"
     save(file, {"a": mx.arange(1 << 22, dtype=mx.float32).reshape(1 << 12, 1 << 10)})

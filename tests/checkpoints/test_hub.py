@@ -79,7 +79,7 @@ def held_in(directory: Path) -> dict[str, bytes]:
 
 
 def sent(hub: Hub) -> set[str]:
-    """The files that the server was asked to send."""
+    """The files that were requested of the server."""
     return {path.rpartition("/")[2] for path, *_ in hub.requests if not path.startswith("/api")}
 
 

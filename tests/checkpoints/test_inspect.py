@@ -1,4 +1,4 @@
-"""What is told of a checkpoint is what its files hold, in every format, converted or not."""
+"""Inspecting shows what the files of a checkpoint hold, in every format, converted or not."""
 
 from __future__ import annotations
 
@@ -154,4 +154,4 @@ def test_names_types_and_bits_are_told_and_no_directory_of_this_machine(tmp_path
     assert str(tmp_path) not in (tmp_path / "out" / "provenance.json").read_text()
 
 
-# What is written, read back and told: aligned, whole, and no more than was asked for.
+# What is written and read back is whole.

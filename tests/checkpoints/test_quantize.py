@@ -176,20 +176,20 @@ def test_a_group_that_divides_few_rows_is_told(tmp_path: Path) -> None:
 
 def test_a_source_that_grows_is_announced_with_both_sizes_before_the_work(tmp_path: Path) -> None:
     source = Path(__file__).parents[1] / "fixtures" / "gguf" / "llama-q4_0.gguf"
-    told: list[str] = []
+    announced: list[str] = []
     steps: list[int] = []
     report = convert(
         str(source),
         tmp_path / "out",
-        announce=lambda sentence: told.append(f"{sentence} after {len(steps)}"),
+        announce=lambda sentence: announced.append(f"{sentence} after {len(steps)}"),
         progress=lambda done, total: steps.append(done),
     )
-    (sentence,) = told
+    (sentence,) = announced
     assert sizes.show(source.stat().st_size) in sentence and sizes.show(report.nbytes) in sentence
     assert "Q4_0" in sentence and sentence.endswith("after 0")
-    told.clear()
-    convert(str(source), tmp_path / "q", quantize=True, q_group_size=32, announce=told.append)
-    assert not told
+    announced.clear()
+    convert(str(source), tmp_path / "q", quantize=True, q_group_size=32, announce=announced.append)
+    assert not announced
 
 
 @pytest.mark.parametrize(

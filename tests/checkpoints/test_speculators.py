@@ -134,8 +134,8 @@ def test_layers_that_nothing_names_are_the_usual_ones(tmp_path: Path) -> None:
     # The inputs of layers 2, 16 and 29.
     assert eagle(nameless).tapped_of(32) == (1, 15, 28)
     inside = {"eagle_aux_hidden_state_layer_ids": [], "use_aux_hidden_state": True}
-    for asked in ({"eagle_config": inside}, {"eagle_aux_hidden_state_layer_ids": []}):
-        empty = changed(nameless, **asked)
+    for changes in ({"eagle_config": inside}, {"eagle_aux_hidden_state_layer_ids": []}):
+        empty = changed(nameless, **changes)
         assert eagle(empty).tapped_of(32) == (1, 15, 28)
     config = {"mask_token_id": 3}
     nameless = changed(dflash(tmp_path / "2", taps=3), dflash_config=config)
@@ -216,8 +216,8 @@ def test_slots_of_layers_with_a_window_see_backwards_unless_told(tmp_path: Path)
     assert (silent.windows, silent.causal) == ((8, None), (True, False))
     assert block(dflash(tmp_path / "2", is_causal=False, **kinds)).causal == (False, False)
     assert block(dflash(tmp_path / "3", is_causal=True, **kinds)).causal == (True, True)
-    told = dflash(tmp_path / "4", sliding_window_non_causal=True, **kinds)
-    assert block(told).causal == (False, False)
+    explicit = dflash(tmp_path / "4", sliding_window_non_causal=True, **kinds)
+    assert block(explicit).causal == (False, False)
 
 
 def test_what_is_the_targets_own_is_not_read_again(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_another_target_is_refused(facts: tuple[int, int, int], match: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("make", "asked", "match"),
+    ("make", "changes", "match"),
     [
         (eagle3, {"target_hidden_size": 31}, "embed_tokens.weight is missing"),
         (eagle3, {"hidden_size": 64}, r"has shape .* where config.json asks for"),
@@ -281,10 +281,10 @@ def test_another_target_is_refused(facts: tuple[int, int, int], match: str, tmp_
     ],
 )
 def test_files_that_contradict_themselves_are_refused(
-    make, asked: dict, match: str, tmp_path: Path
+    make, changes: dict, match: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=match):
-        read(make(tmp_path / "drafter", **asked))
+        read(make(tmp_path / "drafter", **changes))
 
 
 def test_missing_and_damaged_tensors_are_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ..support.speculators import eagle3
 
 
 class Hub:
-    """Keeps what it is asked for."""
+    """Records the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[str] = []

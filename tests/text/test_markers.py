@@ -1,4 +1,4 @@
-"""How models mark thoughts and calls, told from real tokenizers."""
+"""How models mark thoughts and calls, read from real tokenizers."""
 
 from __future__ import annotations
 

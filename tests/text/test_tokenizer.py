@@ -134,17 +134,17 @@ def test_a_regular_expression_that_never_ends_is_one_line(tmp_path: Path) -> Non
     }
     file.write_text(json.dumps(whole))
     tokenizer = load_tokenizer(tmp_path, kind="decoder-only")
-    with pytest.raises(CheckpointError, match=r"fails on this text .*retry-limit") as told:
+    with pytest.raises(CheckpointError, match=r"fails on this text .*retry-limit") as caught:
         tokenizer.encode("a" * 40 + "b")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "spiece.model"])
 def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_bytes(b'["not this"')
-    with pytest.raises(CheckpointError, match=file) as told:
+    with pytest.raises(CheckpointError, match=file) as caught:
         load_tokenizer(tmp_path, kind="encoder-decoder")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_an_encoder_decoder_tokenizer_never_imports_transformers(tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ def test_the_number_of_sentinels_is_said_by_the_settings(tmp_path: Path) -> None
 def test_code_that_comes_with_a_tokenizer_is_not_run_and_nobody_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran, asked = tmp_path / "ran", []
-    monkeypatch.setattr(builtins, "input", lambda *words: asked.append(words) or "y")
+    ran, questions = tmp_path / "ran", []
+    monkeypatch.setattr(builtins, "input", lambda *words: questions.append(words) or "y")
     settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
@@ -214,7 +214,7 @@ def test_code_that_comes_with_a_tokenizer_is_not_run_and_nobody_is_asked(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     with pytest.raises(CheckpointError, match="no tokenizer that can be read"):
         load_tokenizer(tmp_path, kind="decoder-only")
-    assert not ran.exists() and asked == []
+    assert not ran.exists() and questions == []
 
 
 @pytest.mark.parametrize(
