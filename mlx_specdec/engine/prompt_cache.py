@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import mlx.core as mx
 
@@ -92,15 +93,33 @@ class PromptCache:
         of these tokens.
         """
         path, matched = self._match(prompt)
-        found = _Path(path, matched, len(prompt), self.lags)
-        most = min([most, *(found.columns(name) for name in needs)])
-        target = found.take(TARGET, most)
+
+        def columns(name: str) -> int:
+            """Return how many columns there are without a gap from the beginning."""
+            having = list(takewhile(lambda node: name in node.columns, path))
+            end = min(having[-1].end, matched) if having else 0
+            return max(0, end - self.lags.get(name, 0))
+
+        def take(name: str, most: int) -> Cached | None:
+            """Return what is cached of at most so many tokens; None where nothing is."""
+            count = min(most, columns(name))
+            if count > 0:
+                return KVSlice(count, self._joined(path, name, count))
+            for node in reversed(path):
+                each = node.snapshots.get(name)
+                if each is None or node.end > matched:
+                    continue
+                if each.length == len(prompt) if each.exact else each.length <= most:
+                    return each
+            return None
+
+        target = take(TARGET, min([most, *map(columns, needs)]))
         if target is None:
             return NOTHING
         self._touch(path)
         names = {name for node in path for name in (*node.columns, *node.snapshots)} - {TARGET}
         unread = 0 if isinstance(target, Snapshot) and target.exact else target.length
-        proposer = {name: part for name in sorted(names) if (part := found.take(name, unread))}
+        proposer = {name: part for name in sorted(names) if (part := take(name, unread))}
         return CachedPrefix(target, proposer)
 
     def waits(self, prompt: Sequence[int], other: Sequence[int]) -> bool:
@@ -165,6 +184,16 @@ class PromptCache:
         if self._make_room(sum(map(_nbytes, lacking.values())), path):
             for node, views in lacking.items():
                 self.put(node, name, owned(views))
+
+    def _joined(self, path: Sequence[Node], name: str, count: int) -> Arrays:
+        """Return the first columns along a path, in one piece."""
+        stretches = []
+        for node in path:
+            first, end = node.span(self.lags[name])
+            if first < count:
+                part = slice(0, min(end, count) - first)
+                stretches.append([array[:, :, part] for array in node.columns[name]])
+        return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*stretches, strict=True))
 
     def _make_room(self, nbytes: int, path: Sequence[Node]) -> bool:
         """Remove the least recently used nodes until so many more bytes fit; returns False where
@@ -231,49 +260,6 @@ class PromptCache:
         self._add(upper)
         upper.children[node.tokens[0]] = node
         return upper
-
-
-class _Path:
-    """The nodes along a prompt. matched: tokens of it. length: of the prompt."""
-
-    def __init__(
-        self, nodes: Sequence[Node], matched: int, length: int, lags: Mapping[str, int]
-    ) -> None:
-        self._nodes = nodes
-        self._matched = matched
-        self._length = length
-        self._lags = lags
-
-    def columns(self, name: str) -> int:
-        """Return how many columns there are without a gap from the beginning."""
-        end = 0
-        for node in self._nodes:
-            if name not in node.columns:
-                break
-            end = min(node.end, self._matched)
-        return max(0, end - self._lags.get(name, 0))
-
-    def take(self, name: str, most: int) -> Cached | None:
-        """Return what is cached of at most so many tokens; None where nothing is."""
-        count = min(most, self.columns(name))
-        if count > 0:
-            return KVSlice(count, self._joined(name, count))
-        for node in reversed(self._nodes):
-            each = node.snapshots.get(name)
-            if each is None or node.end > self._matched:
-                continue
-            if each.length == self._length if each.exact else each.length <= most:
-                return each
-        return None
-
-    def _joined(self, name: str, count: int) -> Arrays:
-        stretches = []
-        for node in self._nodes:
-            first, end = node.span(self._lags[name])
-            if first < count:
-                part = slice(0, min(end, count) - first)
-                stretches.append([array[:, :, part] for array in node.columns[name]])
-        return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*stretches, strict=True))
 
 
 def owned(views: Iterable[mx.array]) -> Arrays:
