@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.request import Job, Part, Request
-from mlx_specdec.engine.scheduler import BROKEN, Scheduler
+from mlx_specdec.engine.request import Part, Request
+from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module
 from mlx_specdec.serve.engine import STOPPING, Engine
@@ -69,23 +68,6 @@ def test_an_engine_whose_ranks_have_lost_step_ends(
         assert ask(engine)[1].last().error == STOPPING
         assert engine.join(60)
         assert isinstance(engine.problem, ValueError)
-
-
-def test_a_request_that_cannot_be_begun_does_not_touch_the_others(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, other = ask(engine, replace(OPTIONS, max_tokens=200))
-    shipped = Job.of
-
-    def broken(pair: Pair, number: int, request: Request, *others: object) -> Job:
-        if request.options.seed == 13:
-            raise ValueError("unlucky")
-        return shipped(pair, number, request, *others)
-
-    monkeypatch.setattr(Job, "of", broken)
-    assert ask(engine, replace(OPTIONS, seed=13))[1].last().error == f"{BROKEN} (ValueError)"
-    assert "empty" in ask(engine, prompt=[])[1].last().error
-    assert other.last().result is not None
 
 
 def test_a_long_prompt_is_read_between_rounds_of_others(engine: Engine) -> None:

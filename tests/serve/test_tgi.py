@@ -20,11 +20,9 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
 from mlx_specdec.serve import tgi
 from mlx_specdec.serve.answers import Choice, ParsedRequest
-from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.settings import Limits
 from mlx_specdec.serve.tgi import TgiWriter
 
-from ..support.serving import OPTIONS, TEXT, client_of
+from ..support.serving import OPTIONS, TEXT
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 
@@ -125,12 +123,6 @@ def test_a_grammar_binds_the_text(
         events(client, max_new_tokens=40, grammar=grammar, seed=1)[-1].generated_text
         == (output["generated_text"])
     )
-
-
-def test_a_text_whose_time_is_over_ends(engine: Engine) -> None:
-    client = client_of(engine, Limits(seconds=0.3))
-    *_, last = events(client, max_new_tokens=4000, seed=1, do_sample=True)
-    assert last.details.finish_reason == "length" and last.generated_text
 
 
 WRONG = {

@@ -392,22 +392,20 @@ OFTEN = {
         "note": {"type": "string", "minLength": 1, "maxLength": 6},
         "mood": {"$ref": "#/$defs/mood"},
         "age": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "null"}]},
-        "at": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
         "sure": {"type": "boolean"},
     },
-    "required": ["note", "mood", "age", "at"],
+    "required": ["note", "mood", "age"],
 }
 
 
 def fits_often(given: dict[str, Any]) -> bool:
     """Whether arguments are what OFTEN wants, checked by hand."""
     return (
-        set(OFTEN["required"]) <= given.keys() <= OFTEN["properties"].keys()
+        {*OFTEN["required"]} <= given.keys() <= OFTEN["properties"].keys()
         and 1 <= len(given["note"]) <= 6
         and given["mood"] in ("calm", "cross")
         and (given["age"] is None or 0 <= given["age"] <= 9)
-        and len(given["at"]) <= 2
-        and all(isinstance(each, bool) for each in [*given["at"], given.get("sure", True)])
+        and isinstance(given.get("sure", True), bool)
     )
 
 
