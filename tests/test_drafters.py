@@ -24,7 +24,6 @@ from mlx_specdec.engine.opening import (
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.options import Options
-from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
 from mlx_specdec.proposers.drafter import Setup
 from mlx_specdec.sampling.noise import SilentNoise
 
@@ -192,12 +191,6 @@ def test_before_a_draft_lookup_trusts_longer_matches_only(pair: Pair, alone: Pai
     assert proposed(pair, 3)[0] == "draft"
     assert proposed(pair, 2, ngram_min=2) == ("ngram", [9])
     assert proposed(alone, 2)[1] == [9]
-
-
-def test_documents_are_trusted_as_if_lookup_were_alone(pair: Pair) -> None:
-    tokens = backwards([np.array([40, 41], np.int32)], pair.vocabulary)
-    searched = replace(pair, documents=DocumentIndex(order(tokens).data, stored(tokens)))
-    assert proposed(searched, 2) == ("ngram", [9])
 
 
 def test_a_text_is_timed_in_parts_only_where_that_is_asked_for(pair: Pair) -> None:

@@ -322,7 +322,7 @@ class Drafts:
     def rewind(self, lengths: tuple[int, ...]) -> None:
         """End the round: the rows that were read stay, as in decoding."""
         if self._length is not None:
-            self._reading.forget(self._length)
+            self._reading.rewind((self._length,))
         self._length = None
 
 

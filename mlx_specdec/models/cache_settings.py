@@ -23,16 +23,12 @@ class CacheSettings:
 
     def __post_init__(self) -> None:
         if self.bits is not None and self.bits not in BITS:
-            raise OptionError(f"kv-bits must be one of {_list(BITS)}, not {self.bits}")
+            listed = ", ".join(map(str, BITS))
+            raise OptionError(f"kv-bits must be one of {listed}, not {self.bits}")
         if self.group_size not in GROUP_SIZES:
-            raise OptionError(
-                f"kv-group-size must be one of {_list(GROUP_SIZES)}, not {self.group_size}"
-            )
+            listed = ", ".join(map(str, GROUP_SIZES))
+            raise OptionError(f"kv-group-size must be one of {listed}, not {self.group_size}")
         if self.max_size is not None and self.max_size < 1:
             raise OptionError(f"max-kv-size must be 1 or more, not {self.max_size}")
         if self.bits is not None and self.max_size is not None:
             raise OptionError("kv-bits and max-kv-size exclude each other: leave one of them out")
-
-
-def _list(values: tuple[int, ...]) -> str:
-    return ", ".join(map(str, values))

@@ -104,7 +104,6 @@ class KVCache:
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays, to be evaluated."""
         return [each.array for each in self.buffers if each.array is not None]
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:

@@ -93,7 +93,6 @@ def trainable(model: Base) -> Trainable:
 
 
 def _check_gradient(trained: Trainable, kind: str) -> None:
-    """One small pass there and back. Raises OptionError."""
     inputs = trained.inputs([[1, 2], [1]], [[2, 1], [1]])
     try:
         learn = nn.value_and_grad(

@@ -142,7 +142,6 @@ def quantize(
 
 
 def expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
-    """Return a plain layer with the weights of a quantized one."""
     weight = mx.dequantize(
         module.weight,
         module.scales,
@@ -160,7 +159,6 @@ def expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
 
 
 def expand(network: nn.Module) -> None:
-    """Make quantized layers plain ones, in place and lazily."""
     known = (nn.QuantizedLinear, nn.QuantizedEmbedding)
     plain = [(path, expanded(m)) for path, m in network.named_modules() if isinstance(m, known)]
     network.update_modules(tree_unflatten(plain))
@@ -173,7 +171,6 @@ def twin_of(network: nn.Module) -> nn.Module:
 
 
 def _twin(part: Any, known: dict[int, Any]) -> Any:
-    """known: twins by the identity of their originals, so that shared modules stay shared."""
     if id(part) in known:
         return known[id(part)]
     if isinstance(part, nn.Module):

@@ -60,7 +60,6 @@ def _quantized(name: str, array: mx.array, module: nn.Module, words: mx.array) -
 
 
 def _repeat(block: mx.array, like: mx.array, gain: float) -> mx.array:
-    """Return the block again and again; without the product small arrays would share its memory."""
     flat = mx.tile(block, -(-like.size // block.size))[: like.size]
     return (flat * mx.array(gain, dtype=block.dtype)).reshape(like.shape)
 

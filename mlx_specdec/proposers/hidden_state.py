@@ -126,7 +126,7 @@ class HiddenStateDrafter(Proposer):
             return no_proposal()
         logits, after = self._reading.guess(count), self._reading.guess_after
         proposal = draw(self._distributions, committed, noise, count, logits, after)
-        self._reading.forget(length)
+        self._reading.rewind((length,))
         prices = None if self._prices is None else self._prices()
         if prices is None or (chances := self._reading.chances()) is None:
             return proposal

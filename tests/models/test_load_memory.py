@@ -94,20 +94,6 @@ def quantized(kind: str, root: Path, dtype: mx.Dtype) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
-@pytest.mark.parametrize("kind", ["llama", "t5"])
-def test_a_quantized_model_has_scales_in_float32_on_a_cpu(
-    kind: str, dtype: mx.Dtype, tmp_path: Path, on_cpu: None
-) -> None:
-    directory = quantized(kind, tmp_path, dtype)
-    loaded = load_model(directory, expand=False)
-    kinds = {array.dtype for _, array in tree_flatten(loaded.model.network.parameters())}
-    assert kinds == {mx.float32, mx.uint32} and loaded.dtype == "4-bit, float32"
-    half = load_model(directory, expand=False, dtype="bfloat16")
-    kinds = {array.dtype for _, array in tree_flatten(half.model.network.parameters())}
-    assert kinds == {mx.bfloat16, mx.uint32}
-
-
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_weights_are_expanded_up_to_a_share_of_the_memory(
     kind: str, tmp_path: Path, on_cpu: None, monkeypatch: pytest.MonkeyPatch

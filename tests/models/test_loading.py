@@ -91,31 +91,6 @@ def test_a_quantized_directory_gives_its_own_logits(
     assert np.abs(logits(loaded.model) - stored).max() < 1e-4
 
 
-def test_layers_packed_differently_load_as_they_were_written(
-    wide: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = load_model(wide).model.network
-    paths = {"shared": 8, "lm_head": 4, "decoder.block.1.layer.1.EncDecAttention.q": 3}
-    nn.quantize(
-        network,
-        class_predicate=lambda path, _: (
-            {"bits": paths[path], "group_size": 32} if path in paths else False
-        ),
-    )
-    parameters = dict(tree_flatten(network.parameters()))
-    mx.save_safetensors(str(wide / "model.safetensors"), parameters)
-    config = json.loads((wide / "config.json").read_text())
-    own = {path: {"group_size": 32, "bits": bits} for path, bits in paths.items()}
-    config["quantization"] = {"group_size": 64, "bits": 4, "encoder.block.0": False, **own}
-    (wide / "config.json").write_text(json.dumps(config))
-    expected = logits(EncoderDecoderModel(network))
-    assert np.abs(logits(load_model(wide).model) - expected).max() < 1e-4
-    monkeypatch.setattr(number_format, "EXPANDED_SHARE", 0)
-    packed = load_model(wide).model
-    assert packed.network.shared.bits == 8 and packed.network.lm_head.bits == 4
-    assert np.abs(logits(packed) - expected).max() < 1e-4
-
-
 def test_weights_of_several_formats_are_computed_in_the_widest(
     wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

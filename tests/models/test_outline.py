@@ -77,18 +77,6 @@ def test_packed_random_weights_give_finite_logits(bits: int) -> None:
         assert 0.05 < mx.sqrt(mx.var(logits)).item() < 20
 
 
-def test_an_outline_of_a_model_that_fits_nowhere_costs_nothing() -> None:
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    huge = {**tiny.CONFIGS["llama"], "hidden_size": 16384, "intermediate_size": 53248}
-    huge |= {"num_attention_heads": 128, "num_key_value_heads": 8, "head_dim": 128}
-    huge |= {"num_hidden_layers": 126, "vocab_size": 128256}
-    known = outline(huge, "huge", dtype="bfloat16")
-    assert known.nbytes > 700e9
-    assert known.cache_nbytes(1000, 100) > 0
-    assert mx.get_active_memory() - before < 1e6
-
-
 def test_a_model_can_be_cut_to_its_first_layers() -> None:
     whole = outline(T5, "t5")
     cut = outline(T5, "t5", depth=2)

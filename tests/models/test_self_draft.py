@@ -39,12 +39,6 @@ def test_fewer_bits_are_further_from_the_target(name: str) -> None:
     assert mx.array_equal(network(TOKENS), expected)
 
 
-def test_a_table_that_is_the_head_as_well_is_packed_at_eight_bits() -> None:
-    twin = quantized_twin(tiny.build("llama", tie_word_embeddings=True), 3, 32)
-    assert twin.model.embed_tokens.bits == 8
-    assert twin.model.layers[0].mlp.up_proj.bits == 3
-
-
 def test_of_a_t5_only_the_decoder_is_packed() -> None:
     config = json.loads((FIXTURES / "own-head-scaled" / "config.json").read_text())
     shape = T5Config.from_dict(

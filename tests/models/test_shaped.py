@@ -84,13 +84,6 @@ def test_more_layers_than_there_are_is_refused() -> None:
         shaped(model, config, 5, None, 0)
 
 
-def test_layers_that_are_not_alike_are_refused() -> None:
-    config = tiny.CONFIGS["qwen3_next"]
-    model = DecoderOnlyModel(tiny.build("qwen3_next"))
-    with pytest.raises(OptionError, match="layers are not alike"):
-        shaped(model, config, 3, None, 0)
-
-
 @pytest.mark.parametrize("name", ["gemma3", "gpt_oss"])
 def test_families_that_need_a_layer_of_each_kind_say_so(name: str) -> None:
     model = DecoderOnlyModel(tiny.build(name))

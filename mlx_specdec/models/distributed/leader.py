@@ -281,7 +281,6 @@ class LedModel:
         return self._leader.lost
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        """cached: not used, since each rank has a part of it."""
         return self._led(self._model.open(prompt), [prompt], joins=False)
 
     def open_batch(
@@ -331,7 +330,6 @@ class LedContext:
             return run_pass(self._context, message, batch, rows, proposed, taps)
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        """The others do it with the next pass, unless it is one."""
         order = Order(Op.REWIND, self._number, lengths)
         if not self._context.replays:
             self._context.rewind(lengths)

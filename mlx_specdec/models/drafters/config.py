@@ -168,7 +168,6 @@ class Description:
 
 
 def nested(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration with the entries of its `dflash_config`, which take precedence."""
     inner = config.get("dflash_config")
     return {**config, **(inner if isinstance(inner, Mapping) else {})}
 

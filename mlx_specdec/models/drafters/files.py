@@ -178,7 +178,6 @@ class DrafterFiles:
         return ()
 
     def tapped_of(self, layers: int) -> tuple[int, ...]:
-        """Return the tapped layers of a target of so many. Raises CheckpointError."""
         tapped = self.usual_layers(layers) if self.tapped is None else self.tapped
         if len(tapped) != self.taps:
             raise CheckpointError(
@@ -219,7 +218,6 @@ class DrafterFiles:
         )
 
     def check_config(self, config: Mapping[str, Any]) -> None:
-        """Check the target and its encoder by the target's config.json. Raises CheckpointError."""
         inner = config.get("text_config")
         parts = [part for part in (inner, config) if isinstance(part, Mapping)]
 

@@ -43,7 +43,6 @@ LARGEST = 1 << 40
 
 
 def kind_named(name: str) -> Kind:
-    """Return a kind by its name; its module is imported now."""
     module, _, constant = KINDS[name].partition(":")
     kind: Kind = getattr(import_module(f".{module}", __package__), constant)
     return kind

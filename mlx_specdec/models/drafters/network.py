@@ -246,10 +246,6 @@ class Reading(RowsContext):
         """Compute what was read so far, and wait for it."""
         mx.eval([cache.state for cache in self._caches])
 
-    def forget(self, length: int) -> None:
-        """Drop all rows but the first `length`."""
-        self._rows.rewind((length,))
-
 
 Attend = Callable[[int, Attention, mx.array], mx.array]
 """The number of a layer, its attention and the inputs of that, (1, m, inputs) -> its output."""

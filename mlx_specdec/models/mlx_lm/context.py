@@ -164,14 +164,12 @@ class ReplayingContext:
         mx.clear_cache()
 
     def join(self, other: Context) -> None:
-        """Raise TypeError: such caches have no place for another sequence."""
         raise TypeError("a context of one sequence: see DecoderOnlyModel.open_batch")
 
     def filter(self, keep: Sequence[int]) -> None:
         """Nothing to do: it holds one sequence."""
 
     def reusable(self, sequence: int) -> Reusable:
-        """A snapshot, where none of the tokens seen may be taken back."""
         length = self._cache.length
         if not length or length != self._final:
             return Reusable()

@@ -78,7 +78,6 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
 
 
 def cannot_build(problem: Exception) -> str:
-    """Return the sentence for an exception of mlx-lm's classes, of whatever kind."""
     reason = f"{problem.args[0]!s} is missing" if type(problem) is KeyError else first_line(problem)
     return (
         f"config.json does not describe a model that mlx-lm can build ({reason:.200}): check it, "
@@ -102,7 +101,6 @@ def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
 def _catching(
     config: Mapping[str, Any], given: Mapping[str, mx.array], caught: dict[str, mx.array]
 ) -> tuple[type, Any]:
-    """mlx-lm's classes; the model loads `given`, hands its weights to `caught`, and has none."""
     plain, arguments = classes(config)
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:

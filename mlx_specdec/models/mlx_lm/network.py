@@ -47,7 +47,6 @@ class Tap(threading.local):
     _result: Any = None
 
     def arm(self) -> None:
-        """Store the result of the next call."""
         self._armed, self._result = True, None
 
     def take(self) -> Any:
@@ -56,7 +55,6 @@ class Tap(threading.local):
         return result
 
     def called(self, plain: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Answer a call of the module. plain: what it computes."""
         if self.stops:
             raise Shown(next(iter((*args, *kwargs.values())), None))
         if self.given is not None:
@@ -101,7 +99,6 @@ def _innermost(module: nn.Module) -> nn.Module:
 
 
 def type_name(network: nn.Module) -> str:
-    """Return what mlx-lm calls models of this type."""
     return type(network).__module__.rpartition(".")[2]
 
 

@@ -80,7 +80,6 @@ def _batches(model: TappedNetwork, make: Sequence[MakeCache], axes: int) -> bool
 
 
 def _apart(some: mx.array, expected: mx.array) -> mx.array:
-    """The difference of rows (..., width), relative to the norm of those expected."""
     some, expected = some.astype(mx.float32), expected.astype(mx.float32)
     return mx.linalg.norm(some - expected, axis=-1) / mx.linalg.norm(expected, axis=-1)
 

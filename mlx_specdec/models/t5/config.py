@@ -40,7 +40,6 @@ class T5Config:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, own_head: bool) -> T5Config:
-        """Read config.json. Raises CheckpointError for what is missing or not supported."""
         kind = feed_forward(config)
         if kind not in FEED_FORWARDS:
             raise CheckpointError(
@@ -86,7 +85,6 @@ def _trained_length(config: Mapping[str, Any]) -> int:
 
 
 def _relative_positions(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Number of buckets, and the distance at which the last one begins."""
     count = whole_number(config, "relative_attention_num_buckets", 32)
     farthest = whole_number(config, "relative_attention_max_distance", 128)
     if count < 4 or count % 2 or farthest <= count // 2:

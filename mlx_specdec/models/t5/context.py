@@ -160,7 +160,6 @@ class EncoderDecoderModel:
         return Source(each, self.network.project_encoded(encoded))
 
     def masks(self, place: Place) -> list[mx.array]:
-        """Per decoder layer what is added to the scores of the positions of a pass."""
         if place.end > self._reach:
             self._reach = -(-place.end // STEP) * STEP
             self._tables = self.network.decoder.bias_tables(self._reach)

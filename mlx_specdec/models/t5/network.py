@@ -272,7 +272,6 @@ class Stack(nn.Module):
         return self._for_layers(masks)
 
     def _for_layers(self, arrays: list[mx.array]) -> list[mx.array]:
-        """An array for each layer; layers that share a bias share it."""
         return arrays * (len(self.block) // len(arrays))
 
 
