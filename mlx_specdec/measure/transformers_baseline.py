@@ -70,11 +70,11 @@ class HuggingFace:
 
 def hugging_face() -> HuggingFace:
     """Import both. Raises NoBaselineError where one is missing or does not load."""
-    os.environ.update(dict.fromkeys(OFFLINE, "1"))
     try:
         # Importing torch may count threads already.
         with process.threads_kept():
             torch = importlib.import_module("torch")
+            os.environ.update(dict.fromkeys(OFFLINE, "1"))
             transformers = importlib.import_module("transformers")
     except ModuleNotFoundError as problem:
         raise NoBaselineError(f"{problem.name} is not installed") from None
