@@ -13,6 +13,7 @@ import mlx_specdec
 
 PACKAGE = Path(mlx_specdec.__file__).parent
 ROOMS = (
+    "version",
     "errors",
     "process",
     "interfaces",
@@ -32,6 +33,7 @@ ROOMS = (
     "measure",
     "serve",
     "cli",
+    "",
     "__main__",
 )
 """From the bottom to the top. A room imports those before it."""
@@ -41,13 +43,12 @@ BESIDE = {("measure", "training"), ("serve", "training"), ("serve", "measure")}
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name; the package's front, which only exports, is
-    left out."""
+    """Every module of the package by its dotted name; the package's front, which only exports, has
+    none."""
     found = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = file.relative_to(PACKAGE).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    del found[""]
     return found
 
 
@@ -64,7 +65,7 @@ def imports(module: str) -> frozenset[str]:
         for name in node.names:
             whole = f"{base}.{name.name}".lstrip(".")
             found.add(whole if whole in modules() else base)
-    return frozenset(found - {"", module})
+    return frozenset(found - {module})
 
 
 def test_no_room_imports_one_above_it() -> None:

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .. import __version__
 from ..errors import OutputError, PromptError
+from ..version import __version__
 
 LONGEST = 1 << 20
 """Bytes of the longest line that is read."""

@@ -210,15 +210,13 @@ def _check_report(file: Path) -> None:
 def _cluster(model: str, models: Models) -> Cluster:
     """Return how many exchanges a pass of a shared target has, and each machine's share of it.
     Raises CheckpointError where config.json does not say."""
-    from ..checkpoints.files import read_config
-    from ..checkpoints.source import resolve_config
-    from ..measure.estimate import ModelSource
+    from ..measure.estimate import model_source
     from ..measure.prediction import Link, cluster
     from ..models.distributed.group import join
 
-    config = read_config(resolve_config(model, revision=models.revision))
-    target = ModelSource(model, config, models.dtype, models.q_bits).outline()
-    return cluster(Link(join().size, 0.0, models.distributed == "pipeline"), target, 0)
+    target = model_source(model, models.revision, models.dtype, models.q_bits)
+    link = Link(join().size, 0.0, models.distributed == "pipeline")
+    return cluster(link, target.outline(), 0)
 
 
 def _speculation(

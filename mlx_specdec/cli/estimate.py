@@ -70,25 +70,23 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     model, draft_model = named(sources)
     if draft_model is None:
         raise OptionError("name the draft model as well, with --draft-model")
-    from ..checkpoints.files import read_config
     from ..checkpoints.source import resolve_config
     from ..engine.request import device_name
-    from ..measure.estimate import DrafterSource, ModelSource, own_draft
+    from ..measure.estimate import DrafterSource, ModelSource, model_source, own_draft
     from ..measure.estimate import estimate as measure
     from ..measure.prediction import Link
     from ..models.drafters.kinds import outline
 
-    config = read_config(resolve_config(model, revision=sources.revision))
-    target = ModelSource(model, config, sources.dtype, sources.q_bits)
+    target = model_source(model, sources.revision, sources.dtype, sources.q_bits)
     draft: ModelSource | DrafterSource
     if draft_model == SELF:
         draft = own_draft(target, sources.draft_q_bits)
     else:
-        source, numbers = resolve_config(draft_model), (sources.dtype, sources.draft_q_bits)
-        if files := outline(source):
+        numbers = sources.dtype, sources.draft_q_bits
+        if files := outline(resolve_config(draft_model)):
             draft = DrafterSource(draft_model, files, *numbers)
         else:
-            draft = ModelSource(draft_model, read_config(source), *numbers)
+            draft = model_source(draft_model, None, *numbers)
     link = None
     if machines.distributed is not None and machines.link_us is not None:
         link = Link(machines.distributed, 1e-6 * machines.link_us, machines.pipeline)

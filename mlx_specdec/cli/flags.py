@@ -17,10 +17,10 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 
 import typer
 
-from .. import __version__
 from ..errors import OptionError
 from ..options import Options
 from ..sampling.grammar import LONGEST
+from ..version import __version__
 
 Command = Callable[..., None]
 REQUIRED = MISSING

@@ -12,10 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import __version__
 from ..checkpoints.disk import reading
 from ..checkpoints.tensors import Contents
 from ..checkpoints.writer import Written
+from ..version import __version__
 from .verify import Differences, Verified
 
 PROVENANCE = "provenance.json"

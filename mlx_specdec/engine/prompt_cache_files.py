@@ -18,12 +18,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from .. import __version__
 from ..checkpoints import disk
 from ..errors import OptionError, OutputError, first_line
 from ..interfaces.results import TARGET, Reusable, Snapshot
 from ..models.base import Base
 from ..process import replacing
+from ..version import __version__
 from .pair import Pair
 from .prompt_cache import Node, PromptCache
 

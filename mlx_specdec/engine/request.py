@@ -117,9 +117,9 @@ class Trials:
 
     def tell(self) -> None:
         """Warns of a drafter that has failed, once for the pair."""
-        riding = self._pair.drafter_network
+        network = self._pair.drafter_network
         for name, each in self._tried.items():
-            counted = riding is not None and riding.kind == name and FINAL not in riding.taps
+            counted = network is not None and network.kind == name and FINAL not in network.taps
             layers = LAYERS_COUNTED if counted else ""
             shown = each.identity or f"{name} of {self._pair.name}"
             if caution := self._pair.trials[name].caution(shown, layers):

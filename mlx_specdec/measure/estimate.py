@@ -15,6 +15,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..checkpoints.disk import usable_memory
+from ..checkpoints.files import read_config
+from ..checkpoints.source import resolve_config
 from ..checkpoints.tensors import dtype_name
 from ..engine.loading import SELF_BITS
 from ..errors import OptionError, SpecdecError, first_line
@@ -55,6 +57,11 @@ class ModelSource:
     def outline(self, depth: int | None = None) -> Outline:
         """Return the model's outline, of `depth` layers where given."""
         return outline(self.config, self.name, dtype=self.dtype, q_bits=self.q_bits, depth=depth)
+
+
+def model_source(name: str, revision: str | None, dtype: str, q_bits: int | None) -> ModelSource:
+    """Return the model of a directory or the Hub. Raises CheckpointError as `read_config` does."""
+    return ModelSource(name, read_config(resolve_config(name, revision=revision)), dtype, q_bits)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ MOST_DIFFERENCES = 20
 LEFT, RIGHT, TOP, BOTTOM = 46, 546, 12, 258
 """Pixels of the corners of a line chart."""
 WHISKERS_APART = 5.0
-"""Pixels between the marks of two series at one x, so that their intervals can be told apart."""
+"""Pixels between the marks of two series at one x, so that their intervals can be distinguished."""
 NUMBERS_APART = 20
 """Pixels between two numbers of an axis, at least."""
 ONE_COUNTS = (

@@ -12,10 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .. import __version__, process
+from .. import process
 from ..engine.pair import Pair
 from ..engine.request import device_name
 from ..options import Options
+from ..version import __version__
 from .analysis import Analysis, ClusterFigures, Figures, fastest, overall
 from .throughput import FileFigures, Throughput
 

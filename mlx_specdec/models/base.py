@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from .. import __version__
 from ..errors import OptionError, PromptError, RewindError
 from ..interfaces import TargetModel, after
+from ..version import __version__
 from .cache_settings import CacheSettings
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import __version__
 from ..decoding.sequence import Emission, TokenLogprob
 from ..engine.request import Request, Result
 from ..text.vocabulary import token_bytes
+from ..version import __version__
 from .events import Event, Reader
 from .problems import Problem
 

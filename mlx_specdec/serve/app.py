@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .. import __version__
+from ..version import __version__
 from . import anthropic, llama_cpp, openai, tgi
 from .answers import Payload
 from .body import OBJECT, TEXT, WHOLE, Schema, either, several

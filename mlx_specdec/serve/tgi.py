@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
 
-from .. import __version__
 from ..decoding.sequence import Emission, TokenLogprob
 from ..text.tokenizer import Tokenizer
+from ..version import __version__
 from .answers import LEAST_LOGPROB, Choice, ParsedRequest, Payload, Writer, token_pieces
 from .body import Body
 from .events import Event

@@ -23,8 +23,8 @@ from typing import Literal, NoReturn, TypeVar
 
 import mlx.core as mx
 
-from ... import __version__
 from ...errors import OptionError, OutputError, SpecdecError, first_line
+from ...version import __version__
 from ..base import Base
 from .leader import Channel, Leader, follow, led
 

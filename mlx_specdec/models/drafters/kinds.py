@@ -57,8 +57,8 @@ def kind_of(directory: Path) -> str | None:
     if not file.is_file():
         return None
     config = read_json(file)
-    told = shards.format_of(directory) in ("safetensors", "torch")
-    names = Weights(directory).infos.keys() if told else ()
+    has_weights = shards.format_of(directory) in ("safetensors", "torch")
+    names = Weights(directory).infos.keys() if has_weights else ()
     if kind := _recognized(config, names):
         return kind
     if what := _unsupported(config, names):
