@@ -67,16 +67,6 @@ def test_a_drafter_that_is_always_right_saves_passes(tmp_path: Path) -> None:
         assert stats.tokens_per_round > 3
 
 
-def test_lookup_goes_before_a_drafter_where_the_length_is_its_own(tmp_path: Path) -> None:
-    pair = made("eagle3", "llama", tmp_path)
-    repeating = [5, 9, 12, 7, 33, 5, 9, 12, 7, 21, 5, 9]
-    asked = Options(max_tokens=LENGTH, proposer="auto", num_draft=4, cost_cache=False)
-    asked = replace(asked, ngram_min=1)
-    result = generate(pair, repeating, asked)
-    assert result.tokens == generate(pair, repeating, replace(asked, regular=True)).tokens
-    assert set(result.stats.by_source) == {"ngram", "eagle3"}
-
-
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_kind_that_the_pair_lacks_is_refused(kind: str, tmp_path: Path) -> None:
     target = target_of("llama")

@@ -9,17 +9,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.engine.generate import generate
 from mlx_specdec.errors import OptionError, RewindError
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.kv_cache import BATCH_STEP, KVCache
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.rows import Rows
-from mlx_specdec.options import Options
 
 from ..support import tiny
-from ..support.pairs import PROMPT, pair_of
 
 
 @pytest.mark.parametrize("family", ["gemma3", "mamba2", "qwen3_next"])
@@ -137,11 +134,3 @@ def test_scaled_positions_reach_further(
     directory = tiny.write("llama", tmp_path, **changes)
     assert load_model(directory).model.max_length == longest
     assert load_model(directory, caches=WINDOW).model.max_length is None
-
-
-def test_a_window_has_no_end_and_writes_the_same_text(tmp_path: Path) -> None:
-    directory = tiny.write("llama", tmp_path, max_position_embeddings=24)
-    pair = pair_of(load_model(directory, caches=WINDOW).model, None)
-    plain = generate(pair, PROMPT, Options(max_tokens=60, regular=True))
-    drafted = generate(pair, PROMPT, Options(max_tokens=60, num_draft=3, proposer="ngram"))
-    assert len(plain.tokens) == 60 and drafted.tokens == plain.tokens

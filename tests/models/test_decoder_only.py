@@ -211,15 +211,6 @@ def test_embedding_and_head_are_the_familys_own_scaled_and_capped() -> None:
         assert mx.allclose(model.head(scores.hidden[FINAL]), scores.logits, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["layer 3", "after.2", "after.-1", "after."])
-def test_an_unknown_hidden_state_is_refused_before_anything_is_seen(name: str) -> None:
-    context = read(DecoderOnlyModel(tiny.build("llama")), [5, 9])
-    with pytest.raises(OptionError, match=rf"'{name}'.*'final' and 'after.0' to 'after.1'"):
-        context.advance(mx.array([[9]]), taps=(name,))
-    with pytest.raises(OptionError):
-        context.advance(mx.array([[9]]), taps=(FINAL, name))
-
-
 def test_threads_do_not_see_each_others_hidden_states() -> None:
     model = DecoderOnlyModel(tiny.build("llama"))
     texts = [[5 + number, 9, 4 + number] for number in range(8)]

@@ -26,16 +26,6 @@ def test_orders_arrive_with_their_numbers(count: int) -> None:
     assert second.receive().orders == sent
 
 
-@pytest.mark.parametrize("rows", [1, 5, SIZE])
-def test_tokens_come_behind_the_last_order(rows: int) -> None:
-    _, first, second = ends()
-    tokens = mx.arange(2 * rows).reshape(2, rows)
-    own = first.send([Order(Op.FILTER, 1, (0,)), Order(Op.ADVANCE, 1, (2, rows, 1))], tokens)
-    came = second.receive()
-    assert came.tokens(2, rows).tolist() == own.tokens(2, rows).tolist() == tokens.tolist()
-    assert came.orders[-1].numbers[:3] == (2, rows, 1)
-
-
 def pair_of_ranks() -> tuple[Leader, threading.Thread, Follower, list[int]]:
     """Rank 0, and rank 1 in a thread, each with a whole model of its own."""
     _, first, second = ends()
