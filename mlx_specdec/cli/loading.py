@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -277,16 +278,17 @@ def load_drafting(
     if pair.heads is not None and drafting.guessed and not drafting.lookup_file:
         options = replace(options, proposer=None)
     if not random_weights and options.max_tokens >= WORTH_MEASURING:
-        learn_costs(pair, options, quiet=quiet)
+        learn_costs(pair, options)
     return pair, options
 
 
-def learn_costs(pair: Pair, options: Options, *, quiet: bool = False) -> None:
+def learn_costs(pair: Pair, options: Options) -> None:
     """Measure what rounds cost, in a second, where this machine knows little of the pair."""
     from ..measure.calibrate import calibrate_first
 
-    if calibrate_first(pair, options) and not quiet:
-        render.tell("measured what rounds of this pair cost here, once, for --num-draft auto")
+    # What is wrong with the options is an error where the text begins.
+    with suppress(OptionError):
+        calibrate_first(pair, options)
 
 
 def count_or_auto(name: str, text: str) -> int | Literal["auto"]:
