@@ -178,7 +178,7 @@ def test_changes_say_what_was_promised() -> None:
     rounds_of(lengths, 200, lambda n: (n, 1.0 + 0.1 * n))
     last = lengths.changes[-1]
     assert last.length > 4 and not last.source
-    assert last.speed == pytest.approx((last.length + 1) / (1 + 0.1 * last.length), rel=0.2)
+    assert last.speed == pytest.approx((last.length + 1) / (1 + 0.1 * last.length), rel=0.3)
     assert [change.round for change in lengths.changes] == sorted(
         change.round for change in lengths.changes
     )
@@ -275,7 +275,7 @@ def test_a_hopeless_draft_costs_a_file_of_short_texts_little() -> None:
     for seed in range(4):
         texts = Texts(slow, 15)
         first = texts.run([1000 * seed])
-        assert first > 0.87 and 24 / (1 / first + 23 / texts.run(range(seed, seed + 23))) > 0.97
+        assert first > 0.8 and 24 / (1 / first + 23 / texts.run(range(seed, seed + 23))) > 0.96
 
 
 @pytest.mark.slow
