@@ -88,7 +88,7 @@ def test_fewer_bits_change_more(t5: Path, tmp_path: Path) -> None:
         )
         assert report.verified.text is not None
         means.append(report.verified.text.mean)
-        told = json.loads((out / "provenance.json").read_text())["result"]["fixed_text"]
-        assert told["mean"] == report.verified.text.mean
+        result = json.loads((out / "provenance.json").read_text())["result"]["fixed_text"]
+        assert result["mean"] == report.verified.text.mean
         assert "perplexity" in report.describe()
     assert means == sorted(means) and means[0] < means[2]

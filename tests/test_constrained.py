@@ -35,7 +35,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     return with_heads(bound(request.param))
 
 
-def asked(seed: int, **changes) -> Options:
+def make_options(seed: int, **changes) -> Options:
     return Options(**{"max_tokens": 44, "seed": seed, "cost_cache": False, **changes})
 
 
@@ -43,7 +43,7 @@ def asked(seed: int, **changes) -> Options:
 @pytest.mark.parametrize("case", CASES)
 def test_texts_fit_under_every_rule(pair: Pair, rule: str, case: str) -> None:
     for seed in range(2):
-        options = asked(seed, temperature=1.0, rule=rule, num_draft=4, **CASES[case])
+        options = make_options(seed, temperature=1.0, rule=rule, num_draft=4, **CASES[case])
         result = generate(pair, PROMPT, options)
         if result.finish_reason == "eos" and "regex" in CASES[case]:
             assert re.fullmatch(CASES[case]["regex"], result.text)
@@ -52,9 +52,9 @@ def test_texts_fit_under_every_rule(pair: Pair, rule: str, case: str) -> None:
 
 
 def test_what_the_grammar_alone_knows_is_proposed(pair: Pair) -> None:
-    plain = generate(pair, PROMPT, asked(1, regular=True, **CASES["fixed"]))
+    plain = generate(pair, PROMPT, make_options(1, regular=True, **CASES["fixed"]))
     for drafting in (pair, replace(pair, draft=None, heads=None)):
-        stats = generate(drafting, PROMPT, asked(1, num_draft=5, **CASES["fixed"])).stats
+        stats = generate(drafting, PROMPT, make_options(1, num_draft=5, **CASES["fixed"])).stats
         assert stats.by_source.get("forced", stats).accepted > 0
         assert stats.target_passes < plain.stats.target_passes
 
@@ -64,7 +64,7 @@ def test_an_end_comes_where_the_grammar_is_complete(pair: Pair, ends: set[int]) 
     """5 is the letter c, which ends this text and is never written in it."""
     ending = replace(pair, eos_token_ids=frozenset(ends))
     likely = dict.fromkeys(ends, 50.0)
-    options = asked(0, regex="[abc]{6,9}", logit_bias=likely)
+    options = make_options(0, regex="[abc]{6,9}", logit_bias=likely)
     for num_draft in (0, 4):
         result = generate(ending, PROMPT, replace(options, num_draft=num_draft))
         assert result.finish_reason == "eos"
@@ -79,10 +79,12 @@ def test_where_no_token_fits_the_text_ends_with_a_word(
     num_draft: int, temperature: float, rule: str
 ) -> None:
     pair = bound("llama")
-    options = asked(0, regex="ab[ab]z", num_draft=num_draft, temperature=temperature, rule=rule)
+    options = make_options(
+        0, regex="ab[ab]z", num_draft=num_draft, temperature=temperature, rule=rule
+    )
     with pytest.raises(DecodingError, match=re.escape(STUCK)):
         generate(pair, PROMPT, options)
-    free = asked(1, num_draft=num_draft, rule=rule, max_tokens=9)
+    free = make_options(1, num_draft=num_draft, rule=rule, max_tokens=9)
     requests = [Request(PROMPT, options), Request(PROMPT, free)]
     parts = [part for part in stream_many(pair, requests, options, batch_size=2) if part.last]
     errors = {part.number: part.error for part in parts}
@@ -104,13 +106,13 @@ class Panics:
     def __getattr__(self, name: str) -> object:
         shipped = getattr(self._matcher, name)
 
-        def asked(*arguments: object) -> object:
+        def counted(*arguments: object) -> object:
             self.calls[name] = self.calls.get(name, 0) + 1
             if name == self._name and self.calls[name] == 3:
                 raise Panics.PanicException("index out of bounds")
             return shipped(*arguments)
 
-        return asked
+        return counted
 
 
 @pytest.mark.parametrize("name", ["compute_bitmask", "validate_tokens", "try_consume_tokens"])
@@ -123,8 +125,11 @@ def test_a_panic_of_the_library_ends_its_own_text(
         init(self, *arguments)
         self._matcher = Panics(self._matcher, name)
 
-    free = asked(1, num_draft=2, max_tokens=9)
-    requests = [Request(PROMPT, asked(0, regex="[abc]{20}", num_draft=2)), Request(PROMPT, free)]
+    free = make_options(1, num_draft=2, max_tokens=9)
+    requests = [
+        Request(PROMPT, make_options(0, regex="[abc]{20}", num_draft=2)),
+        Request(PROMPT, free),
+    ]
     alone = generate(pair, PROMPT, free).text
     monkeypatch.setattr(Constraint, "__init__", panics)
     monkeypatch.setattr(Panics, "calls", {})
@@ -136,13 +141,15 @@ def test_a_panic_of_the_library_ends_its_own_text(
 @pytest.mark.parametrize("num_draft", [0, 4])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rule", ["coupled", "token"])
-def test_what_is_banned_is_told_from_damage(num_draft: int, temperature: float, rule: str) -> None:
+def test_what_is_banned_is_distinguished_from_damage(
+    num_draft: int, temperature: float, rule: str
+) -> None:
     pair = bound("llama")
 
     def banned(regex: str, pieces: list[str]) -> Options:
         bias = {PIECES.index(piece): -math.inf for piece in pieces}
         more = {"num_draft": num_draft, "temperature": temperature, "rule": rule}
-        return asked(0, regex=regex, logit_bias=bias, **more)
+        return make_options(0, regex=regex, logit_bias=bias, **more)
 
     with pytest.raises(OptionError, match="logit-bias bans"):
         generate(pair, PROMPT, banned("[ab]", ["a", "b"]))
@@ -155,27 +162,27 @@ def test_what_is_banned_is_told_from_damage(num_draft: int, temperature: float, 
     assert (len(result.tokens), result.finish_reason) == (9, "length")
 
 
-def test_damaged_logits_are_told_as_such() -> None:
+def test_damaged_logits_are_reported_as_such() -> None:
     pair = bound("llama")
     network = tiny.build("llama")
     network.lm_head.weight = network.lm_head.weight * mx.nan
     damaged = replace(pair, target=DecoderOnlyModel(network), draft=None)
     for changes in ({}, {"temperature": 1.0}, {"temperature": 1.0, "rule": "token"}):
         with pytest.raises(DecodingError, match="not numbers"):
-            generate(damaged, PROMPT, asked(0, regex="[ab]{20}", **changes))
+            generate(damaged, PROMPT, make_options(0, regex="[ab]{20}", **changes))
 
 
 def test_a_model_without_an_end_is_refused() -> None:
     pair = replace(bound("llama"), eos_token_ids=frozenset())
     with pytest.raises(OptionError, match="name one with extra-eos-token"):
-        generate(pair, PROMPT, asked(0, regex="a"))
-    options = asked(0, regex="a", extra_eos_token=OTHER_END)
+        generate(pair, PROMPT, make_options(0, regex="a"))
+    options = make_options(0, regex="a", extra_eos_token=OTHER_END)
     assert generate(pair, PROMPT, options).text == "a"
 
 
 def test_a_prompt_whose_text_cannot_begin_fails_alone(pair: Pair) -> None:
-    requests = [Request(PROMPT, asked(0, regex=regex)) for regex in ("z+", "ab")]
-    parts = [part for part in stream_many(pair, requests, asked(0)) if part.last]
+    requests = [Request(PROMPT, make_options(0, regex=regex)) for regex in ("z+", "ab")]
+    parts = [part for part in stream_many(pair, requests, make_options(0)) if part.last]
     assert [(part.number, part.error is None) for part in parts] == [(0, False), (1, True)]
 
 
@@ -187,12 +194,12 @@ def test_what_ends_a_text_comes_before_what_cannot_follow_it(
     """The vocabulary has no {, and behind x nothing but a banned end may come."""
     translator = load(ROOT / "weights" / "t5-enfr", ROOT / "weights" / "t5-enfr-draft")
     prompt = "translate English to French: Good morning, my friend."
-    asked = {"num_draft": num_draft, "temperature": temperature, "cost_cache": False}
-    asked["proposer"] = "draft" if num_draft else "none"
-    hello = Options(regex=r"Bonjour, mon ami\{", stop="ami", **asked)
+    settings = {"num_draft": num_draft, "temperature": temperature, "cost_cache": False}
+    settings["proposer"] = "draft" if num_draft else "none"
+    hello = Options(regex=r"Bonjour, mon ami\{", stop="ami", **settings)
     short = replace(hello, stop=(), max_tokens=3)
-    banned = Options(regex="(ab)?x{3}", logit_bias={1: -math.inf}, **asked)
-    free = Options(max_tokens=20, **asked)
+    banned = Options(regex="(ab)?x{3}", logit_bias={1: -math.inf}, **settings)
+    free = Options(max_tokens=20, **settings)
     requests = [Request(prompt, options) for options in (hello, short, banned, free)]
     texts = [(each.text, each.finish_reason) for each in generate_many(translator, requests, free)]
     plain = [replace(each.options, regular=True) for each in requests]

@@ -43,12 +43,12 @@ def pair(alone: Pair) -> Pair:
     return replace(alone, draft=alone.target, draft_name="draft")
 
 
-def names(pair: Pair, **asked) -> tuple[str, ...]:
-    return tuple(drafter.name for drafter in drafters(pair, Options(**asked)))
+def names(pair: Pair, **settings) -> tuple[str, ...]:
+    return tuple(drafter.name for drafter in drafters(pair, Options(**settings)))
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("settings", "expected"),
     [
         ({}, ("ngram", "draft")),
         ({"proposer": "auto"}, ("ngram", "draft")),
@@ -62,14 +62,14 @@ def names(pair: Pair, **asked) -> tuple[str, ...]:
         ({"num_draft": 0}, ()),
     ],
 )
-def test_lookup_goes_first_unless_one_proposer_or_length_was_asked_for(
-    asked: dict, expected: tuple[str, ...], pair: Pair
+def test_lookup_goes_first_unless_one_proposer_or_length_was_requested(
+    settings: dict, expected: tuple[str, ...], pair: Pair
 ) -> None:
-    assert names(pair, **asked) == expected
+    assert names(pair, **settings) == expected
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("settings", "expected"),
     [
         ({}, ("ngram", "draft", "medusa")),
         ({"proposer": "auto", "num_draft": 3}, ("ngram", "draft")),
@@ -79,9 +79,9 @@ def test_lookup_goes_first_unless_one_proposer_or_length_was_asked_for(
     ],
 )
 def test_of_a_draft_and_heads_the_first_is_taken_only_where_nothing_is_measured(
-    asked: dict, expected: tuple[str, ...], pair: Pair
+    settings: dict, expected: tuple[str, ...], pair: Pair
 ) -> None:
-    assert names(with_heads(pair), **asked) == expected
+    assert names(with_heads(pair), **settings) == expected
 
 
 class Counted:
@@ -107,14 +107,14 @@ class Counted:
         return context
 
 
-def taught(pair: Pair, asked: Options, one: float, budget: float) -> None:
+def taught(pair: Pair, options: Options, one: float, budget: float) -> None:
     """As if earlier texts had found that rounds of one drafted token cost so much, others more, and
     that half of the tokens are accepted."""
     mean, covariance = unknown()
     mean = mean.copy()
     mean[:MOST] = np.log(one) * DOUBLINGS
-    for each in drafters(pair, asked):
-        its = source(each, asked)
+    for each in drafters(pair, options):
+        its = source(each, options)
         block = Block(mean, 0.001 * covariance)
         counts = np.array([[100.0] * its.most, [50.0] * its.most])
         known = Knowledge({its.costs: {1: block}}, {its.text: counts}, budget)
@@ -125,9 +125,9 @@ def taught(pair: Pair, asked: Options, one: float, budget: float) -> None:
 def test_a_draft_that_is_parked_is_never_run(alone: Pair, proposer: str) -> None:
     counted = Counted(alone.target)
     pair = replace(alone, draft=cast(Base, counted), draft_name="slow")
-    asked = Options(max_tokens=30, proposer=proposer, temperature=1.5)
-    taught(pair, asked, 20.0, -9.0)
-    result = generate(pair, "hello", asked)
+    options = Options(max_tokens=30, proposer=proposer, temperature=1.5)
+    taught(pair, options, 20.0, -9.0)
+    result = generate(pair, "hello", options)
     assert len(result.tokens) == 30
     assert (counted.opened, counted.passes) == (0, 0)
 
@@ -136,13 +136,13 @@ def test_a_draft_that_is_parked_is_never_run(alone: Pair, proposer: str) -> None
 def test_proposers_and_lengths_that_a_caller_passes_teach_nothing_of_the_pair(
     pair: Pair, proposer: str
 ) -> None:
-    asked = Options(max_tokens=12, proposer=proposer)
-    text = generate(pair, "hello", asked).tokens
+    options = Options(max_tokens=12, proposer=proposer)
+    text = generate(pair, "hello", options).tokens
     before = saved.read(pair_key(pair))
-    [*_, draft] = drafters(pair, asked)
-    own = draft.make(Setup(asked.sampling))
+    [*_, draft] = drafters(pair, options)
+    own = draft.make(Setup(options.sampling))
     for passed in ({"proposer": own}, {"draft_length": AutoLength()}):
-        assert stream_generate(pair, "hello", asked, **passed).result().tokens == text
+        assert stream_generate(pair, "hello", options, **passed).result().tokens == text
     after = saved.read(pair_key(pair))
     assert after.budget == before.budget
     assert set(after.costs) == set(before.costs)
@@ -150,11 +150,11 @@ def test_proposers_and_lengths_that_a_caller_passes_teach_nothing_of_the_pair(
 
 def test_texts_of_a_loaded_pair_learn_from_one_another_where_nothing_is_saved(alone: Pair) -> None:
     pair = replace(alone, draft=alone.target, draft_name="draft", learned=saved.Memory())
-    asked = Options(max_tokens=24, proposer="draft", cost_cache=False)
-    generate(pair, [5, 6, 7], asked)
+    options = Options(max_tokens=24, proposer="draft", cost_cache=False)
+    generate(pair, [5, 6, 7], options)
     [counts] = pair.learned.knowledge.counts.values()
     assert counts.sum() > 0 and not saved.directory().exists()
-    lengths = make_draft_length(pair, drafters(pair, asked), asked)
+    lengths = make_draft_length(pair, drafters(pair, options), options)
     assert isinstance(lengths, AutoLength) and not alone.learned.knowledge.counts
     assert (next(iter(lengths.knowledge.counts.values())) == counts).all()
 
@@ -165,16 +165,16 @@ def test_what_lost_badly_waits_for_a_longer_text(
 ) -> None:
     counted = Counted(alone.target)
     pair = replace(alone, draft=cast(Base, counted), draft_name="dear")
-    asked = Options(max_tokens=12, proposer="draft", num_draft=num_draft)
-    taught(pair, asked, 3.0, -9.0)
-    texts = [generate(pair, "hello", asked).stats.drafted for _ in range(3)]
+    options = Options(max_tokens=12, proposer="draft", num_draft=num_draft)
+    taught(pair, options, 3.0, -9.0)
+    texts = [generate(pair, "hello", options).stats.drafted for _ in range(3)]
     assert all(drafted > 0 for drafted in texts) == (num_draft == 3)
     assert (counted.opened == 0) == (num_draft == "auto")
 
 
-def proposed(pair: Pair, repeated: int, **asked) -> tuple[str, list[int]]:
+def proposed(pair: Pair, repeated: int, **settings) -> tuple[str, list[int]]:
     """Source and tokens where the last `repeated` tokens came before, followed by 9."""
-    options = Options(**{"proposer": "auto", "num_draft": 1, **asked})
+    options = Options(**{"proposer": "auto", "num_draft": 1, **settings})
     text = [5, 6, 7, 8][-repeated:]
     prompt = [*text, 9, 30, 31, *text]
     chosen = drafters(pair, options)
@@ -193,10 +193,10 @@ def test_before_a_draft_lookup_trusts_longer_matches_only(pair: Pair, alone: Pai
     assert proposed(alone, 2)[1] == [9]
 
 
-def test_a_text_is_timed_in_parts_only_where_that_is_asked_for(pair: Pair) -> None:
-    asked = Options(max_tokens=40, num_draft=2)
-    quick = generate(pair, "hello", asked)
+def test_a_text_is_timed_in_parts_only_where_that_is_requested(pair: Pair) -> None:
+    options = Options(max_tokens=40, num_draft=2)
+    quick = generate(pair, "hello", options)
     assert quick.stats.timed_rounds == 0 and quick.stats.seconds.draft is None
-    told = stream_generate(pair, "hello", asked, timed="some").result()
-    assert told.stats.timed_rounds > 0 and told.stats.seconds.draft is not None
-    assert told.tokens == quick.tokens
+    report = stream_generate(pair, "hello", options, timed="some").result()
+    assert report.stats.timed_rounds > 0 and report.stats.seconds.draft is not None
+    assert report.tokens == quick.tokens

@@ -33,8 +33,8 @@ SIZE = 40
 PROMPT = [5, 9, 12, 7, 33, 21, 14, 2, 30, 11, 17]
 
 
-def pair_of(name: str, **asked) -> Pair:
-    target = load_model(FIXTURES / name / "target", dtype="float32", **asked).model
+def pair_of(name: str, **settings) -> Pair:
+    target = load_model(FIXTURES / name / "target", dtype="float32", **settings).model
     files = read(FIXTURES / name / "assistant")
     assert files is not None
     network = attach(files, target, NumberFormat())
@@ -86,9 +86,9 @@ def test_fewer_bits_are_taken_for_all_but_the_way_in() -> None:
     assert files is not None and pair.drafter_network is not None
     small = attach(files, pair.target, NumberFormat(q_bits=8, q_group_size=32))
     assert not hasattr(small.fc, "bits") and hasattr(small.lm_head, "bits")
-    asked = Options(max_tokens=12, num_draft=3, cost_cache=False)
-    result = generate(replace(pair, drafter_network=small), PROMPT, asked)
-    assert result.tokens == generate(pair, PROMPT, replace(asked, regular=True)).tokens
+    options = Options(max_tokens=12, num_draft=3, cost_cache=False)
+    result = generate(replace(pair, drafter_network=small), PROMPT, options)
+    assert result.tokens == generate(pair, PROMPT, replace(options, regular=True)).tokens
     assert result.stats.drafted > 0
 
 

@@ -110,7 +110,7 @@ def test_windows_and_recurrent_states_are_decoded_in_turns(family: str) -> None:
 
 
 @pytest.mark.parametrize("num_draft", [0, 2])
-def test_no_more_go_through_a_pass_than_were_asked_for(
+def test_no_more_go_through_a_pass_than_were_requested(
     pair: Pair, num_draft: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, step = [], Decoding.step
@@ -153,8 +153,8 @@ def finish(run: Scheduler, texts: dict[int, tuple[str, str]]) -> None:
 @pytest.fixture(scope="module")
 def short_texts(pair: Pair) -> list[tuple[str, str]]:
     """Of seven prompts, as `plain_texts`."""
-    asked = {"temperature": 0.8, "max_tokens": 9, "regular": True}
-    return alone(pair, [request(seed, **asked) for seed in range(7)])
+    settings = {"temperature": 0.8, "max_tokens": 9, "regular": True}
+    return alone(pair, [request(seed, **settings) for seed in range(7)])
 
 
 @pytest.mark.parametrize(("steps", "num_draft"), [(0, 0), (1, 2), (3, 0), (3, 2), (6, 2)])
@@ -162,9 +162,9 @@ def test_a_prompt_that_is_given_up_leaves_before_the_next_step(
     pair: Pair, steps: int, num_draft: int, short_texts: list[tuple[str, str]]
 ) -> None:
     """While it waits, while a chunk of it was read, before it joined, and while it is decoded."""
-    asked = {"num_draft": num_draft, "proposer": "draft", "temperature": 0.8}
-    asked["prefill_step_size"] = 7
-    requests = [request(seed, max_tokens=9, **asked) for seed in range(7)]
+    settings = {"num_draft": num_draft, "proposer": "draft", "temperature": 0.8}
+    settings["prefill_step_size"] = 7
+    requests = [request(seed, max_tokens=9, **settings) for seed in range(7)]
     for given_up in ({0, 2}, {0, 1, 2, 3, 6}):
         run, texts = live(pair, requests[0].options), {}
         for number, each in enumerate(requests):
@@ -189,9 +189,9 @@ def test_a_prompt_that_is_given_up_leaves_before_the_next_step(
 def test_drafts_are_for_those_that_allow_them(pair: Pair) -> None:
     """Each in one batch with the others, and its text is the same."""
     own: list[dict] = [{"regular": True}, {"num_draft": 1}, {}, {"proposer": "none"}]
-    asked = {"num_draft": 3, "proposer": "draft", "temperature": 0.8, "max_tokens": 20}
-    requests = [request(seed, **{**asked, **own[seed % 4]}) for seed in range(8)]
-    options = request(0, **asked).options
+    settings = {"num_draft": 3, "proposer": "draft", "temperature": 0.8, "max_tokens": 20}
+    requests = [request(seed, **{**settings, **own[seed % 4]}) for seed in range(8)]
+    options = request(0, **settings).options
     results = generate_many(pair, requests, options, batch_size=8)
     assert [(each.text, each.finish_reason) for each in results] == alone(pair, requests)
     drafted = [result.stats.drafted_by_position for result in results]
@@ -220,7 +220,7 @@ def test_what_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("asked", "part"),
+    ("settings", "part"),
     [
         ({"system_prompt": "be brief"}, "this model has none"),
         ({"chat_template_config": {"a": 1}}, "this model has none"),
@@ -229,19 +229,21 @@ def test_what_cannot_be_is_refused(
         ({"logit_bias": {10**6: 1.0}}, "there is no token 1000000"),
     ],
 )
-def test_what_no_prompt_could_have_is_refused_at_once(pair: Pair, asked: dict, part: str) -> None:
+def test_what_no_prompt_could_have_is_refused_at_once(
+    pair: Pair, settings: dict, part: str
+) -> None:
     with pytest.raises(OptionError, match=re.escape(part)):
-        stream_many(pair, iter(()), Options(**asked))
+        stream_many(pair, iter(()), Options(**settings))
 
 
 @pytest.mark.parametrize("proposer", ["draft", "auto"])
 def test_batches_save_what_they_learned_by_size(pair: Pair, proposer: str) -> None:
-    asked = Options(max_tokens=40, num_draft="auto", proposer=proposer, temperature=0.5)
+    options = Options(max_tokens=40, num_draft="auto", proposer=proposer, temperature=0.5)
     prompts = [[number + 5, 9, 11] for number in range(6)]
-    generate_many(pair, prompts, asked, batch_size=4)
+    generate_many(pair, prompts, options, batch_size=4)
     known = saved.read(pair_key(pair))
-    draft = next(each for each in drafters(pair, asked) if each.name == "draft")
-    its = source(draft, asked)
+    draft = next(each for each in drafters(pair, options) if each.name == "draft")
+    its = source(draft, options)
     assert 4 in known.costs[its.costs]
     assert known.counts[its.text].shape == (2, its.most)
 

@@ -44,14 +44,14 @@ def passes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[i
     yield seen
 
 
-def options(**asked) -> Options:
+def options(**settings) -> Options:
     return Options(
         **{
             "max_tokens": 12,
             "regular": True,
             "cost_cache": False,
             "prefill_step_size": CHUNK,
-            **asked,
+            **settings,
         }
     )
 
@@ -174,8 +174,8 @@ def test_jobs_that_have_ended_are_not_held_by_those_that_waited_for_them(pair: P
 
 def test_requests_with_different_rules_run_side_by_side(pair: Pair) -> None:
     run = live(pair)
-    asked = [options(max_tokens=40), options(max_tokens=40, temperature=0.9, rule="token")]
-    for number, each in enumerate(asked):
+    arguments = [options(max_tokens=40), options(max_tokens=40, temperature=0.9, rule="token")]
+    for number, each in enumerate(arguments):
         run.add(number, Request([5, 9, 11], each))
     heard = [{part.number for part in run.step()} for _ in range(4)]
     assert heard[-1] == {0, 1}

@@ -27,8 +27,8 @@ KIB, GB = 1 << 10, 10**9
 TEXT = [(7 * place) % (SIZE - 3) + 3 for place in range(700)]
 
 
-def options(**asked) -> Options:
-    return Options(**{"max_tokens": 20, "regular": True, "cost_cache": False, **asked})
+def options(**settings) -> Options:
+    return Options(**{"max_tokens": 20, "regular": True, "cost_cache": False, **settings})
 
 
 def like_8b(per_token: int = 128 * KIB) -> Pair:
@@ -80,11 +80,11 @@ def held(run: Scheduler) -> int:
 def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(family: str) -> None:
     pair = decoder_only(family) if family == "llama" else encoder_decoder(family, 0.1)
     dice = random.Random(3)
-    asked = {"regular": False, "num_draft": 3, "proposer": "draft", "prefill_step_size": 64}
+    settings = {"regular": False, "num_draft": 3, "proposer": "draft", "prefill_step_size": 64}
     requests = [
         Request(
             TEXT[: dice.choice([1, 5, 60, 300, 700])],
-            options(max_tokens=dice.choice([1, 9, 40]), seed=seed, **asked),
+            options(max_tokens=dice.choice([1, 9, 40]), seed=seed, **settings),
         )
         for seed in range(9)
     ]

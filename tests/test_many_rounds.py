@@ -112,10 +112,10 @@ def plain_text(family: str, most: int, seed: int) -> tuple[int, ...]:
     return generate(pair_for(family), PROMPT, options).tokens
 
 
-def forced(pair: Pair, text: Sequence[int], pattern: str, **asked) -> tuple[Result, Forced]:
+def forced(pair: Pair, text: Sequence[int], pattern: str, **settings) -> tuple[Result, Forced]:
     """A text whose proposals are right as the pattern says."""
     forcing = Forced(pair.draft, text, PATTERNS[pattern])
-    options = Options(num_draft=DRAFTED, temperature=0.9, **asked)
+    options = Options(num_draft=DRAFTED, temperature=0.9, **settings)
     return stream_generate(pair, PROMPT, options, proposer=forcing).result(), forcing
 
 

@@ -25,8 +25,8 @@ def test_heads_that_know_the_next_words_save_passes() -> None:
     right = some_heads(base, own_output=False)
     # Nothing but one token is possible, and heads see it: they have the target's bias.
     pair = pair_of(base, right)
-    asked = {"max_tokens": 25, "logit_bias": {9: 1000.0}}
-    stats = generate(pair, PROMPT, Options(num_draft=8, **asked)).stats
+    settings = {"max_tokens": 25, "logit_bias": {9: 1000.0}}
+    stats = generate(pair, PROMPT, Options(num_draft=8, **settings)).stats
     assert stats.acceptance_rate == 1.0
     assert stats.rounds == 1 + 24 / 4, "the first token comes with the prompt's pass"
 
@@ -48,9 +48,9 @@ def test_a_directory_of_heads_loads_its_base_by_itself(
 ) -> None:
     base, directory = written(tmp_path, family, own_output=own_output, layers=2)
     pair = loading.load(directory)
-    asked = {"max_tokens": 12, "seed": 1}
-    plain = generate(loading.load(base), "some text", Options(**asked))
-    result = generate(pair, "some text", Options(**asked))
+    settings = {"max_tokens": 12, "seed": 1}
+    plain = generate(loading.load(base), "some text", Options(**settings))
+    result = generate(pair, "some text", Options(**settings))
     assert result.tokens == plain.tokens
     assert (plain.labels.proposer, result.labels.proposer) == ("none", "auto")
     assert result.stats.drafted > 0
@@ -109,7 +109,7 @@ def test_a_missing_base_is_named(tmp_path: Path) -> None:
         loading.load(heads.write(tmp_path / "heads", "../base"))
 
 
-def test_heads_that_are_asked_for_must_be_there() -> None:
+def test_heads_that_are_requested_must_be_there() -> None:
     base = base_of("llama")
     pair = Pair("target", None, base, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
     with pytest.raises(OptionError, match="no Medusa heads"):

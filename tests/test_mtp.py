@@ -29,9 +29,9 @@ BEFORE = "model.layers.2."
 FAR = "mtp.layers.0.mlp.experts.999999999999.up_proj.weight"
 
 
-def target(family: str, directory: Path, **asked) -> Path:
+def target(family: str, directory: Path, **settings) -> Path:
     """A target with a tokenizer."""
-    mtp.write(family, directory, vocabulary=SIZE, **asked)
+    mtp.write(family, directory, vocabulary=SIZE, **settings)
     return byte_level(directory)
 
 
@@ -123,7 +123,7 @@ def unusable(directory: Path, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "asked", "message"),
+    ("family", "settings", "message"),
     [
         ("glm4_moe", {"layer": False}, "carries no layers .* mlx-lm's conversions drop"),
         ("glm4_moe", {"drop": "model.layers.2.enorm.weight"}, "pre_fc_norm_embedding.* missing"),
@@ -133,9 +133,9 @@ def unusable(directory: Path, message: str) -> None:
     ],
 )
 def test_layers_that_cannot_be_used_leave_a_target_that_can(
-    family: str, asked: dict, message: str, tmp_path: Path
+    family: str, settings: dict, message: str, tmp_path: Path
 ) -> None:
-    unusable(target(family, tmp_path / family, **asked), message)
+    unusable(target(family, tmp_path / family, **settings), message)
 
 
 def test_layers_of_other_families_are_named(tmp_path: Path) -> None:

@@ -22,9 +22,11 @@ def pair() -> Pair:
 
 
 def test_numbers_of_numpy_are_pythons() -> None:
-    asked = Options(seed=np.int64(3), max_tokens=np.int32(5), top_p=np.float32(0.5), num_draft=True)
-    assert asked == Options(seed=3, max_tokens=5, top_p=0.5, num_draft=1)
-    json.dumps(asdict(asked))
+    options = Options(
+        seed=np.int64(3), max_tokens=np.int32(5), top_p=np.float32(0.5), num_draft=True
+    )
+    assert options == Options(seed=3, max_tokens=5, top_p=0.5, num_draft=1)
+    json.dumps(asdict(options))
 
 
 @pytest.mark.parametrize(
@@ -67,20 +69,20 @@ def test_what_is_no_number_is_refused_by_name(name: str, value: object) -> None:
 
 def test_biases_are_copied_and_name_tokens_that_there_are(pair: Pair) -> None:
     biases = {3: -1.0}
-    asked = Options(logit_bias=biases)
+    options = Options(logit_bias=biases)
     biases[4] = 1.0
-    assert asked.logit_bias == {3: -1.0}
+    assert options.logit_bias == {3: -1.0}
     with pytest.raises(OptionError, match=f"no token {SIZE}"):
         stream_generate(pair, PROMPT, Options(logit_bias={SIZE: 1.0}))
 
 
 def test_numpy_ids_are_a_prompt_and_bytes_are_none(pair: Pair) -> None:
-    asked = Options(max_tokens=6, temperature=1.0, seed=np.int64(3))
+    options = Options(max_tokens=6, temperature=1.0, seed=np.int64(3))
     plain = generate(pair, PROMPT, Options(max_tokens=6, temperature=1.0, seed=3))
-    assert generate(pair, np.array(PROMPT), asked).as_dict()["tokens"] == list(plain.tokens)
+    assert generate(pair, np.array(PROMPT), options).as_dict()["tokens"] == list(plain.tokens)
     for prompt in (b"bytes", [{"role": "user", "content": "messages"}], [1.5]):
         with pytest.raises(PromptError, match=r"a prompt is text|no chat template"):
-            generate(pair, prompt, asked)
+            generate(pair, prompt, options)
 
 
 @pytest.mark.parametrize("extra", [np.int64, str, lambda id: [id], lambda id: (str(id), 63)])

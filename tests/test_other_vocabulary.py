@@ -82,11 +82,11 @@ def test_the_text_is_that_of_plain_decoding(
     with pytest.raises(VocabularyError, match="token 300"):
         load(target, draft)
     pair = load(target, draft, draft_vocab="intersect")
-    asked = {"max_tokens": 40, "temperature": temperature, "seed": 5}
+    settings = {"max_tokens": 40, "temperature": temperature, "seed": 5}
     prompt = "Les pates a midi"
-    plain = generate(pair, prompt, Options(regular=True, **asked))
+    plain = generate(pair, prompt, Options(regular=True, **settings))
     for count in (1, 4):
-        result = generate(pair, prompt, Options(num_draft=count, **asked))
+        result = generate(pair, prompt, Options(num_draft=count, **settings))
         assert result.tokens == plain.tokens
         assert result.stats.drafted > 0
 

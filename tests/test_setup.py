@@ -44,8 +44,8 @@ def set_up(clone: Path, *flags: str, machine: str = "Linux x86_64") -> tuple[int
     command = ["bash", "scripts/setup.sh", *flags]
     done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
     lines = log.read_text().splitlines() if log.exists() else []
-    asked = [line.split()[-1] for line in lines if "--version" not in line]
-    return done.returncode, done.stderr, asked
+    settings = [line.split()[-1] for line in lines if "--version" not in line]
+    return done.returncode, done.stderr, settings
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_fast_blas_comes_by_default_on_linux_x86_alone(
     assert set_up(clone, *flags, machine=machine) == (0, "", [])
 
 
-def test_what_was_asked_for_stays_until_something_else_is_asked_for(clone: Path) -> None:
+def test_what_was_requested_stays_until_something_else_is_requested(clone: Path) -> None:
     assert set_up(clone, "--small")[2] == [".[grammar,server]"]
     assert set_up(clone)[2] == []
     assert set_up(clone, "--dev")[2] == [".[dev,grammar,server]"]
@@ -79,6 +79,6 @@ def test_what_was_asked_for_stays_until_something_else_is_asked_for(clone: Path)
     ("flags", "said"),
     [(("--smal",), "does not know --smal"), (("--small", "--fast-cpu"), "contradict each other")],
 )
-def test_wrong_flags_are_told_in_a_line(clone: Path, flags: tuple[str, ...], said: str) -> None:
-    code, told, asked = set_up(clone, *flags)
-    assert (code, asked) == (2, []) and said in told and told.count("\n") == 1
+def test_wrong_flags_are_reported_in_a_line(clone: Path, flags: tuple[str, ...], said: str) -> None:
+    code, report, settings = set_up(clone, *flags)
+    assert (code, settings) == (2, []) and said in report and report.count("\n") == 1

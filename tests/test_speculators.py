@@ -45,8 +45,8 @@ def test_a_long_prompt_is_read_as_a_short_one_is(kind: str, tmp_path: Path) -> N
     tokens = set()
     drafted = set()
     for step_size in (23, UNREAD + 9, 512):
-        asked = Options(max_tokens=8, num_draft=3, prefill_step_size=step_size, cost_cache=False)
-        result = generate(pair, prompt, asked)
+        options = Options(max_tokens=8, num_draft=3, prefill_step_size=step_size, cost_cache=False)
+        result = generate(pair, prompt, options)
         tokens.add(result.tokens)
         drafted.add((result.stats.drafted, result.stats.accepted))
     assert len(tokens) == len(drafted) == 1
@@ -61,8 +61,8 @@ def test_a_drafter_that_is_always_right_saves_passes(tmp_path: Path) -> None:
     }
     for kind in MAKERS:
         pair = made(kind, "llama", tmp_path, **knowing.get(kind, {}))
-        asked = Options(max_tokens=22, num_draft=3, logit_bias={9: 1000.0}, cost_cache=False)
-        stats = generate(pair, PROMPT, asked).stats
+        options = Options(max_tokens=22, num_draft=3, logit_bias={9: 1000.0}, cost_cache=False)
+        stats = generate(pair, PROMPT, options).stats
         assert stats.acceptance_rate == 1.0
         assert stats.tokens_per_round > 3
 
@@ -100,10 +100,10 @@ def test_medusa_heads_and_a_drafter_share_a_target(tmp_path: Path) -> None:
     vocabulary = loading.load(make_llama(tmp_path / "base")).target.vocabulary
     given = heads.write(tmp_path / "heads", "../base")
     pair = loading.load(given, speculators.dflash(tmp_path / "dflash", vocabulary=vocabulary))
-    asked = Options(max_tokens=8, num_draft=2, cost_cache=False)
-    plain = generate(pair, "some text", replace(asked, regular=True))
+    options = Options(max_tokens=8, num_draft=2, cost_cache=False)
+    plain = generate(pair, "some text", replace(options, regular=True))
     for proposer in ("medusa", "dflash"):
-        result = generate(pair, "some text", replace(asked, proposer=proposer))
+        result = generate(pair, "some text", replace(options, proposer=proposer))
         assert (result.tokens, result.labels.proposer) == (plain.tokens, proposer)
         assert result.stats.drafted > 0
     with pytest.raises(CheckpointError, match="hidden states of width 48"):
@@ -126,8 +126,8 @@ def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:
     assert two.drafter_network is None and two.draft is not None
     assert (one.draft_name, two.draft_name) == (str(tmp_path / "1"), str(base))
     assert one.trials is not two.trials
-    asked = Options(max_tokens=8, num_draft=3, cost_cache=False)
-    texts = [generate(pair, "some text", asked).tokens for pair in (plain, one, two)]
+    options = Options(max_tokens=8, num_draft=3, cost_cache=False)
+    texts = [generate(pair, "some text", options).tokens for pair in (plain, one, two)]
     assert texts[0] == texts[1] == texts[2]
     with pytest.raises(CheckpointError, match="hidden states of width 48"):
         loading.with_draft_model(plain, speculators.eagle3(tmp_path / "wrong", width=48))
@@ -143,12 +143,12 @@ def test_fewer_bits_are_taken_for_all_but_the_way_in(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="multiple of 64"):
         loading.load(base, narrow, draft_q_bits=4)
     assert whole.drafter_network is not None
-    asked = Options(max_tokens=16, num_draft=3, cost_cache=False)
+    options = Options(max_tokens=16, num_draft=3, cost_cache=False)
     files = read(directory)
     assert files is not None
     small = attach(files, whole.target, NumberFormat(q_bits=4, q_group_size=32))
     assert not hasattr(small.fc, "bits") and hasattr(small.lm_head, "bits")
     assert small.nbytes < whole.drafter_network.nbytes
-    result = generate(replace(whole, drafter_network=small), "some text", asked)
-    assert result.tokens == generate(whole, "some text", replace(asked, regular=True)).tokens
+    result = generate(replace(whole, drafter_network=small), "some text", options)
+    assert result.tokens == generate(whole, "some text", replace(options, regular=True)).tokens
     assert result.stats.drafted > 0

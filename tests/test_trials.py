@@ -23,13 +23,13 @@ from .support import tiny
 from .support.drafter_pairs import made, target_of
 from .support.pairs import PROMPT, SIZE, Numbers
 
-ASKED = Options(max_tokens=26, num_draft=4, frequency_penalty=1.0, cost_cache=False)
+OPTIONS = Options(max_tokens=26, num_draft=4, frequency_penalty=1.0, cost_cache=False)
 """Long enough for a trial: 64 drafted tokens."""
-SHORT = replace(ASKED, max_tokens=6)
+SHORT = replace(OPTIONS, max_tokens=6)
 HARDLY = "hardly any draft tokens are accepted"
 
 
-def told(call: Callable[[], object]) -> list[str]:
+def warnings_of(call: Callable[[], object]) -> list[str]:
     """What a call warns of drafters."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -52,21 +52,21 @@ def with_draft(seed: int) -> Pair:
 
 
 def test_a_drafter_on_hidden_states_is_named_with_all_causes_once_a_pair(wrong: Pair) -> None:
-    [line] = told(lambda: generate(wrong, PROMPT, ASKED))
+    [line] = warnings_of(lambda: generate(wrong, PROMPT, OPTIONS))
     assert "drafter was probably made for another target" in line and "\n" not in line
     assert "inspect --probe" in line
-    assert told(lambda: generate(wrong, PROMPT, ASKED)) == []
-    with_others = replace(ASKED, extra_eos_token="40", seed=3)
-    assert told(lambda: generate(wrong, [4, 5], with_others)) == []
+    assert warnings_of(lambda: generate(wrong, PROMPT, OPTIONS)) == []
+    with_others = replace(OPTIONS, extra_eos_token="40", seed=3)
+    assert warnings_of(lambda: generate(wrong, [4, 5], with_others)) == []
 
 
 def test_a_draft_model_is_named_without_what_it_cannot_be() -> None:
-    [line] = told(lambda: generate(with_draft(5), PROMPT, ASKED))
+    [line] = warnings_of(lambda: generate(with_draft(5), PROMPT, OPTIONS))
     assert "draft was probably made for another target" in line and "layers" not in line
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "settings",
     [
         pytest.param({"max_tokens": 10}, id="too little was drafted"),
         pytest.param({"temperature": 1.5}, id="hot texts are hard to guess"),
@@ -75,15 +75,15 @@ def test_a_draft_model_is_named_without_what_it_cannot_be() -> None:
         pytest.param({"proposer": "ngram", "ngram_min": 1}, id="lookup has no target"),
     ],
 )
-def test_texts_that_say_nothing_of_a_drafter_do_not_count(wrong: Pair, asked: dict) -> None:
-    assert told(lambda: generate(wrong, PROMPT, replace(ASKED, **asked))) == []
-    assert len(told(lambda: generate(wrong, PROMPT, ASKED))) == 1
+def test_texts_that_say_nothing_of_a_drafter_do_not_count(wrong: Pair, settings: dict) -> None:
+    assert warnings_of(lambda: generate(wrong, PROMPT, replace(OPTIONS, **settings))) == []
+    assert len(warnings_of(lambda: generate(wrong, PROMPT, OPTIONS))) == 1
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_in_a_batch_it_is_named_once(wrong: Pair, batch_size: int) -> None:
     prompts = [[3 + at] for at in range(10)]
-    lines = told(lambda: generate_many(wrong, prompts, SHORT, batch_size=batch_size))
+    lines = warnings_of(lambda: generate_many(wrong, prompts, SHORT, batch_size=batch_size))
     assert len(lines) == 1
 
 
@@ -95,11 +95,11 @@ def test_of_requests_that_come_one_by_one_it_is_named_once(wrong: Pair) -> None:
         while not run.idle:
             run.step()
 
-    assert len(told(served)) == 1
+    assert len(warnings_of(served)) == 1
 
 
 def test_a_proposer_of_the_callers_own_is_not_judged(wrong: Pair) -> None:
     assert wrong.drafter_network is not None
-    own = HiddenStateDrafter(wrong.drafter_network, ASKED.sampling, SIZE)
-    run = stream_generate(wrong, PROMPT, ASKED, proposer=own, draft_length=FixedLength(4))
-    assert told(run.result) == []
+    own = HiddenStateDrafter(wrong.drafter_network, OPTIONS.sampling, SIZE)
+    run = stream_generate(wrong, PROMPT, OPTIONS, proposer=own, draft_length=FixedLength(4))
+    assert warnings_of(run.result) == []

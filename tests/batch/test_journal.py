@@ -100,9 +100,9 @@ def test_a_run_that_was_cut_off_anywhere_goes_on(output: Path, left: bytes) -> N
 def test_what_another_run_left_is_named_and_kept(
     output: Path, left: bytes, changed: dict[str, Any], part: str
 ) -> None:
-    with pytest.raises(OutputError) as told:
+    with pytest.raises(OutputError) as raised:
         opened(output, **changed)
-    assert part in str(told.value) and "--overwrite" in str(told.value)
+    assert part in str(raised.value) and "--overwrite" in str(raised.value)
     assert output.with_name("out.partial").read_bytes() == left
     with opened(output, **changed, overwrite=True) as journal:
         assert journal.done == 0

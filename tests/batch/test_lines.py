@@ -103,6 +103,6 @@ def test_a_file_that_holds_no_text_is_named(
 ) -> None:
     file = tmp_path / "lines.txt"
     file.write_bytes(content)
-    with pytest.raises(PromptError) as told:
+    with pytest.raises(PromptError) as raised:
         Lines(file)
-    assert all(part in str(told.value) for part in (str(file), *parts)), told.value
+    assert all(part in str(raised.value) for part in (str(file), *parts)), raised.value

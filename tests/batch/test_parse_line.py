@@ -15,7 +15,7 @@ from mlx_specdec.options import Options
 OPTIONS = Options(max_tokens=9, seed=1, rule="token", stop="x")
 
 
-def asked(entry: Any) -> Any:
+def parse(entry: Any) -> Any:
     text = entry if isinstance(entry, str) else json.dumps(entry)
     return parse_line(Line(3, text), OPTIONS, as_json=True)
 
@@ -40,20 +40,20 @@ def test_a_line_of_text_is_the_prompt() -> None:
     ],
 )
 def test_a_line_has_settings_of_its_own(own: dict[str, Any], options: Options) -> None:
-    line = asked({"prompt": "p", **own})
+    line = parse({"prompt": "p", **own})
     assert (line.error, line.prompt, line.options) == (None, "p", options)
 
 
 @pytest.mark.parametrize("name", ["a", 7, 0])
 def test_a_line_has_a_name_of_its_own_that_errors_keep(name: str | int) -> None:
-    assert asked({"id": name, "prompt": "p"}).record(x=1) == {"line": 3, "id": name, "x": 1}
-    line = asked({"id": name, "prompt": "p", "seed": "one"})
+    assert parse({"id": name, "prompt": "p"}).record(x=1) == {"line": 3, "id": name, "x": 1}
+    line = parse({"id": name, "prompt": "p", "seed": "one"})
     assert line.id == name and "seed must be a whole number" in line.error
 
 
 def test_messages_are_taken_as_they_are() -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u", "name": "n"}]
-    assert asked({"messages": messages}).prompt == messages
+    assert parse({"messages": messages}).prompt == messages
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_messages_are_taken_as_they_are() -> None:
     ],
 )
 def test_a_line_of_which_nothing_can_be_made_says_why(entry: Any, part: str) -> None:
-    error = asked(entry).error
+    error = parse(entry).error
     assert error is not None and part in error and "\n" not in error, error
 
 

@@ -49,7 +49,7 @@ def test_figures_of_one_method() -> None:
     assert analysis.predictions["draft"][2] == draft.predicted
 
 
-def test_a_text_that_differs_is_told_with_its_place_and_margin() -> None:
+def test_a_text_that_differs_is_reported_with_its_place_and_margin() -> None:
     own = sample(1.0, tokens=(5, 6, 7))
     found = measured(
         {

@@ -64,7 +64,7 @@ def test_plain_and_every_fixed_length_are_methods_on_the_same_weights(pair: Pair
     ]
     for method in methods:
         method.run([3, 4])
-    plain, _, assisted = target.asked[-3:]
+    plain, _, assisted = target.calls[-3:]
     assert "assistant_model" not in plain and assisted["assistant_model"] is draft
     assert assisted["tokens"].tolist() == [[3, 4]]
     drafting = draft.generation_config
@@ -90,14 +90,14 @@ def test_a_text_ends_where_ours_does(pair: Pair) -> None:
     assert longest is not None
     run = transformers_methods(pair, Options(max_tokens=50), [], fake.installed)[0].run
     run([3] * (longest - 20))
-    settings = target.asked[-1]["generation_config"]
+    settings = target.calls[-1]["generation_config"]
     assert settings.max_new_tokens == 20
     assert settings.eos_token_id == sorted(pair.eos_token_ids)
     with pytest.raises(PromptError, match="takes"):
         run([3] * longest)
 
 
-def test_every_program_is_told_about(pair: Pair) -> None:
+def test_every_program_is_named(pair: Pair) -> None:
     fake, _ = fake_for(pair)
     found, notes = find_baselines(
         lambda: mlx_lm_methods(pair, Options(), [2]),
@@ -121,15 +121,15 @@ def test_transformers_gets_texts_of_like_length_in_one_call(pair: Pair) -> None:
         ("transformers plain", 2),
     ]
     assert all(one.same_text and not one.in_mlx for one in methods)
-    target.asked.clear()
+    target.calls.clear()
     target.says = [[5, 6], [sorted(pair.eos_token_ids)[0], 7]]
     made = dict(methods[1].run([[3], [4, 5, 6], [8, 9]]))
-    pad = target.asked[0]["generation_config"].pad_token_id
-    assert [each["tokens"].tolist() for each in target.asked] == [
+    pad = target.calls[0]["generation_config"].pad_token_id
+    assert [each["tokens"].tolist() for each in target.calls] == [
         [[4, 5, 6], [pad, 8, 9]],
         [[3]],
     ]
-    assert target.asked[0]["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
+    assert target.calls[0]["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
     # Behind an EOS is padding.
     assert [made[number].tokens for number in range(3)] == [(5, 6, *sorted(pair.eos_token_ids))] * 3
     assert set(fake.threads) == {2}
@@ -142,9 +142,9 @@ def test_sources_of_a_translator_are_padded_on_the_right(tmp_path: Path) -> None
     target.says = [[5, 6]]
     [method] = transformers_file_methods(pair, Options(), [3], fake.installed)
     made = dict(method.run([[3], [4, 5]]))
-    pad = target.asked[-1]["generation_config"].pad_token_id
-    assert target.asked[-1]["tokens"].tolist() == [[4, 5], [3, pad]]
-    assert target.asked[-1]["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    pad = target.calls[-1]["generation_config"].pad_token_id
+    assert target.calls[-1]["tokens"].tolist() == [[4, 5], [3, pad]]
+    assert target.calls[-1]["attention_mask"].tolist() == [[1, 1], [1, 0]]
     assert [made[number].tokens for number in range(2)] == [(5, 6)] * 2
 
 
@@ -154,7 +154,7 @@ def test_a_program_that_cannot_batch_a_model_is_left_out_with_its_reason(
 ) -> None:
     fake, (target, _) = fake_for(pair)
 
-    def refuse(*given: Any, **asked: Any) -> None:
+    def refuse(*given: Any, **fields: Any) -> None:
         raise ValueError("no batches here\nbecause")
 
     if program == "transformers":
@@ -179,8 +179,8 @@ COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 TIED = (*COPIES, "lm_head.weight")
 
 
-def network(name: str, **asked: int):
-    return load_model(FIXTURES / name, dtype="float32", **asked).model.network
+def network(name: str, **fields: int):
+    return load_model(FIXTURES / name, dtype="float32", **fields).model.network
 
 
 def stored(name: str) -> dict[str, np.ndarray]:
@@ -222,9 +222,9 @@ def test_the_scaling_is_said_where_transformers_looks_for_it(name: str, scales: 
         "quantization": {"bits": 4, "group_size": 64},
         "auto_map": {"AutoModel": "code.Model"},
     }
-    told = settings(config, network(f"t5/{name}"))
-    assert told["tie_word_embeddings"] is scales
-    assert not told.keys() & {"quantization", "auto_map", "scale_decoder_outputs"}
+    report = settings(config, network(f"t5/{name}"))
+    assert report["tie_word_embeddings"] is scales
+    assert not report.keys() & {"quantization", "auto_map", "scale_decoder_outputs"}
 
 
 def test_all_weights_are_given_to_a_model_of_the_same_configuration() -> None:
@@ -233,7 +233,7 @@ def test_all_weights_are_given_to_a_model_of_the_same_configuration() -> None:
     given = weights(ours)
     fake = FakeHuggingFace(FakeModel(shapes(given, COPIES), TIED))
     model = build(fake.installed, files.read_config(FIXTURES / name), ours)
-    assert fake.kinds == ["seq2seq"] and fake.told[0]["model_type"] == "t5"
+    assert fake.kinds == ["seq2seq"] and fake.reports[0]["model_type"] == "t5"
     assert model.loaded.keys() == given.keys()
     assert model.lm_head.weight is model.loaded["lm_head.weight"], "untied again"
     assert model.config.num_layers == ours.config.num_decoder_layers

@@ -77,7 +77,7 @@ def test_nothing_is_said_of_one_machine_where_times_do_not_tell(
     assert "Nothing can be said of one machine" in cluster_text(found, analysis.plain_step)
 
 
-def test_the_figures_are_told_in_words_and_in_the_report() -> None:
+def test_the_figures_are_reported_in_words_and_in_the_report() -> None:
     found, analysis = figures("27B, heads", 2, 300)
     [row] = cluster_table(found).rows
     assert (row[0], *row[2:]) == ("draft", "2.02", "57 us")

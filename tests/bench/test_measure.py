@@ -135,7 +135,7 @@ def test_every_draft_is_measured_and_what_needs_none_once(
     assert [method.name for method in methods] == ["plain", *expected]
 
 
-def test_drafts_of_one_kind_are_told_apart_by_their_names(pairs: list[Pair]) -> None:
+def test_drafts_of_one_kind_are_distinguished_by_their_names(pairs: list[Pair]) -> None:
     both = [pairs[0], replace(pairs[0], draft_name="other")]
     methods = own_methods(both, Options(), [], [3, "auto"])
     expected = [f"eagle3 {n}, {name}" for name in ("one", "other") for n in (3, "auto")]

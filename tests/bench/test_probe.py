@@ -23,7 +23,7 @@ from mlx_specdec.measure.probe import SETTINGS, Numbering, Probe, probe
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support import tiny
-from ..support.commands import Run, run, strict, told
+from ..support.commands import Run, fails, run, strict
 from ..support.drafter_pairs import MAKERS, TRANSLATOR, made
 from ..support.speculators import WIDTH, eagle3
 from ..support.tokenizers import byte_level
@@ -152,8 +152,8 @@ def test_what_the_command_advises_mends_the_files(run: Run, target: Path, tmp_pa
     directory = drafter(tmp_path / "drafter", target, layer=2, named=1)
     file = tmp_path / "prompts.txt"
     file.write_text("\n".join(PROMPTS))
-    asked = ("inspect", directory, "--probe", "--model", target, "--prompts", file)
-    shown = run(*asked)
+    arguments = ("inspect", directory, "--probe", "--model", target, "--prompts", file)
+    shown = run(*arguments)
     assert (shown.code, shown.err) == (0, "")
     for part in ("as its files name them", "one lower", "one higher"):
         assert part in shown.out
@@ -161,7 +161,7 @@ def test_what_the_command_advises_mends_the_files(run: Run, target: Path, tmp_pa
     config = json.loads((directory / "config.json").read_text())
     mended = {**config, "eagle_aux_hidden_state_layer_ids": [3]}
     (directory / "config.json").write_text(json.dumps(mended))
-    measured = strict(run(*asked, "--json").out)
+    measured = strict(run(*arguments, "--json").out)
     assert (measured["kind"], measured["texts"], measured["best_shift"]) == ("eagle3", 2, 0)
     assert [each["layers"] for each in measured["numberings"]] == [[2], [1], [3]]
     rates = [each["first_token_acceptance"] for each in measured["numberings"]]
@@ -181,4 +181,4 @@ def test_what_cannot_be_probed_is_one_line(run: Run, target: Path, tmp_path: Pat
         ((directory, "--probe", "--model", directory), "a drafter of the kind eagle3"),
         ((directory, "--probe", "--model", target, "--prompts", empty), "has no prompts"),
     ):
-        told(run("inspect", *flags), part)
+        fails(run("inspect", *flags), part)

@@ -70,9 +70,9 @@ def test_the_page_shows_the_figures_and_holds_them_as_json() -> None:
     assert "<td>draft 3</td><td>13.0</td><td>1.95</td>" in text
     found = re.search(r'<script type="application/json" id="figures">(.*)</script>', text)
     assert found is not None
-    told = json.loads(found.group(1))
-    assert told["setting"]["model"] == "models/big"
-    assert told["methods"][2]["speed_up"]["overall"]["value"] == pytest.approx(1.95)
+    report = json.loads(found.group(1))
+    assert report["setting"]["model"] == "models/big"
+    assert report["methods"][2]["speed_up"]["overall"]["value"] == pytest.approx(1.95)
     assert "Sequences that are not the same" in text and "draft 3, prompt 2, token 0" in text
 
 

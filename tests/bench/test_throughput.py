@@ -58,10 +58,10 @@ class Bench:
 
         return FileMethod(name, name, size, True, run, in_mlx=name != "transformers")
 
-    def measure(self, methods: Sequence[FileMethod], **asked: Any) -> Throughput | None:
+    def measure(self, methods: Sequence[FileMethod], **settings: Any) -> Throughput | None:
         prompts = {number: [3] for number in (0, 1, 3, 4)}
         skipped, clock = {2: "too long"}, lambda: self.seconds
-        return measure_files(prompts, methods, skipped=skipped, clock=clock, **asked)
+        return measure_files(prompts, methods, skipped=skipped, clock=clock, **settings)
 
 
 def figures() -> Throughput:
@@ -81,12 +81,12 @@ def figures() -> Throughput:
 def test_methods_take_turns_over_the_whole_file() -> None:
     bench = Bench()
     methods = [bench.method("plain", 1, [1] * 3), bench.method("plain", 3, [1] * 3)]
-    told: list[tuple[int, int]] = []
-    bench.measure(methods, repeats=2, warmup=1, progress=lambda *at: told.append(at))
+    report: list[tuple[int, int]] = []
+    bench.measure(methods, repeats=2, warmup=1, progress=lambda *at: report.append(at))
     warm, counted = bench.log[:2], bench.log[2:]
     assert warm == [("plain 1", 1), ("plain 3", 3)]
     assert counted == [("plain 1", 4), ("plain 3", 4), ("plain 3", 4), ("plain 1", 4)]
-    assert told == [(done, 20) for done in range(21)]
+    assert report == [(done, 20) for done in range(21)]
 
 
 def test_figures_are_medians_and_ratios_are_taken_within_a_repeat() -> None:

@@ -220,11 +220,11 @@ def shipped_batches(target: str, draft: str, prompts: list[str]) -> Records:
         {"regex": "[a-z ]{4,12}", "max_tokens": 9},
         {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.2},
     ]
-    asked = [prompts[place % len(prompts)] for place in range(len(each))]
+    settings = [prompts[place % len(prompts)] for place in range(len(each))]
     records: Records = {}
     for drafting, who in DRAFTING.items():
         for size in (1, 2, 5):
-            for key, value in together(pair, asked, each, size, **who).items():
+            for key, value in together(pair, settings, each, size, **who).items():
                 records[f"{drafting} of {size}, {key}"] = value
     return records
 
@@ -313,8 +313,8 @@ def family(name: str, directory: Path) -> Records:
         "ngram": alone(pair, [*IDS, *IDS], temperature=0.3, num_draft=4, proposer="ngram"),
     }
     each = [{"temperature": 1.0, "seed": 1}, {"max_tokens": 5}, {"temperature": 0.6, "seed": 2}]
-    asked = [IDS, IDS[:2], [*IDS, *IDS[1:]]]
-    for key, value in together(pair, asked, each, 2, num_draft=3).items():
+    arguments = [IDS, IDS[:2], [*IDS, *IDS[1:]]]
+    for key, value in together(pair, arguments, each, 2, num_draft=3).items():
         records[f"batch {key}"] = value
     shutil.rmtree(target)
     shutil.rmtree(draft)

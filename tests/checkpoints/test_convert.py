@@ -35,7 +35,7 @@ def config_of(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dtype", [None, "float32", "float16", "bfloat16"])
-def test_every_tensor_arrives_in_the_type_asked_for(tmp_path: Path, dtype: str | None) -> None:
+def test_every_tensor_arrives_in_the_type_requested(tmp_path: Path, dtype: str | None) -> None:
     source = write_t5(tmp_path / "t5")
     report = convert(str(source), tmp_path / "out", dtype=dtype)
     wanted = getattr(mx, dtype or "float32")
@@ -275,7 +275,7 @@ def test_a_value_too_large_for_float16_names_the_tensor_and_bfloat16(tmp_path: P
     convert(str(source), tmp_path / "out", dtype="bfloat16")
 
 
-def test_an_existing_place_is_kept_unless_overwriting_is_asked_for(tmp_path: Path) -> None:
+def test_an_existing_place_is_kept_unless_overwriting_is_requested(tmp_path: Path) -> None:
     source = write_t5(tmp_path / "t5")
     convert(str(source), tmp_path / "deep" / "out")
     assert "--overwrite" in refused(OutputError, tmp_path, source)

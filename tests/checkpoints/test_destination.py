@@ -81,7 +81,7 @@ def refuse(place: Path, source: Path, *, overwrite: bool = False) -> str:
     return str(caught.value)
 
 
-def test_what_exists_is_overwritten_only_when_asked_and_only_a_model(tmp_path: Path) -> None:
+def test_what_exists_is_overwritten_only_on_request_and_only_a_model(tmp_path: Path) -> None:
     source = make(tmp_path / "source")
     model = make(tmp_path / "model")
     other = tmp_path / "documents"
@@ -108,7 +108,7 @@ with directory(Path(sys.argv[1])) as work:
 """
 
 
-def test_who_comes_while_another_process_converts_is_told_at_once(tmp_path: Path) -> None:
+def test_who_comes_while_another_process_converts_learns_it_at_once(tmp_path: Path) -> None:
     source, place = write_t5(tmp_path / "t5"), tmp_path / "model"
     with subprocess.Popen(
         [sys.executable, "-c", HELD, str(place)],
@@ -123,7 +123,7 @@ def test_who_comes_while_another_process_converts_is_told_at_once(tmp_path: Path
     assert listing(place) == {"config.json": b"the first"}
 
 
-def test_too_little_room_is_told_before_anything_is_written(
+def test_too_little_room_is_reported_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3_000_000_000))

@@ -37,7 +37,7 @@ def parallel(directory: Path) -> PEagleFiles:
     return files
 
 
-def test_kinds_are_told_by_their_tensors(tmp_path: Path) -> None:
+def test_kinds_are_reported_by_their_tensors(tmp_path: Path) -> None:
     assert kind_of(eagle(tmp_path / "1")) == "eagle"
     prefixed = eagle(tmp_path / "2")
     tensors = mx.load(str(prefixed / "model.safetensors"))
@@ -51,7 +51,9 @@ def test_kinds_are_told_by_their_tensors(tmp_path: Path) -> None:
         check_is_none(tmp_path / "3")
 
 
-def test_a_p_eagle_beside_a_tokenizer_is_told_by_the_token_that_it_masks(tmp_path: Path) -> None:
+def test_a_p_eagle_beside_a_tokenizer_is_reported_by_the_token_that_it_masks(
+    tmp_path: Path,
+) -> None:
     directory = peagle(tmp_path / "peagle", drafted=None)
     byte_level(directory)
     assert kind_of(directory) == "peagle"

@@ -198,7 +198,7 @@ def test_what_is_not_what_the_list_promised_is_removed(hub: Hub, tmp_path: Path)
 @pytest.mark.parametrize(
     "page", [b"<html>please log in</html>", b"{}", b'{"id": "a", "sha": "../x"}']
 )
-def test_what_is_no_hub_is_told(page: bytes, hub: Hub) -> None:
+def test_what_is_no_hub_is_reported(page: bytes, hub: Hub) -> None:
     hub.page = page
     assert "what answers is no Hub" in refused()
 
@@ -227,7 +227,7 @@ def test_what_the_hub_refuses_is_one_sentence_and_leaves_no_weights(
     assert resolve(NAME) == directory and resolve_config(NAME) == directory
 
 
-def test_names_and_revisions_that_are_not_there_are_told(hub: Hub) -> None:
+def test_names_and_revisions_that_are_not_there_are_reported(hub: Hub) -> None:
     resolve(NAME)
     assert "no/such is neither a directory here nor a repository" in refused("no/such")
     assert "cannot be a name on the Hub" in refused("a" * 120)
@@ -245,7 +245,7 @@ def test_a_revision_is_fetched_as_it_was_and_known_offline_by_its_name(
     assert resolve(NAME, revision=revision) == directory
 
 
-def test_without_a_network_the_cache_serves_and_nobody_is_told_to_log_in(
+def test_without_a_network_the_cache_serves_and_nobody_is_sent_to_log_in(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = resolve(NAME)

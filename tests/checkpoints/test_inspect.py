@@ -36,7 +36,7 @@ def row(found: Inspection, name: str) -> Any:
         ("meta/llama3", "Meta's layout", "llama", ""),
     ],
 )
-def test_every_format_is_told_apart_and_agrees_with_its_conversion(
+def test_every_format_is_distinguished_and_agrees_with_its_conversion(
     tmp_path: Path, place: str, format: str, model_type: str, quantized: str
 ) -> None:
     found = inspect(str(FIXTURES / place))
@@ -79,7 +79,7 @@ def test_tensors_that_share_their_bytes_in_an_archive_are_counted_once() -> None
         (lambda config: config.update(d_ff=65), "config.json asks for"),
     ],
 )
-def test_what_cannot_be_converted_is_shown_and_the_reason_told(
+def test_what_cannot_be_converted_is_shown_and_the_reason_reported(
     tmp_path: Path, harm: Any, says: str
 ) -> None:
     source = write_t5(tmp_path / "t5")
@@ -96,7 +96,7 @@ def test_a_single_file_of_tensors_is_shown_without_a_configuration(tmp_path: Pat
     assert found.parameters == sum(array.size for array in t5_weights(T5).values())
 
 
-def test_tokenizers_are_told_also_where_they_are_made(tmp_path: Path) -> None:
+def test_tokenizers_are_reported_also_where_they_are_made(tmp_path: Path) -> None:
     assert inspect(str(write_t5(tmp_path / "t5"))).tokenizer == "spiece.model"
     made = inspect(str(FIXTURES / "gguf" / "llama-f16.gguf")).tokenizer
     assert made.startswith("tokenizer.json") and "made from" in made
@@ -143,7 +143,7 @@ def test_digests_are_those_of_the_files_on_both_sides(tmp_path: Path) -> None:
     assert found["result"]["digest"][:16] in report.describe()
 
 
-def test_names_types_and_bits_are_told_and_no_directory_of_this_machine(tmp_path: Path) -> None:
+def test_names_types_and_bits_are_reported_and_no_directory_of_this_machine(tmp_path: Path) -> None:
     source = write_t5(tmp_path / "t5")
     report = convert(str(source), tmp_path / "out", quantize=True, q_group_size=32)
     found = provenance(tmp_path / "out")

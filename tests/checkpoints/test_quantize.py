@@ -166,7 +166,7 @@ def test_what_mlx_lm_quantized_is_counted_and_dequantized_as_mlx_lm_does(
         assert mx.allclose(ours[name], array, atol=1e-6).item()
 
 
-def test_a_group_that_divides_few_rows_is_told(tmp_path: Path) -> None:
+def test_a_group_that_divides_few_rows_is_reported(tmp_path: Path) -> None:
     source = tiny.write("llama", tmp_path / "llama", **WIDE)
     few = convert(str(source), tmp_path / "few", quantize=True, q_group_size=128)
     assert any("quantized only" in note and "groups of 128" in note for note in few.notes)

@@ -54,7 +54,7 @@ def weights(directory: Path, config: dict, tensors: dict[str, tuple[int, ...]]) 
     )
 
 
-def test_kinds_are_told_by_their_files(tmp_path: Path) -> None:
+def test_kinds_are_reported_by_their_files(tmp_path: Path) -> None:
     for name, kind, directory in (
         ("authors", "eagle3", eagle3(tmp_path / "1")),
         # A configuration that says nothing: the tensors do.
@@ -210,7 +210,7 @@ def test_block_size_counts_slots_or_proposals(tmp_path: Path) -> None:
         assert files.slots - files.skipped == most
 
 
-def test_slots_of_layers_with_a_window_see_backwards_unless_told(tmp_path: Path) -> None:
+def test_slots_of_layers_with_a_window_see_backwards_by_default(tmp_path: Path) -> None:
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
     silent = block(dflash(tmp_path / "1", **kinds))
     assert (silent.windows, silent.causal) == ((8, None), (True, False))

@@ -104,7 +104,9 @@ def test_nothing_of_a_storage_is_read_for_the_list_of_tensors(tmp_path: Path) ->
         (b"PK\x03\x04", "truncated"),
     ],
 )
-def test_what_is_no_archive_is_told_in_one_line(tmp_path: Path, content: bytes, says: str) -> None:
+def test_what_is_no_archive_is_reported_in_one_line(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
     file = tmp_path / "pytorch_model.bin"
     file.write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
@@ -275,7 +277,7 @@ def test_bombs_are_refused_within_the_memory_of_a_small_file(tmp_path: Path, nam
     assert done.stdout.count("\n") == 1 and done.stderr == ""
 
 
-def test_other_archives_are_told_apart(tmp_path: Path) -> None:
+def test_other_archives_are_distinguished(tmp_path: Path) -> None:
     good, file = {"w": tensor()}, tmp_path / "x.bin"
     assert "TorchScript" in refused(write_zip(file, good, DATA, records={"x/code/a.py": b""}))
     assert "byte order" in refused(write_zip(file, good, DATA, records={"x/byteorder": b"odd"}))

@@ -21,21 +21,21 @@ def kept() -> Path:
     return directory()
 
 
-def test_a_text_keeps_what_its_rounds_cost_unless_told_not_to(
+def test_a_text_keeps_what_its_rounds_cost_unless_switched_off(
     run: Run, t5: Path, kept: Path
 ) -> None:
     # Whatever this machine's times make of it, a round of three tokens comes first.
     model = ("generate", PROMPT, "--model", t5)
-    asked = (*model, "--draft-model", t5, "--proposer", "draft", "--num-draft", "auto")
+    arguments = (*model, "--draft-model", t5, "--proposer", "draft", "--num-draft", "auto")
     endless = ("-m", 60, "--logit-bias", "1=-1e9")
     plain = run(*model, *endless, "--regular-decode")
-    assert run(*asked, *endless, "--no-cache").out == plain.out
+    assert run(*arguments, *endless, "--no-cache").out == plain.out
     assert not kept.exists()
-    assert run(*asked, *endless).out == plain.out
+    assert run(*arguments, *endless).out == plain.out
     [file] = kept.iterdir()
-    told = json.loads(file.read_text())
-    assert len(told["costs"]) == len(told["counts"]) == 1 and told["key"]["device"] == "cpu"
-    assert run(*asked, *endless).out == plain.out
+    output = json.loads(file.read_text())
+    assert len(output["costs"]) == len(output["counts"]) == 1 and output["key"]["device"] == "cpu"
+    assert run(*arguments, *endless).out == plain.out
 
 
 def test_the_first_long_text_of_a_pair_measures_what_rounds_cost_and_no_later_one_does(
@@ -61,27 +61,27 @@ def test_calibration_measures_every_length_and_keeps_it(
     done = run("calibrate", "--model", t5, "--draft-model", t5_draft, "--turns", 4)
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()] == [str(n) for n in range(1, 17)]
-    told = json.loads(next(kept.iterdir()).read_text())
-    assert [set(sizes) for sizes in told["costs"].values()] == [{"1"}] and not told["counts"]
+    output = json.loads(next(kept.iterdir()).read_text())
+    assert [set(sizes) for sizes in output["costs"].values()] == [{"1"}] and not output["counts"]
     assert str(kept) in done.err
 
 
 def test_a_noisy_machine_is_refused_and_what_was_known_stays(
     run: Run, t5: Path, t5_draft: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ("calibrate", "--model", t5, "--draft-model", t5_draft, "--turns", 2)
+    arguments = ("calibrate", "--model", t5, "--draft-model", t5_draft, "--turns", 2)
     monkeypatch.setattr(calibration, "NOISY", 10.0)
-    assert run(*asked).code == 0
+    assert run(*arguments).code == 0
     before = {file: file.read_bytes() for file in kept.iterdir()}
     assert before
     monkeypatch.setattr(calibration, "NOISY", 0.0)
-    done = run(*asked)
+    done = run(*arguments)
     assert (done.code, done.out) == (2, "")
     assert "too noisy" in done.err and str(kept) in done.err and done.err.count("\n") == 1
     assert {file: file.read_bytes() for file in kept.iterdir()} == before
 
 
-def test_what_cannot_be_calibrated_is_told(run: Run, t5: Path) -> None:
+def test_what_cannot_be_calibrated_is_reported(run: Run, t5: Path) -> None:
     alone = run("calibrate", "--model", t5)
     assert alone.code == 2 and "without a draft" in alone.err
     for turns in (0, 1):

@@ -90,14 +90,14 @@ def test_lines_have_names_and_settings_of_their_own(
     file = write(tmp_path / "in.jsonl", rows)
     done = run("batch", file, "-o", output, "--model", t5, "-m", 8, *ENDLESS)
     assert done.code == 0
-    pair, told = load(t5), records(output)
-    for row, record in zip(rows, told, strict=True):
+    pair, report = load(t5), records(output)
+    for row, record in zip(rows, report, strict=True):
         own = {k: v for k, v in row.items() if k not in ("prompt", "id", "comment")}
         options = Options(**{"max_tokens": 8, "logit_bias": {1: -1e9}, **own})
         alone = generate(pair, row["prompt"], options)
         assert (record["text"], record["seed"]) == (alone.text, options.seed)
         assert record.get("id") == row.get("id")
-    assert [each["generated_tokens"] for each in told[:3]] == [8, 3, 8]
+    assert [each["generated_tokens"] for each in report[:3]] == [8, 3, 8]
 
 
 def test_messages_go_through_the_chat_template(run: Run, tmp_path: Path, output: Path) -> None:
@@ -115,12 +115,12 @@ def test_messages_go_through_the_chat_template(run: Run, tmp_path: Path, output:
 def test_text_has_a_line_for_each_line(run: Run, t5: Path, tmp_path: Path, output: Path) -> None:
     file = tmp_path / "in.txt"
     file.write_bytes(b"\xef\xbb\xbfles pates\r\n\r\na midi\r\ndeux\\noeufs")
-    asked = ("batch", file, "--model", t5, "-m", 6)
-    assert run(*asked, "-o", output).code == 0
+    arguments = ("batch", file, "--model", t5, "-m", 6)
+    assert run(*arguments, "-o", output).code == 0
     texts = {each["line"]: each["text"] for each in records(output)}
     assert sorted(texts) == [1, 3, 4]
     assert texts[4] == generate(load(t5), "deux\noeufs", Options(max_tokens=6)).text
-    assert run(*asked, "-o", output.with_name("out.txt"), "--text").code == 0
+    assert run(*arguments, "-o", output.with_name("out.txt"), "--text").code == 0
     written = output.with_name("out.txt").read_text(encoding="utf-8")
     assert written.split("\n") == [texts[1], "", texts[3], texts[4], ""]
 
@@ -143,12 +143,12 @@ def test_bad_lines_become_errors_and_the_run_goes_on(
     file = write(tmp_path / "in.jsonl", BAD)
     done = run("batch", file, "-o", output, "--model", t5, "-m", 5)
     assert done.code == 1 and '5 of 7 lines gave no text: see "error" in' in done.err
-    told = records(output)
-    assert [each["line"] for each in told] == [1, 2, 3, 4, 5, 6, 7]
-    assert ["text" in each for each in told] == [True, *5 * [False], True]
-    assert [each.get("id") for each in told if "id" in each] == ["cold"]
+    report = records(output)
+    assert [each["line"] for each in report] == [1, 2, 3, 4, 5, 6, 7]
+    assert ["text" in each for each in report] == [True, *5 * [False], True]
+    assert [each.get("id") for each in report if "id" in each] == ["cold"]
     for number, part in ((2, '"prompt"'), (3, "JSON"), (4, "temp"), (5, "chat"), (6, "bytes")):
-        assert part in told[number - 1]["error"]
+        assert part in report[number - 1]["error"]
 
 
 def test_a_line_that_never_fits_into_memory_is_an_error_and_others_wait(
@@ -157,12 +157,12 @@ def test_a_line_that_never_fits_into_memory_is_an_error_and_others_wait(
     records_of = [{"prompt": "a midi"}, {"prompt": "les pates " * 40}, {"prompt": "les"}]
     file = write(tmp_path / "in.jsonl", records_of)
     row = load(t5).target.cache_nbytes(10, 6)
-    asked = ("batch", file, "-o", output, "--model", t5, "-m", 5)
-    done = run(*asked, "--memory-budget", 3 * row // 2)
+    arguments = ("batch", file, "-o", output, "--model", t5, "-m", 5)
+    done = run(*arguments, "--memory-budget", 3 * row // 2)
     assert done.code == 1
     assert ["text" in each for each in records(output)] == [True, False, True]
     assert "tokens, which take " in records(output)[1]["error"]
-    assert run(*asked, "--memory-budget", "0").code == 2
+    assert run(*arguments, "--memory-budget", "0").code == 2
 
 
 @pytest.mark.parametrize(("row", "part"), [(BAD[2], "not JSON"), (BAD[4], "no chat template")])
@@ -170,16 +170,16 @@ def test_strict_stops_at_once(
     run: Run, t5: Path, tmp_path: Path, output: Path, row: object, part: str
 ) -> None:
     file = write(tmp_path / "in.jsonl", [BAD[0], row, BAD[6]])
-    asked = ("batch", file, "-o", output, "--model", t5, "-m", 5)
-    done = run(*asked, "--strict", "--quiet")
+    arguments = ("batch", file, "-o", output, "--model", t5, "-m", 5)
+    done = run(*arguments, "--strict", "--quiet")
     assert done.code == 2 and done.err.count("\n") == 1
     assert f"line 2 of {file}: " in done.err and part in done.err and not output.exists()
     # Without --strict the same run goes on, and with it what is there already counts.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Journal, "finish", lambda *_, **__: None)
-        assert run(*asked).code == 1
-    assert run(*asked, "--strict").code == 2
-    assert run(*asked).code == 1 and len(records(output)) == 3
+        assert run(*arguments).code == 1
+    assert run(*arguments, "--strict").code == 2
+    assert run(*arguments).code == 1 and len(records(output)) == 3
 
 
 @pytest.mark.parametrize(
@@ -224,16 +224,16 @@ def test_what_no_line_could_have_is_refused_before_anything_is_written(
     assert left_in(output.parent) == []
 
 
-def test_a_finished_output_is_kept_unless_told_otherwise(
+def test_a_finished_output_is_kept_unless_overwritten(
     run: Run, t5: Path, tmp_path: Path, output: Path
 ) -> None:
     file = write(tmp_path / "in.txt", sentences(3))
-    asked = ("batch", file, "-o", output, "--model", t5, "-m", 5)
-    assert run(*asked).code == 0
+    arguments = ("batch", file, "-o", output, "--model", t5, "-m", 5)
+    assert run(*arguments).code == 0
     before = output.read_bytes()
-    done = run(*asked)
+    done = run(*arguments)
     assert done.code == 2 and f"{output} exists: give --overwrite" in done.err
-    assert run(*asked, "--overwrite").code == 0 and output.read_bytes() == before
+    assert run(*arguments, "--overwrite").code == 0 and output.read_bytes() == before
     done = run("batch", output, "-o", output, "--model", t5, "-m", 5)
     assert done.code == 2 and output.read_bytes() == before
 
@@ -258,18 +258,18 @@ def test_an_interrupted_run_goes_on_with_the_same_bytes(
     run: Run, t5: Path, t5_draft: Path, tmp_path: Path, output: Path, count: int
 ) -> None:
     file = write(tmp_path / "in.txt", sentences(11))
-    asked = ("--model", t5, "--draft-model", t5_draft, "-m", 9, "--temp", 0.8)
-    assert run("batch", file, "-o", tmp_path / "whole", *asked).code == 0
-    asked = ("batch", file, "-o", output, *asked)
+    arguments = ("--model", t5, "--draft-model", t5_draft, "-m", 9, "--temp", 0.8)
+    assert run("batch", file, "-o", tmp_path / "whole", *arguments).code == 0
+    arguments = ("batch", file, "-o", output, *arguments)
     with pytest.MonkeyPatch.context() as patch:
         interrupt_after(count, patch)
-        done = run(*asked, "--batch-size", 4)
+        done = run(*arguments, "--batch-size", 4)
     assert done.code == 130 and left_in(output.parent) == ["out.jsonl.partial"]
     assert f"interrupted: {count} of 11 texts are in" in done.err
     assert "the same command goes on from here" in done.err
-    done = run(*asked, "--top-k", 3)
+    done = run(*arguments, "--top-k", 3)
     assert done.code == 2 and "with --top-k 0, not 3" in done.err
-    done = run(*asked, "--batch-size", 3)
+    done = run(*arguments, "--batch-size", 3)
     assert done.code == 0 and f"going on: {count} of 11 texts are there" in done.err
     assert f"\n{11 - count} texts, " in done.err
     assert output.read_bytes() == (tmp_path / "whole").read_bytes()

@@ -17,7 +17,7 @@ from mlx_specdec.cli.bench import _check_report, sample
 from mlx_specdec.errors import OptionError
 from mlx_specdec.measure.analysis import SpeedUp, Value
 
-from ..support.commands import Run, Terminal, strict, told
+from ..support.commands import Run, Terminal, fails, strict
 from ..support.models import make_llama
 
 
@@ -41,9 +41,18 @@ def prompts(tmp_path: Path) -> Path:
 def test_every_method_is_measured_and_its_text_compared(
     run: Run, t5: Path, t5_draft: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    asked = ("bench", prompts, "--model", t5, "--draft-model", t5_draft, "--num-draft", "2,auto")
+    arguments = (
+        "bench",
+        prompts,
+        "--model",
+        t5,
+        "--draft-model",
+        t5_draft,
+        "--num-draft",
+        "2,auto",
+    )
     page = tmp_path / "report.html"
-    done = run(*asked, "--repeats", 1, "-m", 12, "--json", "--report", page)
+    done = run(*arguments, "--repeats", 1, "-m", 12, "--json", "--report", page)
     assert done.code == 0
     found = strict(done.out)
     names = [method["name"] for method in found["methods"]]
@@ -58,36 +67,52 @@ def test_every_method_is_measured_and_its_text_compared(
     assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
 
 
-def test_what_the_chat_template_is_told_counts_for_every_method(run: Run, tmp_path: Path) -> None:
+def test_what_the_chat_template_gets_counts_for_every_method(run: Run, tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\\n{% endfor %}{{ end }}"
     named = {"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
     model, file = make_llama(tmp_path, **named), tmp_path / "prompts.txt"
     file.write_text("def read(path):\n", encoding="utf-8")
-    asked = ("bench", file, "--model", model, "--num-draft", 3, "--repeats", 1, "-m", 4, "--json")
-    done = run(*asked, "--system-prompt", "be brief", "--chat-template-config", '{"end": "!"}')
+    arguments = (
+        "bench",
+        file,
+        "--model",
+        model,
+        "--num-draft",
+        3,
+        "--repeats",
+        1,
+        "-m",
+        4,
+        "--json",
+    )
+    done = run(*arguments, "--system-prompt", "be brief", "--chat-template-config", '{"end": "!"}')
     assert done.code == 0, done.err
     assert strict(done.out)["methods"][1]["differences"] == []
 
 
-def test_what_cannot_be_measured_is_told(run: Run, t5: Path, prompts: Path, tmp_path: Path) -> None:
-    asked = ("bench", prompts, "--model", t5)
-    told(run(*asked, "--num-draft", "1,many"), "many")
-    told(run(*asked, "--repeats", 0), "--repeats", "greater than or equal to 1")
-    told(run(*asked, "--max-tokens", 0), "max-tokens must be 1 or more")
-    told(run(*asked, "--report", tmp_path / "no" / "report.html"), "report cannot be written to")
-    told(run("bench", tmp_path / "none.txt", "--model", t5), "none.txt")
-    told(run("bench", "--model", t5), "prompts")
-    told(run(*asked, "--proposer", "draft"), "draft-model")
+def test_what_cannot_be_measured_is_reported(
+    run: Run, t5: Path, prompts: Path, tmp_path: Path
+) -> None:
+    arguments = ("bench", prompts, "--model", t5)
+    fails(run(*arguments, "--num-draft", "1,many"), "many")
+    fails(run(*arguments, "--repeats", 0), "--repeats", "greater than or equal to 1")
+    fails(run(*arguments, "--max-tokens", 0), "max-tokens must be 1 or more")
+    fails(
+        run(*arguments, "--report", tmp_path / "no" / "report.html"), "report cannot be written to"
+    )
+    fails(run("bench", tmp_path / "none.txt", "--model", t5), "none.txt")
+    fails(run("bench", "--model", t5), "prompts")
+    fails(run(*arguments, "--proposer", "draft"), "draft-model")
 
 
-def test_peers_are_told_about_and_a_missing_one_is_no_error(
+def test_peers_are_named_and_a_missing_one_is_no_error(
     run: Run, t5: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Importing what stands there as None fails as if it were not installed.
     monkeypatch.setitem(sys.modules, "torch", None)
     page = tmp_path / "report.html"
-    asked = ("bench", prompts, "--model", t5, "--num-draft", 2, "--repeats", 1, "-m", 8)
-    done = run(*asked, "--peers", "--json", "--report", page)
+    arguments = ("bench", prompts, "--model", t5, "--num-draft", 2, "--repeats", 1, "-m", 8)
+    done = run(*arguments, "--peers", "--json", "--report", page)
     assert done.code == 0
     note = "transformers is left out: torch is not installed"
     assert note in strict(done.out)["setting"]["notes"]
@@ -103,10 +128,19 @@ def test_throughput_is_measured_at_every_batch_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    asked = ("bench", prompts, "--model", t5, "--draft-model", t5_draft, "--batch-size", "4, 2,4")
+    arguments = (
+        "bench",
+        prompts,
+        "--model",
+        t5,
+        "--draft-model",
+        t5_draft,
+        "--batch-size",
+        "4, 2,4",
+    )
     page = tmp_path / "report.html"
     more = ("--repeats", 1, "-m", 12, "--num-draft", 2, "--proposer", "draft", "--baselines")
-    done = run(*asked, *more, "--json", "--report", page)
+    done = run(*arguments, *more, "--json", "--report", page)
     assert done.code == 0
     measured = strict(done.out)
     assert [method["name"] for method in measured["methods"]] == [
@@ -126,7 +160,7 @@ def test_throughput_is_measured_at_every_batch_size(
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("arguments", "says"),
     [
         (("--batch-size", "0"), "batch-size must look like 1,4,16; '0' is no number"),
         (("--batch-size", "1,many"), "'many' is no number"),
@@ -137,10 +171,10 @@ def test_throughput_is_measured_at_every_batch_size(
         (("--batch-size", "4", "--proposer", "draft"), "draft-model"),
     ],
 )
-def test_throughput_that_cannot_be_measured_is_told(
-    run: Run, t5: Path, prompts: Path, asked: tuple[str, ...], says: str
+def test_throughput_that_cannot_be_measured_is_reported(
+    run: Run, t5: Path, prompts: Path, arguments: tuple[str, ...], says: str
 ) -> None:
-    told(run("bench", prompts, "--model", t5, *asked), says)
+    fails(run("bench", prompts, "--model", t5, *arguments), says)
 
 
 @pytest.mark.parametrize("name", ["t5-enfr", "t5-enfr-medusa", "py-llama", "py-llama-medusa"])

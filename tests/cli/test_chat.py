@@ -38,8 +38,8 @@ def say(run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
 def alone(llama: Path) -> Callable[..., str]:
     pair = load(llama)
 
-    def text(prompt: str, **asked: object) -> str:
-        options = Options(max_tokens=12, regular=True, chat_template=False, **asked)
+    def text(prompt: str, **settings: object) -> str:
+        options = Options(max_tokens=12, regular=True, chat_template=False, **settings)
         return generate(pair, prompt, options).text
 
     return text
@@ -123,7 +123,7 @@ def test_drafts_are_marked_on_demand(say: Say, llama: Path) -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_what_cannot_be_done_is_told_and_the_chat_goes_on(
+def test_what_cannot_be_done_is_reported_and_the_chat_goes_on(
     say: Say, alone: Callable[..., str], line: str, said: str
 ) -> None:
     done = say(line, "def")

@@ -33,9 +33,9 @@ def test_texts_fit(run: Run, llama: Path, tmp_path: Path) -> None:
             outcome = run("generate", *model, "--quiet", *flags, *more)
             assert (outcome.code, outcome.err) == (0, "")
             assert re.fullmatch(pattern, outcome.out.removesuffix("\n")), outcome.out
-    told = strict(run("generate", *model, "--json", "--regex", "abcabcab", "--speculate", 4).out)
-    assert told["text"] == "abcabcab"
-    assert told["stats"]["by_source"]["forced"]["accepted"] > 0
+    output = strict(run("generate", *model, "--json", "--regex", "abcabcab", "--speculate", 4).out)
+    assert output["text"] == "abcabcab"
+    assert output["stats"]["by_source"]["forced"]["accepted"] > 0
 
 
 def test_every_text_of_a_batch_fits_and_another_schema_is_another_run(
@@ -88,7 +88,7 @@ def test_a_journal_of_another_schema_is_not_gone_on_with(
         ("--regex", "\udcff", "half a character"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line_before_anything_is_loaded(
+def test_what_is_wrong_is_reported_in_a_line_before_anything_is_loaded(
     run: Run, tmp_path: Path, flag: str, text: str, said: str
 ) -> None:
     given = text if flag == "--regex" else file(tmp_path, text)
@@ -98,7 +98,7 @@ def test_what_is_wrong_is_told_in_a_line_before_anything_is_loaded(
     assert said in outcome.err
 
 
-def test_files_that_cannot_be_read_and_contradictions_are_told_in_a_line(
+def test_files_that_cannot_be_read_and_contradictions_are_reported_in_a_line(
     run: Run, tmp_path: Path
 ) -> None:
     binary = tmp_path / "binary"
@@ -126,7 +126,7 @@ def test_what_a_models_vocabulary_cannot_write_is_refused(run: Run, tmp_path: Pa
     assert fits.code == 0 and re.fullmatch(r"(Je|Il) [a-z ]+froid\.\n", fits.out)
 
 
-def test_a_missing_extra_is_told_in_a_line() -> None:
+def test_a_missing_extra_is_reported_in_a_line() -> None:
     script = (
         "import sys\n"
         "sys.modules['llguidance'] = None\n"

@@ -43,27 +43,27 @@ def test_a_converted_model_writes_the_same_text(
 
 
 def test_quantized_results_tell_what_became_of_the_text(run: Run, t5: Path) -> None:
-    asked = ("--model", t5, "--mlx-path", "q4", "-q", "--q-mode", "mxfp4")
-    done = run("convert", *asked)
+    arguments = ("--model", t5, "--mlx-path", "q4", "-q", "--q-mode", "mxfp4")
+    done = run("convert", *arguments)
     assert done.code == 0 and "mxfp4" in done.err and "perplexity" in done.err
     back = run("convert", "--model", "q4", "--mlx-path", "out", "--dequantize", "--verify")
     assert back.code == 0 and "dequantized" in back.err and "perplexity" in back.err
     assert run("generate", PROMPT, "--model", "out", "-m", 9, "--quiet").code == 0
 
 
-def test_shards_are_as_small_as_asked_for(run: Run, t5: Path) -> None:
+def test_shards_are_as_small_as_requested(run: Run, t5: Path) -> None:
     done = run("convert", "--model", t5, "--mlx-path", "out", "--max-shard-size", "0.05MB")
     assert done.code == 0 and (Path("out") / "model.safetensors.index.json").is_file()
     shards = list(Path("out").glob("*.safetensors"))
     assert len(shards) > 1 and all(file.stat().st_size < 60_000 for file in shards)
 
 
-def test_an_existing_result_is_only_replaced_when_asked(run: Run, t5: Path) -> None:
+def test_an_existing_result_is_only_replaced_when_requested(run: Run, t5: Path) -> None:
     assert run("convert", "--model", t5, "--mlx-path", "out").code == 0
     again = run("convert", "--model", t5, "--mlx-path", "out")
     assert again.code == 2 and "--overwrite" in again.err
-    asked = ("--model", t5, "--mlx-path", "out", "--overwrite", "--dtype", "bfloat16")
-    assert run("convert", *asked).code == 0
+    arguments = ("--model", t5, "--mlx-path", "out", "--overwrite", "--dtype", "bfloat16")
+    assert run("convert", *arguments).code == 0
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def test_where_the_blas_is_slow_it_says_what_is_missing(
 
 
 @pytest.mark.parametrize(
-    "asked", [("--json",), ("--quiet",), ("a prompt",), ("--regular-decode",), ("-m", 0)]
+    "arguments", [("--json",), ("--quiet",), ("a prompt",), ("--regular-decode",), ("-m", 0)]
 )
-def test_nothing_is_compared_where_nothing_asks_for_it(run: Run, asked: tuple) -> None:
-    done = run("generate", *(asked if "-m" in asked else (*asked, "-m", 5)))
+def test_nothing_is_compared_where_nothing_asks_for_it(run: Run, arguments: tuple) -> None:
+    done = run("generate", *(arguments if "-m" in arguments else (*arguments, "-m", 5)))
     assert done.code == 0 and "times as fast" not in done.err

@@ -51,29 +51,29 @@ def test_a_pair_that_does_not_fit_gets_a_clear_no(run: Run, tmp_path: Path) -> N
     huge |= {"num_attention_heads": 128, "head_dim": 128, "num_hidden_layers": 126}
     model = only_config(tmp_path / "huge", huge)
     draft = only_config(tmp_path / "small", tiny.CONFIGS["llama"])
-    asked = ("estimate", "--model", model, "--draft-model", draft, "--dtype", "float32", *QUICK)
-    done = run(*asked)
+    arguments = ("estimate", "--model", model, "--draft-model", draft, "--dtype", "float32", *QUICK)
+    done = run(*arguments)
     assert done.code == 0
     assert "NO: it would not fit" in done.out and "speedup" not in done.out
-    found = strict(run(*asked, "--json").out)
+    found = strict(run(*arguments, "--json").out)
     assert found["fits"] is False and found["speeds"] is None
     assert found["target"]["weights_bytes"] > 1e12
 
 
-def test_types_and_packing_are_asked_for_with_the_flags_of_generate(
+def test_types_and_packing_are_requested_with_the_flags_of_generate(
     run: Run, pair: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[estimating.Asked] = []
+    requests: list[estimating.Asked] = []
 
     def look(target: estimating.Asked, draft: estimating.Asked, *rest: object, **more: object):
-        asked.extend((target, draft))
+        requests.extend((target, draft))
         return whole(target, draft, *rest, **more)
 
     whole = estimating.estimate
     monkeypatch.setattr(estimating, "estimate", look)
     bits = ("--q-bits", 8, "--draft-q-bits", 4, "--dtype", "bfloat16")
     found = strict(run("estimate", *pair, *bits, "--json").out)
-    assert [(one.dtype, one.q_bits) for one in asked] == [("bfloat16", 8), ("bfloat16", 4)]
+    assert [(one.dtype, one.q_bits) for one in requests] == [("bfloat16", 8), ("bfloat16", 4)]
     assert found["target"]["dtype"] == "8-bit, bfloat16"
     assert found["draft"]["dtype"] == "4-bit, bfloat16"
 
@@ -83,15 +83,15 @@ def test_the_target_at_fewer_bits_is_a_draft(run: Run, tmp_path: Path) -> None:
     packed = {**T5, "d_model": 64, "quantization": {"bits": 8, "group_size": 64}}
     quantized = only_config(tmp_path / "quantized", packed)
     for model, bits, wanted in ((whole, (), 4), (quantized, ("--draft-q-bits", 2), 2)):
-        asked = ("estimate", "--model", model, "--draft-model", "self", "--dtype", "bfloat16")
-        told = strict(run(*asked, *bits, *QUICK, "--json").out)
-        assert (told["draft"]["name"], told["draft"]["dtype"]) == (
+        arguments = ("estimate", "--model", model, "--draft-model", "self", "--dtype", "bfloat16")
+        output = strict(run(*arguments, *bits, *QUICK, "--json").out)
+        assert (output["draft"]["name"], output["draft"]["dtype"]) == (
             "self",
             f"{wanted}-bit, bfloat16",
         )
-        assert told["draft"]["layers"] == told["target"]["layers"]
-        assert told["draft"]["weights_bytes"] < told["target"]["weights_bytes"]
-        assert any("shares" in note for note in told["notes"])
+        assert output["draft"]["layers"] == output["target"]["layers"]
+        assert output["draft"]["weights_bytes"] < output["target"]["weights_bytes"]
+        assert any("shares" in note for note in output["notes"])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_target_at_fewer_bits_is_a_draft(run: Run, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(
+def test_what_is_wrong_is_reported_in_a_line(
     run: Run, tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -127,11 +127,11 @@ def test_what_is_wrong_is_told_in_a_line(
 
 
 def test_several_machines_are_one_more_table(run: Run, pair: tuple[object, ...]) -> None:
-    asked = ("estimate", *pair, *CLUSTER)
-    done = run(*asked)
+    arguments = ("estimate", *pair, *CLUSTER)
+    done = run(*arguments)
     assert done.code == 0 and "on each of 2 machines" in done.out
     assert "On 2 machines (tensor) a plain step takes" in done.out
     assert "16 exchanges of 150 us" in done.out and "gains more above, us" in done.out
-    found = strict(run(*asked, "--json").out)["cluster"]
+    found = strict(run(*arguments, "--json").out)["cluster"]
     assert (found["mode"], found["exchanges"], found["link_us"]) == ("tensor", 16, 150)
     assert len(found["speeds"]["predictions"]) == 6

@@ -21,7 +21,7 @@ from mlx_specdec.cli import render
 from mlx_specdec.models import number_format
 
 from ..support.batches import records, write
-from ..support.commands import Run, strict, told
+from ..support.commands import Run, fails, strict
 from ..support.models import make_llama
 
 ROOT = Path(__file__).parents[2]
@@ -34,10 +34,10 @@ def test_text_goes_to_standard_output_and_statistics_to_standard_error(
     plain = run("generate", PROMPT, "--model", t5, "--regular-decode", "-m", 30)
     assert plain.code == 0 and plain.out.endswith("\n") and len(plain.out) > 10
     assert "plain decoding" in plain.err and "tokens/s" in plain.err
-    told = re.search(
+    output = re.search(
         r"prompt: (\d+) tokens in [0-9.]+ s, [0-9.]+ tokens/s;.*peak memory", plain.err
     )
-    assert told is not None and int(told[1]) > 0
+    assert output is not None and int(output[1]) > 0
     done = run(
         "generate", PROMPT, "--model", t5, "--draft-model", t5_draft, "-m", 30, "--num-draft", 5
     )
@@ -49,8 +49,8 @@ def test_text_goes_to_standard_output_and_statistics_to_standard_error(
 def test_the_json_object_has_every_field_and_is_all_that_is_printed(
     run: Run, t5: Path, t5_draft: Path, temperature: int
 ) -> None:
-    asked = ("--model", t5, "-m", 40, "--json", "--temp", temperature, "--seed", 5)
-    done = run("generate", PROMPT, *asked, "--draft-model", t5_draft, "--num-draft", 3)
+    arguments = ("--model", t5, "-m", 40, "--json", "--temp", temperature, "--seed", 5)
+    done = run("generate", PROMPT, *arguments, "--draft-model", t5_draft, "--num-draft", 3)
     result = strict(done.out)
     assert done.err == ""
     assert " ".join(result) == (
@@ -67,7 +67,7 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
     assert (result["proposer"], result["rule"], result["num_draft"]) == ("draft", "coupled", 3)
     assert result["generated_tokens"] == len(result["tokens"]) == 40
     assert 0 < result["stats"]["accepted"] <= result["stats"]["drafted"]
-    plain = strict(run("generate", PROMPT, *asked, "--regular-decode").out)
+    plain = strict(run("generate", PROMPT, *arguments, "--regular-decode").out)
     assert plain["tokens"] == result["tokens"] and plain["text"] == result["text"]
     assert (plain["proposer"], plain["draft_model"], plain["num_draft"]) == ("none", None, 0)
     assert set(plain) == set(result) and set(plain["stats"]) == set(result["stats"])
@@ -88,9 +88,9 @@ def test_the_prompt_may_come_from_everywhere(
 
 
 def test_drafts_are_marked_by_more_than_colour(run: Run, t5: Path, t5_draft: Path) -> None:
-    asked = ("--model", t5, "--draft-model", t5_draft, "-m", 40, "--num-draft", 4)
-    marked = run("generate", PROMPT, *asked, "--show-drafts")
-    plain = run("generate", PROMPT, *asked)
+    arguments = ("--model", t5, "--draft-model", t5_draft, "-m", 40, "--num-draft", 4)
+    marked = run("generate", PROMPT, *arguments, "--show-drafts")
+    plain = run("generate", PROMPT, *arguments)
     assert "\x1b" not in marked.out + marked.err
     assert "⟨" in marked.out and "⟨accepted draft tokens⟩" in marked.err
     assert marked.out.replace("⟨", "").replace("⟩", "") == plain.out
@@ -100,8 +100,8 @@ def test_a_stop_string_ends_the_text_before_it(run: Run, t5: Path, t5_draft: Pat
     whole = run("generate", PROMPT, "--model", t5, "-m", 40, "--quiet").out.rstrip("\n")
     stop = whole[len(whole) // 2 :][:3]
     for extra in ((), ("--draft-model", t5_draft, "--num-draft", 5)):
-        asked = ("--model", t5, "-m", 40, "--stop", stop, "--json", *extra)
-        result = strict(run("generate", PROMPT, *asked).out)
+        arguments = ("--model", t5, "-m", 40, "--stop", stop, "--json", *extra)
+        result = strict(run("generate", PROMPT, *arguments).out)
         assert result["text"] == whole[: whole.index(stop)]
         assert result["finish_reason"] == "stop"
 
@@ -127,7 +127,7 @@ def test_a_closed_standard_output_ends_quietly(t5: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("flags", ["", "--json"])
-def test_an_output_that_cannot_be_written_is_told(t5: Path, flags: str) -> None:
+def test_an_output_that_cannot_be_written_is_reported(t5: Path, flags: str) -> None:
     command = f"'{sys.executable}' main.py '{PROMPT}' --model '{t5}' -m 9 {flags} > /dev/full"
     done = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
@@ -163,58 +163,60 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(t5: Path) -> None:
 
 
 def test_lookup_files_are_searched_and_indexed_once(run: Run, llama: Path, tmp_path: Path) -> None:
-    asked = ("generate", "def read(path):", "--model", llama, "-m", 40, "--num-draft", 4)
-    plain = run(*asked, "--regular-decode")
+    arguments = ("generate", "def read(path):", "--model", llama, "-m", 40, "--num-draft", 4)
+    plain = run(*arguments, "--regular-decode")
     (tmp_path / "a.txt").write_text(f"def read(path):{plain.out}", encoding="utf-8")
     (tmp_path / "b.txt").write_text("def read_lines", encoding="utf-8")
     files = ("--lookup-file", tmp_path / "a.txt", "--lookup-file", tmp_path / "b.txt")
-    first = strict(run(*asked, *files, "--json").out)
+    first = strict(run(*arguments, *files, "--json").out)
     assert first["text"] + "\n" == plain.out
     assert first["proposer"] == "ngram"
-    without = strict(run(*asked, "--proposer", "ngram", "--json").out)
+    without = strict(run(*arguments, "--proposer", "ngram", "--json").out)
     assert first["stats"]["rounds"] < without["stats"]["rounds"]
     (kept,) = user_cache.directory("documents").iterdir()
     inode = kept.stat().st_ino
-    kept_again = run(*asked, *files)
+    kept_again = run(*arguments, *files)
     assert kept_again.out == plain.out
     assert [file.stat().st_ino for file in user_cache.directory("documents").iterdir()] == [inode]
-    assert run(*asked, *files, "--regular-decode").out == plain.out
+    assert run(*arguments, *files, "--regular-decode").out == plain.out
 
 
 def test_lookup_needs_no_draft_model(run: Run, llama: Path) -> None:
-    asked = ("generate", "def read(path):\ndef read(path):\n", "--model", llama, "-m", 40)
-    plain = run(*asked)
+    arguments = ("generate", "def read(path):\ndef read(path):\n", "--model", llama, "-m", 40)
+    plain = run(*arguments)
     for flags in (
         ("--proposer", "ngram"),
         ("--speculate", 3),
         ("--speculate", 3, "--ngram-min", 1),
     ):
-        assert run(*asked, *flags).out == plain.out
-    told = strict(run(*asked, "--speculate", 3, "--json").out)
-    assert (told["proposer"], told["draft_model"], told["num_draft"]) == ("ngram", None, 3)
+        assert run(*arguments, *flags).out == plain.out
+    output = strict(run(*arguments, "--speculate", 3, "--json").out)
+    assert (output["proposer"], output["draft_model"], output["num_draft"]) == ("ngram", None, 3)
 
 
-def test_a_target_drafts_for_itself_and_lookup_goes_first_if_asked(run: Run, t5: Path) -> None:
-    asked = ("generate", PROMPT, "--model", t5, "-m", 30)
-    plain = run(*asked, "--regular-decode")
-    own = run(*asked, "--draft-model", "self", "--draft-bits", 8, "--num-draft", 3)
+def test_a_target_drafts_for_itself_and_lookup_goes_first_if_requested(run: Run, t5: Path) -> None:
+    arguments = ("generate", PROMPT, "--model", t5, "-m", 30)
+    plain = run(*arguments, "--regular-decode")
+    own = run(*arguments, "--draft-model", "self", "--draft-bits", 8, "--num-draft", 3)
     assert own.out == plain.out and "own layers" in own.err
-    both = run(*asked, "--draft-model", "self", "--proposer", "auto", "--num-draft", 3, "--json")
-    told = strict(both.out)
-    assert (told["proposer"], told["draft_model"]) == ("auto", "self")
-    assert set(told["stats"]["by_source"]) <= {"ngram", "draft"} and told["stats"]["by_source"]
+    both = run(
+        *arguments, "--draft-model", "self", "--proposer", "auto", "--num-draft", 3, "--json"
+    )
+    output = strict(both.out)
+    assert (output["proposer"], output["draft_model"]) == ("auto", "self")
+    assert set(output["stats"]["by_source"]) <= {"ngram", "draft"} and output["stats"]["by_source"]
 
 
 def test_numbers_that_json_lacks_are_null() -> None:
-    told = {"a": float("nan"), "b": [1.5, (float("inf"), -float("inf"))], "c": "NaN"}
-    assert strict(render.as_json(told)) == {"a": None, "b": [1.5, [None, None]], "c": "NaN"}
+    output = {"a": float("nan"), "b": [1.5, (float("inf"), -float("inf"))], "c": "NaN"}
+    assert strict(render.as_json(output)) == {"a": None, "b": [1.5, [None, None]], "c": "NaN"}
 
 
 # One line says what was chosen for quantized weights on a CPU, and a flag chooses otherwise.
 
 
 MODEL = Path(__file__).parents[2] / "weights" / "py-llama-draft"
-ASKED = ("generate", "def f(x):", "--model", MODEL, "-m", 2, "--no-cache", "--regular-decode")
+ARGUMENTS = ("generate", "def f(x):", "--model", MODEL, "-m", 2, "--no-cache", "--regular-decode")
 
 
 @pytest.mark.parametrize(
@@ -231,14 +233,14 @@ def test_one_line_says_what_was_chosen(
 ) -> None:
     if not number_format.on_cpu():
         pytest.skip("weights are expanded on CPUs")
-    assert "py-llama-draft: " not in run(*ASKED, *flags).err
+    assert "py-llama-draft: " not in run(*ARGUMENTS, *flags).err
     monkeypatch.setattr(number_format, "NOTED_ABOVE", 1)
-    done = run(*ASKED, *flags)
+    done = run(*ARGUMENTS, *flags)
     assert done.code == 0
-    [told] = [each for each in done.err.splitlines() if each.startswith("py-llama-draft: ")]
-    assert line in told
-    assert run(*ASKED, *flags, "--quiet").err == ""
-    assert json.loads(run(*ASKED, *flags, "--json").out)["text"]
+    [output] = [each for each in done.err.splitlines() if each.startswith("py-llama-draft: ")]
+    assert line in output
+    assert run(*ARGUMENTS, *flags, "--quiet").err == ""
+    assert json.loads(run(*ARGUMENTS, *flags, "--json").out)["text"]
 
 
 # A prompt longer than what a T5 was trained on is read, with a word about it.
@@ -251,14 +253,14 @@ def test_a_prompt_beyond_what_the_model_saw_is_read_with_one_line(
     short = Path(shutil.copytree(t5, tmp_path / "short"))
     config = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps({**config, "n_positions": 8}))
-    asked = ("generate", "Les pates, " * 9, "--draft-model", short, "-m", 9, "--quiet")
-    usual = run(*asked, "--model", t5)
-    told = run(*asked, "--model", short)
-    assert (told.code, told.out) == (0, usual.out) and usual.err == ""
+    arguments = ("generate", "Les pates, " * 9, "--draft-model", short, "-m", 9, "--quiet")
+    usual = run(*arguments, "--model", t5)
+    output = run(*arguments, "--model", short)
+    assert (output.code, output.out) == (0, usual.out) and usual.err == ""
     assert re.fullmatch(
         r"warning: the prompt has \d+ tokens, and the model was trained on 8 at most: the text may "
         r"be worse, and reading the prompt takes about [\d.]+ [kM]B of memory\n",
-        told.err,
+        output.err,
     )
 
 
@@ -270,7 +272,7 @@ def test_a_prompt_beyond_the_memory_is_refused_before_it_is_read(
     memory = (t5 / "model.safetensors").stat().st_size + 50_000_000
     monkeypatch.setattr("mlx_specdec.checkpoints.disk.memory", lambda: memory)
     long = "Les pates, " * 20_000
-    told(
+    fails(
         run("generate", long, "--model", t5),
         "the prompt has",
         "reading the prompt takes about",

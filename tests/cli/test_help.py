@@ -24,7 +24,7 @@ from ..support.commands import COMMANDS, Run, strict
 ROOT = Path(__file__).parents[2]
 
 
-def asked(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`mlx-specdec` with these arguments."""
     given = {**os.environ, **environment}
     command = [sys.executable, "-m", "mlx_specdec", *arguments]
@@ -53,9 +53,9 @@ def asked_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 
 def test_the_program_alone_prints_its_help() -> None:
-    done = asked()
+    done = run_cli()
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == asked("--help").stdout == asked("-h").stdout
+    assert done.stdout == run_cli("--help").stdout == run_cli("-h").stdout
     for name in COMMANDS:
         assert re.search(rf"^  {name} +[A-Z].*\.$", done.stdout, re.MULTILINE), name
     assert "..." not in done.stdout.replace("[ARGS]...", "")
@@ -82,9 +82,9 @@ def test_every_flag_is_explained_in_a_sentence(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_line_is_wider_than_a_plain_terminal(name: str, asked_here: Here) -> None:
-    told = asked_here(name, "-h", COLUMNS="80", TERM="dumb")
-    assert max(map(len, told.splitlines())) <= 80
-    assert "\x1b" not in told
+    output = asked_here(name, "-h", COLUMNS="80", TERM="dumb")
+    assert max(map(len, output.splitlines())) <= 80
+    assert "\x1b" not in output
 
 
 def test_every_setting_of_a_generation_has_a_flag_with_its_default() -> None:
@@ -121,7 +121,7 @@ def test_a_revision_reaches_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_completion_is_offered() -> None:
-    done = asked("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    done = run_cli("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert done.returncode == 0 and "complete" in done.stdout
 
 

@@ -61,8 +61,8 @@ def test_auto_names_the_draft_that_is_loaded(run: Run, monkeypatch: pytest.Monke
         raise OptionError(f"loading {model} with {draft_model}")
 
     monkeypatch.setattr("mlx_specdec.engine.loading.load", load)
-    asked = ("generate", "x", "--model", "google/flan-t5-xl", "--draft-model", "auto")
-    assert run(*asked).err == "error: loading google/flan-t5-xl with google/flan-t5-small\n"
+    arguments = ("generate", "x", "--model", "google/flan-t5-xl", "--draft-model", "auto")
+    assert run(*arguments).err == "error: loading google/flan-t5-xl with google/flan-t5-small\n"
     assert "has no draft for a/b" in run("bench", "--model", "a/b", "--draft-model", "auto").err
 
 

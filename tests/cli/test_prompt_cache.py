@@ -16,8 +16,8 @@ PROMPT = "def read_lines(file): return"
 def generated(run: Run, *arguments: object) -> dict[str, Any]:
     done = run("generate", *arguments, "--json", "--no-cache")
     assert done.code == 0, done.err
-    told: dict[str, Any] = json.loads(done.out)
-    return told
+    output: dict[str, Any] = json.loads(done.out)
+    return output
 
 
 def test_a_prompt_is_read_once_and_gone_on_with(run: Run, llama: Path, tmp_path: Path) -> None:
@@ -32,15 +32,15 @@ def test_a_prompt_is_read_once_and_gone_on_with(run: Run, llama: Path, tmp_path:
     assert again["cached_tokens"] == again["prompt_tokens"] - 1
     longer = PROMPT + alone["text"] + " x"
     assert generated(run, longer, *model, *kept)["text"] == generated(run, longer, *model)["text"]
-    told = run("generate", longer, *model, *kept, "--no-cache").err
-    assert "more were known)" in told
+    output = run("generate", longer, *model, *kept, "--no-cache").err
+    assert "more were known)" in output
 
 
 def test_a_translator_keeps_its_sources(run: Run, t5: Path, tmp_path: Path) -> None:
-    asked = ("This is a sentence.", "--model", t5, "-m", 8)
+    arguments = ("This is a sentence.", "--model", t5, "-m", 8)
     kept = ("--prompt-cache-file", tmp_path / "sources")
-    texts = [generated(run, *asked, *kept) for _ in range(2)]
-    assert texts[0]["text"] == texts[1]["text"] == generated(run, *asked)["text"]
+    texts = [generated(run, *arguments, *kept) for _ in range(2)]
+    assert texts[0]["text"] == texts[1]["text"] == generated(run, *arguments)["text"]
     assert [each["cached_tokens"] for each in texts] == [0, texts[0]["prompt_tokens"]]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.commands import Run, told
+from ..support.commands import Run, fails
 from ..support.models import make_llama, make_t5
 
 PROMPT = "Les pates"
@@ -53,26 +53,26 @@ def broken(t5: Path, tmp_path: Path) -> Path:
     ],
 )
 def test_wrong_flags_are_named_before_anything_is_loaded(run: Run, flags, part: str) -> None:
-    told(run("generate", PROMPT, "--model", "/nowhere", *flags), part)
+    fails(run("generate", PROMPT, "--model", "/nowhere", *flags), part)
 
 
 @pytest.mark.parametrize("prompt", ["", "  \n"])
 def test_an_empty_prompt_is_refused(run: Run, t5: Path, prompt: str) -> None:
-    told(run("generate", prompt, "--model", t5), "prompt is empty")
+    fails(run("generate", prompt, "--model", t5), "prompt is empty")
 
 
 def test_a_model_without_a_prompt_is_refused(run: Run, t5: Path) -> None:
-    told(run("generate", "--model", t5), "no prompt")
+    fails(run("generate", "--model", t5), "no prompt")
 
 
 def test_prompt_files_that_cannot_be_read_are_named(run: Run, t5: Path, tmp_path: Path) -> None:
-    told(run("generate", "--prompt-file", tmp_path / "no.txt", "--model", t5), "no.txt")
+    fails(run("generate", "--prompt-file", tmp_path / "no.txt", "--model", t5), "no.txt")
     (tmp_path / "latin.txt").write_bytes(b"\xe9t\xe9")
-    told(run("generate", "--prompt-file", tmp_path / "latin.txt", "--model", t5), "UTF-8")
+    fails(run("generate", "--prompt-file", tmp_path / "latin.txt", "--model", t5), "UTF-8")
 
 
 def test_a_prompt_without_end_is_refused(run: Run, t5: Path) -> None:
-    told(run("generate", "--prompt-file", "/dev/zero", "--model", t5), "more than 33554432")
+    fails(run("generate", "--prompt-file", "/dev/zero", "--model", t5), "more than 33554432")
 
 
 @pytest.mark.parametrize(
@@ -85,20 +85,20 @@ def test_lookup_files_that_hold_no_text_are_named(
     file = tmp_path / "glossary.txt"
     file.write_bytes(content)
     done = run("generate", PROMPT, "--model", llama, "--lookup-file", file)
-    told(done, "glossary.txt", part)
+    fails(done, "glossary.txt", part)
 
 
 def test_lookup_files_are_refused_where_nothing_would_search_them(run: Run, llama: Path) -> None:
-    asked = ("generate", PROMPT, "--model", llama, "--lookup-file", __file__)
-    told(run(*asked, "--proposer", "draft", "--draft-model", llama), "--proposer ngram")
-    told(run(*asked, "--proposer", "none"), "--proposer ngram")
+    arguments = ("generate", PROMPT, "--model", llama, "--lookup-file", __file__)
+    fails(run(*arguments, "--proposer", "draft", "--draft-model", llama), "--proposer ngram")
+    fails(run(*arguments, "--proposer", "none"), "--proposer ngram")
 
 
 def test_models_that_are_not_there_are_named(run: Run, t5: Path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    told(run("generate", PROMPT, "--model", "./nowhere"), "./nowhere")
-    told(run("generate", PROMPT, "--model", "no-such-model-anywhere"), "no-such-model-anywhere")
-    told(run("generate", PROMPT, "--model", t5, "--draft-model", "./none"), "./none")
+    fails(run("generate", PROMPT, "--model", "./nowhere"), "./nowhere")
+    fails(run("generate", PROMPT, "--model", "no-such-model-anywhere"), "no-such-model-anywhere")
+    fails(run("generate", PROMPT, "--model", t5, "--draft-model", "./none"), "./none")
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_models_that_are_not_there_are_named(run: Run, t5: Path, monkeypatch) ->
         ('{"model_type": "telepathy"}', "telepathy"),
     ],
 )
-def test_a_bad_configuration_is_told(run: Run, broken: Path, config, part: str) -> None:
+def test_a_bad_configuration_is_reported(run: Run, broken: Path, config, part: str) -> None:
     (broken / "config.json").unlink()
     if config is not None:
         (broken / "config.json").write_text(config)
-    told(run("generate", PROMPT, "--model", broken), part)
+    fails(run("generate", PROMPT, "--model", broken), part)
 
 
 def test_a_draft_with_another_vocabulary_is_refused_by_token(
@@ -125,7 +125,7 @@ def test_a_draft_with_another_vocabulary_is_refused_by_token(
     text = (other / "tokenizer.json").read_text(encoding="utf-8")
     (other / "tokenizer.json").write_text(text.replace('"▁midi,"', '"▁noon,"'), encoding="utf-8")
     done = run("generate", PROMPT, "--model", t5, "--draft-model", other)
-    told(done, "'▁midi,' in the target and '▁noon,' in the draft")
+    fails(done, "'▁midi,' in the target and '▁noon,' in the draft")
 
 
 @pytest.mark.parametrize(
@@ -136,31 +136,31 @@ def test_a_draft_with_another_vocabulary_is_refused_by_token(
         RuntimeError("[metal::malloc] Attempting to allocate 4398046511104 bytes"),
     ],
 )
-def test_the_end_of_memory_is_told_in_one_line(
+def test_the_end_of_memory_is_reported_in_one_line(
     run: Run, t5: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise problem
 
     monkeypatch.setattr("mlx_specdec.engine.generate.stream_generate", fail)
-    told(run("generate", PROMPT, "--model", t5), "the memory does not suffice")
+    fails(run("generate", PROMPT, "--model", t5), "the memory does not suffice")
 
 
 def test_caches_that_a_model_cannot_have_are_refused(run: Run, t5: Path, llama: Path) -> None:
-    told(run("generate", PROMPT, "--model", t5, "--kv-bits", 8), "T5")
-    told(run("generate", PROMPT, "--model", llama, "--kv-bits", 5), "kv-bits")
-    told(run("generate", PROMPT, "--model", llama, "--kv-bits", 8), "groups of 64")
-    told(run("generate", PROMPT, "--model", llama, "--max-kv-size", 0), "max-kv-size")
+    fails(run("generate", PROMPT, "--model", t5, "--kv-bits", 8), "T5")
+    fails(run("generate", PROMPT, "--model", llama, "--kv-bits", 5), "kv-bits")
+    fails(run("generate", PROMPT, "--model", llama, "--kv-bits", 8), "groups of 64")
+    fails(run("generate", PROMPT, "--model", llama, "--max-kv-size", 0), "max-kv-size")
 
 
 def test_what_a_model_does_not_have_is_refused(run: Run, t5: Path, llama: Path) -> None:
     for model in (t5, llama):
-        asked = ("generate", PROMPT, "--model", model)
-        told(run(*asked, "--system-prompt", "be brief"), "this model has none")
-        told(run(*asked, "--chat-template-config", '{"a": 1}'), "this model has none")
-        told(run(*asked, "--extra-eos-token", "<|none|>"), "no token '<|none|>'")
-    told(run("generate", PROMPT, "--model", t5, "--adapter-path", llama), "T5", "adapter-path")
-    told(run("generate", PROMPT, "--model", llama, "--adapter-path", llama), "adapter_config.json")
+        arguments = ("generate", PROMPT, "--model", model)
+        fails(run(*arguments, "--system-prompt", "be brief"), "this model has none")
+        fails(run(*arguments, "--chat-template-config", '{"a": 1}'), "this model has none")
+        fails(run(*arguments, "--extra-eos-token", "<|none|>"), "no token '<|none|>'")
+    fails(run("generate", PROMPT, "--model", t5, "--adapter-path", llama), "T5", "adapter-path")
+    fails(run("generate", PROMPT, "--model", llama, "--adapter-path", llama), "adapter_config.json")
 
 
 def test_a_prompt_longer_than_the_model_can_take_is_refused(run: Run, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_prompt_longer_than_the_model_can_take_is_refused(run: Run, tmp_path: 
     config = json.loads((short / "config.json").read_text())
     config["max_position_embeddings"] = 16
     (short / "config.json").write_text(json.dumps(config))
-    told(run("generate", "def f(x):\n" * 9, "--model", short), "16")
+    fails(run("generate", "def f(x):\n" * 9, "--model", short), "16")
 
 
 # Sources that cannot be read as they are: one line says what they are and what to do.

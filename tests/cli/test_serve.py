@@ -135,7 +135,7 @@ def test_a_model_that_is_not_there_ends_the_server_with_a_line(tmp_path: Path) -
 
 
 @needs_extra
-def test_a_port_that_is_taken_is_told_in_a_line(run: Run, llama: Path) -> None:
+def test_a_port_that_is_taken_is_reported_in_a_line(run: Run, llama: Path) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -164,7 +164,7 @@ def test_a_port_that_is_taken_is_told_in_a_line(run: Run, llama: Path) -> None:
         (("--prompt-cache-file", __file__), "is no prompt cache"),
     ],
 )
-def test_wrong_flags_are_told_in_a_line(
+def test_wrong_flags_are_reported_in_a_line(
     run: Run, llama: Path, arguments: tuple[object, ...], said: str
 ) -> None:
     done = run("serve", "--model", llama, *arguments)

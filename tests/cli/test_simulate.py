@@ -28,13 +28,21 @@ def pair_of(directory: Path, config: dict, depth: str) -> tuple[object, ...]:
         pytest.param(LLAMA, "num_hidden_layers", marks=pytest.mark.slow),
     ],
 )
-def test_a_pair_without_weights_decodes_at_the_asked_acceptance(
+def test_a_pair_without_weights_decodes_at_the_requested_acceptance(
     run: Run, tmp_path: Path, config: dict, depth: str
 ) -> None:
-    asked = ("generate", *pair_of(tmp_path, config, depth), "-m", 40, "--num-draft", 3, "--json")
+    arguments = (
+        "generate",
+        *pair_of(tmp_path, config, depth),
+        "-m",
+        40,
+        "--num-draft",
+        3,
+        "--json",
+    )
     rates = []
     for share in (0, 0.6, 1):
-        done = run(*asked, "--simulate-acceptance", share)
+        done = run(*arguments, "--simulate-acceptance", share)
         assert (done.code, done.err) == (0, "")
         found = strict(done.out)
         assert found["simulated_acceptance"] == share
@@ -48,9 +56,11 @@ def test_a_pair_without_weights_decodes_at_the_asked_acceptance(
 
 def test_the_same_seed_accepts_the_same_tokens(run: Run, tmp_path: Path) -> None:
     pair = pair_of(tmp_path, LLAMA, "num_hidden_layers")
-    asked = ("generate", *pair, "-m", 40, "--num-draft", 3, "--simulate-acceptance", 0.5)
-    asked = (*asked, "--json", "--seed")
-    counts = [strict(run(*asked, seed).out)["stats"]["accepted_by_position"] for seed in (1, 1, 2)]
+    arguments = ("generate", *pair, "-m", 40, "--num-draft", 3, "--simulate-acceptance", 0.5)
+    arguments = (*arguments, "--json", "--seed")
+    counts = [
+        strict(run(*arguments, seed).out)["stats"]["accepted_by_position"] for seed in (1, 1, 2)
+    ]
     assert counts[0] == counts[1] != counts[2]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ..support import mtp, speculators
 from ..support.batches import write
-from ..support.commands import Run, strict, told
+from ..support.commands import Run, fails, strict
 from ..support.speculators import dflash, eagle3, speculators_eagle3
 from ..support.tokenizers import byte_level
 
@@ -29,8 +29,8 @@ def vocabulary(llama: Path) -> int:
         ("eagle3", eagle3),
         ("eagle3", speculators_eagle3),
         ("dflash", dflash),
-        ("dflash2", lambda directory, **asked: dflash(directory, second=True, **asked)),
-        ("dspark", lambda directory, **asked: dflash(directory, markov="vanilla", **asked)),
+        ("dflash2", lambda directory, **settings: dflash(directory, second=True, **settings)),
+        ("dspark", lambda directory, **settings: dflash(directory, markov="vanilla", **settings)),
         ("mtp", speculators.mtp),
     ],
 )
@@ -38,10 +38,10 @@ def test_a_drafter_is_named_as_a_draft_and_writes_the_same_text(
     kind: str, make, run: Run, llama: Path, vocabulary: int, tmp_path: Path
 ) -> None:
     drafter = make(tmp_path / "drafter", vocabulary=vocabulary)
-    asked = (TEXT, "--model", llama, "--max-tokens", 12, "--json", "--temp", 1, "--no-cache")
-    plain = strict(run("generate", *asked, "--regular-decode").out)
+    arguments = (TEXT, "--model", llama, "--max-tokens", 12, "--json", "--temp", 1, "--no-cache")
+    plain = strict(run("generate", *arguments, "--regular-decode").out)
     for flags in (("--num-draft", 3), ("--proposer", kind)):
-        done = run("generate", *asked, "--draft-model", drafter, *flags)
+        done = run("generate", *arguments, "--draft-model", drafter, *flags)
         assert done.code == 0, done.err
         result = strict(done.out)
         assert result["text"] == plain["text"]
@@ -50,19 +50,19 @@ def test_a_drafter_is_named_as_a_draft_and_writes_the_same_text(
 
 
 def test_a_target_drafts_with_the_layers_of_its_own_checkpoint(run: Run, tmp_path: Path) -> None:
-    asked = (TEXT, "--max-tokens", 6, "--json", "--no-cache", "--num-draft", 3)
+    arguments = (TEXT, "--max-tokens", 6, "--json", "--no-cache", "--num-draft", 3)
     for layer in (True, False):
         target = tmp_path / f"{layer}"
         byte_level(mtp.write("glm4_moe", target, vocabulary=400, layer=layer))
-        done = run("generate", *asked, "--model", target, "--proposer", "mtp")
+        done = run("generate", *arguments, "--model", target, "--proposer", "mtp")
         if not layer:
-            told(
+            fails(
                 done, "the checkpoint carries no layers for multi-token prediction, which mlx-lm's"
             )
             continue
         result = strict(done.out)
         assert (result["proposer"], result["draft_model"]) == ("mtp", None)
-        plain = run("generate", *asked[:-2], "--model", target, "--regular-decode")
+        plain = run("generate", *arguments[:-2], "--model", target, "--regular-decode")
         assert result["text"] == strict(plain.out)["text"]
 
 
@@ -73,14 +73,14 @@ def test_a_drafter_that_is_hardly_ever_right_is_named_in_one_line(
     drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
     pair = ("--model", llama, "--draft-model", drafter, "--num-draft", 4)
     texts = write(tmp_path / "in.txt", [f"{TEXT} {n}" for n in range(6)])
-    for asked in (("generate", TEXT, "-m", 40, "--quiet"), ("batch", texts, "--output", output)):
-        done = run(*asked, *pair)
+    for request in (("generate", TEXT, "-m", 40, "--quiet"), ("batch", texts, "--output", output)):
+        done = run(*request, *pair)
         assert done.code == 0
         [line] = [each for each in done.err.splitlines() if "hardly any" in each]
         assert line.startswith("warning: hardly any draft tokens are accepted (")
         assert f"{drafter} was probably made for another target" in line
         assert line.endswith("which mlx-specdec inspect --probe tells")
-        assert asked[0] == "batch" or done.err == line + "\n"
+        assert request[0] == "batch" or done.err == line + "\n"
 
 
 def test_what_cannot_fit_is_refused_before_the_targets_weights_are_read(
@@ -88,7 +88,7 @@ def test_what_cannot_fit_is_refused_before_the_targets_weights_are_read(
 ) -> None:
     target = Path(shutil.copytree(llama, tmp_path / "target"))
     (target / "model.safetensors").write_bytes(b"no weights at all")
-    for number, (make, asked, part) in enumerate(
+    for number, (make, request, part) in enumerate(
         (
             (eagle3, {"width": 48}, "hidden states of width 48, and this one has 32"),
             (dflash, {"width": 48}, "hidden states of width 48, and this one has 32"),
@@ -99,8 +99,8 @@ def test_what_cannot_fit_is_refused_before_the_targets_weights_are_read(
             (dflash, {"extra": {"more.weight": (2, 2)}}, "more.weight is not part"),
         )
     ):
-        drafter = make(tmp_path / f"drafter-{number}", **{"vocabulary": vocabulary, **asked})
-        told(run("generate", TEXT, "--model", target, "--draft-model", drafter), part)
+        drafter = make(tmp_path / f"drafter-{number}", **{"vocabulary": vocabulary, **request})
+        fails(run("generate", TEXT, "--model", target, "--draft-model", drafter), part)
 
 
 def test_inspect_knows_drafters(run: Run, tmp_path: Path) -> None:
@@ -125,10 +125,10 @@ def test_a_drafter_is_no_target_and_no_draft_to_train(
     run: Run, llama: Path, vocabulary: int, tmp_path: Path
 ) -> None:
     drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
-    told(run("generate", TEXT, "--model", drafter), "a drafter of the kind eagle3 and no whole")
+    fails(run("generate", TEXT, "--model", drafter), "a drafter of the kind eagle3 and no whole")
     pair = ("--model", llama, "--draft-model", drafter)
     data = tmp_path / "data.txt"
     data.write_text("a few words\n" * 30)
     output = ("--output", tmp_path / "out")
-    told(run("train-draft", *pair, "--data", data, *output), "is no draft model")
+    fails(run("train-draft", *pair, "--data", data, *output), "is no draft model")
     assert not (tmp_path / "out").exists()

@@ -86,7 +86,7 @@ def test_ctrl_c_during_the_first_imports_is_quiet(tmp_path: Path) -> None:
         ("echo | $P main.py --model /nowhere", "no prompt"),
     ],
 )
-def test_prompts_that_are_none_are_told_in_a_line(line: str, said: str) -> None:
+def test_prompts_that_are_none_are_reported_in_a_line(line: str, said: str) -> None:
     done = shell(line)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
@@ -94,8 +94,8 @@ def test_prompts_that_are_none_are_told_in_a_line(line: str, said: str) -> None:
 
 def test_a_pipe_and_a_file_are_prompts(run: Run, t5: Path) -> None:
     wanted = run("generate", "Les pates a midi", "--model", t5, "--quiet", "-m", 9).out
-    asked = f"$P main.py --model {t5} --quiet -m 9"
-    for line in (f"echo 'Les pates a midi' | {asked}", f"{asked} <<< 'Les pates a midi'"):
+    settings = f"$P main.py --model {t5} --quiet -m 9"
+    for line in (f"echo 'Les pates a midi' | {settings}", f"{settings} <<< 'Les pates a midi'"):
         assert shell(line).stdout == wanted
 
 
@@ -129,10 +129,10 @@ def shown(stream: io.StringIO, **settings: bool) -> str:
 def test_text_gives_the_terminal_no_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    told = shown(Terminal())
-    assert told == 2 * "\\x1b[31mred\\x07\\x9b5n\\r\n\ttab \u202f!" + "\n"
+    output = shown(Terminal())
+    assert output == 2 * "\\x1b[31mred\\x07\\x9b5n\\r\n\ttab \u202f!" + "\n"
     marked = shown(Terminal(), show_drafts=True)
-    assert marked.replace(render.GREEN_UNDERLINED, "").replace(render.PLAIN, "") == told
+    assert marked.replace(render.GREEN_UNDERLINED, "").replace(render.PLAIN, "") == output
 
 
 # `python -m mlx_specdec` is the console script.

@@ -60,8 +60,8 @@ def test_paths_that_are_no_text_in_any_encoding(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = shell("$M convert --model $S --mlx-path $O", O=str(out), **given)
     assert done.returncode == 0, done.stderr
-    told = json.loads((out / "provenance.json").read_text(encoding="utf-8"))
-    assert told["source"]["name"].encode("utf-8", "surrogateescape") == b"a\xff\xfe"
+    output = json.loads((out / "provenance.json").read_text(encoding="utf-8"))
+    assert output["source"]["name"].encode("utf-8", "surrogateescape") == b"a\xff\xfe"
     wrong = shell("$M inspect $S/none", S=os.fsdecode(source))
     assert wrong.returncode == 2 and wrong.stderr.count(b"\n") == 1
 

@@ -30,9 +30,9 @@ def test_a_draft_is_trained_from_another_and_used(
     assert (done.code, done.out) == (0, "")
     assert "start: held-out loss" in done.err
     assert "epoch 1: held-out loss" in done.err
-    asked = ["--model", t5, "--prompt", "words", "--max-tokens", 12, "--json"]
-    plain = json.loads(run("generate", *asked).out)
-    found = json.loads(run("generate", *asked, "--draft-model", output).out)
+    arguments = ["--model", t5, "--prompt", "words", "--max-tokens", 12, "--json"]
+    plain = json.loads(run("generate", *arguments).out)
+    found = json.loads(run("generate", *arguments, "--draft-model", output).out)
     assert found["tokens"] == plain["tokens"]
 
 
@@ -57,9 +57,9 @@ def test_a_drafter_on_hidden_states_is_trained_and_used(
     assert lines[0].startswith("start: held-out loss")
     assert "temperature 1: " in lines[1] and lines[1].count("%") == 6
     assert lines[-1].startswith(str(output))
-    asked = ["--model", target, "--prompt", "words", "--max-tokens", 12, "--json"]
-    plain = json.loads(run("generate", *asked).out)
-    found = json.loads(run("generate", *asked, "--draft-model", output, "--num-draft", 2).out)
+    arguments = ["--model", target, "--prompt", "words", "--max-tokens", 12, "--json"]
+    plain = json.loads(run("generate", *arguments).out)
+    found = json.loads(run("generate", *arguments, "--draft-model", output, "--num-draft", 2).out)
     assert found["tokens"] == plain["tokens"]
     assert found["proposer"] == kind
 

@@ -30,14 +30,14 @@ def test_heads_are_trained_and_used(
     assert (done.code, done.out) == (0, "")
     assert "epoch 2: held-out loss" in done.err
     assert "head 2 top-1" in done.err
-    asked = ["--prompt", "words", "--max-tokens", 12, "--json"]
-    plain = json.loads(run("generate", "--model", model, *asked).out)
+    arguments = ["--prompt", "words", "--max-tokens", 12, "--json"]
+    plain = json.loads(run("generate", "--model", model, *arguments).out)
     for how, by in (
         ([], "auto"),
         (["--proposer", "medusa", "--num-draft", 1], "medusa"),
         (["--speculate", 2], "medusa"),
     ):
-        outcome = run("generate", "--model", tmp_path / "heads", *how, *asked)
+        outcome = run("generate", "--model", tmp_path / "heads", *how, *arguments)
         found = json.loads(outcome.out)
         assert (found["tokens"], found["proposer"]) == (plain["tokens"], by)
         # How much is drafted in so few tokens of `auto` is a matter of times.

@@ -17,8 +17,8 @@ from pydantic import BaseModel, Field
 from ..support.tooled import KEY, MODEL, NAMED, TOOLS
 
 MESSAGES = [{"role": "user", "content": "Who?"}]
-ASKED = {"model": MODEL, "messages": MESSAGES, "max_tokens": 30, "temperature": 1.0, "seed": 4}
-CALLING = {**ASKED, "max_tokens": 200, "tools": TOOLS, "tool_choice": NAMED}
+BODY = {"model": MODEL, "messages": MESSAGES, "max_tokens": 30, "temperature": 1.0, "seed": 4}
+CALLING = {**BODY, "max_tokens": 200, "tools": TOOLS, "tool_choice": NAMED}
 
 
 class Person(BaseModel):
@@ -34,12 +34,12 @@ def client(base_url: str) -> OpenAI:
 
 
 def test_an_answer_and_its_stream(client: OpenAI) -> None:
-    whole = client.chat.completions.create(**ASKED)
+    whole = client.chat.completions.create(**BODY)
     text = whole.choices[0].message.content
     assert text and whole.usage.completion_tokens == 30
     assert whole.model_extra["timings"]["draft_n"] > 0
     chunks = list(
-        client.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True})
+        client.chat.completions.create(**BODY, stream=True, stream_options={"include_usage": True})
     )
     assert "".join(each.choices[0].delta.content or "" for each in chunks if each.choices) == text
     assert chunks[-1].usage.completion_tokens == 30 and chunks[-1].choices == []
@@ -48,12 +48,12 @@ def test_an_answer_and_its_stream(client: OpenAI) -> None:
 def test_many_at_once(base_url: str, client: OpenAI) -> None:
     async def ask() -> list[str | None]:
         async with AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0) as several:
-            asked = ({**ASKED, "seed": seed} for seed in range(6))
-            answers = [several.chat.completions.create(**each) for each in asked]
+            body = ({**BODY, "seed": seed} for seed in range(6))
+            answers = [several.chat.completions.create(**each) for each in body]
             return [each.choices[0].message.content for each in await asyncio.gather(*answers)]
 
     alone = [
-        client.chat.completions.create(**{**ASKED, "seed": seed}).choices[0].message.content
+        client.chat.completions.create(**{**BODY, "seed": seed}).choices[0].message.content
         for seed in range(6)
     ]
     assert asyncio.run(ask()) == alone
@@ -61,7 +61,7 @@ def test_many_at_once(base_url: str, client: OpenAI) -> None:
 
 def test_the_stream_helper(client: OpenAI) -> None:
     # The helper raises for texts that are cut at a length.
-    ending = {**ASKED, "extra_body": {"regex": "[a-z ]{20}"}}
+    ending = {**BODY, "extra_body": {"regex": "[a-z ]{20}"}}
     with client.chat.completions.stream(**ending) as stream:
         kinds = {event.type for event in stream}
         whole = stream.get_final_completion()
@@ -71,13 +71,13 @@ def test_the_stream_helper(client: OpenAI) -> None:
 
 
 def test_parsed_answers(client: OpenAI) -> None:
-    asked = {**ASKED, "max_tokens": 100}
-    told = client.chat.completions.parse(**asked, response_format=Person).choices[0].message
-    assert isinstance(told.parsed, Person)
-    with client.chat.completions.stream(**asked, response_format=Person) as stream:
+    body = {**BODY, "max_tokens": 100}
+    answer = client.chat.completions.parse(**body, response_format=Person).choices[0].message
+    assert isinstance(answer.parsed, Person)
+    with client.chat.completions.stream(**body, response_format=Person) as stream:
         for _ in stream:
             pass
-        assert stream.get_final_completion().choices[0].message.parsed == told.parsed
+        assert stream.get_final_completion().choices[0].message.parsed == answer.parsed
 
 
 def test_tools(client: OpenAI) -> None:
@@ -100,33 +100,33 @@ def test_tools(client: OpenAI) -> None:
         choice.message.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": call.id, "content": "kept"},
     ]
-    again = client.chat.completions.create(**{**ASKED, "messages": answered}, tools=TOOLS)
+    again = client.chat.completions.create(**{**BODY, "messages": answered}, tools=TOOLS)
     assert again.choices[0].finish_reason in ("length", "stop")
 
 
 def test_tools_that_are_parsed(client: OpenAI) -> None:
     tool = openai.pydantic_function_tool(Person, name="keep")
-    told = client.chat.completions.parse(**{**CALLING, "tools": [tool]}).choices[0].message
-    assert isinstance(told.tool_calls[0].function.parsed_arguments, Person)
+    answer = client.chat.completions.parse(**{**CALLING, "tools": [tool]}).choices[0].message
+    assert isinstance(answer.tool_calls[0].function.parsed_arguments, Person)
 
 
 def test_completions_and_logprobs(client: OpenAI) -> None:
-    asked = {"model": MODEL, "prompt": "def", "max_tokens": 10, "seed": 1, "temperature": 0.7}
-    plain = client.completions.create(**asked).choices[0].text
-    assert client.completions.create(**asked, echo=True).choices[0].text == f"def{plain}"
-    chunks = client.completions.create(**asked, stream=True)
+    body = {"model": MODEL, "prompt": "def", "max_tokens": 10, "seed": 1, "temperature": 0.7}
+    plain = client.completions.create(**body).choices[0].text
+    assert client.completions.create(**body, echo=True).choices[0].text == f"def{plain}"
+    chunks = client.completions.create(**body, stream=True)
     assert "".join(each.choices[0].text for each in chunks) == plain
-    told = client.chat.completions.create(**ASKED, logprobs=True, top_logprobs=2).choices[0]
-    assert len(told.logprobs.content) == 30 and len(told.logprobs.content[0].top_logprobs) == 2
+    answer = client.chat.completions.create(**BODY, logprobs=True, top_logprobs=2).choices[0]
+    assert len(answer.logprobs.content) == 30 and len(answer.logprobs.content[0].top_logprobs) == 2
 
 
 def test_predicted_outputs(client: OpenAI) -> None:
-    text = client.chat.completions.create(**ASKED).choices[0].message.content
-    told = client.chat.completions.create(
-        **ASKED, prediction={"type": "content", "content": text or ""}
+    text = client.chat.completions.create(**BODY).choices[0].message.content
+    answer = client.chat.completions.create(
+        **BODY, prediction={"type": "content", "content": text or ""}
     )
-    assert told.choices[0].message.content == text
-    assert told.usage.completion_tokens_details.accepted_prediction_tokens > 0
+    assert answer.choices[0].message.content == text
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
 
 
 def test_errors_have_their_classes(client: OpenAI) -> None:
@@ -134,7 +134,7 @@ def test_errors_have_their_classes(client: OpenAI) -> None:
         client.models.retrieve("other")
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError) as wrong:
-        client.chat.completions.create(**ASKED, tools=[{"type": "custom"}])
+        client.chat.completions.create(**BODY, tools=[{"type": "custom"}])
     assert wrong.value.param == "tools"
 
 

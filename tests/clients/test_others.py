@@ -33,7 +33,7 @@ def test_instructor_reads_what_it_asks_for(base_url: str, ending: dict[str, int]
 
     client = OpenAI(base_url=base_url, api_key=KEY, max_retries=0)
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
-        told = instructor.from_openai(client, mode=mode).chat.completions.create(
+        answer = instructor.from_openai(client, mode=mode).chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": "Who?"}],
             response_model=Person,
@@ -41,7 +41,7 @@ def test_instructor_reads_what_it_asks_for(base_url: str, ending: dict[str, int]
             max_retries=0,
             logit_bias=ending,
         )
-        assert isinstance(told, Person)
+        assert isinstance(answer, Person)
 
 
 @needs("llm")

@@ -40,18 +40,18 @@ def page(browser: Any) -> Iterator[Any]:
     page = browser.new_page(viewport={"width": 1100, "height": 720})
     problems: list[str] = []
     page.on("pageerror", lambda problem: problems.append(str(problem)))
-    page.on("console", lambda told: _is_problem(told) and problems.append(told.text))
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: _is_problem(message) and problems.append(message.text))
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
     yield page
-    hosts = {url.split("/")[2] for url in asked if url.startswith("http")}
+    hosts = {url.split("/")[2] for url in requests if url.startswith("http")}
     page.close()
     assert problems == [] and len(hosts) == 1
 
 
-def _is_problem(told: Any) -> bool:
+def _is_problem(report: Any) -> bool:
     # Of an answer that is an error the browser itself tells as well.
-    return told.type == "error" and not told.text.startswith("Failed to load resource")
+    return report.type == "error" and not report.text.startswith("Failed to load resource")
 
 
 def say(page: Any, text: str) -> Any:
@@ -82,12 +82,12 @@ def test_a_text_is_gone_on_with(page: Any, shipped: str) -> None:
     page.fill("#max_tokens", "60")
     prompt = "def read_lines(path):\n"
     answer = say(page, prompt)
-    told = post(f"{shipped}/v1/completions", prompt=prompt, temperature=0, max_tokens=60)
+    reply = post(f"{shipped}/v1/completions", prompt=prompt, temperature=0, max_tokens=60)
     text = answer.locator(".text")
-    assert text.text_content() == prompt + told["choices"][0]["text"]
+    assert text.text_content() == prompt + reply["choices"][0]["text"]
     marked = text.locator(".drafted")
     assert marked.count() > 0
-    assert page.text_content("#tokens") == str(told["usage"]["completion_tokens"])
+    assert page.text_content("#tokens") == str(reply["usage"]["completion_tokens"])
     drafted, accepted = page.text_content("#drafted"), page.text_content("#accepted")
     assert int(drafted) >= int(accepted.split()[0]) > 0
     assert page.text_content("#first").endswith(" ms")
@@ -111,8 +111,8 @@ def test_a_chat_goes_on(page: Any, root: str) -> None:
     page.fill("#seed", "3")
     first = say(page, "Who?").locator(".text").text_content()
     [message] = [{"role": "user", "content": "Who?"}]
-    told = post(f"{root}/v1/chat/completions", messages=[message], max_tokens=30, seed=3)
-    assert first == told["choices"][0]["message"]["content"]
+    answer = post(f"{root}/v1/chat/completions", messages=[message], max_tokens=30, seed=3)
+    assert first == answer["choices"][0]["message"]["content"]
     say(page, "<b>And</b>?")
     assert page.locator("article").count() == 4
     assert page.locator("article b").count() == 0
@@ -149,11 +149,11 @@ def test_a_new_conversation_knows_nothing_of_an_answer_that_was_under_way(
     page.fill("#seed", "3")
     text = say(page, "And?").locator(".text").text_content()
     message = {"role": "user", "content": "And?"}
-    told = post(f"{root}/v1/chat/completions", messages=[message], max_tokens=30, seed=3)
-    assert text == told["choices"][0]["message"]["content"]
+    answer = post(f"{root}/v1/chat/completions", messages=[message], max_tokens=30, seed=3)
+    assert text == answer["choices"][0]["message"]["content"]
 
 
-def test_what_goes_wrong_is_told(page: Any, root: str) -> None:
+def test_what_goes_wrong_is_reported(page: Any, root: str) -> None:
     page.goto(root)
     page.fill("#temperature", "-1")
     answer = say(page, "Who?")

@@ -89,7 +89,7 @@ def test_one_damaged_logit_in_a_text_is_an_error_before_the_text_has_ended() -> 
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "settings",
     [
         {"temperature": 1.0, "top_p": 1e-6},
         {"temperature": 1.0, "min_p": 0.999999},
@@ -98,18 +98,18 @@ def test_one_damaged_logit_in_a_text_is_an_error_before_the_text_has_ended() -> 
         {"max_tokens": 0},
     ],
 )
-def test_a_result_is_strict_json(asked: dict, pair: Pair) -> None:
-    result = generate(pair, PROMPT, Options(**{"max_tokens": 5, **asked}))
+def test_a_result_is_strict_json(settings: dict, pair: Pair) -> None:
+    result = generate(pair, PROMPT, Options(**{"max_tokens": 5, **settings}))
     json.dumps(result.as_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1}, {"rule": "token"}]
+    "settings", [{}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1}, {"rule": "token"}]
 )
-def test_extreme_temperatures_and_biases_mean_their_limits(asked: dict, pair: Pair) -> None:
+def test_extreme_temperatures_and_biases_mean_their_limits(settings: dict, pair: Pair) -> None:
     greedy = generate(pair, PROMPT, Options(max_tokens=12))
-    coldest = generate(pair, PROMPT, Options(max_tokens=12, temperature=1e-30, **asked))
+    coldest = generate(pair, PROMPT, Options(max_tokens=12, temperature=1e-30, **settings))
     assert coldest.tokens == greedy.tokens
     for temperature in (1e-30, 1.0):
-        forced = Options(max_tokens=3, temperature=temperature, logit_bias={7: 1e20}, **asked)
+        forced = Options(max_tokens=3, temperature=temperature, logit_bias={7: 1e20}, **settings)
         assert generate(pair, PROMPT, forced).tokens == (7, 7, 7)

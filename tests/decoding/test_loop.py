@@ -214,7 +214,7 @@ def test_no_key_is_used_twice_in_a_whole_text(rule: Rule, monkeypatch: pytest.Mo
 
 def test_a_step_that_was_interrupted_in_its_middle_is_not_gone_on_with() -> None:
     class Interrupted(Guesser):
-        def propose(self, *asked: object) -> Proposal:
+        def propose(self, *settings: object) -> Proposal:
             raise KeyboardInterrupt
 
     loop = decoding(TableContext(2), Interrupted(lambda position, limit: [0]))

@@ -59,7 +59,7 @@ def test_timed_rounds_are_scaled_to_all_and_the_parts_add_up() -> None:
     assert seconds.total == 11.0
 
 
-def test_where_no_round_was_timed_the_parts_are_not_told() -> None:
+def test_where_no_round_was_timed_the_parts_are_not_reported() -> None:
     recorder = Recorder()
     add(recorder, 2, 2, 3, RoundTimes(2.0))
     add(recorder, 0, 0, 1, RoundTimes(3.0))

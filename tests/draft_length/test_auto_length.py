@@ -80,32 +80,32 @@ def test_neither_the_room_nor_the_proposers_most_is_overrun(room: int, most: int
 
 def test_asking_changes_nothing_in_whatever_order() -> None:
     sources = (LOOKUP, DRAFT)
-    asked, silent = AutoLength(sources), AutoLength(sources)
+    queried, silent = AutoLength(sources), AutoLength(sources)
     machine = Machine(CURVES["M5 Max 70B"], 0.1, constant(0.7), matches=0.3, lookup=0.5)
 
     class Curious:
         changes = ()
 
         def choose(self, remaining: int, rows: int = 1) -> int:
-            asked.limit("ngram", 16, 5)
-            asked.choose(4, 8)
-            first = asked.choose(remaining, rows)
+            queried.limit("ngram", 16, 5)
+            queried.choose(4, 8)
+            first = queried.choose(remaining, rows)
             for size in (16, 1, 3):
-                assert asked.limit("draft", 16, size) <= 16
-            asked.prices("draft")
-            assert asked.changes == asked.changes and asked.knowledge.budget is not None
+                assert queried.limit("draft", 16, size) <= 16
+            queried.prices("draft")
+            assert queried.changes == queried.changes and queried.knowledge.budget is not None
             return first
 
         def on_round(self, report: RoundReport) -> None:
-            asked.on_round(report)
+            queried.on_round(report)
             silent.on_round(copy.copy(report))
 
     for seed in range(3):
         machine.time(Curious(), 80, seed)
     for rows in (1, 2, 16):
-        assert asked.choose(100, rows) == silent.choose(100, rows)
-    assert asked.changes == silent.changes
-    one, other = asked.knowledge, silent.knowledge
+        assert queried.choose(100, rows) == silent.choose(100, rows)
+    assert queried.changes == silent.changes
+    one, other = queried.knowledge, silent.knowledge
     assert one.budget == other.budget and set(one.costs["free"]) == set(other.costs["free"])
     for name, sizes in one.costs.items():
         for rows, block in sizes.items():
@@ -195,7 +195,7 @@ def test_what_has_to_be_read_is_paid_for_and_no_cost_of_a_length() -> None:
     assert costs == pytest.approx([1.2, 1.4, 1.6], rel=0.2)
 
 
-def test_of_several_that_take_time_one_is_asked_and_the_faster_one_wins() -> None:
+def test_of_several_that_take_time_one_drafts_and_the_faster_one_wins() -> None:
     cost = {"draft": 0.25, "heads": 0.05}
     for better in cost:
         each = dict.fromkeys(cost, 0.25) | {better: 0.05}

@@ -56,26 +56,26 @@ def test_sources_and_sizes_that_a_text_did_not_use_stay(learned: Knowledge) -> N
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda told: told.pop("costs"),
-        lambda told: told.update(budget="much"),
-        lambda told: told.update(budget=float("inf")),
-        lambda told: told["counts"].update(draft=[[1.0], [2.0]]),
-        lambda told: told["counts"].update(draft=[[1.0, 2.0], [float("nan"), 0.0]]),
-        lambda told: told["counts"].update(draft=7),
-        lambda told: told["costs"]["draft"]["1"][0].pop(),
-        lambda told: told["costs"]["draft"]["1"][1].pop(),
-        lambda told: told["costs"]["draft"]["1"][0].__setitem__(3, 1e9),
-        lambda told: told["costs"]["draft"]["1"][1].__setitem__(0, -1.0),
-        lambda told: told["costs"].update(draft={"one": [[], []]}),
-        lambda told: told["costs"]["draft"].update({"0": told["costs"]["draft"]["1"]}),
-        lambda told: told.update(key={}),
+        lambda content: content.pop("costs"),
+        lambda content: content.update(budget="much"),
+        lambda content: content.update(budget=float("inf")),
+        lambda content: content["counts"].update(draft=[[1.0], [2.0]]),
+        lambda content: content["counts"].update(draft=[[1.0, 2.0], [float("nan"), 0.0]]),
+        lambda content: content["counts"].update(draft=7),
+        lambda content: content["costs"]["draft"]["1"][0].pop(),
+        lambda content: content["costs"]["draft"]["1"][1].pop(),
+        lambda content: content["costs"]["draft"]["1"][0].__setitem__(3, 1e9),
+        lambda content: content["costs"]["draft"]["1"][1].__setitem__(0, -1.0),
+        lambda content: content["costs"].update(draft={"one": [[], []]}),
+        lambda content: content["costs"]["draft"].update({"0": content["costs"]["draft"]["1"]}),
+        lambda content: content.update(key={}),
     ],
 )
 def test_a_damaged_file_is_as_good_as_none_and_is_replaced(damage, learned: Knowledge) -> None:
     saved.add(KEY, learned)
-    told = json.loads(file().read_text())
-    damage(told)
-    file().write_text(json.dumps(told))
+    content = json.loads(file().read_text())
+    damage(content)
+    file().write_text(json.dumps(content))
     assert saved.read(KEY) == Knowledge()
     saved.add(KEY, learned)
     assert saved.read(KEY).budget == learned.budget

@@ -21,8 +21,8 @@ def learned(*, stops: bool, rounds: int = 120) -> AutoLength:
     """Of every round one token is verified, and stays; more was asked for."""
     lengths = AutoLength([Source(most=4, stops=stops)])
     for _ in range(rounds):
-        asked = lengths.choose(10_000)
-        drafted = min(asked, 1)
+        queried = lengths.choose(10_000)
+        drafted = min(queried, 1)
         lengths.on_round(a_round(drafted, drafted, 1.0 + 0.1 * drafted))
     return lengths
 
@@ -49,17 +49,17 @@ def test_a_draft_that_the_end_of_the_text_cut_says_nothing_of_the_next_token() -
 def test_prices_are_there_once_they_are_known_and_not_in_trials() -> None:
     lengths = AutoLength([Source(most=4, stops=True)])
     assert lengths.prices("") is None
-    told = []
+    content = []
     for _ in range(200):
-        asked = lengths.choose(10_000)
+        queried = lengths.choose(10_000)
         prices = lengths.prices("")
         if prices is not None:
-            told.append(prices)
-        lengths.on_round(a_round(asked, min(asked, 3), 1.0 + 0.1 * asked))
-    assert len(told) > 50
-    assert told[-1].rounds[3] - told[-1].rounds[2] == pytest.approx(0.1, rel=0.5)
+            content.append(prices)
+        lengths.on_round(a_round(queried, min(queried, 3), 1.0 + 0.1 * queried))
+    assert len(content) > 50
+    assert content[-1].rounds[3] - content[-1].rounds[2] == pytest.approx(0.1, rel=0.5)
     # Four tokens for the price of a round of three or four.
-    assert 0.2 < told[-1].token < 0.5
+    assert 0.2 < content[-1].token < 0.5
 
 
 def test_what_a_length_costs_is_what_its_rounds_cost_on_average() -> None:
@@ -77,16 +77,16 @@ def speed(curve: str, law: tuple[float, float], *, stops: bool) -> float:
     lengths = AutoLength([Source(most=BLOCK, stops=stops)])
     seconds, tokens = 0.0, 0
     for _ in range(2000):
-        asked = lengths.choose(10_000)
-        chances = generator.beta(*law, asked)
-        stay = int(np.cumprod(generator.random(asked) < chances).sum())
-        size, looked = asked, 0.0
-        prices = lengths.prices("") if stops and asked else None
+        queried = lengths.choose(10_000)
+        chances = generator.beta(*law, queried)
+        stay = int(np.cumprod(generator.random(queried) < chances).sum())
+        size, looked = queried, 0.0
+        prices = lengths.prices("") if stops and queried else None
         if prices is not None:
             size, looked = confidence.worth(mx.array(chances[None]), prices), LOOK
         accepted = min(stay, size)
         confidence.learn(accepted)
-        cost = DRAFT + verify_cost(CURVES[curve], size + 1) + looked if asked else 1.0
+        cost = DRAFT + verify_cost(CURVES[curve], size + 1) + looked if queried else 1.0
         cost *= 1 + 0.03 * abs(generator.standard_normal())
         lengths.on_round(a_round(size, accepted, cost))
         seconds, tokens = seconds + cost, tokens + accepted + 1

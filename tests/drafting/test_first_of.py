@@ -22,7 +22,7 @@ class Scripted(Proposer):
     def __init__(self, tokens: list[int], taps: tuple[str, ...] = ()) -> None:
         self.taps = taps
         self.tokens = tokens
-        self.asked: list[int] = []
+        self.calls: list[int] = []
         self.begun = self.seen = 0
 
     def begin(self, prompts) -> None:
@@ -32,7 +32,7 @@ class Scripted(Proposer):
         return bool(self.tokens)
 
     def propose(self, committed, limit, noise) -> Proposal:
-        self.asked.append(limit)
+        self.calls.append(limit)
         return Proposal.one_hot([self.tokens[:limit]])
 
     def observe(self, tokens, scores) -> None:
@@ -45,7 +45,7 @@ def test_the_first_that_does_not_abstain_proposes_and_is_named() -> None:
     several.begin([[1]])
     proposal = several.propose([[1, 2]], 2, NOISE)
     assert (proposal.source, proposal.tokens.tolist()) == ("b", [[4, 5]])
-    assert (silent.asked, talker.asked, last.asked) == ([2], [2], [])
+    assert (silent.calls, talker.calls, last.calls) == ([2], [2], [])
     several.observe([[2, 4, 5]], [Scores(mx.zeros((1, 3, 7)))])
     assert [one.begun for one in (silent, talker, last)] == [1, 1, 1]
     assert [one.seen for one in (silent, talker, last)] == [1, 1, 1]
@@ -58,10 +58,10 @@ class InBatches(Proposer):
 
     def __init__(self, *tokens: list[int]) -> None:
         self.tokens = tokens
-        self.asked = 0
+        self.calls = 0
 
     def propose(self, committed, limit, noise) -> Proposal:
-        self.asked += 1
+        self.calls += 1
         return Proposal.one_hot(self.tokens)
 
 
@@ -81,4 +81,4 @@ def test_in_a_batch_the_next_one_proposes_where_the_first_has_nothing() -> None:
     assert several.propose([[1], [2], [3]], 4, NOISE).counts == (1, 0, 0)
     several = FirstOf({"c": parts["c"], "b": silent}, allowed)
     assert several.propose([[1], [2], [3]], 4, NOISE).counts == (1, 1, 1)
-    assert silent.asked == 1, "where every sequence has something, nobody else is asked"
+    assert silent.calls == 1, "where every sequence has something, nobody else is asked"

@@ -55,8 +55,8 @@ def test_many_states_are_read_as_they_come_but_for_the_newest() -> None:
 
 @pytest.mark.parametrize("source", [CoupledNoise(3, SIZE), IndependentNoise(3, SIZE)])
 def test_tokens_are_drawn_from_the_rows_with_the_rounds_noise(source) -> None:
-    asked = {"temperature": 0.7, "top_k": 5, "presence_penalty": 1.2}
-    proposer, network = begun(**asked)
+    settings = {"temperature": 0.7, "top_k": 5, "presence_penalty": 1.2}
+    proposer, network = begun(**settings)
     see(proposer, [1, 2])
     noise = source.at(0, 4)
     proposal = proposer.propose([[1, 2, 3]], 4, noise)
@@ -64,7 +64,7 @@ def test_tokens_are_drawn_from_the_rows_with_the_rounds_noise(source) -> None:
     newest, text = 3, [1, 2, 3]
     for index, token in enumerate(tokens):
         logits = network.readings[0]._likes(newest)
-        row = Distribution(Sampling(**asked), SIZE).log_probabilities(logits, text)
+        row = Distribution(Sampling(**settings), SIZE).log_probabilities(logits, text)
         assert mx.array_equal(proposal.rows[:, index : index + 1], row)
         assert choose(row, noise.draft(index)).item() == token
         newest = token

@@ -19,7 +19,7 @@ from ..support.models import make_llama, make_t5
 from . import repeat
 
 DOCS = Path(__file__).parents[2] / "docs" / "architecture.md"
-ASKED = {"max_tokens": 60, "num_draft": 3, "cost_cache": False}
+SETTINGS = {"max_tokens": 60, "num_draft": 3, "cost_cache": False}
 
 
 @pytest.fixture(scope="module", params=[make_llama, make_t5])
@@ -35,14 +35,14 @@ def temperature(request) -> float:
 @pytest.fixture(scope="module")
 def own_tokens(pair: Pair, temperature: float) -> tuple[int, ...]:
     """The target's own completion."""
-    asked = Options(max_tokens=60, regular=True, temperature=temperature)
-    return generate(pair, "some words", asked).tokens
+    options = Options(max_tokens=60, regular=True, temperature=temperature)
+    return generate(pair, "some words", options).tokens
 
 
 def test_a_class_with_propose_alone_is_handed_to_stream_generate(
     pair: Pair, temperature: float, own_tokens: tuple[int, ...]
 ) -> None:
-    options = Options(**ASKED, temperature=temperature)
+    options = Options(**SETTINGS, temperature=temperature)
     run = stream_generate(pair, "some words", options, proposer=repeat.Repeat())
     list(run)
     result = run.result()
@@ -59,7 +59,7 @@ def test_a_module_and_a_line_in_the_table_make_a_name_for_the_options(
     monkeypatch.setitem(sys.modules, "mlx_specdec.proposers.repeat", repeat)
     monkeypatch.setitem(drafting.DRAFTERS, "repeat", "repeat")
     result = generate(
-        pair, "some words", Options(**ASKED, proposer="repeat", temperature=temperature)
+        pair, "some words", Options(**SETTINGS, proposer="repeat", temperature=temperature)
     )
     assert result.tokens == own_tokens
     assert result.labels.proposer == "repeat"

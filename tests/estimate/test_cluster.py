@@ -24,14 +24,14 @@ def test_all_but_what_belongs_to_tokens_is_divided() -> None:
     known = outline(LLAMA, "llama")
     table = 64 * 32 * 4
     assert known.token_nbytes == [table, table]
-    told = cluster(Link(4, 1e-4), known, caches_bytes=4000)
-    assert told.target_bytes == 2 * table + (known.nbytes - 2 * table) / 4 + 1000
+    report = cluster(Link(4, 1e-4), known, caches_bytes=4000)
+    assert report.target_bytes == 2 * table + (known.nbytes - 2 * table) / 4 + 1000
     layers = sum(known.layer_nbytes)
     divided = layers / (layers + table)
-    assert told.share == pytest.approx(divided / 4 + 1 - divided)
+    assert report.share == pytest.approx(divided / 4 + 1 - divided)
     tied = outline({**LLAMA, "tie_word_embeddings": True}, "llama")
     assert tied.token_nbytes == [table]
-    assert cluster(Link(4, 1e-4), tied, 0).share == pytest.approx(told.share)
+    assert cluster(Link(4, 1e-4), tied, 0).share == pytest.approx(report.share)
 
 
 def test_a_pipeline_hands_on_from_machine_to_machine() -> None:
@@ -46,13 +46,13 @@ def test_predictions_are_those_of_the_clusters_own_costs() -> None:
     cost, step = RoundCost(0.1, {1: 1.0, 17: 1.8}), 0.05
     alone = [best(cost, alpha, 16) for alpha in ALPHAS]
     for link in (RDMA, WIFI):
-        told = with_speeds(cluster(link, outline(LLAMA, "llama"), 0), cost, step, alone)
-        assert told.speeds is not None
+        report = with_speeds(cluster(link, outline(LLAMA, "llama"), 0), cost, step, alone)
+        assert report.speeds is not None
         exchanges = 21 * link.seconds
-        assert told.speeds.step_seconds == pytest.approx(told.share * step + exchanges)
-        assert told.speeds.pays_below_us == pytest.approx((1 - told.share) * step / 21 * 1e6)
-        own = shared(cost, told.share, exchanges / step)
-        for one, single in zip(told.speeds.predictions, alone, strict=True):
+        assert report.speeds.step_seconds == pytest.approx(report.share * step + exchanges)
+        assert report.speeds.pays_below_us == pytest.approx((1 - report.share) * step / 21 * 1e6)
+        own = shared(cost, report.share, exchanges / step)
+        for one, single in zip(report.speeds.predictions, alone, strict=True):
             again = best(own, one.alpha, 16)
             assert (one.num_draft, one.speed_up) == (again.num_draft, again.speed_up)
             if one.break_even_us is not None and link.seconds * 1e6 > one.break_even_us:
@@ -69,30 +69,30 @@ def test_predictions_are_those_of_the_clusters_own_costs() -> None:
 
 
 def test_a_pair_is_estimated_for_one_machine_and_for_many() -> None:
-    asked = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
-    told = estimate(*asked, **QUICK, clock=ticking(), link=RDMA)
-    assert told.speeds is not None and told.cluster is not None
-    assert told.cluster.speeds is not None
-    assert told.memory_bytes == told.cluster.target_bytes + told.draft.bytes
-    assert told.cluster.target_bytes < told.target.bytes
-    assert [one.alpha for one in told.cluster.speeds.predictions] == [*ALPHAS]
-    assert any("computed from the times of this one" in note for note in told.notes)
-    assert json.loads(json.dumps(told.as_dict()))["cluster"]["machines"] == 2
-    assert "cluster" not in replace(told, cluster=None).as_dict()
+    arguments = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
+    report = estimate(*arguments, **QUICK, clock=ticking(), link=RDMA)
+    assert report.speeds is not None and report.cluster is not None
+    assert report.cluster.speeds is not None
+    assert report.memory_bytes == report.cluster.target_bytes + report.draft.bytes
+    assert report.cluster.target_bytes < report.target.bytes
+    assert [one.alpha for one in report.cluster.speeds.predictions] == [*ALPHAS]
+    assert any("computed from the times of this one" in note for note in report.notes)
+    assert json.loads(json.dumps(report.as_dict()))["cluster"]["machines"] == 2
+    assert "cluster" not in replace(report, cluster=None).as_dict()
 
 
 def test_a_target_that_two_machines_hold_is_measured_on_a_few_layers_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
-    whole = sum(each.outline().nbytes + each.outline().cache_nbytes(8, 8) for each in asked)
+    arguments = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
+    whole = sum(each.outline().nbytes + each.outline().cache_nbytes(8, 8) for each in arguments)
     monkeypatch.setattr("mlx_specdec.measure.estimate.usable_memory", lambda: whole - 1)
     less = {**QUICK, "link": RDMA}
-    told = estimate(*asked, **less, clock=ticking())
-    assert told.fits and told.speeds is None and told.cluster.speeds is None
-    assert any("one machine has to hold" in note for note in told.notes)
+    report = estimate(*arguments, **less, clock=ticking())
+    assert report.fits and report.speeds is None and report.cluster.speeds is None
+    assert any("one machine has to hold" in note for note in report.notes)
     monkeypatch.setattr(
         "mlx_specdec.measure.estimate.parts", lambda known: parts(known, whole=100_000, least=1)
     )
-    few = estimate(*asked, **less, clock=ticking())
+    few = estimate(*arguments, **less, clock=ticking())
     assert few.speeds is not None and few.cluster.speeds is not None

@@ -50,7 +50,7 @@ def test_parts_are_too_large_for_a_processors_cache_and_hold_whole_patterns() ->
     assert (few, more) == (6, 18)
 
 
-def test_layers_of_real_families_are_told_apart() -> None:
+def test_layers_of_real_families_are_distinguished() -> None:
     def found(family: str, **changes: object) -> tuple[int, int]:
         return pattern(outline({**tiny.CONFIGS[family], **changes}, family).layers)
 

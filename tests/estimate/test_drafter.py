@@ -40,7 +40,7 @@ def config_of(directory: Path) -> Path:
     return directory
 
 
-def asked(directory: Path, **numbers) -> DrafterSource:
+def source_of(directory: Path, **numbers) -> DrafterSource:
     files = outline(directory)
     assert files is not None
     return DrafterSource("drafter", files, **numbers)
@@ -75,16 +75,16 @@ def test_a_drafter_is_measured_from_two_configurations(
     width, size = target.get("d_model", 32), target["vocab_size"]
     encoder = {"encoder": width} if "d_model" in target else {}
     directory = KINDS[name](tmp_path / name, width=width, vocabulary=size, **encoder)
-    told = estimate(
-        ModelSource("big", target), asked(config_of(directory)), **QUICK, clock=ticking()
+    report = estimate(
+        ModelSource("big", target), source_of(config_of(directory)), **QUICK, clock=ticking()
     )
-    assert told.proposer == ("eagle3" if name == "speculators" else name)
-    assert told.speeds is not None and told.fits
-    longest = max(each.num_draft for each in told.speeds.predictions)
+    assert report.proposer == ("eagle3" if name == "speculators" else name)
+    assert report.speeds is not None and report.fits
+    longest = max(each.num_draft for each in report.speeds.predictions)
     assert longest <= MOST.get(name, 16)
-    assert told.draft.vocabulary == size
-    assert told.draft.weights_bytes > 0 and told.draft.caches_bytes > 0
-    assert json.loads(json.dumps(told.as_dict()))["proposer"] == told.proposer
+    assert report.draft.vocabulary == size
+    assert report.draft.weights_bytes > 0 and report.draft.caches_bytes > 0
+    assert json.loads(json.dumps(report.as_dict()))["proposer"] == report.proposer
 
 
 def test_predictions_stop_at_the_longest_draft() -> None:
@@ -100,25 +100,25 @@ def test_weights_that_are_here_count_as_they_are(
     directory = eagle3(tmp_path / "drafter")
     files = read(directory)
     assert files is not None
-    told = estimate(ModelSource("big", LLAMA), asked(directory), **QUICK, clock=ticking())
-    assert told.draft.weights_bytes == sum(array.nbytes for array in files.tensors.values())
+    report = estimate(ModelSource("big", LLAMA), source_of(directory), **QUICK, clock=ticking())
+    assert report.draft.weights_bytes == sum(array.nbytes for array in files.tensors.values())
     monkeypatch.setattr("mlx_specdec.measure.estimate.usable_memory", lambda: 0)
     halves = DrafterSource("drafter", files, "bfloat16")
     small = estimate(ModelSource("big", LLAMA), halves, **QUICK, clock=ticking())
-    assert small.draft.weights_bytes == told.draft.weights_bytes / 2
+    assert small.draft.weights_bytes == report.draft.weights_bytes / 2
     assert (small.draft.dtype, small.fits, small.speeds) == ("bfloat16", False, None)
 
 
 def test_an_assistant_of_gemma_is_known_by_config_json(tmp_path: Path) -> None:
     whole, target = (GEMMA / "dense" / name for name in ("assistant", "target"))
     files = read(whole)
-    its = asked(config_of(Path(shutil.copytree(whole, tmp_path / "config"))))
+    its = source_of(config_of(Path(shutil.copytree(whole, tmp_path / "config"))))
     assert files is not None
     assert its.files.tensors.shapes == files.tensors.shapes
     assert its.files.facts() == files.facts()
     config = json.loads((target / "config.json").read_text())
-    told = estimate(ModelSource("target", config), its, **QUICK, clock=ticking())
-    assert told.proposer == "gemma4_assistant" and told.speeds is not None
+    report = estimate(ModelSource("target", config), its, **QUICK, clock=ticking())
+    assert report.proposer == "gemma4_assistant" and report.speeds is not None
     ordered = shutil.copytree(GEMMA / "ordered" / "assistant", tmp_path / "ordered")
     assert outline(config_of(Path(ordered))) is not None
 
@@ -127,8 +127,10 @@ def test_caches_hold_the_text_and_the_source(tmp_path: Path) -> None:
     known = ModelSource("t5", T5).outline()
     width, size = T5["d_model"], T5["vocab_size"]
     shape = {"width": width, "vocabulary": size, "drafted": None}
-    plain = asked(config_of(eagle3(tmp_path / "plain", **shape))).outline(known)
-    encoder = asked(config_of(eagle3(tmp_path / "encoder", encoder=width, **shape))).outline(known)
+    plain = source_of(config_of(eagle3(tmp_path / "plain", **shape))).outline(known)
+    encoder = source_of(config_of(eagle3(tmp_path / "encoder", encoder=width, **shape))).outline(
+        known
+    )
     position = 2 * KV_HEADS * HEAD_DIM * 4
     assert plain.cache_nbytes(100, 8) == STEP * position
     assert encoder.cache_nbytes(100, 8) == (STEP + 100) * position
@@ -143,6 +145,6 @@ def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
             ({"encoder": 32}, "an encoder of width 32, and this one is decoder-only"),
         )
     ):
-        drafter = asked(config_of(eagle3(tmp_path / f"{number}", **more)))
+        drafter = source_of(config_of(eagle3(tmp_path / f"{number}", **more)))
         with pytest.raises(CheckpointError, match=match):
             estimate(ModelSource("big", LLAMA), drafter, **QUICK)

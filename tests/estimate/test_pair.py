@@ -105,9 +105,9 @@ def test_a_pair_is_measured_from_its_configurations(pair: tuple[dict, dict]) -> 
 
 @pytest.mark.parametrize(("family", "replays"), [("mamba2", True), ("gemma3", False)])
 def test_passes_of_every_kind_of_cache_are_taken_back(family: str, replays: bool) -> None:
-    asked = ModelSource(family, tiny.CONFIGS[family])
+    settings = ModelSource(family, tiny.CONFIGS[family])
     # Longer than the windows.
-    found = estimate(asked, asked, **{**QUICK, "prompt_tokens": 40}, clock=ticking())
+    found = estimate(settings, settings, **{**QUICK, "prompt_tokens": 40}, clock=ticking())
     assert found.speeds is not None and found.speeds.replays is replays
     assert len(found.speeds.passes) == LONGEST_DRAFT + 1
 
@@ -167,7 +167,7 @@ def test_sizes_are_announced_before_anything_is_measured_and_the_time_is_kept() 
     assert [note for note in found.notes if "--seconds" in note] == [found.notes[-1]]
 
 
-def test_what_cannot_be_estimated_is_told_in_a_sentence() -> None:
+def test_what_cannot_be_estimated_is_reported_in_a_sentence() -> None:
     llama = ModelSource("llama", tiny.CONFIGS["llama"])
     with pytest.raises(OptionError, match="draft of the target's own kind"):
         estimate(ModelSource("t5", T5), llama)

@@ -57,10 +57,10 @@ def test_speculation_keeps_the_text_of_an_adapted_target(
     target = loading.load_model(base, adapter=adapter, q_bits=q_bits).model
     own, _ = self_draft(target, 4)
     plain_base = loading.load_model(base).model
-    asked = {"max_tokens": 30, "temperature": 1.0, "seed": 5}
-    plain = generate(pair_of(target, None), PROMPT, Options(regular=True, **asked))
+    settings = {"max_tokens": 30, "temperature": 1.0, "seed": 5}
+    plain = generate(pair_of(target, None), PROMPT, Options(regular=True, **settings))
     for draft in (own, plain_base):
-        drafted = generate(pair_of(target, draft), PROMPT, Options(num_draft=3, **asked))
+        drafted = generate(pair_of(target, draft), PROMPT, Options(num_draft=3, **settings))
         assert drafted.tokens == plain.tokens and drafted.stats.accepted > 0
 
 
@@ -83,7 +83,7 @@ def of_other_rank(directory: Path) -> None:
         (cut, "adapters.safetensors"),
     ],
 )
-def test_what_is_no_adapter_of_the_model_is_told_in_one_line(
+def test_what_is_no_adapter_of_the_model_is_reported_in_one_line(
     base: Path, adapter: Path, spoil: Callable[[Path], object], says: str
 ) -> None:
     spoil(adapter)

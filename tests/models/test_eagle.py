@@ -86,14 +86,21 @@ def test_a_round_of_a_p_eagle_is_one_pass(tmp_path: Path, monkeypatch) -> None:
 
 
 PAIRS, THETA, FACTOR, LEARNED = HEAD_DIM // 2, 500.0, 8.0, 64
-TOLD = {"rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": LEARNED}
+REPORT = {"rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": LEARNED}
 GROWN = 0.1 * math.log(FACTOR) + 1
 
 
-def turned(directory: Path, told: dict[str, Any], **changes: Any) -> tuple[np.ndarray, np.ndarray]:
+def turned(
+    directory: Path, report: dict[str, Any], **changes: Any
+) -> tuple[np.ndarray, np.ndarray]:
     """How far one position turns each pair, in radians, and how much it grows."""
-    asked = {"rope_theta": THETA, "max_position_embeddings": 512, "rope_scaling": told, **changes}
-    files = read(eagle3(directory, **asked))
+    settings = {
+        "rope_theta": THETA,
+        "max_position_embeddings": 512,
+        "rope_scaling": report,
+        **changes,
+    }
+    files = read(eagle3(directory, **settings))
     assert files is not None
     ones = mx.concatenate([mx.ones(PAIRS), mx.zeros(PAIRS)]).reshape(1, 1, 1, -1)
     first, second = np.split(np.array(rope_of(files.sizes)(ones, offset=1)).ravel(), 2)
@@ -115,7 +122,7 @@ def by_hand(*, whole: bool, learned: int = LEARNED) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("told", "angles", "size"),
+    ("report", "angles", "size"),
     [
         ({}, by_hand(whole=True), GROWN),
         ({"truncate": False}, by_hand(whole=False), GROWN),
@@ -124,9 +131,9 @@ def by_hand(*, whole: bool, learned: int = LEARNED) -> list[float]:
     ],
 )
 def test_pairs_turn_as_config_json_says(
-    told: dict, angles: list[float], size: float, tmp_path: Path
+    report: dict, angles: list[float], size: float, tmp_path: Path
 ) -> None:
-    seen, grown = turned(tmp_path / "eagle3", {**TOLD, **told})
+    seen, grown = turned(tmp_path / "eagle3", {**REPORT, **report})
     assert np.allclose(seen, angles, atol=1e-5)
     assert np.allclose(grown, size, atol=1e-5)
     assert not np.allclose(by_hand(whole=True), by_hand(whole=False), atol=1e-3)

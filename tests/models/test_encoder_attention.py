@@ -44,8 +44,8 @@ def in_numpy(directory: Path) -> tuple[dict, dict[str, np.ndarray]]:
 
 
 def test_blocks_are_those_made_by_hand(tmp_path: Path) -> None:
-    asked = {"layer_types": ["full_attention"] * 2, "rope_theta": 10000.0, "encoder": WIDTH}
-    directory = dflash(tmp_path / "dflash", **asked)
+    settings = {"layer_types": ["full_attention"] * 2, "rope_theta": 10000.0, "encoder": WIDTH}
+    directory = dflash(tmp_path / "dflash", **settings)
     config, tensors = in_numpy(directory)
     embedding, hidden = normal((VOCABULARY, WIDTH), 1), normal((23, 2 * WIDTH), 2)
     encoded, table = normal((9, WIDTH), 3), np.array(embedding, dtype=np.float64)
@@ -81,8 +81,8 @@ def translator() -> Base:
     return load_model(T5, dtype="float32").model
 
 
-def drafter(kind: str, directory: Path, target: Base, **asked) -> DrafterNetwork:
-    made = MAKERS[kind](directory, width=target.width, encoder=target.width, **asked)
+def drafter(kind: str, directory: Path, target: Base, **settings) -> DrafterNetwork:
+    made = MAKERS[kind](directory, width=target.width, encoder=target.width, **settings)
     files = read(made)
     assert files is not None
     return attach(files, target, NumberFormat("float32"))
@@ -161,7 +161,7 @@ def test_targets_without_such_an_encoder_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "match"),
+    ("settings", "match"),
     [
         ({"encoder_attention": False}, "encoder_norm.weight is not part"),
         ({"encoder": None, "encoder_attention": True}, "encoder_norm.weight is missing"),
@@ -169,8 +169,8 @@ def test_targets_without_such_an_encoder_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_contradict_themselves_are_refused(
-    asked: dict, match: str, tmp_path: Path
+    settings: dict, match: str, tmp_path: Path
 ) -> None:
     for make in (eagle3, dflash):
         with pytest.raises(CheckpointError, match=match):
-            read(make(tmp_path / make.__name__, **{"encoder": WIDTH, **asked}))
+            read(make(tmp_path / make.__name__, **{"encoder": WIDTH, **settings}))

@@ -54,9 +54,9 @@ def test_only_proposed_tokens_can_be_taken_back(model) -> None:
         context.rewind((2,))
 
 
-@pytest.mark.parametrize(("prompt", "told"), [([], "empty"), ([5, 64], "64"), ([-1], "-1")])
-def test_a_prompt_that_cannot_be_read_is_refused(model, prompt: list[int], told: str) -> None:
-    with pytest.raises(PromptError, match=told):
+@pytest.mark.parametrize(("prompt", "message"), [([], "empty"), ([5, 64], "64"), ([-1], "-1")])
+def test_a_prompt_that_cannot_be_read_is_refused(model, prompt: list[int], message: str) -> None:
+    with pytest.raises(PromptError, match=message):
         model.open(prompt)
 
 

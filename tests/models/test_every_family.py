@@ -76,18 +76,18 @@ def test_every_family_writes_the_same_texts_alone_and_in_batches(family: Family)
     plain_attention = all(type(cache) is KVCache for cache in make_prompt_cache(network))
     assert pair.target.batches is (plain_attention and name not in ONE_AT_A_TIME)
     # With tied random weights, some repeat one token; a penalty makes texts worth comparing.
-    asked = Options(num_draft=3, frequency_penalty=2.0)
+    options = Options(num_draft=3, frequency_penalty=2.0)
     # The third joins when the second has ended; the first two are longer than a window.
     requests = [
-        Request(PROMPT, replace(asked, temperature=1.0, max_tokens=LENGTH, seed=3)),
-        Request(PROMPT[:2], replace(asked, temperature=0.0, max_tokens=LENGTH - 4)),
-        Request([*PROMPT, *PROMPT[1:]], replace(asked, temperature=0.7, max_tokens=6, seed=5)),
+        Request(PROMPT, replace(options, temperature=1.0, max_tokens=LENGTH, seed=3)),
+        Request(PROMPT[:2], replace(options, temperature=0.0, max_tokens=LENGTH - 4)),
+        Request([*PROMPT, *PROMPT[1:]], replace(options, temperature=0.7, max_tokens=6, seed=5)),
     ]
     plain = [
         generate(pair, each.prompt, replace(each.options, regular=True)).tokens for each in requests
     ]
     assert all(len(set(tokens)) > 3 for tokens in plain[:2]), "one token proves little"
-    runs = [list(generate_many(pair, requests, asked, batch_size=2))]
+    runs = [list(generate_many(pair, requests, options, batch_size=2))]
     if pair.target.batches:
         # The others were decoded alone already, in turns.
         runs.append([generate(pair, each.prompt, each.options) for each in requests[:1]])

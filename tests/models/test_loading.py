@@ -109,7 +109,7 @@ def test_weights_of_several_formats_are_computed_in_the_widest(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"num_layers": 10**9}, "asks for 1000000000 and 2 layers"),
         ({"vocab_size": 10**12}, "vocab_size"),
@@ -119,18 +119,18 @@ def test_weights_of_several_formats_are_computed_in_the_widest(
         ({"feed_forward_proj": ["relu"]}, "feed_forward_proj"),
     ],
 )
-def test_a_configuration_out_of_range_is_told_with_its_place(
-    wide: Path, change: dict, told: str
+def test_a_configuration_out_of_range_is_reported_with_its_place(
+    wide: Path, change: dict, message: str
 ) -> None:
     config = json.loads((wide / "config.json").read_text())
     (wide / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(CheckpointError, match=told) as error:
+    with pytest.raises(CheckpointError, match=message) as error:
         load_model(wide)
     assert str(error.value).startswith(f"{wide}: ") and "\n" not in str(error.value)
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="these kernels are here")
-def test_a_family_that_runs_on_metal_only_is_told(tmp_path: Path) -> None:
+def test_a_family_that_runs_on_metal_only_is_reported(tmp_path: Path) -> None:
     config = {**tiny.CONFIGS["llama"], "model_type": "bitnet", "tie_word_embeddings": True}
     network = bitnet.Model(bitnet.ModelArgs.from_dict(config))
     weights = dict(tree_flatten(network.parameters()))

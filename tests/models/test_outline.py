@@ -47,24 +47,24 @@ def test_quantizing_on_load_gives_the_same_bytes(bits: int, tmp_path: Path) -> N
 @pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
 def test_an_outline_has_the_bytes_of_the_caches_that_decoding_fills(family: str) -> None:
     known = outline(tiny.CONFIGS[family], family)
-    asked = known.cache_nbytes(19, 5)
+    settings = known.cache_nbytes(19, 5)
     model = known.model()
     context = read(model, list(range(2, 22)))
     context.advance(mx.array([[3]]))
     scores = context.advance(mx.array([[3, 4, 5, 6]]))
     mx.eval(scores.logits)
     caches = getattr(context, "_caches", None) or context._cache.entries
-    assert asked == sum(int(cache.nbytes) for cache in caches) > 0
+    assert settings == sum(int(cache.nbytes) for cache in caches) > 0
 
 
 def test_a_t5_has_the_bytes_of_its_caches_and_memory() -> None:
     known = outline(T5, "t5", dtype="float32")
-    asked = known.cache_nbytes(20, 300)
+    settings = known.cache_nbytes(20, 300)
     context = known.model().open([5] * 20)
     mx.eval(context.advance(mx.array([[3] * 300])).logits)
     arrays = list(context._source.arrays(0))
     arrays += [a for c in context._caches for a in c.state]
-    assert asked == sum(array.nbytes for array in arrays)
+    assert settings == sum(array.nbytes for array in arrays)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -112,7 +112,7 @@ def test_what_config_json_says_of_packing_and_types_is_taken() -> None:
         ({**T5, "quantization": {"bits": 4, "group_size": 32}}, {"q_bits": 4}, "already"),
     ],
 )
-def test_what_cannot_be_outlined_is_told_in_a_sentence(
+def test_what_cannot_be_outlined_is_reported_in_a_sentence(
     config: dict, options: dict, words: str
 ) -> None:
     with pytest.raises((CheckpointError, OptionError), match=words) as caught:

@@ -302,10 +302,10 @@ def test_any_rewinding_of_a_window_leaves_what_plain_decoding_has(size: int) -> 
     while cache.length < 3 * size:
         rows = choose.randint(1, 9)
         proposed = choose.randint(0, rows)
-        asked = cache.length + rows - choose.randint(0, proposed)
+        settings = cache.length + rows - choose.randint(0, proposed)
         _feed(cache, rows, proposed)
-        reached = cache.rewind(asked)
-        assert reached == asked or proposed == rows
+        reached = cache.rewind(settings)
+        assert reached == settings or proposed == rows
         probe = copy.deepcopy(cache)
         seen = sorted(_feed(probe, 1)[0])
         assert seen == list(range(max(0, reached + 1 - size), reached + 1))

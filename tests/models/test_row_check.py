@@ -27,7 +27,7 @@ WRONG = ("phi3small", "plamo3")
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
 @pytest.mark.parametrize("name", WRONG)
-def test_the_two_families_that_are_wrong_are_told_once(name: str, dtype: mx.Dtype) -> None:
+def test_the_two_families_that_are_wrong_are_reported_once(name: str, dtype: mx.Dtype) -> None:
     model = model_of(name, dtype)
     with pytest.warns(RuntimeWarning, match=f"mlx-lm's {name} models") as caught:
         assert not model.rows_agree
@@ -52,7 +52,7 @@ def test_a_window_wider_than_memory_costs_nothing(window: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
-def test_a_proposer_of_the_callers_own_is_not_asked() -> None:
+def test_a_proposer_of_the_callers_own_is_not_requested() -> None:
     pair = pair_of(model_of("plamo3"), None)
     plain = generate(pair, PROMPT, Options(max_tokens=40, regular=True))
     run = stream_generate(pair, PROMPT, Options(max_tokens=40), proposer=PromptLookup())

@@ -25,8 +25,8 @@ def weights(model: Model) -> dict[str, np.ndarray]:
 
 
 def llama(layers: int = 4, **changes: object) -> tuple[Model, dict]:
-    asked = {"num_hidden_layers": layers, **changes}
-    return DecoderOnlyModel(tiny.build("llama", **asked)), {**tiny.CONFIGS["llama"], **asked}
+    settings = {"num_hidden_layers": layers, **changes}
+    return DecoderOnlyModel(tiny.build("llama", **settings)), {**tiny.CONFIGS["llama"], **settings}
 
 
 @pytest.mark.parametrize(

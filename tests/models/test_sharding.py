@@ -144,7 +144,7 @@ def test_four_ranks_keep_a_head_each(monkeypatch: pytest.MonkeyPatch, bits: int 
 
 
 @pytest.mark.parametrize(
-    ("shape", "count", "told"),
+    ("shape", "count", "message"),
     [
         (
             {"num_heads": 6, "d_ff": 96},
@@ -155,10 +155,10 @@ def test_four_ranks_keep_a_head_each(monkeypatch: pytest.MonkeyPatch, bits: int 
     ],
 )
 def test_what_cannot_be_divided_is_refused_before_weights_are_looked_for(
-    tmp_path: Path, shape: dict[str, int], count: int, told: str
+    tmp_path: Path, shape: dict[str, int], count: int, message: str
 ) -> None:
     config = {**json.loads((FIXTURES / "mt5" / "config.json").read_text()), **shape}
-    with pytest.raises(OptionError, match=told):
+    with pytest.raises(OptionError, match=message):
         t5_family.load(tmp_path, config, FLOAT, None, group=ranks(count)[0])
 
 
@@ -224,7 +224,7 @@ HEAD_TOKENS = mx.array([[5, 9, 12]])
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_head_that_is_asked_on_rank_0_alone_is_kept_there_alone(
+def test_a_head_that_is_requested_on_rank_0_alone_is_kept_there_alone(
     monkeypatch: pytest.MonkeyPatch, tied: bool
 ) -> None:
     # One of two ranks, which has its own part of every sum.

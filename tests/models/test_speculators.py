@@ -41,8 +41,8 @@ def test_drafts_are_those_of_the_package_speculators_round_after_round(name: str
     ):
         drafted, rows = run.draft(length, logits.shape[0])
         if network.stops:
-            told = run.chances()
-            assert mx.max(mx.abs(told - reference["chances"][rounds])).item() <= LIMIT
+            report = run.chances()
+            assert mx.max(mx.abs(report - reference["chances"][rounds])).item() <= LIMIT
         assert drafted == expected.tolist()
         own, candidates = rows[:, known], mx.isfinite(logits)
         assert mx.array_equal(mx.isfinite(own), candidates)

@@ -218,6 +218,6 @@ def test_beyond_what_the_family_saw_there_is_a_caution(config: dict, trained: in
     shape = T5Config.from_dict({**SHAPE, **config}, own_head=False)
     model = EncoderDecoderModel(T5(shape))
     assert model.caution(trained) == ""
-    told = model.caution(trained + 1)
-    assert f"{trained + 1:,} tokens" in told and f"trained on {trained:,}" in told
-    assert "MB of memory" in told
+    report = model.caution(trained + 1)
+    assert f"{trained + 1:,} tokens" in report and f"trained on {trained:,}" in report
+    assert "MB of memory" in report

@@ -17,8 +17,8 @@ COLUMN = 2 * 3 * 4 * 2
 
 def columns_of(text: Sequence[int], lag: int) -> tuple[mx.array, ...]:
     """Column i tells the tokens up to i + lag apart from all others."""
-    told = [float(hash(tuple(text[: at + lag + 1])) % 9973) for at in range(len(text) - lag)]
-    one = mx.array(told).reshape(1, 1, -1, 1) * mx.ones((1, 2, 1, 3))
+    report = [float(hash(tuple(text[: at + lag + 1])) % 9973) for at in range(len(text) - lag)]
+    one = mx.array(report).reshape(1, 1, -1, 1) * mx.ones((1, 2, 1, 3))
     return one, -one
 
 

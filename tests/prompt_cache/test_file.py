@@ -189,7 +189,7 @@ def test_a_file_takes_its_place_whole_or_not_at_all(
     assert [each.name for each in written.parent.iterdir()] == [written.name]
 
 
-def test_what_a_file_cannot_hold_is_told_before_it_is_written(tmp_path: Path) -> None:
+def test_what_a_file_cannot_hold_is_reported_before_it_is_written(tmp_path: Path) -> None:
     recurrent = pair_of(DecoderOnlyModel(tiny.build("mamba2")), None)
     with pytest.raises(OptionError, match="has windows or recurrent state"):
         Store(ROOM, tmp_path / "cache").open(recurrent)

@@ -80,7 +80,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     return pair
 
 
-def asked(temperature: float, **more: object) -> Options:
+def make_options(temperature: float, **more: object) -> Options:
     return Options(
         max_tokens=LENGTH,
         temperature=temperature,
@@ -106,7 +106,10 @@ def test_a_hit_changes_nothing_but_what_is_read(
     name: str, temperature: float, pairs: Callable[[str], Pair]
 ) -> None:
     pair, kind = pairs(name), PAIRS[name][0]
-    plain, drafting = asked(temperature, regular=True), asked(temperature, num_draft=3)
+    plain, drafting = (
+        make_options(temperature, regular=True),
+        make_options(temperature, num_draft=3),
+    )
     first = generate(pair, SYSTEM + PROMPT, plain)
     assert len(set(first.tokens)) > 3, "a text of one token would prove little"
     turn = [*SYSTEM, *PROMPT, *first.tokens, 17, 44]
@@ -135,7 +138,7 @@ def test_a_hit_changes_nothing_but_what_is_read(
 
 @pytest.mark.parametrize("name", fast_first(["llama"], ["llama", "llama, eagle3", "gemma3", "t5"]))
 def test_nobody_writes_into_what_is_kept(name: str, pairs: Callable[[str], Pair]) -> None:
-    pair, options, cache = pairs(name), asked(0.0, num_draft=3), PromptCache(ROOM)
+    pair, options, cache = pairs(name), make_options(0.0, num_draft=3), PromptCache(ROOM)
     first = run(pair, SYSTEM + PROMPT, options, cache)
     arrays = [array for node in cache.nodes for own in node.columns.values() for array in own]
     arrays += [a for node in cache.nodes for whole in node.snapshots.values() for a in whole.arrays]
@@ -152,7 +155,7 @@ def test_a_model_whose_rows_disagree_keeps_nothing(name: str) -> None:
     """What it computed of a beginning depends on how many tokens went through each pass."""
     pair, cache = pair_of(model_of(name), None), PromptCache(ROOM)
     prompts = [SYSTEM + PROMPT, SYSTEM + PROMPT + [17, 44], [*SYSTEM, 3]]
-    options = asked(1.0)
+    options = make_options(1.0)
     expected = [generate(pair, prompt, options).tokens for prompt in prompts]
     results = [run(pair, prompt, options, cache) for prompt in prompts]
     many = Scheduler(pair, None, options, BatchSize(2), cache)
@@ -169,7 +172,7 @@ def test_a_model_whose_rows_disagree_keeps_nothing(name: str) -> None:
 def test_of_newcomers_that_begin_alike_one_reads_for_all(
     room: int, pairs: Callable[[str], Pair]
 ) -> None:
-    pair, options = pairs("llama"), asked(0.0, regular=True)
+    pair, options = pairs("llama"), make_options(0.0, regular=True)
     system = [(7 * place) % 60 + 3 for place in range(300)]
     many = Scheduler(pair, None, options, BatchSize(4), PromptCache(room))
     prompts = [[*system, 5], [*system, 5], PROMPT, [*system, 6]]
@@ -187,7 +190,7 @@ def test_what_an_interrupted_text_has_read_is_kept(
     steps: int, pairs: Callable[[str], Pair]
 ) -> None:
     pair, cache = pairs("llama, eagle3"), PromptCache(ROOM)
-    options = asked(0.0, num_draft=2, prefill_step_size=8)
+    options = make_options(0.0, num_draft=2, prefill_step_size=8)
     run_of = stream_generate(pair, SYSTEM + PROMPT, options, cache=cache)
     emissions = iter(run_of)
     for _ in range(steps):
@@ -196,5 +199,5 @@ def test_what_an_interrupted_text_has_read_is_kept(
     assert run_of.result().finish_reason == "interrupted"
     again = run(pair, SYSTEM + PROMPT, options, cache)
     assert again.labels.cached_tokens == (0, 7, 17)[min(steps, 2)]
-    plain = generate(pair, SYSTEM + PROMPT, asked(0.0, regular=True))
+    plain = generate(pair, SYSTEM + PROMPT, make_options(0.0, regular=True))
     assert again.tokens == plain.tokens

@@ -58,10 +58,10 @@ def disturb(rank: int, noise: float = 0.0, sleep: float = 0.0) -> None:
         DecoderOnlyModel.run = slow
 
 
-def told(pair: Pair, prompt: str, case: dict[str, Any]) -> dict[str, Any]:
+def result_of(pair: Pair, prompt: str, case: dict[str, Any]) -> dict[str, Any]:
     """One text, or several, and what they took."""
-    asked = {k: v for k, v in case.items() if k != "prompts"}
-    options = Options(cost_cache=False, **asked)
+    settings = {k: v for k, v in case.items() if k != "prompts"}
+    options = Options(cost_cache=False, **settings)
     if "prompts" in case:
         results = generate_many(pair, case["prompts"], options, batch_size=4)
         return {"texts": [each.text for each in results]}
@@ -96,7 +96,7 @@ def main(spec: dict[str, Any]) -> None:
             continue
         for case in setting["cases"]:
             before = sums.count
-            each = told(pair, spec["prompt"], case)
+            each = result_of(pair, spec["prompt"], case)
             written.append(each | {"sums": sums.count - before})
         if number < len(spec["settings"]):
             group._met[0]._leader.end(0)

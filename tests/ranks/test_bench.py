@@ -26,9 +26,9 @@ def test_bench_tells_what_sums_take_and_what_one_machine_would_gain(tmp_path: Pa
     command = ["-m", "mlx_specdec", "bench", str(prompts), *models, *effort]
     ended = loopback.run(tmp_path, 2, *command, "--json", "--report", str(report))
     assert [each.code for each in ended] == [0, 0], ended
-    told = json.loads(ended[0].out)
-    assert all(not one["differences"] for one in told["methods"])
-    cluster = told["cluster"]
+    result = json.loads(ended[0].out)
+    assert all(not one["differences"] for one in result["methods"])
+    cluster = result["cluster"]
     assert (cluster["machines"], cluster["mode"]) == (2, "tensor")
     assert cluster["exchanges"] == 2 * LAYERS + 1 and 0.5 < cluster["share"] < 1
     assert set(cluster["exchange_us"]) == {"1", "3"}

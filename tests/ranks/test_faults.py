@@ -134,7 +134,7 @@ def test_ranks_that_are_missing_are_not_waited_for_for_ever(target: Path, tmp_pa
     ]
 
 
-def test_a_process_that_was_started_alone_is_told_how_ranks_are(target: Path) -> None:
+def test_a_process_that_was_started_alone_learns_how_ranks_are(target: Path) -> None:
     done = subprocess.run(
         [sys.executable, *words(target)],
         capture_output=True,

@@ -46,8 +46,8 @@ def answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str) -> None:
 
 
 def test_the_command_is_that_of_mlx_launch(tmp_path: Path) -> None:
-    asked = machines(hosts="a,b", env=["X=1"], mode="pipeline")
-    words = mlx_launch(asked, WORDS, tmp_path / "status")
+    settings = machines(hosts="a,b", env=["X=1"], mode="pipeline")
+    words = mlx_launch(settings, WORDS, tmp_path / "status")
     behind = words.index("--")
     assert Path(words[0]).name == "mlx.launch"
     assert words[1:behind] == [

@@ -18,7 +18,7 @@ from mlx_specdec import Options, generate, load
 
 from ..support import loopback, mtp, speculators, tiny
 from ..support.loopback import Ranks
-from .cases import told
+from .cases import result_of
 
 pytestmark = pytest.mark.slow
 LENGTH = 16
@@ -83,8 +83,8 @@ DISTURBED = {"1": {"noise": 1e-6, "sleep": 0.02}, "0": {"noise": 0.0, "sleep": 0
 
 
 def compared(directory: Path, count: int, settings: list[Setting]) -> list[dict[str, Any]]:
-    """What ranks were told, case by case; the texts are those of one process."""
-    asked, wanted = [], []
+    """What ranks were result_of, case by case; the texts are those of one process."""
+    requests, wanted = [], []
     expected: dict[str, list[list[str]]] = {}
     for setting in settings:
         changes = {"num_hidden_layers": 4, "intermediate_size": 64} | setting.changes
@@ -97,7 +97,7 @@ def compared(directory: Path, count: int, settings: list[Setting]) -> list[dict[
             loopback.write(setting.name, target, **changes)
             loopback.write(setting.name, draft, noise=0.1, **changes)
         cases = [{"max_tokens": LENGTH, "seed": 3} | case for case in setting.cases]
-        asked.append(
+        requests.append(
             {
                 "target": str(target),
                 "draft": None if draft is None else str(draft),
@@ -110,10 +110,10 @@ def compared(directory: Path, count: int, settings: list[Setting]) -> list[dict[
         for case in cases:
             key = f"{setting.name} {json.dumps(case)}"
             if key not in expected:
-                expected[key] = told(pair, loopback.PROMPT, case)["texts"]
+                expected[key] = result_of(pair, loopback.PROMPT, case)["texts"]
             wanted.append((setting, case, expected[key]))
     out, file = directory / "told.json", directory / "spec.json"
-    file.write_text(json.dumps({"prompt": loopback.PROMPT, "settings": asked, "out": str(out)}))
+    file.write_text(json.dumps({"prompt": loopback.PROMPT, "settings": requests, "out": str(out)}))
     ended = loopback.run(directory, count, "-m", "tests.ranks.cases", str(file))
     assert [each.code for each in ended] == [0] * count, [each.err for each in ended]
     written: list[dict[str, Any]] = json.loads(out.read_text())
@@ -206,8 +206,8 @@ def test_clients_at_once_get_their_texts_and_one_that_leaves_stops_nobody(
             {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=120) as answer:
-            told: str = json.load(answer)["choices"][0]["text"]
-        return told
+            report: str = json.load(answer)["choices"][0]["text"]
+        return report
 
     command = shared("serve", models, "--port", str(port), "--log-level", "error")
     with Ranks(tmp_path, [command] * 2) as ranks:
@@ -248,10 +248,10 @@ def test_a_drafter_on_hidden_states_drafts_on_rank_0_alone(tmp_path: Path) -> No
     ended = loopback.run(tmp_path, 2, *shared("generate", (target, eagle), *words))
     assert [each.code for each in ended] == [0, 0], ended
     assert ended[1].out == ended[1].err == "" and file.read_text() == "0\n"
-    told = json.loads(ended[0].out)
-    assert told["proposer"] == "eagle3" and told["stats"]["drafted"] > 0
+    report = json.loads(ended[0].out)
+    assert report["proposer"] == "eagle3" and report["stats"]["drafted"] > 0
     options = Options(regular=True, max_tokens=16, temperature=1.0, seed=4, cost_cache=False)
-    assert [told["text"]] == expected(target, options, [loopback.PROMPT])
+    assert [report["text"]] == expected(target, options, [loopback.PROMPT])
 
 
 def test_what_lives_on_another_rank_is_refused_by_name(tmp_path: Path) -> None:

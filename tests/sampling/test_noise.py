@@ -18,15 +18,15 @@ from mlx_specdec.sampling.noise import (
 
 
 @pytest.mark.parametrize("vocabulary", [11, 5000, NUMBERS + 1])
-def test_noise_of_a_position_is_that_of_its_key_however_much_is_asked_for(vocabulary: int) -> None:
+def test_noise_of_a_position_is_that_of_its_key_however_much_is_requested(vocabulary: int) -> None:
     prompt = [5, 6, 7]
     rows = CoupledNoise(3, vocabulary, prompt).at(0, 3).target(2 * ROWS)
-    asked = CoupledNoise(3, vocabulary, prompt)
+    settings = CoupledNoise(3, vocabulary, prompt)
     for position in range(3, 3 + 2 * ROWS):
         key = derive_key(3, digest_of(prompt), "gumbel", position)
         alone = mx.random.gumbel((vocabulary,), key=key)
         assert mx.array_equal(rows[0, position - 3], alone)
-        noise = asked.at(0, position)
+        noise = settings.at(0, position)
         assert mx.array_equal(noise.draft(0)[0, 0], alone)
         assert mx.array_equal(noise.correction()[0], alone)
         assert mx.array_equal(noise.target(3)[0, 0], alone)
@@ -64,7 +64,7 @@ def test_one_seed_couples_neither_two_prompts_nor_a_text_and_its_continuation(se
     assert not mx.any(used == IndependentNoise(seed, size, [5, 6, 8]).at(0, 0).accept(50))
 
 
-def test_coins_depend_on_seed_prompt_and_position_and_come_up_as_often_as_asked() -> None:
+def test_coins_depend_on_seed_prompt_and_position_and_come_up_as_often_as_requested() -> None:
     def tosses(seed: int, prompt: list[int], probability: float = 0.3) -> np.ndarray:
         coins = Coins(seed, prompt, probability)
         return np.array([coins.at(position) for position in range(4000)])

@@ -38,7 +38,7 @@ def text(pair: Pair, alone: Callable[..., str]) -> str:
     return alone(pair.tokenizer.encode(PROMPT), max_tokens=12, temperature=0.8, seed=4)
 
 
-def told(client: TestClient, **more: Any) -> dict[str, Any]:
+def answer_to(client: TestClient, **more: Any) -> dict[str, Any]:
     answer = client.post(PATH, json={**BODY, **more})
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -56,7 +56,7 @@ def events(client: TestClient, **more: Any) -> list[dict[str, Any]]:
 
 
 def test_a_message_is_answered(client: TestClient, pair: Pair, text: str) -> None:
-    answer = told(client)
+    answer = answer_to(client)
     assert answer.pop("id").startswith("msg_")
     assert answer == {
         "type": "message",
@@ -79,7 +79,7 @@ def test_a_message_is_answered(client: TestClient, pair: Pair, text: str) -> Non
             "service_tier": None,
         },
     }
-    assert told(client, system="Be calm.")["content"] == answer["content"]
+    assert answer_to(client, system="Be calm.")["content"] == answer["content"]
     counted = client.post(f"{PATH}/count_tokens", json=BODY).json()
     assert counted == {"input_tokens": answer["usage"]["input_tokens"]}
 
@@ -98,10 +98,10 @@ def test_a_stream_has_its_events_in_order(client: TestClient, text: str) -> None
     assert end == {"type": "message_stop"}
 
 
-def test_a_stop_sequence_is_told(client: TestClient, text: str) -> None:
+def test_a_stop_sequence_is_reported(client: TestClient, text: str) -> None:
     stop = text[3:5]
     for stops in ([stop], ["never seen", stop, "nor this"]):
-        answer = told(client, stop_sequences=stops)
+        answer = answer_to(client, stop_sequences=stops)
         assert answer["content"][0]["text"] == text[: text.index(stop)]
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
         delta = events(client, stop_sequences=stops)[-2]["delta"]
@@ -115,7 +115,7 @@ def test_a_last_message_of_the_assistant_is_continued(
     messages = [*BODY["messages"], begun]
     ids = pair.tokenizer.encode(f"{PROMPT} The best")
     text = alone(ids, max_tokens=12, temperature=0.8, seed=4)
-    answer = told(client, messages=messages)
+    answer = answer_to(client, messages=messages)
     assert [each["text"] for each in answer["content"]] == [text]
     assert answer["usage"]["input_tokens"] == len(ids)
     counted = client.post(f"{PATH}/count_tokens", json={**BODY, "messages": messages}).json()
@@ -141,22 +141,22 @@ def test_lines_of_billing_are_left_out_of_prompts(
 ) -> None:
     caplog.set_level("INFO")
     anthropic._log_billing_once.cache_clear()
-    plain = told(client)
+    plain = answer_to(client)
     assert not any("billing" in each for each in caplog.messages)
     for _ in range(2):
-        answer = told(client, system=system)
+        answer = answer_to(client, system=system)
         assert answer["content"] == plain["content"] and answer["usage"] == plain["usage"]
     [said] = [each for each in caplog.messages if "billing" in each]
     assert "--keep-billing-lines" in said
     settings = ServiceSettings(keep_billing=True)
     keeping = TestClient(make_app(Service(engine, "tiny", settings), Access()))
-    assert told(keeping, system=system)["usage"]["input_tokens"] > 40 + len(BILLING) // 4
+    assert answer_to(keeping, system=system)["usage"]["input_tokens"] > 40 + len(BILLING) // 4
 
 
 def test_what_only_looks_like_billing_stays(client: TestClient) -> None:
     def count(text: str, field: str) -> int:
-        asked = {"messages": [{"role": "user", "content": text}], "system": "x"}
-        body = {**asked, **({"system": text} if field == "system" else {})}
+        settings = {"messages": [{"role": "user", "content": text}], "system": "x"}
+        body = {**settings, **({"system": text} if field == "system" else {})}
         return client.post(f"{PATH}/count_tokens", json=body).json()["input_tokens"]
 
     for text in (f"Never send {BILLING}", "x-anthropic-billing-header: what is that?"):
@@ -179,7 +179,7 @@ WRONG = {
 @pytest.mark.parametrize(
     ("field", "value"), [(field, each) for field, values in WRONG.items() for each in values]
 )
-def test_errors_are_told_by_their_type(client: TestClient, field: str, value: Any) -> None:
+def test_errors_are_reported_by_their_type(client: TestClient, field: str, value: Any) -> None:
     answer = client.post(PATH, json={**BODY, field: value})
     assert answer.status_code == 400
     assert answer.json()["type"] == "error"
@@ -198,7 +198,7 @@ def test_a_prompt_that_is_too_long_is_called_so_as_anthropic_does(client: TestCl
 def test_tools_of_anthropics_servers_are_left_out(client: TestClient, text: str) -> None:
     """This model takes no tools at all."""
     tools = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]
-    assert [each["text"] for each in told(client, tools=tools)["content"]] == [text]
+    assert [each["text"] for each in answer_to(client, tools=tools)["content"]] == [text]
     own = [{"type": "custom", "name": "f", "input_schema": {"type": "object"}}]
     assert client.post(PATH, json={**BODY, "tools": own}).status_code == 400
 
@@ -207,8 +207,8 @@ def test_tools_of_anthropics_servers_are_left_out(client: TestClient, text: str)
 def test_an_answer_may_be_bound_to_a_schema(client: TestClient, where: str) -> None:
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")
     bound = {"type": "json_schema", "schema": {"type": "integer", "minimum": 10, "maximum": 99}}
-    asked = {"effort": "low", "format": bound} if where == "output_config" else bound
-    [block] = told(client, **{where: asked})["content"]
+    body = {"effort": "low", "format": bound} if where == "output_config" else bound
+    [block] = answer_to(client, **{where: body})["content"]
     assert 10 <= json.loads(block["text"]) <= 99
 
 

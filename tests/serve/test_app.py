@@ -98,7 +98,7 @@ def test_a_request_whose_time_is_over_keeps_what_it_has(
     wait_until(lambda: engine.requests == (0, 0))
 
 
-def test_a_request_that_never_fits_into_memory_is_told_what_would(llama: tuple[Path, Path]) -> None:
+def test_a_request_that_never_fits_into_memory_learns_what_would(llama: tuple[Path, Path]) -> None:
     with running(llama) as engine:
         budget = 3 * engine.budget.of_caches([Extent(5, 5, 25)]) // 2
     with running(llama, memory_budget=budget) as engine:
@@ -117,21 +117,21 @@ def test_a_request_that_never_fits_into_memory_is_told_what_would(llama: tuple[P
         answers = ok(client, COMPLETIONS, prompt=[5] * 5, n=4, max_tokens=9)
         assert len(answers["choices"]) == 4
         wait_until(lambda: engine.reserved_bytes == 0)
-        told = client.get("/metrics").text
-        assert f"mlx_specdec:memory_budget_bytes {budget}" in told
-        assert "mlx_specdec:memory_reserved_bytes 0" in told
+        reply = client.get("/metrics").text
+        assert f"mlx_specdec:memory_budget_bytes {budget}" in reply
+        assert "mlx_specdec:memory_reserved_bytes 0" in reply
 
 
 def test_a_context_may_be_cut(engine: Engine) -> None:
     client = client_of(engine, Limits(context=20))
     assert client.get("/props").json()["n_ctx"] == 20
-    told = ok(client, COMPLETIONS, prompt=[5] * 12)
-    assert told["usage"]["completion_tokens"] == 8
+    reply = ok(client, COMPLETIONS, prompt=[5] * 12)
+    assert reply["usage"]["completion_tokens"] == 8
     # What is asked for beyond it is as good as no limit.
     for most in (8, 9, 10**30, -1):
         again = ok(client, COMPLETIONS, prompt=[5] * 12, max_tokens=most)
-        assert again["choices"] == told["choices"]
-    assert told["choices"][0]["finish_reason"] == "length"
+        assert again["choices"] == reply["choices"]
+    assert reply["choices"][0]["finish_reason"] == "length"
     answer = client.post(COMPLETIONS, json={"prompt": [5] * 20})
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
@@ -249,21 +249,21 @@ def test_the_page_is_one_file_and_asks_this_server_alone(engine: Engine) -> None
 
 
 def test_what_is_described_is_there(client: TestClient) -> None:
-    told = client.get("/openapi.json").json()
+    answer = client.get("/openapi.json").json()
     paths = {route.path.replace(":path", "") for route in client.app.routes}
-    assert told["paths"].keys() == paths
-    references = re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(told))
-    assert {*references} == told["components"]["schemas"].keys()
+    assert answer["paths"].keys() == paths
+    references = re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(answer))
+    assert {*references} == answer["components"]["schemas"].keys()
 
 
 def test_tokens_and_texts(client: TestClient, pair: Pair) -> None:
     ids = pair.tokenizer.encode("déjà vu")
     for body in ({"content": "déjà vu"}, {"prompt": "déjà vu"}):
-        told = ok(client, "/tokenize", **body)
-        assert (told["tokens"], told["count"], told["max_model_len"]) == (ids, len(ids), 4096)
+        answer = ok(client, "/tokenize", **body)
+        assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (ids, len(ids), 4096)
     messages = [{"role": "user", "content": "a"}]
-    told = ok(client, "/tokenize", messages=messages)
-    assert told["tokens"] == pair.tokenizer.encode("USER: a\nASSISTANT:")
+    answer = ok(client, "/tokenize", messages=messages)
+    assert answer["tokens"] == pair.tokenizer.encode("USER: a\nASSISTANT:")
     assert ok(client, "/detokenize", tokens=ids)["content"] == "déjà vu"
     for wrong in ({}, {"content": "a", "prompt": "a"}, {"messages": messages, "content": 5}):
         assert client.post("/tokenize", json=wrong).status_code == 400
@@ -288,36 +288,36 @@ def test_health_is_that_texts_make_progress(
         with broken_after(0, monkeypatch):
             assert client.post(COMPLETIONS, json=body).status_code == 500
         wait_until(lambda: engine.failures.passes == failed)  # noqa: B023
-        told = client.get("/health")
-        assert told.status_code == (503 if failed == 3 else 200)
-    assert told.json()["error"]["code"] == "no_progress" and told.headers["retry-after"]
+        answer = client.get("/health")
+        assert answer.status_code == (503 if failed == 3 else 200)
+    assert answer.json()["error"]["code"] == "no_progress" and answer.headers["retry-after"]
     ok(client, COMPLETIONS, **body)
-    told = client.get("/health").json()
-    assert (told["status"], told["last_failure"]) == ("ok", "ValueError")
-    assert told["failures"] >= 3
+    answer = client.get("/health").json()
+    assert (answer["status"], answer["last_failure"]) == ("ok", "ValueError")
+    assert answer["failures"] >= 3
 
 
 def test_props_say_what_is_served(client: TestClient) -> None:
-    told = client.get("/props").json()
-    assert told["chat"] == "role prefixes"
-    assert (told["total_slots"], told["n_ctx"], told["rule"]) == (4, 4096, "coupled")
-    assert told["default_generation_settings"]["max_tokens"] == OPTIONS.max_tokens
-    assert "/" not in told["model_alias"]
+    answer = client.get("/props").json()
+    assert answer["chat"] == "role prefixes"
+    assert (answer["total_slots"], answer["n_ctx"], answer["rule"]) == (4, 4096, "coupled")
+    assert answer["default_generation_settings"]["max_tokens"] == OPTIONS.max_tokens
+    assert "/" not in answer["model_alias"]
 
 
 def test_figures_are_counted_under_both_families_of_names(llama: tuple[Path, Path]) -> None:
     with running(llama) as engine:
         client = client_of(engine)
-        told = [ok(client, COMPLETIONS, prompt=TEXT, max_tokens=10 + each) for each in range(3)]
+        reply = [ok(client, COMPLETIONS, prompt=TEXT, max_tokens=10 + each) for each in range(3)]
         answer = client.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     lines = answer.text.splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert all(re.fullmatch(r"[a-z0-9_:]+(\{[^}]*\})?", name) for name in values)
     labels = '{model_name="tiny",engine="0"}'
-    drafted = sum(each["timings"]["draft_n"] for each in told)
-    accepted = sum(each["timings"]["draft_n_accepted"] for each in told)
-    prompts = sum(each["usage"]["prompt_tokens"] for each in told)
+    drafted = sum(each["timings"]["draft_n"] for each in reply)
+    accepted = sum(each["timings"]["draft_n_accepted"] for each in reply)
+    prompts = sum(each["usage"]["prompt_tokens"] for each in reply)
     for name, value in {
         "llamacpp:prompt_tokens_total": prompts,
         "llamacpp:tokens_predicted_total": 33,

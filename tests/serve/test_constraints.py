@@ -68,25 +68,27 @@ def nothing_decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("asked", "pattern"), FITTING, ids=lambda each: str(each)[:50])
-def test_texts_fit_whoever_drafts(client: TestClient, asked: dict[str, Any], pattern: str) -> None:
+@pytest.mark.parametrize(("settings", "pattern"), FITTING, ids=lambda each: str(each)[:50])
+def test_texts_fit_whoever_drafts(
+    client: TestClient, settings: dict[str, Any], pattern: str
+) -> None:
     """Each kind of format has several names: greedily under the one, drawn under the other."""
     names = [each for each, other in FITTING if other == pattern]
-    body = {"prompt": TEXT, "temperature": names.index(asked) % 2, "seed": 4, "max_tokens": 60}
-    told = ok(client, COMPLETIONS, **body, **asked)
-    [choice] = told["choices"]
+    body = {"prompt": TEXT, "temperature": names.index(settings) % 2, "seed": 4, "max_tokens": 60}
+    answer = ok(client, COMPLETIONS, **body, **settings)
+    [choice] = answer["choices"]
     assert re.fullmatch(pattern, choice["text"]) and choice["finish_reason"] == "stop"
-    plain = ok(client, COMPLETIONS, **body, **asked, speculative=False)
-    assert plain["choices"] == told["choices"]
-    chunks = streamed(client, COMPLETIONS, **body, **asked)
+    plain = ok(client, COMPLETIONS, **body, **settings, speculative=False)
+    assert plain["choices"] == answer["choices"]
+    chunks = streamed(client, COMPLETIONS, **body, **settings)
     assert "".join(each["choices"][0]["text"] for each in chunks) == choice["text"]
     message = {"role": "user", "content": "Who?"}
-    [choice] = ok(client, CHAT, messages=[message], max_tokens=60, **asked)["choices"]
+    [choice] = ok(client, CHAT, messages=[message], max_tokens=60, **settings)["choices"]
     assert re.fullmatch(pattern, choice["message"]["content"])
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "said"),
+    ("settings", "param", "said"),
     [
         ({"response_format": {"type": "xml"}}, "response_format", 'must be {"type": "text"}'),
         (
@@ -117,11 +119,11 @@ def test_texts_fit_whoever_drafts(client: TestClient, asked: dict[str, Any], pat
     ],
     ids=lambda each: str(each)[:50],
 )
-def test_what_is_wrong_is_told_before_anything_is_decoded(
-    client: TestClient, nothing_decoded: None, asked: dict[str, Any], param: str, said: str
+def test_what_is_wrong_is_reported_before_anything_is_decoded(
+    client: TestClient, nothing_decoded: None, settings: dict[str, Any], param: str, said: str
 ) -> None:
     for path, prompt in ((COMPLETIONS, {"prompt": TEXT}), (CHAT, {"messages": USER})):
-        answer = client.post(path, json={**prompt, **asked, "stream": True})
+        answer = client.post(path, json={**prompt, **settings, "stream": True})
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert (error["type"], error["param"]) == ("invalid_request_error", param)
@@ -144,8 +146,8 @@ def test_the_extra_that_is_missing_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     schema = {"type": "object", "properties": {"nobody asked for this": {"type": "integer"}}}
-    asked = {"type": "json_schema", "schema": schema}
-    answer = client.post(COMPLETIONS, json={"prompt": TEXT, "response_format": asked})
+    body = {"type": "json_schema", "schema": schema}
+    answer = client.post(COMPLETIONS, json={"prompt": TEXT, "response_format": body})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "response_format"
     assert "mlx-specdec[grammar]" in answer.json()["error"]["message"]
@@ -173,8 +175,8 @@ def test_a_translator_says_what_it_cannot_write() -> None:
     with running(("weights/t5-enfr", "weights/t5-enfr-draft")) as engine:
         client = client_of(engine)
 
-        def said(**asked: Any) -> str:
-            answer = client.post(COMPLETIONS, json={"prompt": prompt, **asked})
+        def said(**settings: Any) -> str:
+            answer = client.post(COMPLETIONS, json={"prompt": prompt, **settings})
             assert answer.status_code == 400
             return answer.json()["error"]["message"]
 

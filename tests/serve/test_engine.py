@@ -21,14 +21,14 @@ ENDLESS = replace(OPTIONS, max_tokens=4000)
 
 def test_closing_ends_what_is_there_with_an_error(llama: tuple[Path, Path]) -> None:
     with running(llama, batch_size=1) as engine:
-        asked = [ask(engine, ENDLESS)[1] for _ in range(3)]
+        body = [ask(engine, ENDLESS)[1] for _ in range(3)]
         engine.close()
-        assert [heard.last().error for heard in asked] == [STOPPING] * 3
+        assert [heard.last().error for heard in body] == [STOPPING] * 3
         with pytest.raises(RuntimeError, match=STOPPING):
             engine.submit([Request(PROMPT, OPTIONS)], Heard())
 
 
-def test_a_step_that_never_ends_is_told_and_so_is_an_engine_that_is_no_more(
+def test_a_step_that_never_ends_is_reported_and_so_is_an_engine_that_is_no_more(
     llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()

@@ -32,7 +32,7 @@ def read(text: str, sizes: list[int], name: str = "json_tools", **more: Any) -> 
     return events + reader.read(text[at:]) + reader.read(None)
 
 
-def told(events: list[Event]) -> tuple[str, str, list[tuple[str, Any]]]:
+def answer_to(events: list[Event]) -> tuple[str, str, list[tuple[str, Any]]]:
     """What was said, what was thought, and what was called."""
     texts, names, arguments = {"content": "", "reasoning": ""}, [], []
     for each in joined(events):
@@ -109,14 +109,14 @@ TEXTS = [
 @pytest.mark.parametrize(("name", "text", "expected"), TEXTS, ids=lambda each: str(each)[:30])
 def test_a_text_means_the_same_in_any_pieces(name: str, text: str, expected: object) -> None:
     dice = random.Random(3)
-    assert told(read(text, [], name)) == expected
-    assert told(read(text, [1] * len(text), name)) == expected
+    assert answer_to(read(text, [], name)) == expected
+    assert answer_to(read(text, [1] * len(text), name)) == expected
     for _ in range(20):
         sizes = [dice.randrange(1, 9) for _ in range(len(text))]
-        assert told(read(text, sizes, name)) == expected
+        assert answer_to(read(text, sizes, name)) == expected
 
 
-def test_arguments_that_are_json_are_told_as_they_come() -> None:
+def test_arguments_that_are_json_are_sent_as_they_come() -> None:
     reader = Reader(replace(THINKING, calls=of_parser("json_tools")), TOOLS)
     begun = reader.read('<tool_call>\n{"name": "get", "arguments": {"city": "Bo')
     call, arguments = begun
@@ -136,8 +136,8 @@ def test_ids_of_the_models_own_stay() -> None:
 
 def test_a_text_may_begin_within_a_thought() -> None:
     text = "\nHm.</think>\nYes."
-    assert told(read(text, [1] * 30, thinking=True)) == ("Yes.", "Hm.", [])
-    assert told(read("Hm. ", [], thinking=True)) == ("", "Hm. ", [])
+    assert answer_to(read(text, [1] * 30, thinking=True)) == ("Yes.", "Hm.", [])
+    assert answer_to(read("Hm. ", [], thinking=True)) == ("", "Hm. ", [])
 
 
 def test_without_marks_nothing_is_held_back() -> None:
@@ -150,7 +150,7 @@ def test_without_marks_nothing_is_held_back() -> None:
 def test_a_section_is_searched_once_whatever_its_pieces(name: str, word: str) -> None:
     """A million letters would take hours in quadratic time."""
     text = of_parser(name).begin.text + word * (1_000_000 // len(word)) + " x [ARGS]"
-    assert told(read(text, [10_000] * 50, name))[2] == []
+    assert answer_to(read(text, [10_000] * 50, name))[2] == []
 
 
 def test_a_section_that_is_too_long_for_mlx_lms_parsers_stays_a_text() -> None:
@@ -158,7 +158,7 @@ def test_a_section_that_is_too_long_for_mlx_lms_parsers_stays_a_text() -> None:
     for letters in (calls.MOST_PARSED // 2, calls.MOST_PARSED):
         city = "x" * letters
         call = f"\n<function=get>\n<parameter=city>\n{city}\n</parameter>\n</function>\n"
-        said, _, called = told(read(f"{begin}{call}{end}", [], "qwen3_coder"))
+        said, _, called = answer_to(read(f"{begin}{call}{end}", [], "qwen3_coder"))
         if letters < calls.MOST_PARSED:
             assert (said, called) == ("", [("get", {"city": city})])
         else:

@@ -50,14 +50,14 @@ def test_a_completion_has_what_clients_read(
     client: TestClient, pair: Pair, alone: Callable[..., str]
 ) -> None:
     body = {"prompt": TEXT, "max_tokens": 12, "temperature": 0.8, "seed": 5}
-    told = ok(client, COMPLETIONS, model="tiny", **body)
+    answer = ok(client, COMPLETIONS, model="tiny", **body)
     ids = pair.tokenizer.encode(TEXT)
-    [choice] = told["choices"]
+    [choice] = answer["choices"]
     text = alone(ids, max_tokens=12, temperature=0.8, seed=5)
     assert choice == {"index": 0, "text": text, "logprobs": None, "finish_reason": "length"}
-    assert told["object"] == "text_completion" and told["id"].startswith("cmpl-")
-    assert told["model"] == "tiny" and isinstance(told["created"], int)
-    assert told["usage"] == {
+    assert answer["object"] == "text_completion" and answer["id"].startswith("cmpl-")
+    assert answer["model"] == "tiny" and isinstance(answer["created"], int)
+    assert answer["usage"] == {
         "prompt_tokens": len(ids),
         "completion_tokens": 12,
         "total_tokens": len(ids) + 12,
@@ -67,7 +67,7 @@ def test_a_completion_has_what_clients_read(
             "rejected_prediction_tokens": 0,
         },
     }
-    timings = told["timings"]
+    timings = answer["timings"]
     assert (timings["prompt_n"], timings["predicted_n"]) == (len(ids), 12)
     assert 0 <= timings["draft_n_accepted"] <= timings["draft_n"] > 0
     assert timings["predicted_per_second"] > 0
@@ -82,16 +82,16 @@ def test_a_chat_has_what_clients_read(
         {"role": "assistant", "content": "c"},
         {"role": "user", "content": "d"},
     ]
-    told = ok(client, CHAT, messages=messages, max_completion_tokens=9, temperature=0)
+    answer = ok(client, CHAT, messages=messages, max_completion_tokens=9, temperature=0)
     prompt = "ASSISTANT's RULE: Be short.\nUSER: ab\nASSISTANT: c\nUSER: d\nASSISTANT:"
-    [choice] = told["choices"]
+    [choice] = answer["choices"]
     assert choice["message"] == {
         "role": "assistant",
         "content": alone(pair.tokenizer.encode(prompt), max_tokens=9),
         "refusal": None,
     }
     assert choice["finish_reason"] == "length" and choice["index"] == 0
-    assert told["object"] == "chat.completion" and told["id"].startswith("chatcmpl-")
+    assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")
 
 
 def test_a_stream_is_the_same_answer_in_pieces(client: TestClient) -> None:
@@ -114,47 +114,47 @@ def test_a_stream_is_the_same_answer_in_pieces(client: TestClient) -> None:
 
 
 def test_an_event_has_the_lines_that_it_should_have_whoever_splits_it() -> None:
-    told = {"type": "x", "text": "é\x85日\u2028😀\u2029"}
-    name, data, end = server_sent_event(told, named=True).decode().splitlines()
+    answer = {"type": "x", "text": "é\x85日\u2028😀\u2029"}
+    name, data, end = server_sent_event(answer, named=True).decode().splitlines()
     assert (name, end) == ("event: x", "")
-    assert json.loads(data.removeprefix("data: ")) == told
+    assert json.loads(data.removeprefix("data: ")) == answer
 
 
-def test_figures_in_vllms_names_are_told_on_demand(engine: Engine, client: TestClient) -> None:
+def test_figures_in_vllms_names_are_reported_on_demand(engine: Engine, client: TestClient) -> None:
     app = make_app(Service(engine, "tiny", ServiceSettings(metrics=True)), OPEN)
     telling = TestClient(app, raise_server_exceptions=False)
     body = {"prompt": TEXT, "max_tokens": 20, "n": 2}
     answer = ok(telling, COMPLETIONS, **body)
-    told, timings = answer["metrics"]["speculative_decoding"], answer["timings"]
-    assert told["num_draft_tokens"] == timings["draft_n"] > 0
-    assert told["num_accepted_draft_tokens"] == timings["draft_n_accepted"]
-    histogram, steps = told["acceptance_histogram"], told["num_spec_steps"]
-    assert sum(histogram) == steps and len(histogram) == told["num_spec_tokens"] + 1 == 3
+    reply, timings = answer["metrics"]["speculative_decoding"], answer["timings"]
+    assert reply["num_draft_tokens"] == timings["draft_n"] > 0
+    assert reply["num_accepted_draft_tokens"] == timings["draft_n_accepted"]
+    histogram, steps = reply["acceptance_histogram"], reply["num_spec_steps"]
+    assert sum(histogram) == steps and len(histogram) == reply["num_spec_tokens"] + 1 == 3
     assert min(histogram) >= 0
     accepted = sum(place * count for place, count in enumerate(histogram))
-    assert accepted == told["num_accepted_draft_tokens"]
-    assert told["mean_acceptance_length"] == round(1 + accepted / steps, 4)
-    assert told["draft_acceptance_rate"] == round(accepted / told["num_draft_tokens"], 4)
+    assert accepted == reply["num_accepted_draft_tokens"]
+    assert reply["mean_acceptance_length"] == round(1 + accepted / steps, 4)
+    assert reply["draft_acceptance_rate"] == round(accepted / reply["num_draft_tokens"], 4)
     *_, last = streamed(telling, COMPLETIONS, **body, stream_options={"include_usage": True})
-    assert last["metrics"]["speculative_decoding"].keys() == told.keys()
+    assert last["metrics"]["speculative_decoding"].keys() == reply.keys()
     assert "metrics" not in ok(telling, COMPLETIONS, **body, speculative=False)
     assert "metrics" not in ok(client, COMPLETIONS, **body)
 
 
 def test_choices_have_seeds_one_after_the_other(client: TestClient) -> None:
     body = {"prompt": TEXT, "temperature": 1.0, "max_tokens": 10}
-    told = ok(client, COMPLETIONS, **body, seed=7, n=3)
+    answer = ok(client, COMPLETIONS, **body, seed=7, n=3)
     alone = [ok(client, COMPLETIONS, **body, seed=7 + each) for each in range(3)]
-    assert [each["text"] for each in told["choices"]] == [
+    assert [each["text"] for each in answer["choices"]] == [
         each["choices"][0]["text"] for each in alone
     ]
-    assert [each["index"] for each in told["choices"]] == [0, 1, 2]
-    assert told["usage"]["completion_tokens"] == 30
-    assert told["usage"]["prompt_tokens"] == alone[0]["usage"]["prompt_tokens"]
+    assert [each["index"] for each in answer["choices"]] == [0, 1, 2]
+    assert answer["usage"]["completion_tokens"] == 30
+    assert answer["usage"]["prompt_tokens"] == alone[0]["usage"]["prompt_tokens"]
     pieces = dict.fromkeys(range(3), "")
     for chunk in streamed(client, COMPLETIONS, **body, seed=7, n=3):
         pieces[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
-    assert list(pieces.values()) == [each["text"] for each in told["choices"]]
+    assert list(pieces.values()) == [each["text"] for each in answer["choices"]]
 
 
 def test_without_a_seed_texts_differ(client: TestClient) -> None:
@@ -168,13 +168,13 @@ def test_speculation_can_be_left_out_and_the_text_stays(
     client: TestClient, temperature: float
 ) -> None:
     body = {"prompt": TEXT, "temperature": temperature, "seed": 1, "max_tokens": 20}
-    told = [
+    answer = [
         ok(client, COMPLETIONS, **body, **more)
         for more in ({}, {"speculative": True}, {"speculative": {"max": 1}})
     ]
     plain = [ok(client, COMPLETIONS, **body, speculative=off) for off in (False, {"max": 0})]
-    assert len({each["choices"][0]["text"] for each in (*told, *plain)}) == 1
-    assert all(each["timings"]["draft_n"] > 0 for each in told)
+    assert len({each["choices"][0]["text"] for each in (*answer, *plain)}) == 1
+    assert all(each["timings"]["draft_n"] > 0 for each in answer)
     assert not any("draft_n" in each["timings"] for each in plain)
 
 
@@ -192,9 +192,9 @@ def test_what_is_predicted_is_drafted_and_the_text_stays(
         "wrong": "0 1 2 3 4 5 6 7 8 9",
         "empty": "",
     }.items():
-        told = ok(client, COMPLETIONS, **body, prediction={"type": "content", "content": content})
-        assert told["choices"][0]["text"] == text, name
-        counts[name] = told["usage"]["completion_tokens_details"]
+        answer = ok(client, COMPLETIONS, **body, prediction={"type": "content", "content": content})
+        assert answer["choices"][0]["text"] == text, name
+        counts[name] = answer["usage"]["completion_tokens_details"]
     accepted = {name: each["accepted_prediction_tokens"] for name, each in counts.items()}
     assert accepted["right"] > accepted["edited"] > accepted["wrong"] == 0
     assert counts["wrong"]["rejected_prediction_tokens"] > 0
@@ -218,10 +218,10 @@ def test_stops_are_never_in_the_text(client: TestClient) -> None:
 def test_logprobs_are_the_targets_own(client: TestClient, pair: Pair, temperature: float) -> None:
     body = {"max_tokens": 12, "temperature": temperature, "seed": 1, "frequency_penalty": 0.5}
     ids = pair.tokenizer.encode(TEXT)
-    told = ok(client, COMPLETIONS, prompt=ids, **body, logprobs=3)["choices"][0]
-    logprobs = told["logprobs"]
-    asked = Options(max_tokens=12, temperature=temperature, seed=1, frequency_penalty=0.5)
-    tokens = list(generate(pair, ids, replace(asked, regular=True, cost_cache=False)).tokens)
+    answer = ok(client, COMPLETIONS, prompt=ids, **body, logprobs=3)["choices"][0]
+    logprobs = answer["logprobs"]
+    options = Options(max_tokens=12, temperature=temperature, seed=1, frequency_penalty=0.5)
+    tokens = list(generate(pair, ids, replace(options, regular=True, cost_cache=False)).tokens)
     context = pair.target.open(ids)
     rows = context.advance(mx.array([[*ids, *tokens]])).logits[0, len(ids) - 1 : -1]
     expected = rows - mx.logsumexp(rows, axis=-1, keepdims=True)
@@ -253,15 +253,15 @@ def test_logprobs_are_the_targets_own(client: TestClient, pair: Pair, temperatur
 
 def test_logprobs_of_a_chat_have_bytes(client: TestClient) -> None:
     body = {"messages": [{"role": "user", "content": "é"}], "logprobs": True, "max_tokens": 8}
-    told = ok(client, CHAT, **body, top_logprobs=2)["choices"][0]
-    entries = told["logprobs"]["content"]
+    answer = ok(client, CHAT, **body, top_logprobs=2)["choices"][0]
+    entries = answer["logprobs"]["content"]
     assert len(entries) == 8
     for each in entries:
         assert bytes(each["bytes"]).decode("utf-8", "replace") == each["token"]
         assert each["logprob"] <= each["top_logprobs"][0]["logprob"] <= 0
         assert len(each["top_logprobs"]) == 2
     text = b"".join(bytes(each["bytes"]) for each in entries).decode("utf-8", "replace")
-    assert text == told["message"]["content"]
+    assert text == answer["message"]["content"]
     assert ok(client, CHAT, **body)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
     for wrong in ({"logprobs": 1}, {"logprobs": False, "top_logprobs": 2}, {"top_logprobs": 21}):
         assert client.post(CHAT, json={**body, **wrong}).status_code == 400
@@ -270,15 +270,17 @@ def test_logprobs_of_a_chat_have_bytes(client: TestClient) -> None:
 def test_the_token_that_ends_a_chat_has_no_logprob(client: TestClient, pair: Pair) -> None:
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")
     body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "regex": "a"}
-    told = ok(client, CHAT, **body)
-    assert told["choices"][0]["finish_reason"] == "stop"
-    assert told["usage"]["completion_tokens"] == 2
-    entries = told["choices"][0]["logprobs"]["content"]
+    answer = ok(client, CHAT, **body)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == 2
+    entries = answer["choices"][0]["logprobs"]["content"]
     assert [each["token"] for each in entries] == ["a"]
     for more in ({}, {"stream_options": {"include_drafted": True}}):
         choices = [each["choices"][0] for each in streamed(client, CHAT, **body, **more)]
-        told = [one for each in choices if each["logprobs"] for one in each["logprobs"]["content"]]
-        assert [each["token"] for each in told] == ["a"]
+        answer = [
+            one for each in choices if each["logprobs"] for one in each["logprobs"]["content"]
+        ]
+        assert [each["token"] for each in answer] == ["a"]
 
 
 def test_tokens_without_a_text_have_a_name_each() -> None:
@@ -297,12 +299,12 @@ def test_all_but_the_last_chunk_say_that_usage_is_still_to_come(
     client: TestClient, path: str
 ) -> None:
     prompt = {"prompt": "x"} if path == COMPLETIONS else {"messages": [user("x")]}
-    asked = {**prompt, "max_tokens": 4}
-    *chunks, last = streamed(client, path, **asked, stream_options={"include_usage": True})
+    body = {**prompt, "max_tokens": 4}
+    *chunks, last = streamed(client, path, **body, stream_options={"include_usage": True})
     assert chunks and all(each["usage"] is None for each in chunks)
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 4
     for more in ({}, {"stream_options": {}}):
-        chunks = streamed(client, path, **asked, **more)
+        chunks = streamed(client, path, **body, **more)
         assert all("usage" not in each and each["choices"] for each in chunks)
 
 
@@ -316,22 +318,24 @@ def test_a_text_goes_on_behind_its_end_for_those_who_ignore_it(
     wanted = generate(endless, ids, options)
     assert end in wanted.tokens[:-1]
     for more in ({}, {"speculative": False}):
-        told = ok(client, COMPLETIONS, prompt=ids, logit_bias=bias, **most, **more)
-        assert told["choices"][0]["finish_reason"] == "stop"
-        told = ok(client, COMPLETIONS, prompt=ids, logit_bias=bias, **most, **more, ignore_eos=True)
-        [choice] = told["choices"]
+        answer = ok(client, COMPLETIONS, prompt=ids, logit_bias=bias, **most, **more)
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        answer = ok(
+            client, COMPLETIONS, prompt=ids, logit_bias=bias, **most, **more, ignore_eos=True
+        )
+        [choice] = answer["choices"]
         assert (choice["text"], choice["finish_reason"]) == (wanted.text, "length")
-        assert told["usage"]["completion_tokens"] == 20
+        assert answer["usage"]["completion_tokens"] == 20
 
 
 def test_biases_ban_and_force(client: TestClient, pair: Pair) -> None:
     [token] = pair.tokenizer.encode("x")[1:]
-    told = ok(client, COMPLETIONS, prompt=TEXT, max_tokens=4, logit_bias={str(token): 1000})
-    assert told["choices"][0]["text"] == "xxxx"
+    answer = ok(client, COMPLETIONS, prompt=TEXT, max_tokens=4, logit_bias={str(token): 1000})
+    assert answer["choices"][0]["text"] == "xxxx"
     ids = pair.tokenizer.encode(TEXT)
     single = ok(client, COMPLETIONS, prompt=ids)["choices"][0]["text"]
-    told = ok(client, COMPLETIONS, prompt=[TEXT, "naïve", TEXT])["choices"]
-    assert [each["text"] == single for each in told] == [True, False, True]
+    answer = ok(client, COMPLETIONS, prompt=[TEXT, "naïve", TEXT])["choices"]
+    assert [each["text"] == single for each in answer] == [True, False, True]
 
 
 WRONG: dict[str, Sequence[Any]] = {
@@ -403,7 +407,7 @@ WHOLE = {"prompt", "messages", "best_of", "response_format"}
     ],
     ids=lambda each: repr(each)[:60],
 )
-def test_what_is_wrong_is_told_by_name(
+def test_what_is_wrong_is_reported_by_name(
     client: TestClient, body: dict[str, Any], param: str | None, code: str | None
 ) -> None:
     path = CHAT if "messages" in body else COMPLETIONS
@@ -460,8 +464,8 @@ def test_fields_have_the_names_of_other_servers(client: TestClient, pair: Pair) 
         ({"prompt": ids, "top_k": 0}, {"prompt": ids, "top_k": -1}),
         ({"prompt": ids, "n": 2}, {"prompt": ids, "n": 2.0, "best_of": 2}),
     ):
-        asked = [ok(client, COMPLETIONS, **{**body, **each}) for each in (one, other)]
-        assert asked[0]["choices"] == asked[1]["choices"]
+        request = [ok(client, COMPLETIONS, **{**body, **each}) for each in (one, other)]
+        assert request[0]["choices"] == request[1]["choices"]
 
 
 def test_a_chat_template_is_used_where_there_is_one(templated: tuple[Path, None]) -> None:
@@ -476,21 +480,21 @@ def test_a_chat_template_is_used_where_there_is_one(templated: tuple[Path, None]
                 "[system] Own.\n[user] a\n[assistant]",
             ),
         ):
-            told = ok(client, "/tokenize", messages=messages)
-            assert ok(client, "/detokenize", tokens=told["tokens"])["content"] == prompt
+            reply = ok(client, "/tokenize", messages=messages)
+            assert ok(client, "/detokenize", tokens=reply["tokens"])["content"] == prompt
             chat = ok(client, CHAT, messages=messages, temperature=0)
-            raw = ok(client, COMPLETIONS, prompt=told["tokens"], temperature=0)
+            raw = ok(client, COMPLETIONS, prompt=reply["tokens"], temperature=0)
             assert chat["choices"][0]["message"]["content"] == raw["choices"][0]["text"]
             calm = {"messages": messages, "chat_template_kwargs": {"calm": "yes"}}
-            assert ok(client, CHAT, **calm)["usage"]["prompt_tokens"] > told["count"]
+            assert ok(client, CHAT, **calm)["usage"]["prompt_tokens"] > reply["count"]
         begun = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "It "}]
         for more, prompt in (
             ({}, "[system] Hush.\n[user] a\n[assistant] It \n[assistant]"),
             ({"add_generation_prompt": False}, "[system] Hush.\n[user] a\n[assistant] It \n"),
             ({"continue_final_message": True}, "[system] Hush.\n[user] a\n[assistant] It "),
         ):
-            told = ok(client, "/tokenize", messages=begun, **more)
-            assert ok(client, "/detokenize", tokens=told["tokens"])["content"] == prompt
+            reply = ok(client, "/tokenize", messages=begun, **more)
+            assert ok(client, "/detokenize", tokens=reply["tokens"])["content"] == prompt
         answer = client.post(CHAT, json={**calm, "chat_template_kwargs": {"tokenize": False}})
         assert answer.status_code == 400
 
@@ -512,15 +516,15 @@ def test_a_translator_answers_a_single_message(t5: tuple[Path, Path]) -> None:
         assert (props["chat"], props["task_prefix"]) == ("single user message", "")
         user = {"role": "user", "content": "les pâtes"}
         chat = ok(client, CHAT, messages=[user], temperature=0.7, seed=3)
-        told = ok(client, COMPLETIONS, prompt="les pâtes", temperature=0.7, seed=3)
-        text = told["choices"][0]["text"]
+        reply = ok(client, COMPLETIONS, prompt="les pâtes", temperature=0.7, seed=3)
+        text = reply["choices"][0]["text"]
         assert chat["choices"][0]["message"]["content"] == text
         plain = {"speculative": False, "temperature": 0.7, "seed": 3}
         assert ok(client, COMPLETIONS, prompt="les pâtes", **plain)["choices"][0]["text"] == text
         answer = client.post(CHAT, json={"messages": [user, user]})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"
-        told = client.post(COMPLETIONS, json={"prompt": [5] * 5000}).json()
-        assert told["error"]["code"] == "context_length_exceeded"
+        reply = client.post(COMPLETIONS, json={"prompt": [5] * 5000}).json()
+        assert reply["error"]["code"] == "context_length_exceeded"
 
 
 def test_the_prompt_stands_before_the_text_for_those_who_want_it(
@@ -528,13 +532,13 @@ def test_the_prompt_stands_before_the_text_for_those_who_want_it(
 ) -> None:
     body = {"max_tokens": 9, "seed": 3, "temperature": 0.8}
     text = ok(client, COMPLETIONS, prompt=TEXT, **body)["choices"][0]["text"]
-    told = ok(client, COMPLETIONS, prompt=pair.tokenizer.encode(TEXT), **body, echo=True)
-    assert told["choices"][0]["text"] == TEXT + text
-    assert told["usage"]["completion_tokens"] == 9
+    reply = ok(client, COMPLETIONS, prompt=pair.tokenizer.encode(TEXT), **body, echo=True)
+    assert reply["choices"][0]["text"] == TEXT + text
+    assert reply["usage"]["completion_tokens"] == 9
     both = [TEXT, "é"]
-    told = ok(client, COMPLETIONS, prompt=both, **body, echo=True, n=2)["choices"]
+    reply = ok(client, COMPLETIONS, prompt=both, **body, echo=True, n=2)["choices"]
     plain = ok(client, COMPLETIONS, prompt=both, **body, n=2)["choices"]
-    assert [each["text"] for each in told] == [
+    assert [each["text"] for each in reply] == [
         prompt + each["text"] for prompt, each in zip([TEXT, TEXT, "é", "é"], plain, strict=True)
     ]
     chunks = streamed(client, COMPLETIONS, prompt=TEXT, **body, echo=True)
@@ -546,9 +550,11 @@ def test_the_prompt_stands_before_the_text_for_those_who_want_it(
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_a_stream_tells_what_was_drafted_to_those_who_ask(client: TestClient, path: str) -> None:
     body = {"max_tokens": 40, "seed": 3, "temperature": 0.6, "logprobs": path == CHAT or 0}
-    asked = {"messages": [{"role": "user", "content": TEXT}]} if path == CHAT else {"prompt": TEXT}
-    plain = streamed(client, path, **asked, **body)
-    told = streamed(client, path, **asked, **body, stream_options={"include_drafted": True})
+    request = (
+        {"messages": [{"role": "user", "content": TEXT}]} if path == CHAT else {"prompt": TEXT}
+    )
+    plain = streamed(client, path, **request, **body)
+    answer = streamed(client, path, **request, **body, stream_options={"include_drafted": True})
 
     def text(chunks: list[dict[str, Any]]) -> str:
         choices = [each["choices"][0] for each in chunks]
@@ -556,17 +562,17 @@ def test_a_stream_tells_what_was_drafted_to_those_who_ask(client: TestClient, pa
             each.get("text") or each.get("delta", {}).get("content", "") for each in choices
         )
 
-    assert text(told) == text(plain) != ""
+    assert text(answer) == text(plain) != ""
     assert not any("drafted" in each["choices"][0] for each in plain)
-    choices = [each["choices"][0] for each in told if "drafted" in each["choices"][0]]
+    choices = [each["choices"][0] for each in answer if "drafted" in each["choices"][0]]
     assert sum(each["tokens"] for each in choices) == 40
     accepted = sum(each["tokens"] for each in choices if each["drafted"])
-    timings = told[-1]["timings"]
+    timings = answer[-1]["timings"]
     assert accepted == timings["draft_n_accepted"] > 0
     logprobs = [each["logprobs"] for each in choices if each["logprobs"]]
     assert sum(len(each.get("content") or each.get("tokens")) for each in logprobs) == 40
     silent = streamed(
-        client, path, **asked, **body, speculative=False, stream_options={"include_drafted": True}
+        client, path, **request, **body, speculative=False, stream_options={"include_drafted": True}
     )
     assert text(silent) == text(plain)
     assert not any(each["choices"][0].get("drafted") for each in silent)

@@ -32,22 +32,22 @@ def client(llama: tuple[Path, Path]) -> Iterator[TestClient]:
         yield client_of(engine)
 
 
-def cached(told: dict[str, Any]) -> int:
-    return told["usage"]["prompt_tokens_details"]["cached_tokens"]
+def cached(report: dict[str, Any]) -> int:
+    return report["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def test_a_conversation_is_read_once(client: TestClient, system: str) -> None:
     talk = [{"role": "system", "content": system}, QUESTION]
-    asked = {"max_tokens": 12, "temperature": 0.9, "seed": 4}
-    first = ok(client, CHAT, messages=talk, **asked)
+    body = {"max_tokens": 12, "temperature": 0.9, "seed": 4}
+    first = ok(client, CHAT, messages=talk, **body)
     assert first["timings"]["cache_n"] == cached(first) < 30
     answer = first["choices"][0]["message"]
-    told = ok(client, CHAT, messages=[*talk, answer, {"role": "user", "content": "x"}], **asked)
-    usage, timings = told["usage"], told["timings"]
+    reply = ok(client, CHAT, messages=[*talk, answer, {"role": "user", "content": "x"}], **body)
+    usage, timings = reply["usage"], reply["timings"]
     before = first["usage"]["prompt_tokens"]
-    assert before - 1 <= cached(told) < usage["prompt_tokens"]
-    assert timings["cache_n"] == cached(told)
-    assert timings["prompt_n"] == usage["prompt_tokens"] - cached(told)
+    assert before - 1 <= cached(reply) < usage["prompt_tokens"]
+    assert timings["cache_n"] == cached(reply)
+    assert timings["prompt_n"] == usage["prompt_tokens"] - cached(reply)
 
 
 def test_the_text_is_that_of_the_prompt_alone(
@@ -56,17 +56,17 @@ def test_the_text_is_that_of_the_prompt_alone(
     for temperature in (0.0, 0.9):
         for tail in ("a", "b", "a", "a c"):
             body = {"max_tokens": 12, "temperature": temperature, "seed": 4}
-            told = ok(client, COMPLETIONS, prompt=system + tail, **body)
+            answer = ok(client, COMPLETIONS, prompt=system + tail, **body)
             ids = pair.tokenizer.encode(system + tail)
             wanted = alone(ids, max_tokens=12, temperature=temperature, seed=4)
-            assert told["choices"][0]["text"] == wanted
-    assert cached(told) > 20
+            assert answer["choices"][0]["text"] == wanted
+    assert cached(answer) > 20
 
 
 def test_choices_count_a_prompt_once(client: TestClient, system: str) -> None:
     for _ in range(2):
-        told = ok(client, COMPLETIONS, prompt=system, max_tokens=2, n=3)
-    assert cached(told) == told["usage"]["prompt_tokens"] - 1
+        answer = ok(client, COMPLETIONS, prompt=system, max_tokens=2, n=3)
+    assert cached(answer) == answer["usage"]["prompt_tokens"] - 1
 
 
 def test_every_dialect_tells_of_it(client: TestClient, system: str) -> None:
@@ -86,8 +86,8 @@ def test_every_dialect_tells_of_it(client: TestClient, system: str) -> None:
 
 def test_metrics_count_hits_in_tokens(client: TestClient, system: str) -> None:
     before = metrics(client)
-    told = [ok(client, COMPLETIONS, prompt=system, max_tokens=2) for _ in range(2)]
-    size, hits = told[0]["usage"]["prompt_tokens"], cached(told[0]) + cached(told[1])
+    answer = [ok(client, COMPLETIONS, prompt=system, max_tokens=2) for _ in range(2)]
+    size, hits = answer[0]["usage"]["prompt_tokens"], cached(answer[0]) + cached(answer[1])
     assert hits >= size - 1
     after = metrics(client)
     for name, more in (

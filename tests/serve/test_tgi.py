@@ -27,7 +27,7 @@ from ..support.serving import OPTIONS, TEXT
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 
 
-def told(client: TestClient, path: str = "/generate", **parameters: Any) -> Any:
+def answer_to(client: TestClient, path: str = "/generate", **parameters: Any) -> Any:
     answer = client.post(path, json={"inputs": TEXT, "parameters": parameters})
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -61,10 +61,10 @@ def test_a_text_is_that_of_a_completion(
 ) -> None:
     text = alone(pair.tokenizer.encode(TEXT), max_tokens=15, **means)
     more = {**parameters, "max_new_tokens": 15}
-    assert told(client, **more) == {"generated_text": text}
-    assert told(client, "/", **more) == [{"generated_text": text}]
-    assert told(client, **more, return_full_text=True) == {"generated_text": TEXT + text}
-    output = TextGenerationOutput.parse_obj_as_instance(told(client, **more, details=True))
+    assert answer_to(client, **more) == {"generated_text": text}
+    assert answer_to(client, "/", **more) == [{"generated_text": text}]
+    assert answer_to(client, **more, return_full_text=True) == {"generated_text": TEXT + text}
+    output = TextGenerationOutput.parse_obj_as_instance(answer_to(client, **more, details=True))
     assert output.details.finish_reason == "length"
     assert output.details.generated_tokens == len(output.details.tokens) == 15
     *before, last = chunks = events(client, **more)
@@ -92,9 +92,9 @@ def test_those_who_pass_over_special_tokens_read_the_whole_text(
     assert "".join(each["text"] for each in tokens if not each["special"]) == "ab"
 
 
-def test_a_stop_sequence_is_told(client: TestClient) -> None:
-    text = told(client, max_new_tokens=15)["generated_text"]
-    output = told(client, max_new_tokens=15, stop=[text[4:6]], details=True)
+def test_a_stop_sequence_is_reported(client: TestClient) -> None:
+    text = answer_to(client, max_new_tokens=15)["generated_text"]
+    output = answer_to(client, max_new_tokens=15, stop=[text[4:6]], details=True)
     assert output["generated_text"] == text[: text.index(text[4:6])]
     assert output["details"]["finish_reason"] == "stop_sequence"
     assert events(client, max_new_tokens=15, stop=[text[4:6]])[-1].details.finish_reason == (
@@ -116,7 +116,7 @@ def test_a_grammar_binds_the_text(
     client: TestClient, grammar: dict[str, Any], pattern: str
 ) -> None:
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")
-    output = told(client, max_new_tokens=40, grammar=grammar, details=True, seed=1)
+    output = answer_to(client, max_new_tokens=40, grammar=grammar, details=True, seed=1)
     assert re.fullmatch(pattern, output["generated_text"])
     assert output["details"]["finish_reason"] == "eos_token"
     assert (
@@ -153,7 +153,7 @@ WRONG = {
     ],
     ids=str,
 )
-def test_errors_are_told_as_tgi_tells_them(client: TestClient, body: dict[str, Any]) -> None:
+def test_errors_are_reported_as_tgi_tells_them(client: TestClient, body: dict[str, Any]) -> None:
     for path in ("/generate", "/generate_stream", "/"):
         answer = client.post(path, json=body)
         assert answer.status_code == 422

@@ -63,12 +63,12 @@ def deltas(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     return message
 
 
-def asked(**more: Any) -> dict[str, Any]:
+def make_body(**more: Any) -> dict[str, Any]:
     return {"messages": [USER], "max_tokens": 200, **more}
 
 
-def test_thoughts_are_told_apart(client: TestClient, special: bool) -> None:
-    body = asked(**bound_to("<think>\nHm.\n</think>\n\nYes.", special))
+def test_thoughts_are_distinguished(client: TestClient, special: bool) -> None:
+    body = make_body(**bound_to("<think>\nHm.\n</think>\n\nYes.", special))
     [choice] = ok(client, CHAT, **body)["choices"]
     assert choice["message"] == {
         "role": "assistant",
@@ -77,13 +77,13 @@ def test_thoughts_are_told_apart(client: TestClient, special: bool) -> None:
         "reasoning_content": "Hm.",
     }
     assert choice["finish_reason"] == "stop"
-    told = deltas(streamed(client, CHAT, **body))
-    assert (told["content"], told["reasoning_content"]) == ("Yes.", "Hm.")
+    answer = deltas(streamed(client, CHAT, **body))
+    assert (answer["content"], answer["reasoning_content"]) == ("Yes.", "Hm.")
 
 
 def test_a_prompt_may_leave_a_thought_open(client: TestClient) -> None:
-    body = asked(temperature=1.0, seed=3, max_tokens=15)
-    ids = ok(client, "/tokenize", **asked(chat_template_kwargs={"enable_thinking": True}))
+    body = make_body(temperature=1.0, seed=3, max_tokens=15)
+    ids = ok(client, "/tokenize", **make_body(chat_template_kwargs={"enable_thinking": True}))
     text = ok(client, COMPLETIONS, **{**body, "prompt": ids["tokens"]})["choices"][0]["text"]
     assert "<" not in text and text.strip()
     thinking = {**body, "chat_template_kwargs": {"enable_thinking": True}}
@@ -95,10 +95,10 @@ def test_a_prompt_may_leave_a_thought_open(client: TestClient) -> None:
     assert choice["message"]["content"] == "ab"
 
 
-def test_calls_are_told_as_calls(client: TestClient, special: bool) -> None:
+def test_calls_are_reported_as_calls(client: TestClient, special: bool) -> None:
     call = '{"name": "keep", "arguments": {"name": "ab", "age": 7}}'
     text = f"Yes.\n<tool_call>\n{call}\n</tool_call>\n<tool_call>{call}</tool_call>"
-    body = asked(tools=TOOLS, **bound_to(text, special))
+    body = make_body(tools=TOOLS, **bound_to(text, special))
     [choice] = ok(client, CHAT, **body)["choices"]
     message, calls = choice["message"], choice["message"]["tool_calls"]
     assert (message["content"], choice["finish_reason"]) == ("Yes.", "tool_calls")
@@ -107,58 +107,60 @@ def test_calls_are_told_as_calls(client: TestClient, special: bool) -> None:
     ] * 2
     assert len({each["id"] for each in calls}) == 2 and calls[0]["type"] == "function"
     *_, last = chunks = streamed(client, CHAT, **body)
-    told = deltas(chunks)
-    assert told["content"] == "Yes."
-    assert [each["function"] for each in told["tool_calls"]] == [each["function"] for each in calls]
+    answer = deltas(chunks)
+    assert answer["content"] == "Yes."
+    assert [each["function"] for each in answer["tool_calls"]] == [
+        each["function"] for each in calls
+    ]
     assert last["choices"][0]["finish_reason"] == "tool_calls"
     single = ok(client, CHAT, **body, parallel_tool_calls=False)["choices"][0]["message"]
     assert len(single["tool_calls"]) == 1
     # Nobody who has no tools hears of calls.
-    without = asked(**bound_to("<tool_call>{}</tool_call>", special))
+    without = make_body(**bound_to("<tool_call>{}</tool_call>", special))
     assert "tool_calls" not in ok(client, CHAT, **without)["choices"][0]["message"]
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_call_can_be_asked_for(client: TestClient, choice: Any, temperature: float) -> None:
-    body = asked(
+def test_a_call_can_be_requested(client: TestClient, choice: Any, temperature: float) -> None:
+    body = make_body(
         tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, temperature=temperature, seed=5
     )
-    told = ok(client, CHAT, **body)
-    [answer] = told["choices"]
+    reply = ok(client, CHAT, **body)
+    [answer] = reply["choices"]
     [call] = answer["message"]["tool_calls"]
     assert answer["finish_reason"] == "tool_calls"
     if call["function"]["name"] == "keep":
         assert re.fullmatch(ARGUMENTS, call["function"]["arguments"])
     else:
         assert choice == "required" and call["function"]["arguments"] == "{}"
-    assert told["timings"]["draft_n_accepted"] > 0
+    assert reply["timings"]["draft_n_accepted"] > 0
     for plain in (True, False):
         [streaming] = deltas(streamed(client, CHAT, **body, speculative=not plain))["tool_calls"]
         assert streaming["function"] == call["function"]
 
 
 def test_a_call_may_come_after_a_thought(client: TestClient) -> None:
-    body = asked(tools=TOOLS, tool_choice=NAMED, chat_template_kwargs={"enable_thinking": True})
+    body = make_body(tools=TOOLS, tool_choice=NAMED, chat_template_kwargs={"enable_thinking": True})
     # The thought has no end of its own: whatever it is, only a call may follow.
     for seed in range(2):
-        told = ok(client, CHAT, **{**body, "max_tokens": 30}, temperature=1.0, seed=seed)
-        [choice] = told["choices"]
+        answer = ok(client, CHAT, **{**body, "max_tokens": 30}, temperature=1.0, seed=seed)
+        [choice] = answer["choices"]
         message = choice["message"]
         assert not message["content"]
         assert message["reasoning_content"] or message["tool_calls"]
 
 
-def test_tools_that_may_not_be_called_are_not_told_of(client: TestClient) -> None:
-    plain = ok(client, CHAT, **asked(max_tokens=12))
-    told = ok(client, CHAT, **asked(max_tokens=12, tools=TOOLS, tool_choice="none"))
-    assert told["choices"] == plain["choices"]
-    assert told["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
-    more = ok(client, CHAT, **asked(max_tokens=12, tools=TOOLS))
+def test_tools_that_may_not_be_called_are_not_named(client: TestClient) -> None:
+    plain = ok(client, CHAT, **make_body(max_tokens=12))
+    answer = ok(client, CHAT, **make_body(max_tokens=12, tools=TOOLS, tool_choice="none"))
+    assert answer["choices"] == plain["choices"]
+    assert answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    more = ok(client, CHAT, **make_body(max_tokens=12, tools=TOOLS))
     assert more["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
 
 
-def test_calls_and_results_are_told_back_to_the_model(client: TestClient, special: bool) -> None:
+def test_calls_and_results_are_sent_back_to_the_model(client: TestClient, special: bool) -> None:
     call = {
         "id": "call_1",
         "type": "function",
@@ -169,37 +171,37 @@ def test_calls_and_results_are_told_back_to_the_model(client: TestClient, specia
         {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "kept"},
     ]
-    told = ok(client, "/tokenize", messages=messages, tools=TOOLS)
+    answer = ok(client, "/tokenize", messages=messages, tools=TOOLS)
     prompt = (
         "[tools] keep drop[user] Who?[assistant] <think>Hm.</think>"
         '<tool_call>{"name": "keep", "arguments": {"a": 1}}</tool_call>[tool] kept[assistant]'
     )
     shown = re.sub(r"</?(think|tool_call)>", "", prompt) if special else prompt
-    assert ok(client, "/detokenize", tokens=told["tokens"])["content"] == shown
+    assert ok(client, "/detokenize", tokens=answer["tokens"])["content"] == shown
     body = {"messages": messages, "tools": TOOLS, "max_tokens": 3}
-    assert ok(client, CHAT, **body)["usage"]["prompt_tokens"] == told["count"]
+    assert ok(client, CHAT, **body)["usage"]["prompt_tokens"] == answer["count"]
 
 
 @pytest.mark.parametrize("arguments", ['{"city', "[1]", "Bonn", '{"a":' * 9000])
-def test_a_call_that_was_cut_can_be_told_back(client: TestClient, arguments: str) -> None:
+def test_a_call_that_was_cut_can_be_sent_back(client: TestClient, arguments: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "keep", "arguments": arguments}}
     messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    told = ok(client, "/tokenize", messages=messages, tools=TOOLS)
-    prompt = ok(client, "/detokenize", tokens=told["tokens"])["content"]
+    answer = ok(client, "/tokenize", messages=messages, tools=TOOLS)
+    prompt = ok(client, "/detokenize", tokens=answer["tokens"])["content"]
     assert json.dumps({"arguments": arguments}) in prompt
 
 
 def test_a_last_message_can_be_continued(client: TestClient) -> None:
     messages = [USER, {"role": "assistant", "content": "It is "}]
-    told = ok(client, "/tokenize", messages=messages, continue_final_message=True)
-    shown = ok(client, "/detokenize", tokens=told["tokens"])["content"]
+    reply = ok(client, "/tokenize", messages=messages, continue_final_message=True)
+    shown = ok(client, "/detokenize", tokens=reply["tokens"])["content"]
     assert shown == "[user] Who?[assistant] It is "
     body = {"max_tokens": 9, "temperature": 1.0, "seed": 4}
-    text = ok(client, COMPLETIONS, prompt=told["tokens"], **body)["choices"][0]["text"]
-    told = ok(client, CHAT, messages=messages, continue_final_message=True, **body)
-    assert told["choices"][0]["message"]["content"] == text
-    told = ok(client, MESSAGES, messages=messages, **body)
-    assert [each["text"] for each in told["content"]] == [text]
+    text = ok(client, COMPLETIONS, prompt=reply["tokens"], **body)["choices"][0]["text"]
+    reply = ok(client, CHAT, messages=messages, continue_final_message=True, **body)
+    assert reply["choices"][0]["message"]["content"] == text
+    reply = ok(client, MESSAGES, messages=messages, **body)
+    assert [each["text"] for each in reply["content"]] == [text]
     calls = [{"function": {"name": "keep", "arguments": "{}"}}]
     for more in (
         {"continue_final_message": True, "add_generation_prompt": True},
@@ -212,7 +214,7 @@ def test_a_last_message_can_be_continued(client: TestClient) -> None:
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def showing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """Of a model whose template shows what it is told of thinking."""
     names = ("enable_thinking", "thinking", "reasoning_effort")
     shown = " ".join(f"{{{{ {each} | default('-') }}}}" for each in names)
@@ -237,22 +239,23 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     ids=str,
 )
 def test_thinking_can_be_switched_off(
-    settings: TestClient, more: dict[str, Any], shown: str
+    showing: TestClient, more: dict[str, Any], shown: str
 ) -> None:
-    told = ok(settings, "/tokenize", messages=[USER], **more)
-    prompt = ok(settings, "/detokenize", tokens=told["tokens"])["content"]
+    answer = ok(showing, "/tokenize", messages=[USER], **more)
+    prompt = ok(showing, "/detokenize", tokens=answer["tokens"])["content"]
     assert prompt.startswith(f"{shown} [user]")
     assert (
-        ok(settings, CHAT, **asked(max_tokens=1), **more)["usage"]["prompt_tokens"] == told["count"]
+        ok(showing, CHAT, **make_body(max_tokens=1), **more)["usage"]["prompt_tokens"]
+        == answer["count"]
     )
 
 
 def test_functions_are_tools_by_their_older_name(client: TestClient) -> None:
-    body = asked(seed=1, temperature=1.0)
-    told = ok(client, CHAT, **body, tools=TOOLS, tool_choice=NAMED)["choices"]
+    body = make_body(seed=1, temperature=1.0)
+    answer = ok(client, CHAT, **body, tools=TOOLS, tool_choice=NAMED)["choices"]
     functions = [each["function"] for each in TOOLS]
     again = ok(client, CHAT, **body, functions=functions, function_call={"name": "keep"})["choices"]
-    calls = [each[0]["message"]["tool_calls"][0]["function"] for each in (told, again)]
+    calls = [each[0]["message"]["tool_calls"][0]["function"] for each in (answer, again)]
     assert calls[0] == calls[1] and calls[0]["name"] == "keep"
 
 
@@ -260,7 +263,7 @@ def test_a_wrong_type_within_a_schema_is_no_error_of_the_server(client: TestClie
     for kind in (5, {}, None):
         tools = [function("keep", {"type": "object", "properties": {"a": {"type": kind}}})]
         for choice, statuses in (("auto", {200}), ("required", {200, 400})):
-            body = asked(tools=tools, tool_choice=choice, max_tokens=4)
+            body = make_body(tools=tools, tool_choice=choice, max_tokens=4)
             assert client.post(CHAT, json=body).status_code in statuses
 
 
@@ -300,10 +303,10 @@ def test_a_wrong_type_within_a_schema_is_no_error_of_the_server(client: TestClie
     ],
     ids=lambda each: str(each)[:40],
 )
-def test_what_is_wrong_with_tools_is_told_by_name(
+def test_what_is_wrong_with_tools_is_reported_by_name(
     client: TestClient, more: dict[str, Any], param: str, said: str
 ) -> None:
-    answer = client.post(CHAT, json=asked(**more))
+    answer = client.post(CHAT, json=make_body(**more))
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == param and said in error["message"], error
@@ -326,21 +329,21 @@ def test_a_model_that_knows_no_tools_says_so(
 ) -> None:
     served = llama if template is None else (make_tooled(tmp_path, template=template), None)
     with running(served) as engine:
-        answer = client_of(engine).post(CHAT, json=asked(tools=TOOLS))
+        answer = client_of(engine).post(CHAT, json=make_body(tools=TOOLS))
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
     assert said in error["message"]
 
 
-def test_calls_in_code_cannot_be_asked_for(tmp_path: Path) -> None:
+def test_calls_in_code_cannot_be_requested(tmp_path: Path) -> None:
     template = TEMPLATE.replace("[tools]", "[tools]<|tool_call_start|>")
     with running((make_tooled(tmp_path, template=template), None)) as engine:
         client = client_of(engine)
-        answer = client.post(CHAT, json=asked(tools=TOOLS, tool_choice="required"))
+        answer = client.post(CHAT, json=make_body(tools=TOOLS, tool_choice="required"))
         assert answer.status_code == 400
         assert "pythonic" in answer.json()["error"]["message"]
-        assert ok(client, CHAT, **asked(tools=TOOLS, max_tokens=3))
+        assert ok(client, CHAT, **make_body(tools=TOOLS, max_tokens=3))
 
 
 KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", *INNER["kimi_k2"])
@@ -362,7 +365,7 @@ def test_models_of_other_families_call_in_their_own_way(
     directory = make_tooled(tmp_path, template=template, special=True, marks=marks)
     with running((directory, None)) as engine:
         client = client_of(engine)
-        body = asked(tools=TOOLS, tool_choice=NAMED, seed=3, temperature=1.0)
+        body = make_body(tools=TOOLS, tool_choice=NAMED, seed=3, temperature=1.0)
         [choice] = ok(client, CHAT, **body)["choices"]
         [call] = choice["message"]["tool_calls"]
         assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
@@ -411,7 +414,7 @@ def fits_often(given: dict[str, Any]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [*XML])
-def test_calls_with_tags_can_be_asked_for(tmp_path: Path, family: str) -> None:
+def test_calls_with_tags_can_be_requested(tmp_path: Path, family: str) -> None:
     template = TEMPLATE.replace("[tools]", f"[tools]{XML[family]}")
     directory = make_tooled(tmp_path, template=template, marks=("<tool_call>", "</tool_call>"))
     with running((directory, None)) as engine:
@@ -419,7 +422,7 @@ def test_calls_with_tags_can_be_asked_for(tmp_path: Path, family: str) -> None:
         own = {"parallel_tool_calls": False, "temperature": 1.0, "max_tokens": 300}
         for seed, parameters in enumerate([SCHEMA, None, OFTEN, OFTEN]):
             tools = [function("keep", parameters)]
-            body = {**asked(tools=tools, tool_choice="required", seed=seed), **own}
+            body = {**make_body(tools=tools, tool_choice="required", seed=seed), **own}
             [choice] = ok(client, CHAT, **body)["choices"]
             [call] = choice["message"]["tool_calls"]
             assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
@@ -457,11 +460,11 @@ def test_anthropics_clients_call_tools(client: TestClient) -> None:
     # Of several calls, the last one may be cut.
     single = {"disable_parallel_tool_use": True}
     choice = {"type": "tool", "name": "keep"}
-    told = ok(client, MESSAGES, **body, tool_choice={**choice, **single})
-    [block] = [each for each in told["content"] if each["type"] == "tool_use"]
+    reply = ok(client, MESSAGES, **body, tool_choice={**choice, **single})
+    [block] = [each for each in reply["content"] if each["type"] == "tool_use"]
     assert block["caller"] == {"type": "direct"}
     assert block["name"] == "keep" and block["input"].keys() == {"name", "age"}
-    assert told["stop_reason"] == "tool_use"
+    assert reply["stop_reason"] == "tool_use"
     answer = client.post(
         MESSAGES, json={**body, "tool_choice": {"type": "any", **single}, "stream": True}
     )
@@ -498,9 +501,9 @@ def test_anthropics_clients_tell_results_and_hear_thoughts(
         {"role": "tool", "content": "kept"},
         {"role": "user", "content": "And?"},
     ]
-    told = ok(client, "/tokenize", messages=same, tools=[function("keep")])
-    assert ok(client, f"{MESSAGES}/count_tokens", **body) == {"input_tokens": told["count"]}
-    assert ok(client, MESSAGES, **body)["usage"]["input_tokens"] == told["count"]
+    reply = ok(client, "/tokenize", messages=same, tools=[function("keep")])
+    assert ok(client, f"{MESSAGES}/count_tokens", **body) == {"input_tokens": reply["count"]}
+    assert ok(client, MESSAGES, **body)["usage"]["input_tokens"] == reply["count"]
     # Without anything that binds it, the text of a tiny model is one long thought.
     thinking = {"max_tokens": 9, "messages": [USER], "thinking": {"type": "enabled"}}
     [block] = ok(client, MESSAGES, **thinking)["content"]

@@ -24,8 +24,8 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 
 def write(file: Path, rows: Sequence[object]) -> Path:
-    told = (row if isinstance(row, str) else json.dumps(row) for row in rows)
-    file.write_text("".join(f"{row}\n" for row in told), encoding="utf-8")
+    report = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+    file.write_text("".join(f"{row}\n" for row in report), encoding="utf-8")
     return file
 
 

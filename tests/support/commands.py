@@ -78,7 +78,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 Run = Callable[..., Outcome]
 
 
-def told(outcome, *parts: str) -> None:
+def fails(outcome, *parts: str) -> None:
     """One line on standard error with all parts, nothing on standard output, exit code 2."""
     assert outcome.code == 2, outcome.err
     assert outcome.out == ""

@@ -21,8 +21,8 @@ MAKERS: dict[str, Make] = {
     "eagle3": speculators.eagle3,
     "peagle": speculators.peagle,
     "dflash": speculators.dflash,
-    "dflash2": lambda directory, **asked: speculators.dflash(directory, second=True, **asked),
-    "dspark": lambda directory, **asked: speculators.dflash(directory, markov="rnn", **asked),
+    "dflash2": lambda directory, **settings: speculators.dflash(directory, second=True, **settings),
+    "dspark": lambda directory, **settings: speculators.dflash(directory, markov="rnn", **settings),
     "mtp": speculators.mtp,
 }
 TRANSLATOR = "own-head-scaled"
@@ -39,9 +39,9 @@ def pair_of(target: Base, directory: Path) -> Pair:
     return replace(plain, drafter_network=network)
 
 
-def made(kind: str, family: str, tmp_path: Path, **asked) -> Pair:
+def made(kind: str, family: str, tmp_path: Path, **settings) -> Pair:
     target = target_of(family)
-    return pair_of(target, MAKERS[kind](tmp_path / kind, width=target.width, **asked))
+    return pair_of(target, MAKERS[kind](tmp_path / kind, width=target.width, **settings))
 
 
 def gemma4(name: str) -> Pair:

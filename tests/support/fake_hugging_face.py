@@ -20,7 +20,7 @@ class FakeModel:
         self.lm_head = SimpleNamespace(weight=None)
         self.generation_config: Any = None
         self.loaded: dict[str, np.ndarray] = {}
-        self.asked: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []
         self.says: list[list[int]] = [[5], [6, 7], [1]]
         self.decoder_only = True
         self._shapes, self._tied = shapes, tied
@@ -40,8 +40,8 @@ class FakeModel:
     def eval(self) -> FakeModel:
         return self
 
-    def generate(self, tokens: np.ndarray, streamer: Any = None, **asked: Any) -> np.ndarray:
-        self.asked.append({"tokens": tokens, **asked})
+    def generate(self, tokens: np.ndarray, streamer: Any = None, **settings: Any) -> np.ndarray:
+        self.calls.append({"tokens": tokens, **settings})
         if streamer is not None:
             for each in [[0], *self.says]:
                 streamer.put(np.array(each))
@@ -55,7 +55,7 @@ class FakeHuggingFace:
     """models: handed out in turn. told: what AutoConfig was told. threads: all numbers set."""
 
     def __init__(self, *models: FakeModel) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
         self.kinds: list[str] = []
         self.threads: list[int] = []
         self.seeds: list[int] = []
@@ -80,9 +80,9 @@ class FakeHuggingFace:
         )
         self.installed = HuggingFace(torch, transformers, threads=2)
 
-    def _config(self, **told: Any) -> dict[str, Any]:
-        self.told.append(told)
-        return told
+    def _config(self, **report: Any) -> dict[str, Any]:
+        self.reports.append(report)
+        return report
 
     def _auto(self, kind: str) -> SimpleNamespace:
         def from_config(config: Any, dtype: str, trust_remote_code: bool) -> FakeModel:

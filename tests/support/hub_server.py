@@ -127,8 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(302, b"", headers)
 
     def _send_large(self, data: bytes) -> None:
-        asked = self.headers.get("Range", "bytes=0-") if self.hub.ranges else "bytes=0-"
-        first, _, last = asked[len("bytes=") :].partition("-")
+        settings = self.headers.get("Range", "bytes=0-") if self.hub.ranges else "bytes=0-"
+        first, _, last = settings[len("bytes=") :].partition("-")
         begin, end = int(first), min(len(data), int(last or len(data)) + 1)
         part = begin > 0 or end < len(data)
         headers = {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}"} if part else {}

@@ -79,9 +79,9 @@ class Run:
 
     def chances(self) -> mx.array:
         """Of the tokens of the last draft."""
-        told = self._proposer._reading.chances()
-        assert told is not None
-        return told[0]
+        report = self._proposer._reading.chances()
+        assert report is not None
+        return report[0]
 
 
 def drafts_of(directory: Path, seed: int = 1, length: int = 12, count: int = 3) -> mx.array:

@@ -84,10 +84,10 @@ class Ranks:
 
     def ends(self, seconds: float = SECONDS) -> list[Ended]:
         """Wait for all. Raises subprocess.TimeoutExpired."""
-        told = [each.communicate(timeout=seconds) for each in self._processes]
+        report = [each.communicate(timeout=seconds) for each in self._processes]
         return [
             Ended(each.returncode, out, err)
-            for each, (out, err) in zip(self._processes, told, strict=True)
+            for each, (out, err) in zip(self._processes, report, strict=True)
         ]
 
 

@@ -62,8 +62,8 @@ LORA = {"rank": 4, "scale": 10.0, "dropout": 0.5}
 def write_adapter(base: Path, directory: Path, kind: str = "lora", **changes: Any) -> Path:
     """As mlx-lm's training writes it, with weights that do something."""
     directory.mkdir()
-    told = {"fine_tune_type": kind, "num_layers": 2, "lora_parameters": LORA, **changes}
-    (directory / "adapter_config.json").write_text(json.dumps(told))
+    report = {"fine_tune_type": kind, "num_layers": 2, "lora_parameters": LORA, **changes}
+    (directory / "adapter_config.json").write_text(json.dumps(report))
     model, _ = load_model(base)
     if kind != "full":
         model.freeze()

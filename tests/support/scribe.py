@@ -51,7 +51,7 @@ class Notes:
         self.rows: list[tuple[int, int]] = []
         self.passes: list[int] = []
         self.guessed = 0
-        self.asked = 0
+        self.calls = 0
 
     @property
     def length(self) -> int:
@@ -67,7 +67,7 @@ class Notes:
             self.rows.append((int(state), after))
 
     def guess(self, count: int) -> mx.array:
-        self.asked = count
+        self.calls = count
         return self._likes(self.rows[-1][1])
 
     def guess_after(self, token: mx.array) -> mx.array:

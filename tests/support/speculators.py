@@ -150,7 +150,7 @@ def peagle(
     vocabulary: int = VOCABULARY,
     width: int = WIDTH,
     extra: Shapes | None = None,
-    **asked: Any,
+    **settings: Any,
 ) -> Path:
     """P-EAGLE with two layers and an embedding of its own; the rest as `eagle3`."""
     own = {
@@ -161,14 +161,14 @@ def peagle(
     }
     sizes: dict[str, Any] = {"taps": taps, "vocabulary": vocabulary, "width": width}
     usual = {"num_hidden_layers": 2, "mask_token_id": 3}
-    return eagle3(directory, extra=own, **{**sizes, **usual, **asked})
+    return eagle3(directory, extra=own, **{**sizes, **usual, **settings})
 
 
 def speculators_eagle3(
-    directory: Path, *, inner: Mapping[str, Any] | None = None, **asked: Any
+    directory: Path, *, inner: Mapping[str, Any] | None = None, **settings: Any
 ) -> Path:
     """The same as `speculators` writes it. inner: changes of the layer's configuration."""
-    eagle3(directory, **asked)
+    eagle3(directory, **settings)
     config = json.loads((directory / "config.json").read_text())
     tensors = mx.load(str(directory / "model.safetensors"))
     top = {key: config.pop(key) for key in list(config) if key not in LLAMA}
@@ -280,6 +280,6 @@ def mtp(
 MAKERS = {
     "eagle3": eagle3,
     "dflash": dflash,
-    "dflash2": lambda directory, **asked: dflash(directory, second=True, **asked),
-    "dspark": lambda directory, **asked: dflash(directory, markov="gated", **asked),
+    "dflash2": lambda directory, **settings: dflash(directory, second=True, **settings),
+    "dspark": lambda directory, **settings: dflash(directory, markov="gated", **settings),
 }

@@ -52,7 +52,7 @@ CALL = ("<tool_call>", "</tool_call>")
     ],
     ids=lambda each: str(each)[:30],
 )
-def test_marks_are_told_from_template_and_vocabulary(
+def test_marks_are_distinguished_from_template_and_vocabulary(
     tmp_path: Path,
     added: tuple[str, ...],
     template: str,

@@ -201,7 +201,7 @@ def test_the_number_of_sentinels_is_said_by_the_settings(tmp_path: Path) -> None
         load_tokenizer(tmp_path, kind="encoder-decoder")
 
 
-def test_code_that_comes_with_a_tokenizer_is_not_run_and_nobody_is_asked(
+def test_code_that_comes_with_a_tokenizer_is_not_run_and_no_question_is_put(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran, questions = tmp_path / "ran", []
@@ -225,7 +225,7 @@ def test_code_that_comes_with_a_tokenizer_is_not_run_and_nobody_is_asked(
         (b"", r"tokenizer.model is damaged: .*"),
     ],
 )
-def test_a_vocabulary_that_is_missing_or_damaged_is_told_in_one_line(
+def test_a_vocabulary_that_is_missing_or_damaged_is_reported_in_one_line(
     vocabulary: bytes | None, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}

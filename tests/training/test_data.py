@@ -35,7 +35,7 @@ def test_json_lines_may_have_targets(tmp_path: Path) -> None:
     ]
 
 
-def test_the_order_is_shuffled_and_told_by_the_seed(tmp_path: Path) -> None:
+def test_the_order_is_shuffled_and_decided_by_the_seed(tmp_path: Path) -> None:
     text = "\n".join(str(number) for number in range(50))
     first = read(tmp_path, text)
     assert first == read(tmp_path, text)

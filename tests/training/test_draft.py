@@ -72,13 +72,13 @@ def test_what_is_written_is_a_draft_of_the_target(
     result = generate(loaded, "some words", Options(max_tokens=12, num_draft=3))
     assert result.tokens == plain.tokens
     assert result.stats.drafted > 0
-    told = json.loads((done.output / "provenance.json").read_text())
-    assert (told["target"], told["start"]) == tuple(path.name for path in models)
-    assert told["held_out"]["result"]["acceptance"] == done.outcome.figures.acceptance
-    assert told["held_out"]["start"]["acceptance"] == done.start.acceptance
-    assert told["best_epoch"] == done.outcome.best
-    assert told["files"].keys() >= {"model.safetensors", "config.json"}
-    assert not any(str(path.parent) in json.dumps(told) for path in models)
+    report = json.loads((done.output / "provenance.json").read_text())
+    assert (report["target"], report["start"]) == tuple(path.name for path in models)
+    assert report["held_out"]["result"]["acceptance"] == done.outcome.figures.acceptance
+    assert report["held_out"]["start"]["acceptance"] == done.start.acceptance
+    assert report["best_epoch"] == done.outcome.best
+    assert report["files"].keys() >= {"model.safetensors", "config.json"}
+    assert not any(str(path.parent) in json.dumps(report) for path in models)
     config = json.loads((done.output / "config.json").read_text())
     assert config["dtype"] == "bfloat16"
     assert {array.dtype for array in weights(done.output).values()} == {mx.bfloat16}

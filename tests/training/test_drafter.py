@@ -57,18 +57,18 @@ def test_a_drafter_is_trained_and_drafts(
     assert loaded.drafter_network is not None and loaded.drafter_network.kind == kind
     accepted = 0
     for temperature in (0.0, 1.0):
-        asked = {"max_tokens": 20, "temperature": temperature, "seed": 3}
-        plain = generate(pair, "some words", Options(regular=True, **asked))
-        result = generate(loaded, "some words", Options(num_draft=3, **asked))
+        settings = {"max_tokens": 20, "temperature": temperature, "seed": 3}
+        plain = generate(pair, "some words", Options(regular=True, **settings))
+        result = generate(loaded, "some words", Options(num_draft=3, **settings))
         assert result.tokens == plain.tokens
         assert result.stats.drafted > 0
         accepted += result.stats.accepted
     assert accepted > 0
-    told = json.loads((done.output / "provenance.json").read_text())
-    assert told["held_out"]["result"]["greedy"] == list(done.outcome.figures.greedy)
-    assert told["best_epoch"] == done.outcome.best
-    assert told["files"].keys() >= {"model.safetensors", "config.json"}
-    assert str(model.parent) not in json.dumps(told)
+    report = json.loads((done.output / "provenance.json").read_text())
+    assert report["held_out"]["result"]["greedy"] == list(done.outcome.figures.greedy)
+    assert report["best_epoch"] == done.outcome.best
+    assert report["files"].keys() >= {"model.safetensors", "config.json"}
+    assert str(model.parent) not in json.dumps(report)
 
 
 def test_a_dspark_is_written_as_the_package_speculators_has_it(pair: Pair, tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ def learned(request, tmp_path_factory: pytest.TempPathFactory) -> Learned:
     return Learned(pair, tmp_path_factory.mktemp("rows"))
 
 
-def task_of(learned: Learned, directory: Path, kind: str, **asked: object) -> AnchorTask:
+def task_of(learned: Learned, directory: Path, kind: str, **settings: object) -> AnchorTask:
     """A task whose drafter says much, since nothing of it is as it began."""
-    pair, config = learned.pair, DrafterConfig(kind=kind, num_draft=SLOTS, batch=4, **asked)
+    pair, config = learned.pair, DrafterConfig(kind=kind, num_draft=SLOTS, batch=4, **settings)
     texts = drafter_files.Texts.of(learned.rows, pair.target.width, pair.vocabulary)
     begun = drafter_files.begin(directory / kind, pair, config, texts)
     keys = iter(mx.random.split(mx.random.key(4), 100))

@@ -26,7 +26,7 @@ def filled(directory: Path, dtype: mx.Dtype = mx.float32) -> Rows:
     return rows
 
 
-def test_head_i_is_asked_for_the_token_i_plus_1_places_after_the_predicted_one(
+def test_head_i_predicts_the_token_i_plus_1_places_after_the_predicted_one(
     tmp_path: Path,
 ) -> None:
     assert filled(tmp_path).targets(2).tolist() == [

@@ -56,9 +56,9 @@ def test_what_is_written_loads_with_its_base(pair: Pair, tmp_path: Path) -> None
     assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (2, 1)
     assert os.path.samefile(done.output / config["base_model_name_or_path"], pair.name)
     loaded = loading.load(done.output)
-    asked = {"max_tokens": 10}
-    plain = generate(pair, "some words", Options(**asked))
-    result = generate(loaded, "some words", Options(**asked))
+    settings = {"max_tokens": 10}
+    plain = generate(pair, "some words", Options(**settings))
+    result = generate(loaded, "some words", Options(**settings))
     assert (result.tokens, result.labels.proposer) == (plain.tokens, "auto")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 

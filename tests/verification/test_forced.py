@@ -20,7 +20,7 @@ def verdicts(probability: float, seed: int, rounds: int, size: int = 4) -> list[
     return [rule.verify(law, proposal, noise).accepted[0].tolist() for _ in range(rounds)]
 
 
-def test_each_token_stays_with_the_asked_probability_while_those_before_it_stay() -> None:
+def test_each_token_stays_with_the_requested_probability_while_those_before_it_stay() -> None:
     kept = verdicts(0.7, 0, 4000)
     assert all(row == sorted(row, reverse=True) for row in kept)
     for place in range(4):
