@@ -21,6 +21,7 @@ from mlx_specdec.decoding.sequence import Emission, Piece
 from ..support.commands import Run, Terminal
 
 ROOT = Path(__file__).parents[2]
+MODULES = ("__init__", "__main__", "version")
 HOSTILE = "\x1b[31mred\x07\x9b5n\r\n\ttab \u202f!"
 
 
@@ -35,7 +36,7 @@ def shell(line: str, *, cwd: Path = ROOT, **environment: str) -> subprocess.Comp
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """The part of a clone that a Python without dependencies reads."""
-    for name in ("main.py", "convert.py", "mlx_specdec/__init__.py", "mlx_specdec/__main__.py"):
+    for name in ("main.py", "convert.py", *(f"mlx_specdec/{n}.py" for n in MODULES)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "mlx_specdec" / "cli").mkdir()

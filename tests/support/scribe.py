@@ -74,8 +74,8 @@ class Notes:
         self.guessed += 1
         return self._likes(int(token.item()))
 
-    def forget(self, length: int) -> None:
-        assert length == len(self.rows)
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        assert lengths == (len(self.rows),)
         self.guessed = 0
 
     def evaluate(self) -> None:

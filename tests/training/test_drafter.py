@@ -110,7 +110,6 @@ def test_an_eagle3_is_written_as_its_authors_have_it(
     assert found["t2d"].shape == (pair.target.vocabulary,)
     files = speculators.read(done.output)
     assert files is not None and files.target_ids == tuple(ids.tolist())
-    assert files.without_encoder is (files.encoder_width is None)
 
 
 # What drafters on hidden states are asked in training is what they are asked when they draft.
