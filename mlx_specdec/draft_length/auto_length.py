@@ -273,7 +273,7 @@ class AutoLength:
     def _plan_next(self, size: _Size, report: RoundReport) -> None:
         before = size.plan
         tried = before.trials and (report.size or before.plain)
-        learns = report.size and any(each.undecided for each in self._acceptance.values())
+        learns = report.size and self._acceptance[self._drafter(report.source).name].undecided
         if before.plain > 1 and not report.size:
             size.plan = replace(before, plain=before.plain - 1)
         elif tried or learns or size.rounds % EVERY == 0:
