@@ -26,7 +26,6 @@ SIZE = 400
 TEXT = "some text"
 BEFORE = "model.layers.2."
 """A tensor of the layer in the files of GLM and DeepSeek: it follows those of the model."""
-FAR = "mtp.layers.0.mlp.experts.999999999999.up_proj.weight"
 
 
 def target(family: str, directory: Path, **settings) -> Path:

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from .support.shipped import ROOT
-from .support.thread_ranks import Rank, adding_up, on_every, ranks
+from .support.thread_ranks import adding_up, on_every, ranks
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -107,29 +107,6 @@ def test_machines_add_up_as_often_as_is_said_and_keep_their_states(
         sums = on_every(group, lambda r: measure_all_sum.sums(mx.ones((2, 4)), 5, r).tolist())
     assert [rank.sums for rank in group] == [5, 5, 5]
     assert all(mx.allclose(mx.array(states), mx.ones((2, 4))) for states in sums)
-
-
-def test_what_is_added_up_in_another_order_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def share(rows: int) -> float:
-        measured = on_every(
-            ranks(3), lambda rank: measure_all_sum.same_as_alone(rank, 64, rows, mx.float32)
-        )
-        assert len(set(measured)) == 1
-        return measured[0]
-
-    with adding_up(monkeypatch):
-        assert share(1) == share(4) == 1.0
-        # Threads add up in one order, whatever the rows; here the first comes last where there are
-        # several.
-        plain = Rank.add_up
-
-        def other_order(rank: Rank, part: mx.array) -> mx.array:
-            sums = plain(rank, part)
-            first, *others = (each._part for each in rank._ranks)
-            return sums if part.shape[0] == 1 else sum(others[1:], others[0]) + first
-
-        monkeypatch.setattr(Rank, "add_up", other_order)
-        assert 0.3 < share(4) < 1
 
 
 def test_figures_are_of_one_sum() -> None:

@@ -112,18 +112,6 @@ def test_what_another_run_left_is_named_and_kept(
         assert journal.done == 1 and 1 in journal
 
 
-def test_an_output_that_exists_is_kept(output: Path) -> None:
-    output.write_bytes(b"old")
-    with pytest.raises(OutputError, match="out exists: give --overwrite"):
-        opened(output)
-    with opened(output, overwrite=True) as journal:
-        journal.begin()
-        assert output.read_bytes() == b"old"
-        journal.append(RECORDS[3])
-        journal.finish()
-    assert json.loads(output.read_bytes()) == RECORDS[3]
-
-
 @pytest.mark.parametrize(
     "content",
     [

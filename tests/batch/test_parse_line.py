@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,24 +23,6 @@ def test_a_line_of_text_is_the_prompt() -> None:
     line = parse_line(Line(2, ' {"a\\nb" '), OPTIONS, as_json=False)
     assert (line.prompt, line.options, line.error) == (' {"a\nb" ', OPTIONS, None)
     assert line.record(text="t") == {"line": 2, "text": "t"}
-
-
-@pytest.mark.parametrize(
-    ("own", "options"),
-    [
-        ({}, OPTIONS),
-        ({"category": "x", "answer": [1]}, OPTIONS),
-        ({"max_tokens": 0}, replace(OPTIONS, max_tokens=0)),
-        ({"max_tokens": None, "stop": None}, OPTIONS),
-        ({"seed": 2**70, "temperature": 1}, replace(OPTIONS, seed=2**70, temperature=1.0)),
-        ({"top_p": 0.5, "stop": "end"}, replace(OPTIONS, top_p=0.5, stop=("end",))),
-        ({"stop": ["a", "b"]}, replace(OPTIONS, stop=("a", "b"))),
-        ({"stop": []}, replace(OPTIONS, stop=())),
-    ],
-)
-def test_a_line_has_settings_of_its_own(own: dict[str, Any], options: Options) -> None:
-    line = parse({"prompt": "p", **own})
-    assert (line.error, line.prompt, line.options) == (None, "p", options)
 
 
 @pytest.mark.parametrize("name", ["a", 7, 0])

@@ -9,15 +9,6 @@ import pytest
 from mlx_specdec.measure.analysis import FEWEST, Paired, speed_up
 
 
-def test_a_constant_ratio_has_no_width_however_the_machine_drifts() -> None:
-    texts = [Paired(1.0 * drift, 0.5 * drift, 10, 10) for drift in (1.0, 3.0, 9.0, 2.0, 5.0)]
-    found = speed_up(texts)
-    assert found is not None
-    for estimate in (found.overall, found.per_text):
-        assert estimate.value == pytest.approx(2.0)
-        assert estimate.low == pytest.approx(2.0) and estimate.high == pytest.approx(2.0)
-
-
 def test_all_texts_together_weigh_by_time_and_the_median_text_does_not() -> None:
     texts = [
         Paired(1.0, 1.0, 10, 10),

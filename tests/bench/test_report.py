@@ -13,7 +13,7 @@ import pytest
 from mlx_specdec.errors import OutputError
 from mlx_specdec.measure.analysis import Analysis, Figures, SpeedUp, Value, analyse
 from mlx_specdec.measure.passes import PassCosts
-from mlx_specdec.measure.report import Lines, Series, charts, page, write_report
+from mlx_specdec.measure.report import charts, page, write_report
 from mlx_specdec.measure.table import verdict
 
 from ..support.bench_samples import Checker, measured, method, sample, setting
@@ -93,14 +93,6 @@ def test_the_speedup_chart_has_measured_intervals_and_the_prediction_beside_them
     assert f"draft, predicted, 3: {figures.predictions['draft'][2]:.2f}" in drawing
     # Two sequences have no interval, and nothing is drawn of it.
     assert "<title>draft, 3: 1.95</title>" in drawing and 'class="whisker"' not in drawing
-
-
-def test_intervals_at_one_place_are_drawn_side_by_side() -> None:
-    both = [Series(name, name, [(2, Value(1.5, 1.2, 1.8))]) for name in ("draft", "mlx-lm")]
-    chart = Lines("", "", ("x", "y"), [*both, Series("c", "c", [(2, Value(1.4))])])
-    first, second, middle = (chart.across(2, one) for one in chart.drawn)
-    assert second - first >= 4 and first + second == pytest.approx(2 * middle)
-    assert chart.ticks == [0, 0.5, 1, 1.5] and chart.labels == [2]
 
 
 def test_the_verdict_is_a_sentence() -> None:

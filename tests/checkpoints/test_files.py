@@ -12,7 +12,7 @@ import pytest
 
 from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.checkpoints import files, shards
-from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile, load, read_header
+from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile, read_header
 from mlx_specdec.checkpoints.hub import choose
 from mlx_specdec.checkpoints.shards import format_of
 from mlx_specdec.errors import CheckpointError
@@ -28,24 +28,6 @@ def sentence(directory: Path, what: Any = files.Weights) -> str:
     text = str(caught.value)
     assert "\n" not in text
     return text
-
-
-def test_nothing_is_kept_of_tensors_that_the_caller_let_go(tmp_path: Path) -> None:
-    size, count = 1 << 20, 16
-    directory = tmp_path / "big"
-    directory.mkdir()
-    save(
-        directory / "model.safetensors",
-        {f"t{index}": mx.full((size // 4,), index, dtype=mx.float32) for index in range(count)},
-    )
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    for _, array in files.tensors(directory):
-        mx.eval(array)
-        del array
-        mx.clear_cache()
-    assert mx.get_peak_memory() - before < 4 * size
 
 
 @pytest.mark.parametrize("missing", [1, 2, 3])
@@ -91,28 +73,6 @@ def test_an_index_that_points_elsewhere_is_refused(tmp_path: Path, name: Any) ->
     save(tmp_path / "x.safetensors", {"shared.weight": mx.zeros((2, 2))})
     write_index(directory, {"shared.weight": name})
     assert "no safetensors file of its directory" in sentence(directory)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (None, "no config.json"),
-        ("{", "not JSON"),
-        ('{"model_type": 3}', "no model_type"),
-        ("[" * 100_000, "not JSON"),
-    ],
-)
-def test_a_bad_config_says_what_is_wrong(tmp_path: Path, content: str | None, says: str) -> None:
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    assert says in sentence(tmp_path, files.read_config)
-
-
-def test_eos_comes_from_the_generation_config_first(tmp_path: Path) -> None:
-    assert files.eos_token_ids(tmp_path, {"eos_token_id": 4}) == (4,)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 3]}')
-    assert files.eos_token_ids(tmp_path, {"eos_token_id": 4}) == (2, 3)
-    assert files.eos_token_ids(tmp_path / "none", {}) == ()
 
 
 def test_a_shard_that_is_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
@@ -201,17 +161,6 @@ ARRAYS = {
 
 def entry(dtype: str, shape: list[Any], begin: Any, end: Any) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
-def test_a_header_gives_types_shapes_and_sizes_as_the_arrays_have_them(tmp_path: Path) -> None:
-    file = tmp_path / "x.safetensors"
-    save(file, {name: array for name, array in ARRAYS.items() if array.size})
-    infos = read_header(file)
-    loaded = load(file)
-    assert {name: (info.shape, info.nbytes) for name, info in infos.items()} == {
-        name: (array.shape, array.nbytes) for name, array in loaded.items()
-    }
-    assert infos["b"].dtype == "BF16"
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs smaps")

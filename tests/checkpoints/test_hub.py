@@ -153,13 +153,6 @@ def test_an_index_that_names_something_else_is_refused_before_weights_are_fetche
     assert sent(hub) == {INDEX}
 
 
-def test_a_cut_connection_goes_on_where_it_was(hub: Hub) -> None:
-    hub.cuts = [4000, 3000]
-    assert held_in(resolve(NAME)) == WHOLE
-    ranges = [range_ for path, range_, _ in hub.requests if path.startswith("/cdn/")]
-    assert ranges == ["", "bytes=4000-", "bytes=7000-"]
-
-
 def test_an_interrupted_download_goes_on_where_it_was_at_the_next_start(hub: Hub) -> None:
     def stop(done: int, total: int) -> None:
         if done > 5000:
@@ -289,10 +282,6 @@ def test_only_the_configuration_is_fetched_where_no_more_is_needed(hub: Hub) -> 
         resolve_config(NAME)
 
 
-def as_files(directory: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in directory.iterdir()}
-
-
 @pytest.mark.parametrize("own_head", [True, False])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_of_a_model_to_look_at_headers_alone_are_fetched(
@@ -311,7 +300,7 @@ def test_of_a_model_to_look_at_headers_alone_are_fetched(
         for file, part in parts.items():
             save(local / file, {name: weights[name] for name in part})
         write_index(local, {name: file for file, part in parts.items() for name in part})
-    hub.files = as_files(local)
+    hub.files = held_in(local)
     found, expected = inspect(NAME), inspect(str(local))
     assert str(found.path) == NAME and found.problem == ""
     assert replace(found, path=local) == expected
@@ -323,7 +312,7 @@ def test_of_a_model_to_look_at_headers_alone_are_fetched(
 def test_what_is_in_the_cache_and_what_has_no_header_is_looked_at_as_a_whole(
     hub: Hub, tmp_path: Path, offline: Callable[[], None]
 ) -> None:
-    hub.files = as_files(write_t5(tmp_path / "t5"))
+    hub.files = held_in(write_t5(tmp_path / "t5"))
     resolve(NAME)
     sent = hub.sent
     whole = inspect(NAME)
@@ -332,7 +321,7 @@ def test_what_is_in_the_cache_and_what_has_no_header_is_looked_at_as_a_whole(
     assert inspect(NAME) == whole
     torch = FIXTURES / "torch" / "llama"
     constants.HF_HUB_OFFLINE = False
-    hub.commit, hub.files = "2" * 40, as_files(torch)
+    hub.commit, hub.files = "2" * 40, held_in(torch)
     assert replace(inspect(NAME), path=torch) == inspect(str(torch))
 
 
@@ -340,7 +329,7 @@ def test_a_hub_without_parts_and_a_damaged_header_are_one_sentence(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlx_specdec.checkpoints.hub.GUESS", 200)
-    hub.files, hub.ranges = as_files(write_t5(tmp_path / "t5")), False
+    hub.files, hub.ranges = held_in(write_t5(tmp_path / "t5")), False
     with pytest.raises(SourceError, match="no parts of files: download"):
         inspect(NAME)
     hub.ranges = True

@@ -182,44 +182,34 @@ def test_strict_stops_at_once(
     assert run(*arguments).code == 1 and len(records(output)) == 3
 
 
-@pytest.mark.parametrize(
-    ("flags", "part"),
-    [
-        (("--batch-size", 0), "--batch-size must be 1 or more, not 0"),
-        (("--batch-size", "many"), "--batch-size must be a number or auto"),
-        (("--top-p", 0), "top-p must lie"),
-        (("--simulate-acceptance", 0.5), "--simulate-acceptance"),
-        (("--lookup-file", __file__, "--proposer", "draft"), "--proposer ngram"),
-        (("--kv-bits", 5), "kv-bits"),
-        (("more",), "more"),
-    ],
-)
-def test_wrong_flags_are_named_before_anything_is_loaded(
-    run: Run, tmp_path: Path, output: Path, flags: tuple[object, ...], part: str
-) -> None:
-    file = write(tmp_path / "in.txt", ["a"])
-    done = run("batch", file, "-o", output, "--model", "/nowhere", *flags)
-    assert done.code == 2 and done.err.count("\n") == 1 and part in done.err, done.err
-    assert left_in(output.parent) == []
+EARLY = [
+    (("--batch-size", 0), "--batch-size must be 1 or more, not 0"),
+    (("--batch-size", "many"), "--batch-size must be a number or auto"),
+    (("--top-p", 0), "top-p must lie"),
+    (("--simulate-acceptance", 0.5), "--simulate-acceptance"),
+    (("--lookup-file", __file__, "--proposer", "draft"), "--proposer ngram"),
+    (("--kv-bits", 5), "kv-bits"),
+    (("more",), "more"),
+]
+"""Refused before anything is loaded."""
+LATE = [
+    (("--system-prompt", "be brief"), "this model has none"),
+    (("--chat-template-config", '{"a": 1}'), "this model has none"),
+    (("--chat-template-config", '{"conversation": 1}'), "may not set conversation"),
+    (("--extra-eos-token", "<|none|>"), "no token '<|none|>'"),
+    (("--logit-bias", "1000000=1"), "there is no token 1000000"),
+    (("--proposer", "medusa"), "medusa"),
+    (("--adapter-path", "."), "adapter-path"),
+]
 
 
-@pytest.mark.parametrize(
-    ("flags", "part"),
-    [
-        (("--system-prompt", "be brief"), "this model has none"),
-        (("--chat-template-config", '{"a": 1}'), "this model has none"),
-        (("--chat-template-config", '{"conversation": 1}'), "may not set conversation"),
-        (("--extra-eos-token", "<|none|>"), "no token '<|none|>'"),
-        (("--logit-bias", "1000000=1"), "there is no token 1000000"),
-        (("--proposer", "medusa"), "medusa"),
-        (("--adapter-path", "."), "adapter-path"),
-    ],
-)
-def test_what_no_line_could_have_is_refused_before_anything_is_written(
-    run: Run, t5: Path, tmp_path: Path, output: Path, flags: tuple[str, ...], part: str
+@pytest.mark.parametrize(("flags", "part"), [*EARLY, *LATE])
+def test_wrong_flags_are_named_before_anything_is_written(
+    run: Run, t5: Path, tmp_path: Path, output: Path, flags: tuple[object, ...], part: str
 ) -> None:
+    model = "/nowhere" if (flags, part) in EARLY else t5
     file = write(tmp_path / "in.txt", sentences(3))
-    done = run("batch", file, "-o", output, "--model", t5, *flags)
+    done = run("batch", file, "-o", output, "--model", model, *flags)
     assert done.code == 2 and done.err.count("\n") == 1 and part in done.err, done.err
     assert left_in(output.parent) == []
 

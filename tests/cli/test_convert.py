@@ -133,18 +133,6 @@ def test_a_model_of_the_hub_is_converted_by_its_name(tmp_path: Path) -> None:
     assert (written / "spiece.model").read_bytes() == files["spiece.model"]
 
 
-def test_what_the_hub_refuses_is_one_line_and_exit_code_2_and_leaves_nothing(
-    tmp_path: Path,
-) -> None:
-    hub = Hub()
-    hub.refused = {"/": (401, "GatedRepo")}
-    with serve(hub) as address:
-        code, out, err = convert(address, tmp_path, "--model", "some/model")
-    assert code == 2 and out == ""
-    assert err.startswith("error: some/model is gated") and err.count("\n") == 1
-    assert list((tmp_path / "here").rglob("*")) == []
-
-
 @pytest.mark.slow
 def test_a_download_that_was_killed_leaves_no_model_and_is_made_good(tmp_path: Path) -> None:
     source = write_t5(tmp_path / "source")

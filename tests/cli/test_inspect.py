@@ -29,19 +29,6 @@ def test_json_lists_every_tensor_once(run: Run, t5: Path) -> None:
     assert found["problem"] is None and found["dropped"] == {}
 
 
-def test_a_hostile_family_name_gives_the_terminal_no_orders(
-    run: Run, t5: Path, tmp_path: Path
-) -> None:
-    for file in t5.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((t5 / "config.json").read_text())
-    config["model_type"] = "\x1b[31m[bold]t5"
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    done = run("inspect", tmp_path)
-    assert done.code == 0 and "\x1b" not in done.out and "[bold]t5" in done.out
-    assert "Not convertible" in done.out
-
-
 def test_what_is_no_checkpoint_is_one_line(run: Run, tmp_path: Path) -> None:
     done = run("inspect", tmp_path / "nothing")
     assert done.code == 2 and done.err.startswith("error: ") and done.err.count("\n") == 1

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ..support.commands import Run
 
 PROMPT = "def read_lines(file): return"
@@ -42,18 +40,6 @@ def test_a_translator_keeps_its_sources(run: Run, t5: Path, tmp_path: Path) -> N
     texts = [generated(run, *arguments, *kept) for _ in range(2)]
     assert texts[0]["text"] == texts[1]["text"] == generated(run, *arguments)["text"]
     assert [each["cached_tokens"] for each in texts] == [0, texts[0]["prompt_tokens"]]
-
-
-@pytest.mark.parametrize("written", [b"", b"my notes"])
-def test_a_file_of_somebody_else_is_refused_and_left_alone(
-    run: Run, llama: Path, tmp_path: Path, written: bytes
-) -> None:
-    file = tmp_path / "notes"
-    file.write_bytes(written)
-    done = run("generate", PROMPT, "--model", llama, "--prompt-cache-file", file)
-    assert done.code == 2 and done.err.count("\n") == 1 and done.out == ""
-    assert "no prompt cache that mlx-specdec has written" in done.err
-    assert file.read_bytes() == written
 
 
 def test_a_file_of_another_model_is_refused(

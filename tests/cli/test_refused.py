@@ -106,6 +106,7 @@ def test_models_that_are_not_there_are_named(run: Run, t5: Path, monkeypatch) ->
     [
         (None, "no config.json"),
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[]", "not a JSON object"),
         ("{}", "no model_type"),
         ('{"model_type": "telepathy"}', "telepathy"),

@@ -136,9 +136,6 @@ def test_text_gives_the_terminal_no_orders(monkeypatch: pytest.MonkeyPatch) -> N
     assert marked.replace(render.GREEN_UNDERLINED, "").replace(render.PLAIN, "") == output
 
 
-# `python -m mlx_specdec` is the console script.
-
-
 # Ctrl-C while a command is inside a call that Python cannot interrupt.
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from mlx_specdec.measure.speedup import RoundCost, break_even, pays_below, shared, speedups
@@ -50,38 +48,3 @@ def test_at_the_thresholds_both_sides_are_equal(start: float, replays: bool) -> 
     below = pays_below(cost, own, acceptance)
     there = (own + below) * shared(cost, own, below).of(acceptance)
     assert there == pytest.approx(cost.of(acceptance))
-
-
-@pytest.mark.parametrize("us", [0, 50, 300, 5000])
-@pytest.mark.parametrize(("alpha", "drafted"), [(0.6, 2), (0.8, 4), (0.9, 8)])
-def test_the_closed_form_is_what_a_simulated_loop_takes(
-    us: float, alpha: float, drafted: int
-) -> None:
-    """Two machines whose clock moves by arithmetic and by exchanges, one after the other."""
-    step, layers, tokens, dice = 40.0, 32, 20_000, random.Random(7)
-    rows = {m: 1 + 0.07 * (m - 1) for m in range(1, drafted + 2)}
-    draft, own, exchange = 3.0, 0.5 * 0.94 + 0.06, us / 1000
-
-    def layer_by_layer(count: int) -> float:
-        clock = 0.0
-        for _ in range(layers):
-            clock += step * rows[count] * (own / layers) + 2 * exchange
-        return clock
-
-    def decode(count: int) -> float:
-        emitted_tokens, clock = 0, 0.0
-        round_takes = count * draft + layer_by_layer(count + 1) + exchange
-        while emitted_tokens < tokens:
-            clock += round_takes
-            accepted = 0
-            while accepted < count and dice.random() < alpha:
-                accepted += 1
-            emitted_tokens += accepted + 1
-        return clock / emitted_tokens
-
-    network = (2 * layers + 1) * exchange / step
-    cost = shared(RoundCost(draft / step, rows), own, network)
-    expected = speedups(cost, [alpha**place for place in range(1, drafted + 1)])[-1]
-    plain = decode(0)
-    assert plain == pytest.approx((own + network) * step)
-    assert plain / decode(drafted) == pytest.approx(expected, rel=0.02)

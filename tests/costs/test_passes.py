@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_specdec.measure.passes import CHAIN, STEPS, PassCosts, PassTimer, opened
+from mlx_specdec.measure.passes import CHAIN, PassCosts, PassTimer, opened
 
 from ..support.priced import STALL, Clock, PricedModel
 
@@ -58,17 +58,3 @@ def test_everything_but_plain_steps_is_taken_back_and_a_stall_moves_no_median() 
     assert (target.context.lengths, draft.context.lengths) == held
     assert costs.draft is not None
     assert max(costs.draft, costs.start, *costs.passes.values()) < STALL
-
-
-def test_passes_are_fed_as_decoding_feeds_them() -> None:
-    clock = Clock()
-    model = PricedModel(clock)
-    context = opened(model, PROMPT)
-    assert context.lengths == (len(PROMPT),) and model.context.passes == [(len(PROMPT), 0)]
-    timer = PassTimer(context, sizes=(3,), draft=context, steps=True, clock=clock)
-    model.context.passes.clear()
-    timer.turn()
-    # Plain steps are final, everything else can be taken back.
-    drafts = [(1, 1)] * (1 + CHAIN)
-    assert model.context.passes == drafts + [(1, 0)] * STEPS + [(1, 1), (3, 3)]
-    assert context.lengths == (len(PROMPT) + STEPS,)

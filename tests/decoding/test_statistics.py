@@ -57,16 +57,3 @@ def test_timed_rounds_are_scaled_to_all_and_the_parts_add_up() -> None:
     assert seconds.verify == 2.0 + 3.0
     assert seconds.other == 2.0
     assert seconds.total == 11.0
-
-
-def test_where_no_round_was_timed_the_parts_are_not_reported() -> None:
-    recorder = Recorder()
-    add(recorder, 2, 2, 3, RoundTimes(2.0))
-    add(recorder, 0, 0, 1, RoundTimes(3.0))
-    seconds = summary(recorder, decoding_seconds=8.0).seconds
-    assert seconds.draft is seconds.verify is seconds.other is None
-    assert (seconds.decoding, seconds.total) == (8.0, 11.0)
-    plain = Recorder()
-    add(plain, 0, 0, 1, RoundTimes(3.0))
-    seconds = summary(plain, decoding_seconds=4.0).seconds
-    assert (seconds.draft, seconds.verify, seconds.other) == (0.0, 3.0, 1.0)

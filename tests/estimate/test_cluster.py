@@ -10,8 +10,7 @@ import pytest
 from mlx_specdec.errors import OptionError
 from mlx_specdec.measure.estimate import ModelSource, estimate
 from mlx_specdec.measure.passes import parts
-from mlx_specdec.measure.prediction import ALPHAS, Link, best, cluster, with_speeds
-from mlx_specdec.measure.speedup import RoundCost, shared
+from mlx_specdec.measure.prediction import ALPHAS, Link, cluster
 from mlx_specdec.models.loading import outline
 
 from ..support import tiny
@@ -40,32 +39,6 @@ def test_a_pipeline_hands_on_from_machine_to_machine() -> None:
     assert (pipeline.exchanges, pipeline.share) == (3 + 1 + 1, 1.0)
     with pytest.raises(OptionError, match="T5 model cannot be a pipeline"):
         cluster(link, outline(T5, "t5"), 0)
-
-
-def test_predictions_are_those_of_the_clusters_own_costs() -> None:
-    cost, step = RoundCost(0.1, {1: 1.0, 17: 1.8}), 0.05
-    alone = [best(cost, alpha, 16) for alpha in ALPHAS]
-    for link in (RDMA, WIFI):
-        report = with_speeds(cluster(link, outline(LLAMA, "llama"), 0), cost, step, alone)
-        assert report.speeds is not None
-        exchanges = 21 * link.seconds
-        assert report.speeds.step_seconds == pytest.approx(report.share * step + exchanges)
-        assert report.speeds.pays_below_us == pytest.approx((1 - report.share) * step / 21 * 1e6)
-        own = shared(cost, report.share, exchanges / step)
-        for one, single in zip(report.speeds.predictions, alone, strict=True):
-            again = best(own, one.alpha, 16)
-            assert (one.num_draft, one.speed_up) == (again.num_draft, again.speed_up)
-            if one.break_even_us is not None and link.seconds * 1e6 > one.break_even_us:
-                assert one.speed_up > single.speed_up
-            else:
-                assert link is RDMA
-    # On a slow link more is drafted, and more is gained.
-    fast, slow_link = (
-        with_speeds(cluster(link, outline(LLAMA, "llama"), 0), cost, step, alone).speeds
-        for link in (RDMA, WIFI)
-    )
-    for quick, patient in zip(fast.predictions, slow_link.predictions, strict=True):
-        assert patient.num_draft > quick.num_draft and patient.speed_up > quick.speed_up
 
 
 def test_a_pair_is_estimated_for_one_machine_and_for_many() -> None:

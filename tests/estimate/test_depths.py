@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mlx_specdec.measure.passes import extrapolate, parts, pattern
+from mlx_specdec.measure.passes import parts, pattern
 from mlx_specdec.models.loading import outline
 
 from ..support import tiny
@@ -58,10 +58,3 @@ def test_layers_of_real_families_are_distinguished() -> None:
     assert found("gemma3", num_hidden_layers=6) == (0, 2)
     assert found("deepseek_v3", num_hidden_layers=6) == (1, 1)
     assert found("qwen3_next", num_hidden_layers=6) == (0, 2)
-
-
-def test_layers_lie_on_a_line_whose_start_is_what_all_depths_share() -> None:
-    head, layer = 0.5, 0.25
-    seconds = {depth: head + layer * depth for depth in (2, 6, 32)}
-    assert extrapolate(seconds[2], seconds[6], (2, 6), 32) == pytest.approx(seconds[32])
-    assert extrapolate(seconds[2], seconds[6], (2, 6), 6) == pytest.approx(seconds[6])

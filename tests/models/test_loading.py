@@ -67,30 +67,6 @@ def test_quantizing_on_load_leaves_positions_and_norms_alone(wide: Path) -> None
     assert 0 < np.abs(logits(loaded.model) - exact).max() < 0.1
 
 
-def store_quantized(directory: Path, bits: int = 8) -> np.ndarray:
-    """Replace the weights by quantized ones, as a conversion writes them; returns their logits."""
-    loaded = load_model(directory, q_bits=bits, q_group_size=32)
-    parameters = dict(tree_flatten(loaded.model.network.parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), parameters)
-    config = json.loads((directory / "config.json").read_text())
-    config["quantization"] = {"group_size": 32, "bits": bits}
-    (directory / "config.json").write_text(json.dumps(config))
-    return logits(loaded.model)
-
-
-@pytest.mark.parametrize("dequantize", [True, False])
-def test_a_quantized_directory_gives_its_own_logits(
-    wide: Path, dequantize: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not dequantize:
-        monkeypatch.setattr(number_format, "EXPANDED_SHARE", 0)
-    stored = store_quantized(wide)
-    loaded = load_model(wide)
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    assert loaded.dtype == ("float32" if dequantize and on_cpu else "8-bit, float32")
-    assert np.abs(logits(loaded.model) - stored).max() < 1e-4
-
-
 def test_weights_of_several_formats_are_computed_in_the_widest(
     wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

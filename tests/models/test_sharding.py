@@ -21,7 +21,7 @@ from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.models.sharding import refine, whole_groups
 from mlx_specdec.models.t5 import family as t5_family
 from mlx_specdec.models.t5.context import EncoderDecoderModel
-from mlx_specdec.models.t5.network import T5, Attention, Dense
+from mlx_specdec.models.t5.network import T5
 
 from ..support import tiny
 from ..support.t5 import FIXTURES, SHAPE, SOURCE, TOKENS, built
@@ -38,57 +38,6 @@ def close(one: Any, other: Any) -> bool:
 def quantized(network: T5, bits: int, size: int = 32) -> T5:
     nn.quantize(network, size, bits, class_predicate=lambda p, m: isinstance(m, nn.Linear))
     return network
-
-
-def parts(layer: Any, count: int, monkeypatch: pytest.MonkeyPatch, make: Any, inputs: Any) -> Any:
-    """The sum of what the ranks' parts of a layer give, added up by hand."""
-    total = 0
-    with monkeypatch.context() as patch:
-        patch.setattr(mx.distributed, "all_sum", lambda part, group=None: part)
-        for rank in ranks(count):
-            own = make()
-            own.shard(rank)
-            total = total + layer(own, *inputs(rank))
-    return total
-
-
-@pytest.mark.parametrize("bits", [None, 4, 8])
-@pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
-def test_parts_of_a_feed_forward_network_add_up_to_it(
-    monkeypatch: pytest.MonkeyPatch, feed_forward: str, bits: int | None
-) -> None:
-    def make() -> Dense:
-        network = built(feed_forward_proj=feed_forward)
-        network = network if bits is None else quantized(network, bits)
-        return network.encoder.block[1].layer[-1].DenseReluDense
-
-    states = mx.random.normal((2, 3, 64), key=mx.random.key(2))
-    whole = make()(states)
-    for count in (2, 4):
-        total = parts(Dense.__call__, count, monkeypatch, make, lambda rank: (states,))
-        assert close(total, whole)
-
-
-@pytest.mark.parametrize("bits", [None, 4])
-def test_heads_of_all_ranks_add_up_to_the_attention(
-    monkeypatch: pytest.MonkeyPatch, bits: int | None
-) -> None:
-    def make() -> Attention:
-        network = built() if bits is None else quantized(built(), bits)
-        return network.encoder.block[0].attention
-
-    def attend(attention: Attention, states: mx.array) -> mx.array:
-        queries, (keys, values) = attention.queries(states), attention.keys_values(states)
-        index = mx.array([[0, 1, 2], [3, 4, 5], [6, 7, 8]])
-        bias = attention.relative_attention_bias(index).transpose(2, 0, 1)[None]
-        assert queries.shape[1] == bias.shape[1] < 4 or attention is whole
-        return attention(queries, (keys, values), bias)
-
-    states = mx.random.normal((2, 3, 64), key=mx.random.key(2))
-    whole = make()
-    expected = attend(whole, states)
-    for count in (2,) if bits else (2, 4):
-        assert close(parts(attend, count, monkeypatch, make, lambda rank: (states,)), expected)
 
 
 def logits(model: EncoderDecoderModel) -> np.ndarray:

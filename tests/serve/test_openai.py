@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -16,16 +15,13 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.decoding.sequence import TokenLogprob
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.request import Request
 from mlx_specdec.options import Options
-from mlx_specdec.serve.answers import Choice, ParsedRequest, server_sent_event
+from mlx_specdec.serve.answers import server_sent_event
 from mlx_specdec.serve.app import make_app
 from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.openai import TextWriter
 from mlx_specdec.serve.requests import RequestParser
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import ServiceSettings
@@ -281,17 +277,6 @@ def test_the_token_that_ends_a_chat_has_no_logprob(client: TestClient, pair: Pai
             one for each in choices if each["logprobs"] for one in each["logprobs"]["content"]
         ]
         assert [each["token"] for each in answer] == ["a"]
-
-
-def test_tokens_without_a_text_have_a_name_each() -> None:
-    parsed = ParsedRequest([Request([5], OPTIONS)], 1)
-    logprob = TokenLogprob(0, -1.0, ((0, -1.0), (1, -2.0), (7, -3.0), (8, -4.0)))
-    choice = Choice(texts=["a"], logprobs=[logprob])
-    writer = TextWriter(SimpleNamespace(name="tiny", settings=ServiceSettings()), parsed)
-    writer._pieces = [b"a", None]
-    answer = writer.answer([choice])
-    [top] = answer["choices"][0]["logprobs"]["top_logprobs"]
-    assert top == {"a": -1.0, "token_id:1": -2.0, "token_id:7": -3.0, "token_id:8": -4.0}
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

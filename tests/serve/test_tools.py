@@ -140,17 +140,6 @@ def test_a_call_can_be_requested(client: TestClient, choice: Any, temperature: f
         assert streaming["function"] == call["function"]
 
 
-def test_a_call_may_come_after_a_thought(client: TestClient) -> None:
-    body = make_body(tools=TOOLS, tool_choice=NAMED, chat_template_kwargs={"enable_thinking": True})
-    # The thought has no end of its own: whatever it is, only a call may follow.
-    for seed in range(2):
-        answer = ok(client, CHAT, **{**body, "max_tokens": 30}, temperature=1.0, seed=seed)
-        [choice] = answer["choices"]
-        message = choice["message"]
-        assert not message["content"]
-        assert message["reasoning_content"] or message["tool_calls"]
-
-
 def test_tools_that_may_not_be_called_are_not_named(client: TestClient) -> None:
     plain = ok(client, CHAT, **make_body(max_tokens=12))
     answer = ok(client, CHAT, **make_body(max_tokens=12, tools=TOOLS, tool_choice="none"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -13,26 +13,25 @@ from mlx_specdec.measure.transformers_baseline import HuggingFace
 
 
 class FakeModel:
-    """A model of transformers with the given tensors, some of them tied to others."""
+    """A model of transformers with the given tensors."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], tied: Sequence[str] = ()) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.config = SimpleNamespace(model_type="t5", num_layers=0, tie_word_embeddings=True)
         self.lm_head = SimpleNamespace(weight=None)
         self.generation_config: Any = None
-        self.loaded: dict[str, np.ndarray] = {}
         self.calls: list[dict[str, Any]] = []
         self.says: list[list[int]] = [[5], [6, 7], [1]]
         self.decoder_only = True
-        self._shapes, self._tied = shapes, tied
+        self._shapes = shapes
 
     def state_dict(self) -> dict[str, np.ndarray]:
         return {name: np.zeros(shape) for name, shape in self._shapes.items()}
 
     def named_parameters(self) -> list[tuple[str, np.ndarray]]:
-        return [each for each in self.state_dict().items() if each[0] not in self._tied]
+        return [*self.state_dict().items()]
 
     def load_state_dict(self, given: dict[str, np.ndarray], strict: bool, assign: bool) -> None:
-        self.loaded = given
+        """What was given is not used."""
 
     def tie_weights(self) -> None:
         self.lm_head.weight = "tied"
@@ -52,11 +51,9 @@ class FakeModel:
 
 
 class FakeHuggingFace:
-    """models: handed out in turn. told: what AutoConfig was told. threads: all numbers set."""
+    """models: handed out in turn. threads: all numbers set."""
 
     def __init__(self, *models: FakeModel) -> None:
-        self.reports: list[dict[str, Any]] = []
-        self.kinds: list[str] = []
         self.threads: list[int] = []
         self.seeds: list[int] = []
         self._models = iter(models)
@@ -73,21 +70,16 @@ class FakeHuggingFace:
         )
         transformers = SimpleNamespace(
             __version__="5.fake",
-            AutoConfig=SimpleNamespace(for_model=self._config),
-            AutoModelForSeq2SeqLM=self._auto("seq2seq"),
-            AutoModelForCausalLM=self._auto("causal"),
+            AutoConfig=SimpleNamespace(for_model=dict),
+            AutoModelForSeq2SeqLM=self._auto(),
+            AutoModelForCausalLM=self._auto(),
             GenerationConfig=SimpleNamespace,
         )
         self.installed = HuggingFace(torch, transformers, threads=2)
 
-    def _config(self, **report: Any) -> dict[str, Any]:
-        self.reports.append(report)
-        return report
-
-    def _auto(self, kind: str) -> SimpleNamespace:
+    def _auto(self) -> SimpleNamespace:
         def from_config(config: Any, dtype: str, trust_remote_code: bool) -> FakeModel:
             assert dtype == "float32" and trust_remote_code is False
-            self.kinds.append(kind)
             return next(self._models)
 
         return SimpleNamespace(from_config=from_config)

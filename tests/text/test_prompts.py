@@ -122,19 +122,6 @@ def test_the_digest_tells_contents_and_their_order_apart(tmp_path: Path) -> None
     assert documents.digest([a]) != other[0]
 
 
-@pytest.mark.parametrize(
-    ("content", "part"),
-    [(b"", "empty"), (b"text\0more", "not UTF-8 text"), (b"caf\xe9 noir", "not UTF-8 text")],
-)
-def test_what_is_no_text_is_refused(
-    tmp_path: Path, tokenizer: Tokenizer, content: bytes, part: str
-) -> None:
-    good = write(tmp_path / "good.txt", "text")
-    with pytest.raises(DocumentError, match=part) as raised:
-        documents.tokens([good, write(tmp_path / "bad.txt", content)], tokenizer)
-    assert "bad.txt" in str(raised.value)
-
-
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match=r"nowhere\.txt: No such file"):
         documents.digest([tmp_path / "nowhere.txt"])

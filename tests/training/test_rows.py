@@ -1,4 +1,4 @@
-"""Rows on disk: what comes back, what heads are asked, and what an interruption costs."""
+"""Rows on disk: what comes back, and what an interruption costs."""
 
 from __future__ import annotations
 
@@ -18,24 +18,12 @@ def states(count: int, first: int = 0) -> mx.array:
     return numbers.reshape(count, WIDTH).astype(mx.float32)
 
 
-def filled(directory: Path, dtype: mx.Dtype = mx.float32) -> Rows:
-    rows = Rows(directory, WIDTH, dtype)
+def filled(directory: Path) -> Rows:
+    rows = Rows(directory, WIDTH, mx.float32)
     rows.append([10, 11, 12], states(3))
     rows.append([], None)
     rows.append([20, 21], states(2, 100))
     return rows
-
-
-def test_head_i_predicts_the_token_i_plus_1_places_after_the_predicted_one(
-    tmp_path: Path,
-) -> None:
-    assert filled(tmp_path).targets(2).tolist() == [
-        [11, 12],
-        [12, -1],
-        [-1, -1],
-        [21, -1],
-        [-1, -1],
-    ]
 
 
 @pytest.mark.parametrize("file", ["states.bin", "tokens.bin", "lengths.bin"])
