@@ -44,6 +44,9 @@ from .passes import (
 from .prediction import ALPHAS, Estimate, Link, Side, Speeds, best, cluster, with_speeds
 from .speedup import RoundCost, between
 
+PROMPTS_SHARE = 0.1
+"""Share of the time that the prompt of each model may take."""
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -127,19 +130,22 @@ def estimate(
     whole = sides[0].measured_layers is None
     if not needed.fits or (whole and sum(side.bytes for side in sides) > needed.memory_limit_bytes):
         return needed
-    deadline = clock() + seconds
+    deadline, share = clock() + seconds, seconds * PROMPTS_SHARE
     try:
         models = _models(target, sides[0])
-        timers = [
-            PassTimer(_behind(model, prompt_tokens), sizes=SIZES, steps=True, clock=clock)
-            for model in models
-        ]
+        timers, lengths = [], []
+        for model in models:
+            context, length = _behind(model, prompt_tokens, clock() + share, clock)
+            timers.append(PassTimer(context, sizes=SIZES, steps=True, clock=clock))
+            lengths.append(length)
         if drafter is not None:
             # The larger part, where there are two: what it lends is the whole model's.
             timers.append(drafter.timer(models[-1], prompt_tokens, clock))
         elif isinstance(draft, ModelSource):
-            contexts = (_behind(model, prompt_tokens) for model in _models(draft, sides[1]))
-            timers += [PassTimer(each, draft=each, clock=clock) for each in contexts]
+            for model in _models(draft, sides[1]):
+                context, length = _behind(model, prompt_tokens, clock() + share, clock)
+                timers.append(PassTimer(context, draft=context, clock=clock))
+                lengths.append(length)
         measure(timers, turns=turns, deadline=deadline, clock=clock, progress=progress)
     except SpecdecError:
         raise
@@ -161,7 +167,7 @@ def estimate(
     if machines is not None:
         cost = _cost(of_target, of_draft)
         machines = with_speeds(machines, cost, alone.step_seconds, alone.predictions)
-    return replace(needed, speeds=alone, cluster=machines)
+    return replace(needed, speeds=alone, cluster=machines, read_tokens=min(lengths))
 
 
 def _draft_outline(
@@ -201,9 +207,20 @@ def _models(source: ModelSource, side: Side) -> list[Base]:
     return [few.model(given=more.weights()), larger]
 
 
-def _behind(model: Base, tokens: int) -> Context:
-    """Return a context behind a prompt of so many tokens."""
-    return opened(model, [7919 * at % model.vocabulary for at in range(1, tokens + 1)])
+def _behind(model: Base, tokens: int, until: float, clock: Clock) -> tuple[Context, int]:
+    """Return a context behind a prompt of so many tokens, or of as many as shorter prompts promise
+    to be read by `until`, and their number; the time of a pass depends little on it."""
+    length = 1
+    while True:
+        started = clock()
+        context = opened(model, [7919 * at % model.vocabulary for at in range(1, length + 1)])
+        now = clock()
+        each = (now - started) / length
+        longer = (n for n in (tokens, min(tokens, 4 * length)) if n > length)
+        fitting = next((n for n in longer if now + n * each <= until), None)
+        if fitting is None:
+            return context, length
+        length = fitting
 
 
 def speeds(target: PassCosts, draft: PassCosts, most: int | None = None) -> Speeds:

@@ -185,7 +185,7 @@ def with_speeds(
 class Estimate:
     """The whole result. proposer: the kind of drafter. speeds: None where the pair does not fit, so
     that nothing was measured, and where the time did not suffice (late). cluster: None where one
-    machine has all of the target."""
+    machine has all of the target. read_tokens: of the prompt that passes were measured behind."""
 
     proposer: str
     target: Side
@@ -196,6 +196,7 @@ class Estimate:
     speeds: Speeds | None
     cluster: Cluster | None = None
     late: bool = False
+    read_tokens: int | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -238,6 +239,11 @@ class Estimate:
                     f"the {role}'s times are extrapolated from {few} and {more} of its "
                     f"{side.layers} layers"
                 )
+        if self.read_tokens is not None and self.read_tokens < self.prompt_tokens:
+            yield (
+                f"passes were measured behind {self.read_tokens} of the prompt's "
+                f"{self.prompt_tokens} tokens: there was no time to read more"
+            )
         if speeds.samples == 1:
             yield (
                 "some figures were measured once and are not reliable: give more --seconds, or "
@@ -266,7 +272,7 @@ class Estimate:
     def as_dict(self) -> dict[str, Any]:
         """Return the payload of `--json`."""
         payload = asdict(self)
-        del payload["late"]
+        del payload["late"], payload["read_tokens"]
         if self.cluster is None:
             del payload["cluster"]
         derived = {"memory_bytes": self.memory_bytes, "fits": self.fits, "notes": list(self.notes)}

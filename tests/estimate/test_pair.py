@@ -45,6 +45,16 @@ def test_the_best_length_is_the_best_of_all_and_none_where_nothing_gains() -> No
     assert (dear.num_draft, dear.speed_up) == (0, 1)
 
 
+def test_as_much_of_the_prompt_is_read_as_a_tenth_of_the_time_promises() -> None:
+    model = ModelSource("llama", LLAMA)
+    for seconds, notes in ((1e9, 0), (60.0, 1)):
+        many = {**QUICK, "prompt_tokens": 64, "seconds": seconds, "turns": 1}
+        found = estimate(model, model, **many, clock=ticking())
+        said = [note for note in found.notes if "of the prompt's 64 tokens" in note]
+        assert len(said) == notes, found.notes
+        assert "read_tokens" not in found.as_dict()
+
+
 def test_every_time_of_a_model_is_extended_to_all_its_layers() -> None:
     def costs(depth: int, sizes: tuple[int, ...] = (1, 4)) -> PassCosts:
         return PassCosts(
