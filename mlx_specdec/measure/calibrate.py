@@ -85,23 +85,21 @@ def _prompts(pair: Pair) -> tuple[int, int]:
     return max(short, min([longer, *rooms])), short
 
 
-def calibrate_first(pair: Pair, options: Options, *, seconds: float = 1.0, turns: int = 4) -> bool:
+def calibrate_first(pair: Pair, options: Options, *, seconds: float = 1.0, turns: int = 4) -> None:
     """Measure roughly what rounds of a pair cost where this machine knows little of it, and save
-    it, so that texts do not have to find out. Returns whether anything was measured.
-
-    seconds: after which it ends. turns: how often each of FIRST_LENGTHS is measured at most.
-    """
+    it, so that texts do not have to find out. seconds: after which it ends. turns: how often each
+    of FIRST_LENGTHS is measured at most. Raises OptionError as `drafters` does."""
     if not options.cost_cache or options.num_draft != "auto" or options.regular:
-        return False
+        return
     paid = next((each for each in drafters(pair, options) if each.nbytes), None)
     if paid is None:
-        return False
+        return
     its = source(paid, options)
     known = saved.read(pair_key(pair)).costs.get(its.costs, {}).get(1)
     if known is not None:
         _, errors = Costs({its.costs: known}).logarithms(its.costs, FIRST_LENGTHS[-1])
         if errors[-1] <= UNSURE:
-            return False
+            return
     survey = Survey(its, FIRST_LENGTHS)
     ends = time.perf_counter() + seconds
     plain = Options(max_tokens=sys.maxsize, temperature=options.temperature)
@@ -116,7 +114,6 @@ def calibrate_first(pair: Pair, options: Options, *, seconds: float = 1.0, turns
         if survey.turns == turns or time.perf_counter() > ends:
             break
     saved.add(pair_key(pair), survey.first_guess)
-    return True
 
 
 class Survey:
