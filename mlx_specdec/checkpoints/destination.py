@@ -1,9 +1,5 @@
-"""Where a result goes: it is written into a hidden directory next to its place, and moved there
-when it is complete.
-
-Whatever ends the work early leaves the file system as it was; what a killed process leaves, the
-next one removes.
-"""
+"""Where a result goes: into a hidden directory next to its place, which is moved there when it is
+complete. What a killed process leaves, the next one removes."""
 
 from __future__ import annotations
 
@@ -23,11 +19,8 @@ from . import disk
 def check_free(
     destination: Path, *, overwrite: bool, source: Path, written: Collection[str]
 ) -> None:
-    """Raises OutputError where `destination` may not be written: for what is in the way, and for
-    the source itself. Removes what killed conversions left.
-
-    written: patterns of what conversions write; nothing else is overwritten.
-    """
+    """Raises OutputError where something is in the way. Removes what killed conversions left.
+    written: patterns of what conversions write; nothing else is overwritten."""
     if remove_leftovers(destination):
         raise OutputError(f"another conversion is writing {destination}: wait until it has ended")
     if not os.path.lexists(destination):
@@ -54,14 +47,14 @@ def directory(destination: Path, nbytes: int = 0) -> Iterator[Path]:
     nbytes: what is to be written, for the message where the disk is full. Raises OutputError for
     anything the system refuses in the block or around it.
     """
-    work, old = _hidden(destination, "partial"), _hidden(destination, "old")
-    replaces = os.path.lexists(destination)
+    hidden = f".{destination.name}.{os.getpid()}"
+    work, old = (destination.with_name(f"{hidden}.{kind}") for kind in ("partial", "old"))
     made = [parent for parent in destination.parents if not os.path.lexists(parent)]
     try:
         remove_leftovers(destination)
         work.mkdir(parents=True)
         yield work
-        if replaces:
+        if destination.exists():
             destination.rename(old)
         work.rename(destination)  # refused where another process has just put a model there
         shutil.rmtree(old, ignore_errors=True)
@@ -74,7 +67,11 @@ def directory(destination: Path, nbytes: int = 0) -> Iterator[Path]:
             for parent in made:
                 parent.rmdir()
         if isinstance(problem, OSError):
-            raise OutputError(_sentence(destination, problem, nbytes - there)) from problem
+            reason = f": {problem}: choose another --mlx-path"
+            if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                more = f" and {disk.show(nbytes - there)} are missing" if nbytes > there else ""
+                reason = f", the disk is full{more}: make room and convert again"
+            raise OutputError(f"{destination} cannot be written{reason}") from problem
         raise
 
 
@@ -84,12 +81,10 @@ def remove_leftovers(destination: Path) -> bool:
     name = re.compile(rf"\.{re.escape(destination.name)}\.(\d{{1,9}})\.(partial|old)")
     alive = False
     for path in destination.parent.glob(".*"):
-        match = name.fullmatch(path.name)
-        if match is None or path.is_symlink():
+        if (match := name.fullmatch(path.name)) is None:
             continue
         try:
             os.kill(int(match[1]), 0)
-            alive = True
         except ProcessLookupError:
             if match[2] == "old" and not os.path.lexists(destination):
                 with contextlib.suppress(OSError):
@@ -98,11 +93,9 @@ def remove_leftovers(destination: Path) -> bool:
                 shutil.rmtree(path, ignore_errors=True)
         except PermissionError:
             alive = True  # another user's
+        else:
+            alive = True
     return alive
-
-
-def _hidden(destination: Path, kind: str) -> Path:
-    return destination.with_name(f".{destination.name}.{os.getpid()}.{kind}")
 
 
 def check_room(destination: Path, nbytes: int) -> None:
@@ -113,12 +106,3 @@ def check_room(destination: Path, nbytes: int) -> None:
             f"{destination} needs {disk.show(nbytes)}, and its disk has {disk.show(free)} free: "
             "make room, or choose another --mlx-path"
         )
-
-
-def _sentence(destination: Path, problem: OSError, missing: int) -> str:
-    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-        more = f" and {disk.show(missing)} are missing" if missing > 0 else ""
-        return (
-            f"{destination} cannot be written, the disk is full{more}: make room and convert again"
-        )
-    return f"{destination} cannot be written: {problem}: choose another --mlx-path"

@@ -9,7 +9,7 @@ import mmap
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ _POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
 
 
 def check_regular(file: Path) -> None:
-    """Raises CheckpointError for a pipe, a socket or a device, links to one included, and for a
-    pointer of Git LFS; what is not there fails when it is opened."""
+    """Raises CheckpointError for a pipe, a socket, a device or a pointer of Git LFS."""
     if os.path.exists(file) and not os.path.isfile(file):
         raise CheckpointError(f"{file} is no regular file: put one there")
     with contextlib.suppress(OSError):
@@ -76,23 +75,18 @@ def open_map(file: Path) -> mmap.mmap:
     """A read-only map of a whole file. Raises CheckpointError, also for an empty file."""
     try:
         with reading(file), file.open("rb") as stream:
-            opened = _Map(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            opened = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
         raise CheckpointError(f"{file} is empty: download it again") from None
     _maps.add(opened)
     return opened
 
 
-class _Map(mmap.mmap):
-    """One that can be referred to weakly."""
-
-
-_maps: WeakSet[_Map] = WeakSet()
+_maps: WeakSet[mmap.mmap] = WeakSet()
 
 
 def drop_pages() -> None:
-    """Release the pages that were read through maps, which would count as memory of this process
-    while the map exists. Reading them again takes them from the system's cache, or the file."""
+    """Release the pages that were read through maps, which count as memory of this process."""
     for each in [*_maps] if hasattr(mmap, "MADV_DONTNEED") else ():
         if not each.closed:
             each.madvise(mmap.MADV_DONTNEED)
@@ -111,24 +105,20 @@ _UNITS = ("", "K", "M", "G", "T")
 _SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
 
 
-def memory(groups: Sequence[Path] = CONTROL_GROUPS) -> int:
-    """Bytes of the machine's memory, or of this process's share where it has a smaller one.
-
-    groups: files with the limit of a control group, of which those that exist count.
-    """
+def memory() -> int:
+    """Bytes of the machine's memory, or the limit of this process's control group if smaller."""
     import mlx.core as mx
 
     if mx.metal.is_available():
         return int(mx.device_info()["memory_size"])
-    limits = [file.read_text(encoding="ascii").strip() for file in groups if file.is_file()]
+    limits = [file.read_text().strip() for file in CONTROL_GROUPS if file.is_file()]
     # Not SC_PAGE_SIZE, which some Pythons on macOS do not know.
     physical = os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *(int(limit) for limit in limits if limit.isdigit())])
 
 
 def usable_memory() -> int:
-    """Bytes that models may take on MLX's default device: what Metal recommends, else a share of
-    the accelerator's memory or of the machine's."""
+    """Bytes that models may take on MLX's default device."""
     import mlx.core as mx
 
     info: Mapping[str, str | int] = mx.device_info()

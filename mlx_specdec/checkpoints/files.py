@@ -45,8 +45,7 @@ class Weights(Reader):
     """The tensors of one directory. infos: in the order of the files' bytes."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises CheckpointError for damage: a truncated file, a header that lies, a missing shard,
-        a name in two files, an index that names what is not there."""
+        """Raises CheckpointError for damaged or missing files and names in two of them."""
         parts = shards.find(directory)
         infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
@@ -79,17 +78,16 @@ class Weights(Reader):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user about what reading does to the values."""
-        models = [file for file in self._files.values() if isinstance(file, GgufFile)]
-        packed = sorted({name for model in models for name in model.packed})
-        if not packed:
-            return ()
-        return (
-            f"expanded {', '.join(packed)} to float32: --dtype float16 halves the result, "
-            "--quantize makes it small again",
+        models = (file for file in self._files.values() if isinstance(file, GgufFile))
+        return tuple(
+            f"expanded {', '.join(model.packed)} to float32: --dtype float16 halves the result, "
+            "--quantize makes it small again"
+            for model in models
+            if model.packed
         )
 
     def read(self, name: str) -> mx.array:
-        """One tensor, lazily where `lazy` is true: evaluating reads it, nothing here holds it."""
+        """One tensor, lazily where `lazy` is true."""
         if not self.lazy:
             return self.rows(name, 0, self.infos[name].extent)
         file = self._places[name]
@@ -103,11 +101,9 @@ class Weights(Reader):
 
 
 def tensors(directory: Path) -> Iterator[tuple[str, mx.array]]:
-    """Every tensor by name, lazily; memory holds one at a time if the caller lets go of each.
-    Raises CheckpointError before the first."""
+    """Every tensor by name, lazily. Raises CheckpointError before the first."""
     weights = Weights(directory)
-    for name in weights.infos:
-        yield name, weights.read(name)
+    yield from ((name, weights.read(name)) for name in weights.infos)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -126,48 +122,39 @@ def read_config(directory: Path) -> dict[str, Any]:
 def check_runs_no_code(name: object, config: Mapping[str, Any]) -> None:
     """Raises CheckpointError for a model that brings its own Python file."""
     if config.get("model_file"):
-        raise CheckpointError(
-            f"{name} needs code of its own, {config['model_file']!a:.80}: none is run"
-        )
+        code = f"{config['model_file']!a:.80}"
+        raise CheckpointError(f"{name} needs code of its own, {code}: none is run")
 
 
 def check_numbers(directory: Path, config: Mapping[str, Any], tensors: int) -> None:
-    """Raises CheckpointError for a size or a number of layers that cannot be.
-
-    tensors: how many the weights have; each layer has at least one. What is no number is for mlx-lm
-    to understand.
-    """
+    """Raises CheckpointError for a size or a number of layers that cannot be. tensors: how many the
+    weights have; each layer has at least one. What is no number is for mlx-lm to understand."""
     file, inner = directory / "config.json", config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         for name in (*_ABOVE_0, *_FROM_0, *LAYERS):
             value, least = part.get(name), 1 if name in _ABOVE_0 else 0
             most = tensors if name in LAYERS else LARGEST
-            if isinstance(value, int | float) and not (
-                type(value) is int and least <= value <= most
-            ):
-                raise CheckpointError(
-                    f"{file} has {name} {value!a:.40}: need a whole number from {least} to {most}"
-                )
+            wrong = type(value) is not int or not least <= value <= most
+            if isinstance(value, int | float) and wrong:
+                need = f"need a whole number from {least} to {most}"
+                raise CheckpointError(f"{file} has {name} {value!a:.40}: {need}")
 
 
 def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids that end a text, from generation_config.json, else from config.json; maybe none.
-    Raises CheckpointError."""
+    """The ids that end a text, from generation_config.json or else config.json; maybe none."""
     file = directory / "generation_config.json"
     for part in (read_json(file) if file.is_file() else {}, config):
-        ids = part.get("eos_token_id")
-        if ids is None:
-            continue
-        tokens = ids if isinstance(ids, list) else [ids]
-        if not all(type(token) is int for token in tokens):
-            raise CheckpointError(f"{directory} has an eos_token_id that is none: {ids!a:.80}")
-        return tuple(tokens)
+        if (ids := part.get("eos_token_id")) is not None:
+            tokens = ids if isinstance(ids, list) else [ids]
+            if not all(type(token) is int for token in tokens):
+                raise CheckpointError(f"{directory} has an eos_token_id that is none: {ids!a:.80}")
+            return tuple(tokens)
     return ()
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """The files, apart from weights, that a converted model needs as well. Raises CheckpointError
-    for a link out of the directory, since what it leads to would become part of the model."""
+    """The files, apart from weights, that a converted model needs. Raises CheckpointError for a
+    link out of the directory."""
     carried = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
     for file in carried:
         check_regular(file)
@@ -175,6 +162,5 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 
 def has_vocabulary(directory: Path) -> bool:
-    """Return whether one of the tokenizer's files may name its tokens. Raises as
-    `tokenizer_files`."""
+    """Return whether one of the tokenizer's files may name its tokens."""
     return not all(_NO_VOCABULARY.fullmatch(file.name) for file in tokenizer_files(directory))

@@ -1,8 +1,5 @@
-"""A model's files on the Hugging Face Hub: which of a repository's files are fetched, and one
-sentence for whatever goes wrong.
-
-Downloads go into huggingface_hub's cache, and without a network the cache serves.
-"""
+"""A model's files on the Hugging Face Hub, by way of huggingface_hub's cache, which serves alone
+without a network; and one sentence for whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from huggingface_hub.utils import (
     tqdm,
 )
 
-from ..errors import CheckpointError, SourceError, SpecdecError, first_line
+from ..errors import SourceError, SpecdecError, first_line
 from . import disk, mtp_layers, shards
 from .formats.medusa import SAFETENSORS, TORCH
 from .formats.safetensors import read_header
@@ -47,9 +44,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, list[str]]:
-    """Choose what to fetch of the repository `name`: the small files, the index of the weights,
-    None where there is none, and the weights, without those that the index gives. files: its paths,
-    as the Hub lists them. Raises SourceError where there are no weights, or several models."""
+    """Choose what to fetch of the repository `name`, whose paths are `files`: the small files, the
+    index of the weights or None, and the weights, without those that the index gives. Raises
+    SourceError where there are no weights, or several models."""
     plain = sorted(file for file in files if _PLAIN.fullmatch(file))
     heads = [file for file in (SAFETENSORS, TORCH) if file in plain][:1]
     alone = [*heads, *(file for file in plain if file == mtp_layers.FILE)]
@@ -102,8 +99,6 @@ class Repository:
         for file in weights:
             try:
                 self._fetch_header(self._listed[file], headers_in / file)
-            except CheckpointError:
-                raise
             except Exception as caught:
                 raise self._error(caught, file) from caught
         return headers_in
@@ -125,8 +120,8 @@ class Repository:
         return directory
 
     def _list(self) -> Exception | None:
-        """List the repository's files at the revision. Returns the error where the Hub cannot be
-        reached or does not answer as a Hub does: the cache may serve. Raises SourceError."""
+        """List the repository's files. Returns the error where no Hub answers, since the cache may
+        serve. Raises SourceError."""
         try:
             answer = hub.HfApi().model_info(
                 self._name,
@@ -158,8 +153,7 @@ class Repository:
     def _chosen(
         self, files: Collection[str], locate: Callable[[str], Path]
     ) -> tuple[list[str], list[str]]:
-        """The small files, the index among them, and the weights, those that it names included.
-        files: all that there are. locate: returns the path of one."""
+        """Choose among `files`, with what the index names. locate: returns the path of one."""
         small, index, weights = choose(self._name, files)
         if index is None:
             return small, weights
@@ -182,17 +176,14 @@ class Repository:
         def report(count: int) -> None:
             nonlocal done
             done += count
-            if progress is not None:
+            if progress is not None and missing:
                 progress(min(done, total), total)
 
         # One by one, not by snapshot_download: its threads make Ctrl-C wait for whole files.
-        directory = Path()
-        for file in files:
-            directory = self._file(file, report).parent
-        if missing and progress is not None:
-            progress(total, total)
+        paths = [self._file(file, report) for file in files]
+        report(total - done)
         self._remember(files[0])
-        return directory
+        return paths[-1].parent
 
     def _file(self, file: str, report: Callable[[int], None] = lambda count: None) -> Path:
         cached = self._in_cache(file, self._commit)
@@ -208,22 +199,19 @@ class Repository:
             raise self._error(problem, file) from problem
 
     def _resume(self, listed: RepoSibling, bar: type[tqdm]) -> None:
-        """Download a large file to where hf_hub_download looks for it, and check its digest.
-
+        """Download a large file to where hf_hub_download looks for it, and check its digest:
         hf_hub_download deletes what it has when it is interrupted. It still does the files that
-        HTTP is not allowed for, and all of them where the user has chosen Xet's speed.
-        """
-        lfs = listed.lfs
-        too_large = lfs is None or lfs.size > hub.constants.MAX_HTTP_DOWNLOAD_SIZE
-        if lfs is None or too_large or hub.constants.HF_XET_HIGH_PERFORMANCE:
+        HTTP is not allowed for, and all of them where the user has chosen Xet's speed."""
+        lfs, most = listed.lfs, hub.constants.MAX_HTTP_DOWNLOAD_SIZE
+        if lfs is None or lfs.size > most or hub.constants.HF_XET_HIGH_PERFORMANCE:
             return
         if not re.fullmatch(r"[0-9a-f]{64}", lfs.sha256):
             raise ValueError(f"{lfs.sha256!r:.80} is no digest")
         cache = Path(hub.constants.HF_HUB_CACHE)
         folder = "models--" + self._name.replace("/", "--")
         blob, locks = cache / folder / "blobs" / lfs.sha256, cache / ".locks" / folder
-        for directory in (blob.parent, locks):
-            directory.mkdir(parents=True, exist_ok=True)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        locks.mkdir(parents=True, exist_ok=True)
         partial = blob.with_suffix(".incomplete")
         with WeakFileLock(locks / f"{lfs.sha256}.lock"):
             if blob.exists():
@@ -298,22 +286,18 @@ class Repository:
         path = hub.try_to_load_from_cache(self._name, file, revision=revision)
         return Path(path) if isinstance(path, str) else None
 
-    def _error(self, problem: Exception, file: str = "") -> SourceError:
+    def _error(self, problem: Exception, file: str = "") -> SpecdecError:
         """Turn what huggingface_hub raised into one sentence. file: the one that was fetched."""
-        if isinstance(problem, SourceError):
+        if isinstance(problem, SpecdecError):
             return problem
         cause = problem.__cause__
         if isinstance(problem, errors.LocalEntryNotFoundError) and isinstance(cause, Exception):
             return self._error(cause, file)
         name, status = self._name, getattr(getattr(problem, "response", None), "status_code", 0)
-        failed = (
-            f"{file} of {name} cannot be downloaded" if file else f"{name} cannot be downloaded"
-        )
+        failed = f"{f'{file} of ' if file else ''}{name} cannot be downloaded"
         if isinstance(problem, errors.GatedRepoError):
-            sentence = (
-                f"{name} is gated: accept its terms on huggingface.co/{name}, then run "
-                "`hf auth login`"
-            )
+            terms = f"accept its terms on huggingface.co/{name}"
+            sentence = f"{name} is gated: {terms}, then run `hf auth login`"
         elif isinstance(problem, errors.RevisionNotFoundError):
             sentence = f"{name} has no revision {self._revision}: check --revision"
         elif isinstance(problem, errors.RepositoryNotFoundError) or status == 401:
@@ -327,17 +311,14 @@ class Repository:
                 "forbids to download it"
             )
         elif is_network_error(problem):
-            sentence = (
-                f"{failed}, the Hub cannot be reached or the connection was cut: check the name "
-                "and the network, and try again"
-            )
+            advice = "check the name and the network, and try again"
+            sentence = f"{failed}, the Hub cannot be reached or the connection was cut: {advice}"
         elif status:
             advice = "try again later, and check what your token may read"
             sentence = f"{failed}, the Hub answers {status}: {advice}"
         else:
-            sentence = (
-                f"{failed}: {first_line(problem):.300}: check HF_ENDPOINT, and the room of HF_HOME"
-            )
+            advice = "check HF_ENDPOINT, and the room of HF_HOME"
+            sentence = f"{failed}: {first_line(problem):.300}: {advice}"
         return SourceError(sentence)
 
 
@@ -349,8 +330,7 @@ def is_network_error(problem: Exception) -> bool:
 
 
 def _part(url: str, begin: int, count: int) -> bytes:
-    """Exactly `count` bytes of a file, or as many as there are. Raises SourceError where the server
-    sends no parts of files."""
+    """Up to `count` bytes of a file. Raises SourceError where the server sends no parts."""
     if count <= 0:
         return b""
     headers = {**build_hf_headers(), "Range": f"bytes={begin}-{begin + count - 1}"}
@@ -385,7 +365,7 @@ def _bar(report: Callable[[int], None]) -> type[tqdm]:
                 report(-self.n)  # what stays of it is the next one's `initial`
 
         def update_transfer(self, n: float | None = 1) -> None:
-            """Ignore what Xet's protocol counts: bytes of the network, not of the file."""
+            """Ignore the bytes of Xet's network traffic."""
 
         set_transfer_postfix_str = tqdm.set_postfix_str
 

@@ -1,7 +1,5 @@
 """Which files hold a model's weights, here or on the Hub, and which tensor an index expects where.
-
-Only the index is opened; names that lead out of the directory are refused.
-"""
+Only the index is opened; names that lead out of the directory are refused."""
 
 from __future__ import annotations
 
@@ -59,8 +57,7 @@ def choose(names: Collection[str]) -> Chosen | None:
 
 
 def format_of(source: Path) -> str:
-    """Return the format that `choose` takes of a directory, complete or not, "gguf" for a file of
-    this suffix, and "" where there are no weights."""
+    """Return the format of a directory's weights, or of a GGUF file; "" where there are none."""
     if not source.is_dir():
         return "gguf" if source.name.endswith(".gguf") else ""
     chosen = choose([file.name for file in source.glob("*")])
@@ -74,11 +71,8 @@ def models(names: Collection[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Shards:
-    """The files of one model. places: tensor -> file, as the index has it; {} where there is none.
-
-    format: a key of FORMATS; a GGUF model or one of Meta's that has several parts is named by its
-    first.
-    """
+    """The files of one model, of one in GGUF or Meta's layout only the first. format: a key of
+    FORMATS. places: tensor -> file, as the index has it; {} where there is none."""
 
     format: str
     files: list[Path]
@@ -92,9 +86,8 @@ def find(directory: Path) -> Shards:
     names = [file.name for file in directory.glob("*")]
     chosen = choose(names)
     if chosen is None:
-        raise CheckpointError(
-            f"{directory} has no .safetensors files nor others: no weights to read"
-        )
+        problem = "has no .safetensors files nor others: no weights to read"
+        raise CheckpointError(f"{directory} {problem}")
     files = [directory / name for name in chosen.names]
     if chosen.index is not None:
         places = places_of(files[0])
@@ -130,9 +123,8 @@ def _present(file: Path) -> Path:
 
 
 def inside(file: Path) -> Path:
-    """The same file. Raises CheckpointError where it is a link out of its directory, with which a
-    repository cannot be trusted; the Hub's cache has the files of its snapshots elsewhere.
-    """
+    """The same file. Raises CheckpointError where it is a link out of its directory, since a
+    stranger may have made it; the Hub's cache has the files of its snapshots elsewhere."""
     home = file.parent.resolve()
     if home.parent.name == "snapshots" and home.parents[1].name.startswith("models--"):
         home = home.parents[2]
@@ -142,21 +134,19 @@ def inside(file: Path) -> Path:
 
 
 def all_inside(files: list[Path]) -> list[Path]:
-    """The same files, of one model. A single one may be a link to wherever its owner has it; raises
-    CheckpointError, as `inside`, for one of several."""
+    """The same files, of one model, `inside` if they are several."""
     return [inside(file) for file in files] if len(files) > 1 else files
 
 
 def places_of(index: Path) -> dict[str, str]:
-    """Tensor -> file, as an index of safetensors or torch has it. Raises CheckpointError where it
-    names what is no plain file of its directory."""
+    """Tensor -> file, as an index has it. Raises CheckpointError where it names what is no plain
+    file of its directory."""
     places: Any = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map: download it again")
     suffix = _SUFFIXES[index.name]
     for name in places.values():
-        plain = isinstance(name, str) and name.endswith(suffix)
-        if not plain or re.search(r"[/\\\0]", name):
+        if not isinstance(name, str) or not re.fullmatch(rf"[^/\\\0]*{re.escape(suffix)}", name):
             kind = "safetensors" if suffix == ".safetensors" else "torch"
             raise CheckpointError(
                 f"{index} names {name!a:.80}, which is no {kind} file of its directory: get the "

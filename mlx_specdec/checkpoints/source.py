@@ -1,7 +1,5 @@
-"""A model's name as a local directory, laid out as Hugging Face does it, while it is needed.
-
-The Hub and other programs' formats are imported where something needs them.
-"""
+"""A model's name as a local directory, laid out as Hugging Face does it, while it is needed. The
+Hub and other programs' formats are imported where something needs them."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from .shards import format_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = "weights/"
-"""How names of models begin that come with the program; they mean the same from everywhere."""
+"""How names of models begin that come with the program."""
 
 
 def resolve(
@@ -28,15 +26,12 @@ def resolve(
     headers_in: Path | None = None,
 ) -> Path:
     """Return a local path as it is, or that of a repository of the Hub, which is downloaded unless
-    it is in the cache.
+    it is in the cache; a download that was interrupted goes on where it was. Raises SourceError.
 
     name: a directory, a .gguf file, or of the Hub where neither is here. revision: a branch, tag or
-    commit of the Hub. progress: called with (done, total) bytes of what is not in the cache yet.
-    headers_in: an empty directory, for the small files and the headers of safetensors files alone.
-    A download that was interrupted goes on where it was. Raises SourceError.
+    commit of the Hub. progress, headers_in: see `hub.Repository.fetch`.
     """
-    local = _local(name)
-    if local is not None:
+    if (local := _local(name)) is not None:
         return local
     from .hub import Repository
 
@@ -44,10 +39,8 @@ def resolve(
 
 
 def resolve_config(name: str, *, revision: str | None = None) -> Path:
-    """Return a local directory as it is, or one with the config.json of a repository of the Hub;
-    nothing else is downloaded. As `resolve` otherwise."""
-    local = _local(name)
-    if local is not None:
+    """The same as `resolve`, but of the Hub only config.json is downloaded."""
+    if (local := _local(name)) is not None:
         return local
     from .hub import Repository
 
@@ -74,10 +67,8 @@ def _local(name: str) -> Path | None:
 
 @contextmanager
 def as_directory(source: Path) -> Iterator[Path]:
-    """Give `source` itself where it is a directory as Hugging Face and mlx-lm have them; else a
-    temporary one that says the same: config.json, tokenizer files made from the source's, and links
-    to the weights. Raises CheckpointError, OutputError.
-    """
+    """Give `source` itself if it is a directory as Hugging Face has them, else a temporary one:
+    config.json, tokenizer files, and links to the weights. Raises CheckpointError, OutputError."""
     layout = format_of(source)
     if layout == "gguf":
         from .formats.gguf import lay_down
@@ -99,8 +90,7 @@ def as_directory(source: Path) -> Iterator[Path]:
             yield made
         except CheckpointError as problem:
             # The user knows nothing of the temporary directory.
-            said = str(problem).replace(str(made), str(source))
-            raise CheckpointError(said) from problem.__cause__
+            raise CheckpointError(str(problem).replace(name, str(source))) from problem.__cause__
 
 
 def temporary_directory() -> tempfile.TemporaryDirectory[str]:

@@ -45,7 +45,7 @@ class Tensor:
 
     @property
     def outline(self) -> mx.array:
-        """A lazy array of this type and shape: for finding out types and shapes, not values."""
+        """A lazy array of this type and shape."""
         return mx.zeros(self.shape, dtype=self.dtype)
 
     def pieces(self, nbytes: int = PIECE_BYTES) -> Iterator[tuple[int, mx.array]]:
@@ -58,14 +58,11 @@ class Tensor:
 
 
 def same(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors have the same shape and values. Stops at the first difference."""
-    if first.shape != second.shape:
-        return False
-    for begin, piece in first.pieces():
-        end = begin + (piece.shape[0] if piece.ndim else 1)
-        if not mx.array_equal(piece, second.rows(begin, end)).item():
-            return False
-    return True
+    """Return whether two tensors have the same shape and values."""
+    return first.shape == second.shape and all(
+        mx.array_equal(piece, second.rows(begin, begin + (piece.shape[0] if piece.ndim else 1)))
+        for begin, piece in first.pieces()
+    )
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
@@ -181,8 +178,7 @@ class Reader(ABC):
 
     @abstractmethod
     def rows(self, name: str, begin: int, end: int) -> mx.array:
-        """Entries begin .. end - 1 along the first axis; a scalar whole. Read now, copied once:
-        no more than these is ever in memory."""
+        """Entries begin .. end - 1 along the first axis, or a scalar; nothing else is read."""
 
     @property
     def contents(self) -> Contents:
@@ -199,14 +195,11 @@ def check_weights(
     expected: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]
 ) -> None:
     """Raises CheckpointError for the first tensor missing, left over, or of another shape."""
-    extra = "is not part of the model that config.json describes"
-    for problem, names in (
-        ("is missing", sorted(expected.keys() - given.keys())),
-        (extra, sorted(given.keys() - expected.keys())),
-    ):
-        if names:
-            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise CheckpointError(f"weight {names[0]} {problem}{more}: download the model again")
+    missing, extra = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
+    if names := missing or extra:
+        problem = "is missing" if missing else "is not part of the model that config.json describes"
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        raise CheckpointError(f"weight {names[0]} {problem}{more}: download the model again")
     for name in sorted(expected):
         if expected[name] != given[name]:
             raise CheckpointError(

@@ -310,6 +310,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pickletools, for a backslash
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_flipped_bits_are_refused_or_read(scratch: Path, data: st.DataObject) -> None:

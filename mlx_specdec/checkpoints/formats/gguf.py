@@ -1,11 +1,10 @@
-"""One GGUF model, of one file or several parts, as named tensors under our names, and as the files
-that a directory of Hugging Face's has in addition to its weights."""
+"""One GGUF model, of one file or several parts, as tensors under Hugging Face's names, and as the
+other files of a directory."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,14 +35,10 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 class GgufFile(Reader):
-    """The tensors of one model.
-
-    infos: quantized types are F32, plain ones as they are stored. config: what config.json would
-    say. packed: names of the types that were expanded, sorted.
-    """
+    """The tensors of one model, quantized types as F32. file: the model or the first of its parts.
+    config: what config.json would say. packed: names of the types that were expanded, sorted."""
 
     def __init__(self, file: Path) -> None:
-        """file: the model, or the first of its parts, which lie next to one another."""
         self.paths = tuple(shards.parts_of(file))
         self._stored: dict[str, Stored] = {}
         for number, path in enumerate(self.paths):
@@ -55,8 +50,7 @@ class GgufFile(Reader):
                 if number == 0:
                     self.metadata = Metadata(metadata)
         with naming(file):
-            shapes = {name: stored.shape for name, stored in self._stored.items()}
-            finder = Finder(shapes, self._first_rows)
+            finder = Finder(self._stored)
             self.config = self._describe(finder)
             self._places, self._left = finder.places, sorted(finder.left)
             self.infos = self._infos()
@@ -65,7 +59,6 @@ class GgufFile(Reader):
 
     @property
     def contents(self) -> Contents:
-        """The file's tensors under llama.cpp's names, quantized types as they are."""
         return Contents(
             {name: stored.info for name, stored in self._stored.items()},
             {ours: place.name for ours, place in self._places.items()},
@@ -98,15 +91,11 @@ class GgufFile(Reader):
 
     def _infos(self) -> dict[str, TensorInfo]:
         infos = {}
-        kinds = {
-            self._stored[place.name].kind.stored
-            for place in self._places.values()
-            if len(place.shape) > 1
-        }
-        half = kinds.pop() if len(kinds) == 1 and kinds <= _HALF.keys() else ""
+        kinds = {name: self._stored[place.name].kind for name, place in self._places.items()}
+        stored = {kinds[n].stored for n, place in self._places.items() if len(place.shape) > 1}
+        half = stored.pop() if len(stored) == 1 and stored <= _HALF.keys() else ""
         for name, place in self._places.items():
-            kind = self._stored[place.name].kind
-            dtype = kind.stored
+            kind, dtype = kinds[name], kinds[name].stored
             if not mx.issubdtype(DTYPES[dtype], mx.floating):
                 raise Malformed(f"holds {kind.name} in {place.name} instead of weights")
             if half and dtype == "F32" and self._fits(place, _HALF[half]):
@@ -115,15 +104,11 @@ class GgufFile(Reader):
         return infos
 
     def _fits(self, place: Place, half: mx.Dtype) -> bool:
-        """Return whether a vector, all of which llama.cpp widens, loses nothing in the type that
-        all matrices have."""
+        """Return whether a vector, which llama.cpp widens, loses nothing in the matrices' type."""
         if len(place.shape) > 1 or place.shape[0] > _SMALL:
             return False
         values = self._read(place, slice(None))
         return bool(mx.array_equal(values.astype(half).astype(mx.float32), values).item())
-
-    def _first_rows(self, name: str, count: int) -> np.ndarray[Any, Any]:
-        return np.array(self._stored[name].rows(slice(0, count)).astype(mx.float32))
 
     def _read(self, place: Place, chosen: slice | np.ndarray[Any, Any]) -> mx.array:
         stored = self._stored[place.name]
@@ -135,10 +120,7 @@ class GgufFile(Reader):
 
 def lay_down(source: Path, directory: Path) -> None:
     """Write config.json, generation_config.json and tokenizer files into `directory`, and links to
-    the file or its parts. Where tokenizer.json lies next to the file, it is taken.
-
-    Raises CheckpointError, also for such a file that is a link out of the directory.
-    """
+    the file or its parts. A tokenizer.json next to the file is taken. Raises CheckpointError."""
     file = shards.find(source).files[0] if source.is_dir() else source
     if not file.is_file():
         raise CheckpointError(f"{file} is no file")
@@ -149,8 +131,9 @@ def lay_down(source: Path, directory: Path) -> None:
     with naming(file):
         ends = _ends(model.metadata)
         _tokenizer(file, model, directory)
-    _write(directory / "config.json", {**model.config, **ends})
-    _write(directory / "generation_config.json", ends)
+    for name, values in (("config", {**model.config, **ends}), ("generation_config", ends)):
+        text = json.dumps(values, indent=2)
+        (directory / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 def _tokenizer(file: Path, model: GgufFile, directory: Path) -> None:
@@ -174,7 +157,3 @@ def _ends(metadata: Metadata) -> dict[str, Any]:
     names = {"bos": "bos_token_id", "padding": "pad_token_id"}
     named: dict[str, Any] = {name: ids[id] for id, name in names.items() if id in ids}
     return {**named, "eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else named
-
-
-def _write(file: Path, values: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(values, indent=2), encoding="utf-8")

@@ -1,8 +1,5 @@
-"""Which decoder-only architectures are read of GGUF files, and what llama.cpp does to each: data.
-
-A family is here when mlx-lm has it, llama.cpp's converter is known to leave its tensors as they are
-but for what the table says, and a test holds its logits to those of the same weights in mlx-lm.
-"""
+"""Which architectures are read of GGUF files, and what llama.cpp's converter does to each. A test
+holds the logits of every family to those of the same weights in mlx-lm."""
 
 from __future__ import annotations
 
@@ -11,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from ...errors import first_line
 from .. import t5_keys as keys
 from ..tensors import Malformed
-from .gguf_header import COUNT, FLAG, NUMBER, POSITIVE, TEXT, Kind, Metadata
+from .gguf_header import COUNT, FLAG, NUMBER, POSITIVE, TEXT, Kind, Metadata, Stored
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 MOST_LAYERS = 1000
@@ -24,9 +22,9 @@ MOST_LAYERS = 1000
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor. name: in the file. shape: what it is to have; the file may leave out a first axis
-    of 1. heads: its rows are those of so many rotary heads, in llama.cpp's order; 0 for others.
-    excess: what llama.cpp's converter added to every value."""
+    """One tensor. name: in the file, which may leave out a first axis of 1. heads: its rows are
+    those of so many rotary heads, in llama.cpp's order; 0 for others. excess: what llama.cpp's
+    converter added to every value."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,23 +34,22 @@ class Place:
 
 @dataclass
 class Finder:
-    """Collects places while an architecture is described; each tensor has to be as expected.
+    """Collects the places of `tensors` while an architecture is described; each method raises
+    Malformed for what is not as expected."""
 
-    shapes: of the file's tensors. read: gives at most so many first rows of one, float32.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    read: Callable[[str, int], np.ndarray[Any, Any]]
+    tensors: Mapping[str, Stored]
     places: dict[str, Place] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor. Raises Malformed where it is not there."""
-        if name not in self.shapes:
+        if name not in self.tensors:
             raise Malformed(f"lacks the tensor {name}: download it again")
-        return self.shapes[name]
+        return self.tensors[name].shape
+
+    def read(self, name: str, count: int) -> np.ndarray[Any, Any]:
+        """At most so many first rows of a tensor, float32."""
+        return np.array(self.tensors[name].rows(slice(0, count)).astype(mx.float32))
 
     def take(self, ours: str, place: Place) -> None:
-        """Raises Malformed where the tensor is not there, or has another shape."""
         shape, wanted = self.shape(place.name), place.shape
         if shape != wanted and (1, *shape) != wanted:
             raise Malformed(
@@ -61,18 +58,16 @@ class Finder:
         self.places[ours] = place
 
     def check_layers(self, layers: int) -> int:
-        """The same number. Raises Malformed where no model has so many layers."""
-        count = len(self.shapes)
+        count = len(self.tensors)
         if not 1 <= layers <= min(count, MOST_LAYERS):
             raise Malformed(f"is damaged: it claims {layers} layers and has {count} tensors")
         return layers
 
     @property
     def left(self) -> set[str]:
-        return self.shapes.keys() - {place.name for place in self.places.values()}
+        return self.tensors.keys() - {place.name for place in self.places.values()}
 
     def check_left(self, model_type: str, *known: str) -> None:
-        """Raises Malformed for a tensor that nobody took and that is not left out on purpose."""
         if extra := self.left - {*known}:
             raise Malformed(f"holds {min(extra)}, which a {model_type} model does not have here")
 
@@ -98,14 +93,13 @@ def tensor_names(architecture: str, layers: int) -> Callable[[str], str]:
 
 @dataclass(frozen=True)
 class Family:
-    """What one architecture has.
+    """What one architecture has. model_type: Hugging Face's name.
 
-    model_type: Hugging Face's name. stated: key of config.json -> key of the metadata and its kind,
-    without the sizes. constant: what the metadata do not say. epsilon: what config.json calls that
-    of the norms. permuted: llama.cpp stores the rows of its rotary heads in the order of Meta's
-    code. shifted: it stores 1 + w for the weights w of norms. partial: a part of each head's width
-    may be rotated. scales: mlx-lm can scale its rotary positions. largest: layers of the size whose
-    attention is scaled by its width over its heads.
+    stated: key of config.json -> key of the metadata and its kind, without the sizes. constant:
+    what the metadata do not say. epsilon: what config.json calls that of the norms. permuted: rows
+    of rotary heads are in the order of Meta's code. shifted: norms' weights w are stored as 1 + w.
+    partial: a part of each head's width may be rotated. scales: mlx-lm can scale its rotary
+    positions. largest: layers of the size whose attention is scaled by its width over its heads.
     """
 
     model_type: str
@@ -117,12 +111,6 @@ class Family:
     partial: bool = False
     scales: bool = False
     largest: int = 0
-
-    @property
-    def architecture(self) -> str:
-        """The name of Hugging Face's class."""
-        parts = (_SPELLED.get(part, part.capitalize()) for part in self.model_type.split("_"))
-        return f"{''.join(parts)}ForCausalLM"
 
 
 _SPELLED = {"text": "", "smollm3": "SmolLM3", "stablelm": "StableLm"}
@@ -194,7 +182,7 @@ _MIXTRAL_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def describe_decoder_only(metadata: Metadata, finder: Finder) -> dict[str, Any]:
-    """config.json of the model, whose tensors `finder` gets. Raises Malformed."""
+    """config.json of the model, whose tensors `finder` takes. Raises Malformed."""
     family = FAMILIES[metadata.architecture]
     if metadata.architecture == "llama" and metadata.get(".expert_count", COUNT, 0):
         family = MIXTRAL
@@ -229,9 +217,10 @@ def _config(metadata: Metadata, family: Family, finder: Finder) -> dict[str, Any
         raise Malformed(f"is damaged: {heads} heads cannot share {key_heads} heads of keys")
     layers = finder.check_layers(metadata.get(".block_count", COUNT))
     epsilon = "rms_epsilon" if family.epsilon == "rms_norm_eps" else "epsilon"
+    spelled = (_SPELLED.get(part, part.capitalize()) for part in family.model_type.split("_"))
     config: dict[str, Any] = {
         "model_type": family.model_type,
-        "architectures": [family.architecture],
+        "architectures": [f"{''.join(spelled)}ForCausalLM"],
         "hidden_act": "silu",
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -245,11 +234,11 @@ def _config(metadata: Metadata, family: Family, finder: Finder) -> dict[str, Any
         "rope_theta": metadata.get(".rope.freq_base", POSITIVE, 10000.0),
         "partial_rotary_factor": _rotated_part(metadata, family, width),
         "query_pre_attn_scalar": hidden // heads if layers == family.largest else width,
-        "tie_word_embeddings": HEAD not in finder.shapes,
-        "attention_bias": "blk.0.attn_q.bias" in finder.shapes,
-        "attention_out_bias": "blk.0.attn_output.bias" in finder.shapes,
-        "use_qkv_bias": "blk.0.attn_q.bias" in finder.shapes,
-        "mlp_bias": "blk.0.ffn_up.bias" in finder.shapes,
+        "tie_word_embeddings": HEAD not in finder.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in finder.tensors,
+        "attention_out_bias": "blk.0.attn_output.bias" in finder.tensors,
+        "use_qkv_bias": "blk.0.attn_q.bias" in finder.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in finder.tensors,
         **family.constant,
         **{name: metadata.get(key, kind) for name, (key, kind) in family.stated.items()},
     }
@@ -284,18 +273,17 @@ def _model(config: Mapping[str, Any]) -> tuple[Any, Any]:
 def _take_tensors(
     metadata: Metadata, finder: Finder, family: Family, config: Mapping[str, Any], model: Any
 ) -> None:
-    """Take all tensors of the model, but not the head of one that uses its embedding for it."""
     from mlx.utils import tree_flatten
 
     names = tensor_names(metadata.architecture, config["num_hidden_layers"])
     turned = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    # Of a tied model that it has made with a head mlx-lm leaves the head out, if it can.
+    ties = config["tie_word_embeddings"] and hasattr(model, "tie_word_embeddings")
     for ours, array in tree_flatten(model.parameters()):
-        # Of a tied model that it has made with a head mlx-lm leaves the head out, if it can.
-        can_tie = hasattr(model, "tie_word_embeddings")
-        if ours == "lm_head.weight" and config["tie_word_embeddings"] and can_tie:
+        if ours == "lm_head.weight" and ties:
             continue
         theirs = names(_name_in_map(ours))
-        if family is MIXTRAL and ".switch_mlp." in ours and theirs not in finder.shapes:
+        if family is MIXTRAL and ".switch_mlp." in ours and theirs not in finder.tensors:
             _take_single_experts(finder, ours, theirs, array.shape)
             continue
         heads = turned.get(ours.split(".")[-2], 0) if family.permuted else 0
@@ -314,7 +302,7 @@ def _name_in_map(ours: str) -> str:
 def _take_single_experts(finder: Finder, ours: str, joined: str, shape: tuple[int, ...]) -> None:
     """Files of 2023 hold each expert by itself."""
     theirs = joined.removesuffix("_exps.weight")
-    if f"{theirs}.0.weight" not in finder.shapes:
+    if f"{theirs}.0.weight" not in finder.tensors:
         raise Malformed(f"lacks the tensor {joined}: download it again")
     block, part = _name_in_map(ours).split(".experts.")
     for expert in range(finder.check_layers(shape[0])):
@@ -328,7 +316,7 @@ def _scaling(metadata: Metadata, finder: Finder, width: int, theta: float) -> di
     factor = metadata.get(".rope.scaling.factor", NUMBER, old)
     if factor < 0:
         raise Malformed(f"is damaged: it scales rotary positions by {factor}")
-    if _FACTORS in finder.shapes:
+    if _FACTORS in finder.tensors:
         if finder.shape(_FACTORS) != (width // 2,):
             raise Malformed(f"is damaged: {_FACTORS} has shape {finder.shape(_FACTORS)}")
         return _llama3(finder.read(_FACTORS, width // 2), width, theta)
@@ -366,11 +354,11 @@ def describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
     """config.json of the model, whose tensors `finder` gets. Raises Malformed."""
     layers = finder.check_layers(metadata.get(".block_count", COUNT))
     decoder_layers = finder.check_layers(metadata.get(".decoder_block_count", COUNT, layers))
-    if "dec.blk.0.attn_norm.weight" not in finder.shapes:
+    if "dec.blk.0.attn_norm.weight" not in finder.tensors:
         raise Malformed("holds an encoder alone, which cannot generate text")
     own_head = _has_own_head(finder)
-    every_layer = layers > 1 and "enc.blk.1.attn_rel_b.weight" in finder.shapes
-    gated = "enc.blk.0.ffn_gate.weight" in finder.shapes
+    every_layer = layers > 1 and "enc.blk.1.attn_rel_b.weight" in finder.tensors
+    gated = "enc.blk.0.ffn_gate.weight" in finder.tensors
     model_type = "umt5" if every_layer else "t5"
     epsilon = metadata.get(".attention.layer_norm_epsilon", POSITIVE, 1e-6)
     config = {
@@ -406,7 +394,7 @@ def describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
 
 def _has_own_head(finder: Finder) -> bool:
     """Return whether there is a head that is more than a copy of the embedding."""
-    if HEAD not in finder.shapes:
+    if HEAD not in finder.tensors:
         return False
     if finder.shape(HEAD) != finder.shape(EMBEDDING):
         raise Malformed(f"is damaged: {HEAD} and {EMBEDDING} differ in shape")

@@ -1,8 +1,5 @@
-"""A directory of Medusa heads -> what they are, the name of their base model, and their tensors.
-
-The two layouts of medusa_lm_head files are as text-generation-inference reads them:
-`{head}.{layer}.linear.weight` and `.bias`, and `{head}.{layers}.weight` where a head has an output
-layer of its own.
+"""A directory of Medusa heads, in either layout that text-generation-inference reads:
+`{head}.{layer}.linear.weight` and `.bias`, and perhaps `{head}.{layers}.weight`, an output layer.
 """
 
 from __future__ import annotations
@@ -28,12 +25,8 @@ MOST = 64
 
 @dataclass(frozen=True)
 class MedusaFiles:
-    """Heads as they lie in a file.
-
-    base: name of the base model as config.json has it. width, vocabulary: of the base, as the
-    tensors or config.json say; None where neither does. tensors: by name, complete, each of the
-    shape that the layout asks for. own_output: whether every head has an output layer of its own.
-    """
+    """Heads in a file. base: name of the base model. width, vocabulary: of the base, None where
+    nothing says it. own_output: whether every head has an output layer."""
 
     file: Path
     base: str
@@ -66,8 +59,7 @@ def names(head: int, layers: int, *, own_output: bool) -> list[str]:
 
 
 def read(directory: Path) -> MedusaFiles:
-    """The heads of a directory, every tensor checked. Raises CheckpointError where config.json or
-    the file of heads is missing, damaged, or contradicts the other."""
+    """The heads of a directory, every tensor checked. Raises CheckpointError."""
     config_file = directory / "config.json"
     config = read_json(config_file)
     base = config.get(BASE)

@@ -1,9 +1,5 @@
 """Llama as Meta publishes it: params.json as config.json, and the tensors of the parts,
-consolidated.NN.pth, joined and in Hugging Face's order.
-
-What params.json says that is not known here is refused by name, since it may change what the model
-computes.
-"""
+consolidated.NN.pth, joined and in Hugging Face's order."""
 
 from __future__ import annotations
 
@@ -42,8 +38,8 @@ _FIRST_LLAMA = 2048
 
 
 def read_params(file: Path) -> dict[str, Any]:
-    """config.json of the model, without what only the weights say: the type of the elements,
-    whether the head is the embedding, and often the number of tokens. Raises CheckpointError."""
+    """config.json of the model, without what only the weights say. Raises CheckpointError for what
+    is not known here, since it may change what the model computes."""
     if not file.is_file():
         raise CheckpointError(f"{file.parent} lacks {file.name}: download it again")
     given = {key: value for key, value in read_json(file).items() if value is not None}
@@ -105,9 +101,7 @@ def _inner(given: Mapping[str, Any], width: int) -> int:
     if "hidden_dim" in given:
         return _whole(given, "hidden_dim")
     multiple = _whole(given, "multiple_of", 256)
-    inner = 8 * width // 3
-    if "ffn_dim_multiplier" in given:
-        inner = int(inner * _number(given, "ffn_dim_multiplier", 1.0))
+    inner = int(8 * width // 3 * _number(given, "ffn_dim_multiplier", 1.0))
     inner = -(-inner // multiple) * multiple
     if not 1 <= inner <= LARGEST_EXTENT:
         raise Malformed(f"asks for inner {inner}")
@@ -115,15 +109,11 @@ def _inner(given: Mapping[str, Any], width: int) -> int:
 
 
 def _length(given: Mapping[str, Any], epsilon: float, theta: float, *, scaled: bool) -> int:
-    """Positions that the model was trained for: each generation has its own base of the rotation,
+    """Positions that the model was trained for: each generation has another base of the rotation,
     and the first two differ in epsilon."""
-    if "max_seq_len" in given:
-        return _whole(given, "max_seq_len")
-    if scaled:
-        return 16 * _TRAINED
-    if theta == 10_000.0 and epsilon <= 1e-6:
-        return _FIRST_LLAMA
-    return _LENGTHS.get(theta, min(_LENGTHS.values()))
+    first = theta == 10_000.0 and epsilon <= 1e-6
+    usual = _FIRST_LLAMA if first else _LENGTHS.get(theta, min(_LENGTHS.values()))
+    return _whole(given, "max_seq_len", 16 * _TRAINED if scaled else usual)
 
 
 def _whole(given: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -145,9 +135,8 @@ EMBEDDING, HEAD = "tok_embeddings.weight", "output.weight"
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor. theirs: Meta's name. heads: its rows are those of so many rotated heads, 0 where
-    they are not. axis: along which tensor-parallel parts are joined, None where each has the
-    whole."""
+    """One tensor. theirs: Meta's name. heads: how many rotated heads its rows are of, 0 for none.
+    axis: along which the parts are joined, None where each has the whole."""
 
     theirs: str
     shape: tuple[int, ...]
@@ -156,7 +145,7 @@ class Entry:
 
 
 def entries(config: Mapping[str, Any]) -> dict[str, Entry]:
-    """Every tensor by Hugging Face's name, the output head among them. config: config.json."""
+    """Every tensor by Hugging Face's name, for a config.json."""
     width, inner = config["hidden_size"], config["intermediate_size"]
     heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
     queries, keys = heads * config["head_dim"], key_heads * config["head_dim"]
@@ -182,11 +171,8 @@ def entries(config: Mapping[str, Any]) -> dict[str, Entry]:
 
 
 def rotary_rows(begin: int, end: int, head_width: int) -> np.ndarray[Any, Any]:
-    """Where rows begin .. end - 1 of Hugging Face's order lie in Meta's, which is llama.cpp's too.
-
-    Meta rotates neighbours: rows 2i and 2i + 1 of a head make a pair. Hugging Face rotates halves:
-    the first of each pair come first, then the second of each.
-    """
+    """Where rows begin .. end - 1 of Hugging Face's order lie in Meta's and llama.cpp's, in which
+    rows 2i and 2i + 1 of a head are rotated together, not its halves."""
     rows = np.arange(begin, end)
     head, inside = np.divmod(rows, head_width)
     half, pair = np.divmod(inside, head_width // 2)
@@ -200,11 +186,10 @@ _DROPPED = re.compile(r"rope\.freqs|.*\.inner_attention\.rope\.freqs")
 
 
 class MetaFile(Reader):
-    """The tensors of one model, joined; a head that repeats the embedding is left out. config: what
-    config.json would say."""
+    """The tensors of one model, joined, without a head that repeats the embedding. file: the first
+    part, next to the others and params.json. config: what config.json would say."""
 
     def __init__(self, file: Path) -> None:
-        """file: the first part; the others and params.json lie next to it."""
         self.paths = tuple(parts_of(file))
         self._directory = file.parent
         self._parts = [TorchFile(path) for path in self.paths]
@@ -215,31 +200,25 @@ class MetaFile(Reader):
         if HEAD not in self._first:
             del expected["lm_head.weight"]
         self._entries = {ours: self._as_cut(entry) for ours, entry in expected.items()}
-        self._check_extra()
-        infos = {ours: self._info(entry) for ours, entry in self._entries.items()}
-        self.infos = infos
+        known = {entry.theirs for entry in self._entries.values()}
+        for path, part in zip(self.paths, self._parts, strict=True):
+            extra = sorted(n for n in part.infos.keys() - known if not _DROPPED.fullmatch(n))
+            if extra:
+                raise CheckpointError(f"{path} holds {extra[0]!a:.200}, unlike {PARAMS}")
+        self.infos = infos = {ours: self._info(entry) for ours, entry in self._entries.items()}
         tied = HEAD not in self._first or same(
             self.tensor("lm_head.weight"), self.tensor("model.embed_tokens.weight")
         )
         if tied:
             infos.pop("lm_head.weight", None)
         stored = _FLOATING[infos["model.embed_tokens.weight"].dtype]
-        self.config: Mapping[str, Any] = {
-            **config,
-            "tie_word_embeddings": tied,
-            "torch_dtype": stored,
-        }
+        self.config = {**config, "tie_word_embeddings": tied, "torch_dtype": stored}
 
     @property
     def contents(self) -> Contents:
-        """The parts' tensors under Meta's names, joined."""
         stored = {entry.theirs: self._info(entry) for entry in self._entries.values()}
-        tables = {
-            name: info
-            for part in self._parts
-            for name, info in part.infos.items()
-            if _DROPPED.fullmatch(name)
-        }
+        parts = {name: info for part in self._parts for name, info in part.infos.items()}
+        tables = {name: info for name, info in parts.items() if _DROPPED.fullmatch(name)}
         tied = HEAD in stored and "lm_head.weight" not in self.infos
         return Contents(
             {**stored, **tables},
@@ -260,19 +239,19 @@ class MetaFile(Reader):
     def _joined(self, entry: Entry, begin: int, end: int) -> mx.array:
         if entry.axis is None:
             return self._parts[0].rows(entry.theirs, begin, end)
-        if entry.axis == 1:
-            pieces = [part.rows(entry.theirs, begin, end) for part in self._parts]
-            return mx.concatenate(pieces, axis=1)
         each = entry.shape[0] // len(self._parts)
         pieces = []
-        for number in range(begin // each, -(-end // each)):
-            low, high = max(begin - number * each, 0), min(end - number * each, each)
-            pieces.append(self._parts[number].rows(entry.theirs, low, high))
-        return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=0)
+        for number, part in enumerate(self._parts):
+            low, high = begin, end
+            if entry.axis == 0:
+                low, high = max(begin - number * each, 0), min(end - number * each, each)
+            if low < high:
+                pieces.append(part.rows(entry.theirs, low, high))
+        return mx.concatenate(pieces, axis=entry.axis)
 
     def _vocabulary(self, said: int | None) -> int:
-        """The number of tokens. Every generation cuts the head along them; where there is none, the
-        embedding is, as since the third generation. said: by params.json."""
+        """The number of tokens, along which the parts of the head are cut, or without one those of
+        the embedding. said: by params.json."""
         name = HEAD if HEAD in self._first else EMBEDDING
         info = self._first.get(name)
         if info is None or len(info.shape) != 2:
@@ -306,37 +285,25 @@ class MetaFile(Reader):
             f"parts where {PARAMS} asks for {entry.shape} in all: a part may be missing"
         )
 
-    def _check_extra(self) -> None:
-        known = {entry.theirs for entry in self._entries.values()}
-        for path, part in zip(self.paths, self._parts, strict=True):
-            extra = sorted(n for n in part.infos.keys() - known if not _DROPPED.fullmatch(n))
-            if extra:
-                raise CheckpointError(f"{path} holds {extra[0]!a:.200}, unlike {PARAMS}")
-
     def _info(self, entry: Entry) -> TensorInfo:
         return TensorInfo.of(self._first[entry.theirs].dtype, entry.shape)
 
 
 def parts_of(file: Path) -> list[Path]:
     """All parts of a model in order, whichever of them is given. Raises CheckpointError."""
-    parts = {
-        int(name[1]): path
-        for path in file.parent.iterdir()
-        if (name := _PART.fullmatch(path.name)) is not None
-    }
+    names = ((path, _PART.fullmatch(path.name)) for path in file.parent.iterdir())
+    parts = {int(match[1]): path for path, match in names if match is not None}
     if not parts:
         raise CheckpointError(f"{file} is not called consolidated.NN.pth: Meta's parts are")
     for number in range(max(parts)):
         if number not in parts:
-            raise CheckpointError(
-                f"{file.parent} lacks consolidated.{number:02d}.pth: download it again"
-            )
+            name = f"consolidated.{number:02d}.pth"
+            raise CheckpointError(f"{file.parent} lacks {name}: download it again")
     return [parts[number] for number in sorted(parts)]
 
 
 def lay_down(source: Path, directory: Path) -> None:
-    """Write config.json and tokenizer files into `directory`, and links to the parts. Raises
-    CheckpointError."""
+    """Write config.json and tokenizer files into `directory`, and links to the parts."""
     parts = shards.all_inside(parts_of(source / "consolidated.00.pth"))
     config = dict(MetaFile(parts[0]).config)
     for file in (*parts, source / PARAMS):

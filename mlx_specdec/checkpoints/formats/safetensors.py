@@ -3,9 +3,7 @@ checks against the file, and its tensors in pieces."""
 
 from __future__ import annotations
 
-import json
-import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,8 +32,7 @@ class SafetensorsFile(Reader):
 
     def __init__(self, file: Path) -> None:
         self.paths = (file,)
-        self._map: mmap.mmap | None = None
-        self.infos = read_header(file)
+        self.infos, self._map = read_header(file), open_map(file)
         position = file.stat().st_size - sum(info.nbytes for info in self.infos.values())
         self._places: dict[str, int] = {}
         for name, info in self.infos.items():
@@ -44,8 +41,6 @@ class SafetensorsFile(Reader):
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         info = self.infos[name]
-        if self._map is None:
-            self._map = open_map(self.paths[0])
         shape = (end - begin, *info.shape[1:]) if info.shape else ()
         place = self._places[name] + begin * (info.nbytes // max(1, info.extent))
         values = np.ndarray(shape, f"<{ELEMENTS[info.dtype][1]}", self._map, place)
@@ -64,8 +59,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """One file's tensors by name, in the order of their bytes. Raises CheckpointError for a file
-    that is truncated or damaged, or asks for a type that MLX does not read."""
+    """One file's tensors by name, in the order of their bytes. Raises CheckpointError."""
     infos = {}
     with _opened(file) as opened:
         for name in opened.offset_keys():
@@ -86,26 +80,8 @@ def of_mlx(file: Path) -> bool:
         return (opened.metadata() or {}).get("format") == "mlx"
 
 
-def write_outline(file: Path, tensors: Mapping[str, TensorInfo]) -> None:
-    """A file of a header and the size of such tensors, the rest of which is a hole of zeros."""
-    position, entries = 0, {}
-    for name, info in tensors.items():
-        end = position + info.nbytes
-        entries[name] = {
-            "dtype": info.dtype,
-            "shape": list(info.shape),
-            "data_offsets": [position, end],
-        }
-        position = end
-    header = json.dumps(entries).encode()
-    with file.open("xb") as stream:
-        stream.write(len(header).to_bytes(8, "little") + header)
-        stream.truncate(8 + len(header) + position)
-
-
 def load(file: Path) -> dict[str, mx.array]:
-    """One file's tensors, lazily: bytes are read when an array is evaluated. Raises
-    CheckpointError."""
+    """One file's tensors as lazy arrays. Raises CheckpointError."""
     try:
         return dict(mx.load(str(file)))  # type: ignore[arg-type]
     except (RuntimeError, UnicodeEncodeError) as problem:

@@ -1,7 +1,4 @@
-"""One file that torch.save wrote, zip archive or older stream, as named tensors, without torch.
-
-No storage is read before a tensor's rows are.
-"""
+"""One file that torch.save wrote, zip archive or older stream, as named tensors, without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import math
 import mmap
 import struct
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +23,18 @@ _BROKEN = "is truncated or damaged: download it again"
 
 
 class TorchFile(Reader):
-    """The tensors of one file, mapped, as a safetensors file would have them: contiguous, tied ones
-    under each of their names."""
+    """The tensors of one file, tied ones under each of their names."""
 
     def __init__(self, file: Path) -> None:
-        """Raises CheckpointError also where the pickle asks for what weights do not need."""
         self.paths = (file,)
         self._data = open_map(file)
         with naming(file):
-            value, self._spans, self._big_endian = _read(file, self._data)
+            if self._data[:4] == ZIP_MAGIC:
+                value, self._spans, self._order = _read_zip(file, self._data)
+            elif self._data[:1] == b"\x80":
+                (value, self._spans), self._order = _read_old(self._data), "<"
+            else:
+                raise Malformed("is no file that torch.save wrote, or its beginning is damaged")
             self._tensors = named_tensors(value)
             self.infos = {name: self._info(name, each) for name, each in self._tensors.items()}
 
@@ -56,13 +55,9 @@ class TorchFile(Reader):
             shape, offset = (end - begin, *shape[1:]), offset + begin * tensor.strides[0]
         if not math.prod(shape):
             return to_mlx(np.empty(shape, f"<{kind.numpy}"), kind.stored)
-        values: np.ndarray[Any, Any] = np.ndarray(
-            shape,
-            np.dtype(f"{'>' if self._big_endian else '<'}{kind.numpy}"),
-            self._data,
-            span.start + offset * kind.size,
-            tuple(stride * kind.size for stride in tensor.strides),
-        )
+        begins, strides = offset * kind.size, tuple(each * kind.size for each in tensor.strides)
+        dtype = np.dtype(f"{self._order}{kind.numpy}")
+        values = np.ndarray(shape, dtype, self._data, span.start + begins, strides)
         return to_mlx(values, kind.stored)
 
     def _info(self, name: str, tensor: Tensor) -> TensorInfo:
@@ -77,18 +72,9 @@ class TorchFile(Reader):
         return TensorInfo.of(tensor.kind.stored, tensor.shape)
 
 
-def _read(file: Path, data: mmap.mmap) -> tuple[Any, Mapping[str, slice], bool]:
-    """The saved value, the bytes of each storage, and whether those are big-endian."""
-    if data[:4] == ZIP_MAGIC:
-        return _read_zip(file, data)
-    if data[:1] == b"\x80":
-        return (*_read_old(data), False)
-    raise Malformed("is no file that torch.save wrote, or its beginning is damaged")
-
-
-def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, slice], bool]:
-    """The archive that torch.save writes since 1.6. Records are stored, never compressed, so that a
-    tensor's bytes are bytes of the file."""
+def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, slice], str]:
+    """The saved value, the bytes of each storage, and their order, of the archive that torch.save
+    writes since 1.6, whose records are not compressed."""
     records = _records(file, data)
     roots = [name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")]
     if len(roots) != 1 or any(name.startswith(f"{roots[0]}code/") for name in records):
@@ -96,16 +82,14 @@ def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, slice], bool]
     prefix, pickle = f"{roots[0]}data/", records[f"{roots[0]}data.pkl"]
     if pickle.stop - pickle.start > LONGEST_PICKLE:
         raise Malformed("is refused: its pickle is larger than any list of tensors")
-    order = data[records.get(f"{roots[0]}byteorder", slice(0))][:7] or b"little"
-    if order not in (b"little", b"big"):
+    order = data[records.get(f"{roots[0]}byteorder", slice(0))][:7]
+    if order not in (b"", b"little", b"big"):
         raise Malformed("is damaged: its byte order is neither little nor big")
     storages = {n.removeprefix(prefix): s for n, s in records.items() if n.startswith(prefix)}
-    value, _ = load(data[pickle], 0)
-    return value, storages, order == b"big"
+    return load(data[pickle], 0)[0], storages, ">" if order == b"big" else "<"
 
 
 def _records(file: Path, data: mmap.mmap) -> dict[str, slice]:
-    """Every record by name, stored as it is."""
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()

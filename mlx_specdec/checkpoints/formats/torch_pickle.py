@@ -1,7 +1,5 @@
-"""The pickle that torch.save writes, interpreted here: the tensors of a state dict, without torch.
-
-It can make plain values, and records of tensors by the names in ADMITTED; it runs nothing else.
-"""
+"""The pickle that torch.save writes, interpreted here: plain values, and records of tensors by the
+names in ADMITTED. Nothing else is made or run."""
 
 from __future__ import annotations
 
@@ -17,18 +15,15 @@ from ..tensors import ELEMENTS, LARGEST_EXTENT, Malformed, check_name
 MOST_AXES = 16
 LONGEST_PICKLE = 1 << 26
 MOST_READS = 2_000_000
-"""Of operations and their arguments, about 60 a tensor, so 30,000 tensors in a file; each leaves at
-most some 100 bytes."""
+"""Of operations and their arguments, about 60 a tensor; each leaves at most some 100 bytes."""
 INNER = ("state_dict", "model")
 """Keys under which a training program may have put the state dict."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """An element type. numpy: how its bytes are read; stored: its name in a safetensors file.
-
-    bfloat16 and float8 are read as integers, which have their bits; float64 becomes float32.
-    """
+    """An element type. numpy: how its bytes are read, as integers where numpy lacks the type;
+    stored: its name in a safetensors file."""
 
     numpy: str
     stored: str
@@ -40,7 +35,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Storage:
-    """A run of elements in the file. count: how many, in elements of `kind`."""
+    """A run of `count` elements in the file."""
 
     key: str
     kind: Kind
@@ -64,11 +59,9 @@ class Tensor:
 
 def named_tensors(value: Any) -> dict[str, Tensor]:
     """The tensors of a state dict by name; the rest is passed over. Raises Malformed."""
-    if isinstance(value, dict):
-        inner = (value[key] for key in INNER if isinstance(value.get(key), dict))
-        value = next(inner, value)
-    entries = value.items() if isinstance(value, dict) else ()
-    tensors = {name: each for name, each in entries if isinstance(each, Tensor)}
+    outer = value if isinstance(value, dict) else {}
+    entries = next((outer[key] for key in INNER if isinstance(outer.get(key), dict)), outer)
+    tensors = {name: each for name, each in entries.items() if isinstance(each, Tensor)}
     for name in tensors:
         check_name(name)
     if not tensors:
@@ -76,8 +69,7 @@ def named_tensors(value: Any) -> dict[str, Tensor]:
     return tensors
 
 
-# The functions below are called with whatever a pickle has as arguments; `load` turns what Python
-# raises for a wrong number or type of them into Malformed.
+# The functions below get whatever a pickle has; `load` turns what Python raises into Malformed.
 
 
 def storage(identity: Any) -> Storage:
@@ -97,10 +89,15 @@ def _rebuild_tensor(place: Any, offset: Any, shape: Any, strides: Any, *rest: An
 
 
 def _rebuild_tensor_of_type(
-    place: Any, offset: Any, shape: Any, strides: Any, *rest: Any
+    place: Any,
+    offset: Any,
+    shape: Any,
+    strides: Any,
+    _grad: Any,
+    _hooks: Any,
+    kind: Any,
+    *marks: Any,
 ) -> Tensor:
-    """rest: two that no weight needs, the type, and marks."""
-    _, _, kind, *marks = rest
     if any(marks):
         raise Malformed("holds a tensor that is marked as negated or conjugated: not read here")
     _check(
@@ -186,18 +183,14 @@ ADMITTED: Mapping[tuple[str, str], Any] = {
     ("torch", "Tensor"): _MENTION,
     ("torch.nn.parameter", "Parameter"): _MENTION,
 }
-"""Every name that a pickle may use, (module, name) -> what it gets. Calling one makes a record and
-runs nothing of torch."""
+"""Every name that a pickle may use, (module, name) -> what it gets."""
 
 
 def load(
     data: bytes | mmap.mmap, begin: int, persistent: Callable[[Any], Any] = storage
 ) -> tuple[Any, int]:
-    """The value of the pickle that begins at `begin`, and where it ends.
-
-    persistent: gives what a persistent id stands for. The value consists of None, bool, int, float,
-    str, bytes, list, tuple, dict and of what ADMITTED and `persistent` give. Raises Malformed.
-    """
+    """The value of the pickle that begins at `begin`, of plain values and what ADMITTED and
+    `persistent` give, and where it ends. Raises Malformed."""
     source = _Source(data, begin)
     try:
         return _interpret(source, persistent), source.at
@@ -243,7 +236,6 @@ _PLAIN = (str, int, float, bytes, type(None))
 
 
 def _interpret(source: _Source, persistent: Callable[[Any], Any]) -> Any:
-    """Run a pickle's operations, as far as a state dict needs them."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
@@ -271,11 +263,10 @@ def _interpret(source: _Source, persistent: Callable[[Any], Any]) -> Any:
             case "APPEND" | "APPENDS":
                 items = since_mark() if operation.name == "APPENDS" else [stack.pop()]
                 _of_type(list, stack[-1]).extend(items)
-            case "SETITEM":
-                value, key = stack.pop(), stack.pop()
-                _fill(stack[-1], [key, value])
-            case "SETITEMS":
-                items = since_mark()
+            case "SETITEM" | "SETITEMS":
+                items = (
+                    since_mark() if operation.name == "SETITEMS" else [stack.pop(-2), stack.pop()]
+                )
                 _fill(stack[-1], items)
             case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
                 memo[len(memo) if argument is None else argument] = stack[-1]
@@ -307,7 +298,6 @@ def _interpret(source: _Source, persistent: Callable[[Any], Any]) -> Any:
 
 
 def _named(module: Any, name: Any) -> Any:
-    """The entry of ADMITTED for a name. Raises Malformed for any other name."""
     if (module, name) in ADMITTED:
         return ADMITTED[module, name]
     shown = ascii(f"{module}.{name}")[1:-1]

@@ -8,7 +8,7 @@ import binascii
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +26,9 @@ PLAIN = "default"
 
 @dataclass(frozen=True)
 class Rule:
-    """How a byte-level vocabulary splits text before it merges.
-
-    split: a pattern, each of whose matches stands by itself. then_gpt2: GPT-2's pattern comes after
-    it. ignores_merges: a piece that is a token stays one whatever the merges say. composes: text is
-    brought to NFC. begins: a prompt begins with the BOS token unless the file denies it.
-    """
+    """How a byte-level vocabulary splits text before it merges. then_gpt2: GPT-2's pattern comes
+    after `split`. ignores_merges: a piece that is a token stays one whatever the merges say.
+    composes: text is brought to NFC. begins: prompts begin with BOS unless the file denies it."""
 
     split: str = ""
     then_gpt2: bool = False
@@ -76,16 +73,16 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "▁"
 _PREFIX = "tokenizer.ggml."
 _LONGEST_MERGED = 256
-"""Characters of a token whose merges are looked for; SentencePiece makes tokens of 16, and the work
-grows with the square."""
+"""Characters of a token whose merges are looked for, in the time of their square."""
 _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """What llama.cpp and Hugging Face call the tokens that have a use."""
+_PUT_BESIDE = "put the model's tokenizer.json beside it"
 _SETTINGS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
 class _Vocabulary:
-    """The vocabulary of a GGUF file: tokens by id with their types and scores. ids: token -> its
-    first id. special: what a token is for -> its id."""
+    """Tokens by id with their types and scores. ids: token -> its first id. special: what a token
+    is for -> its id."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
@@ -100,9 +97,8 @@ class _Vocabulary:
         names = [name for name in _SPECIAL if f"{_PREFIX}{name}_token_id" in metadata]
         self.special = {name: self.get(f"{name}_token_id", COUNT) for name in names}
         if max(self.special.values(), default=-1) >= len(self.tokens):
-            raise Malformed(
-                f"is damaged: its special tokens are not among {len(self.tokens)} tokens"
-            )
+            count = len(self.tokens)
+            raise Malformed(f"is damaged: its special tokens are not among {count} tokens")
 
     def get(self, key: str, *rest: Any) -> Any:
         return self.metadata.get(f"{_PREFIX}{key}", *rest)
@@ -112,17 +108,15 @@ class _Vocabulary:
 
 
 def tokenizer_files(metadata: Metadata) -> dict[str, str]:
-    """The texts of tokenizer.json and tokenizer_config.json by the names of the files; none where
-    there is no vocabulary. Raises Malformed."""
+    """The texts of tokenizer.json and tokenizer_config.json, {} where there is no vocabulary.
+    Raises Malformed."""
     kind = metadata.get(f"{_PREFIX}model", TEXT, "none")
     builders = {"llama": _sentencepiece_bpe, "t5": _unigram, "gpt2": _byte_bpe}
     if kind in ("none", "no_vocab"):
         return {}
     if kind not in builders:
-        raise Malformed(
-            f"has a vocabulary of the kind {kind!r:.40}, which is not read here: put the model's "
-            "tokenizer.json beside it"
-        )
+        unknown = f"has a vocabulary of the kind {kind!r:.40}, which is not read here"
+        raise Malformed(f"{unknown}: {_PUT_BESIDE}")
     vocabulary = _Vocabulary(metadata)
     if not vocabulary.tokens:
         return {}
@@ -137,7 +131,11 @@ def tokenizer_files(metadata: Metadata) -> dict[str, str]:
         settings[f"{_SPECIAL[name]}_token"] = vocabulary.tokens[id]
     if "tokenizer.chat_template" in metadata:
         settings["chat_template"] = metadata.get("tokenizer.chat_template", TEXT)
-    return {"tokenizer.json": made, "tokenizer_config.json": json.dumps(settings, indent=2)}
+    return _files(made, settings)
+
+
+def _files(tokenizer: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    return {"tokenizer.json": tokenizer, "tokenizer_config.json": json.dumps(settings, indent=2)}
 
 
 @contextmanager
@@ -217,10 +215,8 @@ def _byte_bpe(vocabulary: _Vocabulary) -> Any:
     name = vocabulary.get("pre", TEXT, PLAIN)
     rule = RULES.get(name)
     if rule is None:
-        raise Malformed(
-            f"splits text by the rule {name!r:.40}, which is not known here: put the model's "
-            "tokenizer.json beside it"
-        )
+        unknown = f"splits text by the rule {name!r:.40}, which is not known here"
+        raise Malformed(f"{unknown}: {_PUT_BESIDE}")
     ids = vocabulary.ids
     pairs: list[tuple[str, str]] = []
     for merge in vocabulary.get("merges", TEXTS, []):
@@ -239,8 +235,8 @@ def _byte_bpe(vocabulary: _Vocabulary) -> Any:
 
 
 def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """All pairs that make a token, the highest score first, since SentencePiece joins whichever
-    neighbors make the token of the highest score; of Gemma the first token first."""
+    """All pairs that make a token, the highest score first, as SentencePiece joins neighbors; of
+    Gemma the first token first."""
     ids, tokens = vocabulary.ids, vocabulary.tokens
     usable = {tokens[id] for id in vocabulary.of_type(_NORMAL, _USER, _UNUSED)}
     by_id = vocabulary.metadata.architecture.startswith("gemma")
@@ -255,30 +251,26 @@ def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 
 
 def _finish(tokenizer: Any, vocabulary: _Vocabulary, *, begins: bool, ends: bool) -> Any:
-    """Add the tokens that text is never split into, and those around a prompt. begins, ends:
-    whether BOS and EOS stand there where the metadata are silent."""
+    """Add the special tokens, and those around a prompt. begins, ends: whether BOS and EOS stand
+    there where the metadata are silent."""
     from tokenizers import AddedToken, processors
 
     tokens = vocabulary.tokens
     controls = {*vocabulary.special.values(), *vocabulary.of_type(_CONTROL, _UNKNOWN)}
+    added = (id for id in sorted({*controls, *vocabulary.of_type(_USER)}) if tokens[id])
     tokenizer.add_tokens(
-        [
-            AddedToken(tokens[id], special=id in controls, normalized=False)
-            for id in sorted({*controls, *vocabulary.of_type(_USER)})
-            if tokens[id]
-        ]
+        [AddedToken(tokens[id], special=id in controls, normalized=False) for id in added]
     )
 
-    def around(name: str, default: bool) -> Sequence[tuple[str, int]]:
+    def around(name: str, default: bool) -> dict[str, int]:
         if name in vocabulary.special and vocabulary.get(f"add_{name}_token", FLAG, default):
-            return [(tokens[vocabulary.special[name]], vocabulary.special[name])]
-        return []
+            return {tokens[vocabulary.special[name]]: vocabulary.special[name]}
+        return {}
 
     first, last = around("bos", begins), around("eos", ends)
     if first or last:
-        template = [*(token for token, _ in first), "$A", *(token for token, _ in last)]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=template, special_tokens=[*first, *last]
+            single=[*first, "$A", *last], special_tokens=[*first.items(), *last.items()]
         )
     return tokenizer
 
@@ -289,13 +281,8 @@ LONGEST = 256
 """Bytes of a token; cutting one in every way takes the square of its length."""
 _LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+")
 _SPECIAL_TOKENS = 256
-_NAMED_3 = {
-    0: "begin_of_text",
-    1: "end_of_text",
-    6: "start_header_id",
-    7: "end_header_id",
-    9: "eot_id",
-}
+_NAMED_3 = {0: "begin_of_text", 1: "end_of_text", 6: "start_header_id", 7: "end_header_id"}
+_NAMED_3[9] = "eot_id"
 _NAMED_31 = {**_NAMED_3, 4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}
 """Places among Llama 3's special tokens; the others are reserved."""
 _ADVICE = "take the one that belongs to the model"
@@ -306,10 +293,9 @@ def read_tokenizer(
     file: Path, vocabulary: int, *, since_31: bool = False
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Read a tokenizer.model of Meta's. Returns files of Hugging Face's, name -> text, and the ids
-    of the tokens that begin and end a text, as config.json has them.
+    that begin and end a text, as config.json has them. Raises CheckpointError.
 
-    vocabulary: ids that the model knows; there may be fewer tokens, not more. since_31: use the
-    names of Llama 3.1's special tokens instead of 3's. Raises CheckpointError.
+    vocabulary: the most tokens. since_31: with the names of Llama 3.1's special tokens, not 3's.
     """
     with naming(file), reading(file):
         if file.stat().st_size > LARGEST_FILE:
@@ -323,7 +309,6 @@ def read_tokenizer(
 
 
 def _sentencepiece(data: bytes, vocabulary: int) -> tuple[dict[str, str], dict[str, Any]]:
-    """Describe the vocabulary as llama.cpp would, and build it from that."""
     import sentencepiece
     from tokenizers import Tokenizer
 
@@ -339,8 +324,8 @@ def _sentencepiece(data: bytes, vocabulary: int) -> tuple[dict[str, str], dict[s
     except (RuntimeError, OSError, ValueError, LookupError):
         raise Malformed("is neither SentencePiece's nor tiktoken's, or damaged") from None
     files = tokenizer_files(metadata)
-    tokenizer = Tokenizer.from_str(files["tokenizer.json"])
-    if tokenizer.encode(_TRIAL, add_special_tokens=False).ids != expected:
+    made = Tokenizer.from_str(files["tokenizer.json"])
+    if made.encode(_TRIAL, add_special_tokens=False).ids != expected:
         raise Malformed(f"cuts text in a way that tokenizer.json cannot say: {_ADVICE}")
     ends = {"bos": processor.bos_id(), "eos": processor.eos_id()}
     return files, {f"{name}_token_id": id for name, id in ends.items() if id >= 0}
@@ -377,21 +362,17 @@ def _tiktoken(
     ranks = _ranks(data)
     count, named = len(ranks), _NAMED_31 if since_31 else _NAMED_3
     if vocabulary - count < _SPECIAL_TOKENS:
-        raise Malformed(
-            f"has {count} tokens and 256 more where the model has {vocabulary}: {_ADVICE}"
-        )
+        counted = f"has {count} tokens and 256 more where the model has {vocabulary}"
+        raise Malformed(f"{counted}: {_ADVICE}")
     free = iter(range(_SPECIAL_TOKENS))
     special = [
         f"<|{named[place]}|>" if place in named else f"<|reserved_special_token_{next(free)}|>"
         for place in range(_SPECIAL_TOKENS)
     ]
     settings = {**_SETTINGS, "bos_token": special[0], "eos_token": special[1]}
-    files = {
-        "tokenizer.json": _tiktoken_json(ranks, special),
-        "tokenizer_config.json": json.dumps(settings, indent=2),
-    }
     ends = [count + end for end in ([1, 8, 9] if since_31 else [1, 9])]
-    return files, {"bos_token_id": count, "eos_token_id": ends}
+    ids = {"bos_token_id": count, "eos_token_id": ends}
+    return _files(_tiktoken_json(ranks, special), settings), ids
 
 
 def _ranks(data: bytes) -> dict[bytes, int]:
@@ -412,7 +393,7 @@ def _ranks(data: bytes) -> dict[bytes, int]:
 
 def _tiktoken_json(ranks: dict[bytes, int], special: list[str]) -> str:
     """The text of tokenizer.json. special: the tokens after `ranks`; the first begins a text."""
-    # Where torch is absent it says so when it is imported; mlx-lm sets the same variable.
+    # Without torch the import would warn.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from tokenizers import processors
     from transformers.convert_slow_tokenizer import TikTokenConverter
