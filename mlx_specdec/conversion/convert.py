@@ -39,15 +39,14 @@ def upload(directory: Path, repository: str, *, base_model: str | None, drafts: 
     import huggingface_hub as hub
 
     usage = f"--model TARGET --draft-model {repository}" if drafts else f"--model {repository}"
-    card = [
-        *("---", "library_name: mlx", "tags:", "- mlx"),
-        *([f"base_model: {base_model}"] if base_model is not None else []),
-        *("---", "", f"# {repository}", ""),
-        *("Converted with mlx-specdec; provenance.json says from what and how.", ""),
-        *(f'    mlx-specdec generate {usage} "..."', ""),
-    ]
+    base = "" if base_model is None else f"base_model: {base_model}\n"
+    card = (
+        f"---\nlibrary_name: mlx\ntags:\n- mlx\n{base}---\n\n# {repository}\n\n"
+        "Converted with mlx-specdec; provenance.json says from what and how.\n\n"
+        f'    mlx-specdec generate {usage} "..."\n'
+    )
     try:
-        (directory / "README.md").write_text("\n".join(card), encoding="utf-8")
+        (directory / "README.md").write_text(card, encoding="utf-8")
         api = hub.HfApi()
         api.create_repo(repo_id=repository, exist_ok=True)
         api.upload_folder(folder_path=str(directory), repo_id=repository, repo_type="model")
@@ -67,10 +66,8 @@ WRITTEN = (
 """Patterns of the files of a result."""
 OTHER_FILES_BYTES = 10_000_000
 """For configuration and tokenizer."""
-GROWTH_TO_ANNOUNCE = 1.5
-"""A result this much larger than its source is announced before it is written."""
-SHARE_TO_QUANTIZE = 0.5
-"""A model of which less is quantized was probably meant to be smaller."""
+GROWTH_TO_ANNOUNCE, SHARE_TO_QUANTIZE = 1.5, 0.5
+"""The user reads of a result that is larger, and of one of which less is quantized."""
 
 
 def convert(
@@ -98,18 +95,15 @@ def convert(
     """Write a T5 or decoder-only checkpoint as mlx-lm would, or a drafter on hidden states, and
     check what was written.
 
-    The names are those of mlx-lm's converter and of the command's flags. mlx_path: weights/NAME
-    where None. dtype: as stored where None. q_bits, q_group_size: those of q_mode where None.
-    shard_bytes: the most bytes in one file of the result; 4 GB where None, a quarter of the memory
-    on a small machine. A conversion takes less memory than 1.2 times that and 300 MB.
-    compare_logits: returns the largest difference of log-probabilities of (source, result);
-    compare_text: what became of a fixed text. Both are called before the result is moved into
-    place; see `verify.verify`. progress: called with (done, total) bytes, read once to write and
-    once to check; download_progress: with those of a download. announce: called before the work
-    begins with what the user may not expect of the result's size.
+    The names are those of mlx-lm's converter and of the command's flags. None means weights/NAME
+    for mlx_path, as stored for dtype, q_mode's for q_bits and q_group_size, and 4 GB or a quarter
+    of a small machine's memory for shard_bytes, the most bytes in one file of the result. A
+    conversion takes less memory than 1.2 times that and 300 MB. compare_logits, compare_text: see
+    `verify.verify`. progress: called with (done, total) bytes, read once to write and once to
+    check; download_progress: with those of a download. announce: called before the work begins with
+    what the user may not expect of the result's size.
 
-    Nothing appears at mlx_path unless all went well. Raises SourceError, CheckpointError,
-    OptionError, OutputError.
+    Nothing appears at mlx_path unless all went well. Raises SpecdecError.
     """
     shard_bytes = disk.default_shard_bytes() if shard_bytes is None else shard_bytes
     numbers = Numbers.checked(
@@ -188,12 +182,8 @@ def convert(
             report.write(work)
         steps.finish()
     if upload_repo is not None:
-        upload(
-            path,
-            upload_repo,
-            base_model=None if os.path.exists(local) else model,
-            drafts=bool(plan.not_run),
-        )
+        base_model = None if os.path.exists(local) else model
+        upload(path, upload_repo, base_model=base_model, drafts=bool(plan.not_run))
     return report
 
 
@@ -212,9 +202,8 @@ def _write(
         write_unchanged(work / mtp_layers.FILE, plan.extra, steps.add)
     for file in files.tokenizer_files(directory):
         shutil.copyfile(file, work / file.name)
-    # The type has either of two names.
-    names = () if numbers.dtype is None else ("dtype", "torch_dtype")
-    config = {**plan.config, **{name: numbers.dtype for name in names if name in plan.config}}
+    names = {"dtype", "torch_dtype"} & plan.config.keys() if numbers.dtype is not None else ()
+    config = {**plan.config, **dict.fromkeys(names, numbers.dtype)}
     write_config(work, config, plan.quantization_entry(numbers.quantization))
     return written
 

@@ -31,11 +31,8 @@ _QUANTIZED = ("Q", "IQ", "TQ", "MXFP", "NVFP")  # so begin the names of GGUF's q
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor.
-
-    name, dtype, shape, nbytes: as the files have them. becomes: its name in a converted model, ""
-    where it does not go there under one name. note: why not, or what else is to say.
-    """
+    """One tensor of the files. becomes: its name in a converted model, "" where it does not go
+    there under one name. note: why not, or what else is to say."""
 
     name: str
     dtype: str
@@ -50,11 +47,9 @@ class Inspection:
     """What a checkpoint holds.
 
     files: name -> bytes, of the weights. sizes: from the configuration. nbytes: of all tensors,
-    those that share bytes counted once; kept_nbytes: without copies and what is dropped.
-    parameters: of those, scales not counted where there is no `problem`. quantization, tokenizer:
-    in words, "" for none. tensor_report: what a conversion would make of the tensors, None where
-    `problem` says why it cannot be converted. drafter: of one on hidden states,
-    `DrafterFiles.facts`.
+    those that share bytes counted once; kept_nbytes, parameters: without copies and what is
+    dropped. quantization, tokenizer: in words, "" for none. tensor_report: of a conversion, None
+    where `problem` says why there is none. drafter: `DrafterFiles.facts`.
     """
 
     path: Path
@@ -99,8 +94,8 @@ class Inspection:
             "bytes": self.nbytes,
             "bits_per_weight": self.bits_per_weight,
             "dtypes": {
-                dtype: {"tensors": count, "bytes": nbytes}
-                for dtype, (count, nbytes) in self.dtypes.items()
+                dtype: dict(zip(("tensors", "bytes"), sums, strict=True))
+                for dtype, sums in self.dtypes.items()
             },
             "quantization": self.quantization or None,
             "tokenizer": self.tokenizer or None,
@@ -124,12 +119,12 @@ def _inspection(
     problem: str = "",
     drafter: Mapping[str, Any] | None = None,
 ) -> Inspection:
-    """The inspection of a checkpoint whose files are known. kind: a key of `shards.FORMATS`. parts:
-    the files of weights."""
+    """kind: a key of `shards.FORMATS`. parts: the files of weights."""
     report = None if plan is None else plan.report
     rows = tuple(_row(name, contents, report) for name in contents.stored)
     known = report or contents
     left = {*contents.shared, *known.tied, *known.dropped}
+    kept = [row for row in rows if row.name not in left]
     whole = dict(config)
     for name in ("text_config", "transformer_layer_config"):
         whole.update(config[name] if isinstance(config.get(name), Mapping) else {})
@@ -141,13 +136,9 @@ def _inspection(
         files={file.name: file.stat().st_size for file in parts},
         sizes={name: size for name, size in sizes.items() if size <= LARGEST_EXTENT},
         tensors=rows,
-        parameters=(
-            sum(math.prod(row.shape) for row in rows if row.name not in left)
-            if plan is None
-            else plan.total_parameters
-        ),
+        parameters=plan.total_parameters if plan else sum(math.prod(row.shape) for row in kept),
         nbytes=sum(row.nbytes for row in rows if row.name not in contents.shared),
-        kept_nbytes=sum(row.nbytes for row in rows if row.name not in left),
+        kept_nbytes=sum(row.nbytes for row in kept),
         quantization=_quantization(contents.stored, plan),
         tokenizer=tokenizer,
         tensor_report=report,
@@ -173,7 +164,7 @@ def _row(name: str, contents: Contents, report: TensorReport | None) -> Row:
 
 
 def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
-    """Say how weights are quantized; "" where none are, or it is not known how."""
+    """Say how weights are quantized; "" where they are not, or nothing says how."""
     if plan is not None and plan.stored:
         (how, _), *others = Counter(plan.stored.values()).most_common()
         mode = "" if how.mode == "affine" else f", {how.mode}"
@@ -190,12 +181,9 @@ _SINGLE = {".safetensors": "safetensors", **dict.fromkeys((".bin", ".pt", ".pth"
 def inspect(
     name: str, *, revision: str | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Inspection:
-    """Return what the checkpoint in a directory, a file or a repository of the Hub holds.
-
-    Of the Hub's safetensors files only headers are fetched; other formats are downloaded, which
-    revision and progress are about. Raises SourceError where there is none, CheckpointError where
-    the files are damaged or of no format that is read here.
-    """
+    """Return what the checkpoint in a directory, a file or a repository of the Hub holds. Of the
+    Hub's safetensors files only headers are fetched; other formats are downloaded, which revision
+    and progress are about. Raises SourceError, CheckpointError."""
     path = Path(os.path.expanduser(name))
     if os.path.lexists(path):
         return _inspect(path)

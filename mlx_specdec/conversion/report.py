@@ -1,5 +1,5 @@
-"""What becomes of every tensor, and what a conversion did and checked: as lines for people, and in
-full as provenance.json, which is the same for the same conversion."""
+"""What becomes of every tensor, and what a conversion did and checked: as lines for people, and as
+provenance.json."""
 
 from __future__ import annotations
 
@@ -23,12 +23,9 @@ PROVENANCE = "provenance.json"
 
 @dataclass(frozen=True)
 class TensorReport:
-    """Every tensor of a source, in the source's names.
-
-    read: how many there are. renamed: source's name -> result's, where they differ. tied: left
-    out -> the tensor with the same values that stays. joined: went into tensors that were computed
-    from them. computed: the results of that. dropped: left out -> why.
-    """
+    """Every tensor of a source, in the source's names. renamed: -> the result's name. tied: left
+    out -> the tensor with the same values that stays. joined: went into tensors that were
+    `computed` from them. dropped: left out -> why."""
 
     read: int
     renamed: Mapping[str, str]
@@ -39,10 +36,10 @@ class TensorReport:
 
     def describe(self) -> tuple[str, ...]:
         """Return sentences in which every tied and dropped tensor is named with its reason."""
-        parts = [f"{len(self.renamed)} renamed"] if self.renamed else []
-        parts += [f"{len(self.joined)} joined into {len(self.computed)}"] if self.joined else []
-        parts += [f"{len(self.tied)} tied"] if self.tied else []
-        parts += [f"{len(self.dropped)} dropped"] if self.dropped else []
+        joined = f"joined into {len(self.computed)}"
+        kinds = {"renamed": self.renamed, joined: self.joined, "tied": self.tied}
+        kinds["dropped"] = self.dropped
+        parts = [f"{len(names)} {kind}" for kind, names in kinds.items() if names]
         lines = [f"read {self.read} tensors: {', '.join(parts) or 'all kept under their names'}"]
         reasons = {name: f"tied, {twin} has the same values" for name, twin in self.tied.items()}
         reasons |= {name: f"dropped, {why}" for name, why in self.dropped.items()}
@@ -60,19 +57,14 @@ def report_tensors(
     joined: Iterable[str] = (),
     computed: Iterable[str] = (),
 ) -> TensorReport:
-    """Report every tensor that a reader has.
-
-    written: result's name -> the reader's name. tied, dropped and joined name tensors as the reader
-    does; what the reader itself left out is added.
-    """
+    """Report every tensor that a reader has, and what it left out. written: result's name -> the
+    reader's name. tied, dropped and joined name tensors as the reader does."""
     origins = contents.origins
+    twins = {origins[name]: origins.get(twin, twin) for name, twin in tied.items()}
     return TensorReport(
         read=len(contents.stored),
         renamed={origins[place]: name for name, place in written.items() if origins[place] != name},
-        tied={
-            **contents.tied,
-            **{origins[name]: origins.get(twin, twin) for name, twin in tied.items()},
-        },
+        tied={**contents.tied, **twins},
         joined=tuple(origins[name] for name in joined),
         computed=tuple(computed),
         dropped={**contents.dropped, **{origins[name]: why for name, why in dropped.items()}},
@@ -81,12 +73,9 @@ def report_tensors(
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion wrote, from what, and how it was checked.
-
-    name: of the source, on the Hub or of its directory or file. revision: the commit on the Hub,
-    None for what is local. format: of the source, in words. source, result: file -> its digest, of
-    weights and configuration. dtype: in words.
-    """
+    """What a conversion wrote, from what, and how it was checked. name: of the source. revision:
+    its commit on the Hub, None for what is local. format, dtype: in words. source, result: file ->
+    its digest, of weights and configuration."""
 
     path: Path
     name: str
@@ -117,14 +106,10 @@ class Report:
     def write(self, directory: Path) -> None:
         """Write provenance.json. Raises OSError."""
         differences, text = self.differences, self.verified.text
+        named = {"name": self.name, "revision": self.revision, "format": self.format}
         whole = {
             **maker(),
-            "source": {
-                "name": self.name,
-                "revision": self.revision,
-                "format": self.format,
-                **_digests(self.source),
-            },
+            "source": {**named, **_digests(self.source)},
             "result": {
                 "dtype": self.dtype,
                 "tensors": self.written.tensors,
@@ -196,6 +181,6 @@ def digests_of(files: Iterable[Path]) -> dict[str, FileDigest]:
 
 
 def combined(files: Mapping[str, FileDigest]) -> str:
-    """One digest of several files: that of the lines which sha256sum prints of them, by name."""
+    """One digest of several files: that of sha256sum's lines, by name."""
     lines = (f"{digest.sha256}  {name}\n" for name, digest in sorted(files.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()

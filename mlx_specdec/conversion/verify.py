@@ -1,9 +1,5 @@
 """A converted checkpoint against its source: every tensor read back, and what both models compute
-on fixed inputs.
-
-To compare logits one model at a time is in memory, in float32. The fixed text is of this program,
-in three manners; changing a word of it changes every perplexity that was reported.
-"""
+on fixed inputs, one after the other in float32."""
 
 from __future__ import annotations
 
@@ -24,13 +20,10 @@ from ..models.base import Base
 from ..models.loading import Loaded, load_model
 from ..text.tokenizer import load_tokenizer
 
-SHARE_OF_MEMORY = 0.5
-"""A model may take this much of the machine's memory when its logits are computed."""
-SHARE_OF_SHARD = 1.2
-"""And this much of a shard, unless the user has chosen the comparison."""
-QUICK_BYTES = 600_000_000
-"""Nor more than this, unless the user has chosen it or weights were quantized: running both models
-takes longer than converting, above some 100 million weights by several times."""
+SHARE_OF_MEMORY, SHARE_OF_SHARD, QUICK_BYTES = 0.5, 1.2, 600_000_000
+"""What a model may take when its logits are computed: of the machine's memory; of a shard, unless
+the user has chosen the comparison; and nor more than this, unless the user has chosen it or weights
+were quantized, since running both models takes longer than converting them."""
 LOADED_BYTES = 6
 """Of one weight while its model is loaded in float32: the result and what it was read as."""
 SAME_LOGITS = 1e-3
@@ -40,10 +33,7 @@ SAME_LOGITS = 1e-3
 @dataclass(frozen=True)
 class Differences:
     """Largest absolute differences from the source's values, each with the tensor that has it.
-
-    tensors: how many of the source's were compared. plain: over tensors that were not quantized
-    here, 0.0 unless their type changed. quantized: over those that were, None where there are none.
-    """
+    plain: of tensors that were not quantized here. quantized: None where there are none."""
 
     tensors: int
     plain: float
@@ -58,8 +48,8 @@ def compare(
     change: Callable[[str, Tensor], Change],
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Differences:
-    """Read back what was `written` of `tensors` under `change`, and hold it bit for bit to the same
-    change made anew. Raises OutputError naming the first tensor that does not hold."""
+    """Read back what was `written` of `tensors` under `change`, and compare it bit for bit with the
+    same change made anew. Raises OutputError for the first tensor that differs."""
     largest: dict[bool, tuple[float, str]] = {}
     expected: set[str] = set()
     count = 0
@@ -124,12 +114,9 @@ def _wrong(name: str, problem: str) -> OutputError:
 
 @dataclass(frozen=True)
 class TextChange:
-    """The scores of a fixed text with source and result, teacher-forced, token by token.
-
-    tokens: how many were scored. Perplexities are exp(-mean log p). mean and largest: of the
-    absolute change of log p of the text's own tokens, in nats. same_first: share of positions where
-    both models hold the same token for the likeliest.
-    """
+    """The scores of a fixed text with source and result, teacher-forced. Perplexities are exp(-mean
+    log p). mean, largest: of the absolute change of the tokens' log p, in nats. same_first: share
+    of positions where the same token is the likeliest."""
 
     tokens: int
     source_perplexity: float
@@ -148,11 +135,8 @@ class TextChange:
 
 @dataclass(frozen=True)
 class Verified:
-    """What comparing the models showed.
-
-    logits: the largest difference of log-probabilities, None where they were not compared, and
-    `note` says why. text: None as well where the user has not chosen to score it.
-    """
+    """What comparing the models showed. logits: the largest difference of log-probabilities, None
+    where they were not compared. note: why not, or why `text` is None."""
 
     logits: float | None
     text: TextChange | None
@@ -189,18 +173,18 @@ def verify(
     shard_bytes: int,
 ) -> Verified:
     """Compare the models where that costs little, where weights were quantized, and where the user
-    has `chosen` it; in the last two cases on a fixed text too. Raises CheckpointError."""
+    has `chosen` it; then on a fixed text too. Raises CheckpointError."""
     quantized = differences.quantized is not None
     needed, reason = parameters * LOADED_BYTES, ""
     if compare_logits is None:
-        reason = "no comparison was asked for"
-    elif needed > SHARE_OF_MEMORY * disk.memory():
+        return Verified(None, None, "no comparison was asked for")
+    if needed > SHARE_OF_MEMORY * disk.memory():
         reason = "a whole model does not fit in memory"
     elif not chosen and needed > SHARE_OF_SHARD * shard_bytes:
         reason = "a whole model takes more memory than --max-shard-size allows; see --verify"
     elif not chosen and not quantized and needed > QUICK_BYTES:
         reason = "it would take longer than the conversion; see --verify"
-    if compare_logits is None or reason:
+    if reason:
         return Verified(None, None, reason)
     difference = compare_logits(source, result)
     unchanged = differences.plain == 0 and not quantized
@@ -220,20 +204,19 @@ def verify(
 LONGEST = 256
 """Tokens of one text."""
 STEP = 32
-"""Tokens of one pass: whole rows of logits are in memory for no more."""
+"""Tokens of one pass, whose rows of logits are in memory."""
 _Answer = TypeVar("_Answer")
 
 
 def compare_logits(source: Path, result: Path) -> float:
-    """Return the largest absolute difference of log-probabilities of two checkpoints on a fixed
-    input. Raises CheckpointError."""
+    """Return the largest difference of log-probabilities on a fixed input. Raises
+    CheckpointError."""
     first, second = (_with_model(directory, _fixed_rows) for directory in (source, result))
     return float(mx.max(mx.abs(first - second)).item())  # type: ignore[arg-type]
 
 
 def compare_text(source: Path, result: Path) -> TextChange:
-    """Score the fixed text, split by the result's tokenizer, with both models. Raises
-    CheckpointError, PromptError."""
+    """Score the fixed text, by the result's tokenizer. Raises CheckpointError, PromptError."""
     score = partial(_score_text, tokenizer=result)
     (first, first_top), (second, second_top) = (_with_model(d, score) for d in (source, result))
     changes = mx.abs(second - first)
@@ -257,8 +240,7 @@ def _with_model(directory: Path, answer: Callable[[Loaded], _Answer]) -> _Answer
 
 
 def _fixed_rows(loaded: Loaded) -> mx.array:
-    prompt = list(range(2, 10))
-    rows = mx.concatenate(list(_log_probabilities(loaded.model, prompt, prompt[:5])))
+    rows = mx.concatenate(list(_log_probabilities(loaded.model, range(2, 10), range(2, 7))))
     mx.eval(rows)
     return rows
 
@@ -290,8 +272,7 @@ def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
 def _log_probabilities(
     model: Base, prompt: Sequence[int], text: Sequence[int]
 ) -> Iterator[mx.array]:
-    """The log-probabilities that predict each token of a text, (tokens, vocabulary), a few tokens
-    at a time."""
+    """Log-probabilities that predict a text, (tokens, vocabulary), STEP tokens at a time."""
     context = model.open(prompt)
     fed = [*model.prefix(prompt)[-1:], *text[:-1]]
     for begin in range(0, len(fed), STEP):
@@ -304,6 +285,7 @@ def _perplexity(log_probabilities: mx.array) -> float:
     return math.exp(min(-float(mx.mean(log_probabilities).item()), 700.0))  # type: ignore[arg-type]
 
 
+# Changing a word of these texts changes every perplexity that was reported.
 PAIRS = (
     (
         "translate English to French: The bridge over the river was closed after the storm.",

@@ -1,8 +1,5 @@
-"""What a conversion will write, worked out before anything is read.
-
-Each kind of source is a module of this package with a function `plan(directory, config, numbers)`,
-which returns None for sources of another kind, and a line in PLANS.
-"""
+"""What a conversion will write, worked out before anything is read. Each kind of source is a module
+with a function `plan(directory, config, numbers)`, which returns None for others, and in PLANS."""
 
 from __future__ import annotations
 
@@ -31,18 +28,15 @@ PLANS = ("drafter", "t5", "decoder_only")
 class Plan:
     """What is to be written for a source: its tensors under final names, and what becomes of each.
 
-    config: config.json of the result, with the source's quantization entry if it has one.
-    tensors: starts over at each call and gives (name, tensor) as the source holds them, not read
-        yet. What it has to write on the way, at most scratch_nbytes, goes into the directory that
-        it is given.
-    outlines: name -> a lazy array of the type and shape, which holds nothing.
-    stored: path of a matrix that the source has quantized -> how.
-    quantized: name -> how the conversion quantizes it.
-    natural: name -> the type to write it in where the user names none, if not its stored type.
-    keeps_dtype: whether a tensor stays in its type whatever the user names.
-    paths: the source's files of weights. notes: sentences for the user.
-    extra: tensors for a file that mlx-lm does not read, unchanged; see `mtp_layers`.
-    not_run: why the result cannot be run to see what it computes; "" for models.
+    config: config.json of the result, with the source's quantization entry. tensors: starts over at
+    each call and gives (name, tensor) as the source holds them, not read yet; what it writes on the
+    way, at most scratch_nbytes, goes into the directory that it is given. outlines: name -> a lazy
+    array of the type and shape. stored: path of a matrix that the source has quantized -> how.
+    quantized: name -> how the conversion quantizes it. natural: name -> the type to write it in
+    where the user names none, if not its stored type. keeps_dtype: whether a tensor stays in its
+    type whatever the user names. paths: the source's files of weights. notes: sentences for the
+    user. extra: tensors for a file that mlx-lm does not read; see `mtp_layers`. not_run: why the
+    result cannot be run to see what it computes; "" for models.
     """
 
     config: Mapping[str, Any]
@@ -76,8 +70,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        within = sum(outline.nbytes for outline in self.outlines.values())
-        return within + self.extra_nbytes
+        return sum(outline.nbytes for outline in self.outlines.values()) + self.extra_nbytes
 
     @property
     def extra_nbytes(self) -> int:
@@ -121,8 +114,8 @@ class Plan:
 
 
 def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
-    """The plan of a directory with config.json and weights in any format that is read here. Raises
-    CheckpointError, and OptionError where it cannot be quantized or dequantized so."""
+    """The plan of a directory. Raises CheckpointError, and OptionError where it cannot be quantized
+    or dequantized so."""
     numbers = numbers or Numbers()
     file = directory / "config.json"
     config = read_json(file) if file.is_file() else {}
@@ -136,9 +129,8 @@ def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
 def check_divides(chosen: Mapping[str, Quantization], group_size: int) -> None:
     """Raises OptionError where no matrix is chosen to be quantized."""
     if not chosen:
-        raise OptionError(
-            f"no rows divide into groups of {group_size}: give a smaller --q-group-size"
-        )
+        problem = f"no rows divide into groups of {group_size}"
+        raise OptionError(f"{problem}: give a smaller --q-group-size")
 
 
 _LAYER = re.compile(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", re.DOTALL)
@@ -157,11 +149,9 @@ def summary_of(names: Iterable[str]) -> str:
 
 
 def dequantized(plan: Plan) -> Plan:
-    """The same, with whole matrices in the place of quantized ones and no quantization entry.
-
-    Values are computed in float32. Where the user names no type they are written in that of their
-    scales, in bfloat16 where scales are powers of two. Raises OptionError, CheckpointError.
-    """
+    """The same, with whole matrices in the place of quantized ones. Where the user names no type
+    they are written in that of their scales, in bfloat16 where those are powers of two. Raises
+    OptionError, CheckpointError."""
     if not plan.stored:
         raise OptionError("the source is not quantized: leave --dequantize out")
     outlines = {name: each for name, each in plan.outlines.items() if not _part(plan, name)[0]}
@@ -171,8 +161,7 @@ def dequantized(plan: Plan) -> Plan:
         outlines[weight] = _outline(path, plan.outlines, how)
         scales = plan.outlines[f"{path}.scales"].dtype
         natural[weight] = scales if mx.issubdtype(scales, mx.floating) else mx.bfloat16
-    joined = (name for name in plan.outlines if _part(plan, name)[0])
-    report = plan.report
+    joined = (*plan.report.joined, *(name for name in plan.outlines if _part(plan, name)[0]))
     return replace(
         plan,
         config={k: v for k, v in plan.config.items() if not k.startswith("quantization")},
@@ -180,9 +169,7 @@ def dequantized(plan: Plan) -> Plan:
         outlines=outlines,
         stored={},
         natural=natural,
-        report=replace(
-            report, joined=(*report.joined, *joined), computed=(*report.computed, *natural)
-        ),
+        report=replace(plan.report, joined=joined, computed=(*plan.report.computed, *natural)),
     )
 
 
@@ -193,7 +180,7 @@ def _part(plan: Plan, name: str) -> tuple[str, str]:
 
 
 def _tensors(plan: Plan, scratch: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor; a matrix when the last of its parts has come, none of which is read before."""
+    """Every tensor; a matrix when the last of its parts has come."""
     waiting: dict[str, dict[str, Tensor]] = {}
     for name, tensor in plan.tensors(scratch):
         path, part = _part(plan, name)

@@ -1,8 +1,5 @@
-"""The plan of a decoder-only model: whatever mlx-lm makes of the source, unchanged.
-
-What mlx-lm's own classes only rename is read from the source piece by piece; what they compute
-(joined experts, for one) as a whole.
-"""
+"""The plan of a decoder-only model: whatever mlx-lm makes of the source. What mlx-lm only renames
+is read from the source piece by piece; what it computes (joined experts, for one) as a whole."""
 
 from __future__ import annotations
 
@@ -35,11 +32,8 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
     opened = open_model(directory, config, given)
     whole = opened.config
     stored_as = {id(array): name for name, array in given.items()}
-    origins = {
-        name: stored_as[id(array)]
-        for name, array in opened.weights.items()
-        if id(array) in stored_as
-    }
+    places = {name: stored_as.get(id(array)) for name, array in opened.weights.items()}
+    origins = {name: place for name, place in places.items() if place is not None}
     quantized: dict[str, Quantization] = {}
     if numbers.quantization is not None:
         if "quantization" in whole:
@@ -52,6 +46,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
         name: mx.zeros(array.shape, dtype=array.dtype) for name, array in opened.weights.items()
     }
     stored = opened.quantized
+    scratch_nbytes = sum(info.nbytes for info in source.infos.values())
     computed = outlines.keys() - origins.keys()
     extra = mtp_layers.tensors(directory, config, source)
     del opened, given  # their arrays keep what they were made from
@@ -61,10 +56,8 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
         if computed:
             fresh = open_model(directory, config, _computable(source, scratch)).weights
         for name in outlines:
-            if name in origins:
-                yield name, source.tensor(origins[name])
-            else:
-                yield name, Tensor.of(fresh.pop(name))
+            here = name in origins
+            yield name, source.tensor(origins[name]) if here else Tensor.of(fresh.pop(name))
 
     return Plan(
         config=whole,
@@ -73,11 +66,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
         report=_report(source, origins, sorted(computed), whole, extra),
         format=source.format,
         paths=source.paths,
-        scratch_nbytes=(
-            sum(info.nbytes for info in source.infos.values())
-            if computed and not source.lazy
-            else 0
-        ),
+        scratch_nbytes=0 if source.lazy or not computed else scratch_nbytes,
         stored=stored,
         quantized=quantized,
         keeps_dtype=lambda name: not casts(name),
@@ -106,8 +95,8 @@ def _report(
     config: Mapping[str, Any],
     extra: Collection[str],
 ) -> TensorReport:
-    """What mlx-lm makes of each tensor. Which of them went into what it computes, it does not say:
-    these are all that it neither hands through nor is known to leave out."""
+    """What mlx-lm makes of each tensor. Those that it neither hands through nor is known to leave
+    out are said to be joined."""
     places = {**origins, **{name: name for name in extra if name in source.infos}}
     left = sorted(source.infos.keys() - places.values())
     tied: dict[str, str] = {}
@@ -127,15 +116,14 @@ def _report(
 
 
 def _lazy_arrays(source: files.Weights) -> dict[str, mx.array]:
-    """Lazy arrays for mlx-lm to work on; of torch's archives arrays that hold nothing."""
+    """Lazy arrays for mlx-lm, of other formats than safetensors without values."""
     if source.lazy:
         return {name: source.read(name) for name in source.infos}
     return {name: source.tensor(name).outline for name in source.infos}
 
 
 def _computable(source: files.Weights, scratch: Path) -> dict[str, mx.array]:
-    """Lazy arrays to compute with. Those of torch's archives cannot be lazy, and go by way of
-    safetensors in `scratch`, which has to stay until all is computed."""
+    """Lazy arrays to compute with, of other formats by way of safetensors in `scratch`."""
     if source.lazy:
         return _lazy_arrays(source)
     if not scratch.is_dir():
@@ -149,32 +137,22 @@ def _choose(model: Any, default: Quantization, mixed: str) -> dict[str, Quantiza
     """Choose what mlx-lm's converter would quantize, and how. Raises OptionError for nothing."""
     own = getattr(model, "quant_predicate", None) or (lambda path, module: True)
     if mixed:
-        own = _mixed(model, default, mixed)
+        try:
+            own = mixed_quant_predicate_builder(mixed, model, default.group_size)
+        except ValueError as problem:
+            raise OptionError(f"{mixed} does not suit this model: {problem}") from problem
     chosen = {}
     for path, module in tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module):
         answer = own(path, module) if hasattr(module, "to_quantized") else False
         how = default
         if isinstance(answer, Mapping):
-            how = Quantization(
-                answer.get("bits", default.bits),
-                answer.get("group_size", default.group_size),
-                answer.get("mode", "affine"),
-            )
+            how = Quantization(**{**default.as_dict(), "mode": "affine", **answer})
             if not is_known(how):
                 raise OptionError(f"mlx-lm quantizes {path} in a way that is not supported here")
         widths = {default.group_size, how.group_size}
         if answer and not any(module.weight.shape[-1] % width for width in widths):
             chosen[f"{path}.weight"] = how
     if not chosen:
-        raise OptionError(
-            f"no layer's width is a multiple of {default.group_size}: give a smaller --q-group-size"
-        )
+        reason = f"no layer's width is a multiple of {default.group_size}"
+        raise OptionError(f"{reason}: give a smaller --q-group-size")
     return chosen
-
-
-def _mixed(model: Any, default: Quantization, mixed: str) -> Any:
-    """mlx-lm's predicate of this name. Raises OptionError for a model that it does not suit."""
-    try:
-        return mixed_quant_predicate_builder(mixed, model, default.group_size)
-    except ValueError as problem:
-        raise OptionError(f"{mixed} does not suit this model: {problem}") from problem
