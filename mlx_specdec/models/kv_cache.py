@@ -25,7 +25,10 @@ class Buffer:
         return [self]
 
     def write(self, new: mx.array, place: Place) -> None:
-        buffer = self._with_room(new, place.end)
+        buffer = self.array
+        if buffer is None or place.end > buffer.shape[2]:
+            capacity = _capacity(place.end, new.shape[0])
+            buffer = padded(mx.zeros_like(new[:, :, :0]) if buffer is None else buffer, capacity)
         if place.even:
             buffer[:, :, place.starts[0] : place.end] = new
         else:
@@ -62,15 +65,6 @@ class Buffer:
         """Keep these sequences, (n,) int32, and the capacity that `used` columns need."""
         if self.array is not None:
             self.array = self.array[keep, :, : _capacity(used, keep.size)]
-
-    def _with_room(self, like: mx.array, end: int) -> mx.array:
-        if self.array is not None and end <= self.array.shape[2]:
-            return self.array
-        batch, heads, _, width = like.shape
-        capacity = _capacity(end, batch)
-        if self.array is None:
-            return mx.zeros((batch, heads, capacity, width), dtype=like.dtype)
-        return padded(self.array, capacity)
 
 
 class QuantizedBuffer:

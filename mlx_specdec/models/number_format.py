@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints import disk as sizes
 from ..checkpoints.quantization import DTYPES, PARTS, check_affine
@@ -142,17 +142,10 @@ def quantize(
 
 
 def expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
-    weight = mx.dequantize(
-        module.weight,
-        module.scales,
-        module.get("biases"),
-        group_size=module.group_size,
-        bits=module.bits,
-        mode=module.mode,
-    )
+    how = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
     is_table = isinstance(module, nn.QuantizedEmbedding)
     plain: Any = nn.Embedding(1, 1) if is_table else nn.Linear(1, 1, bias=False)
-    plain.weight = weight
+    plain.weight = mx.dequantize(module.weight, module.scales, module.get("biases"), **how)
     if "bias" in module:
         plain.bias = module.bias
     return plain
@@ -194,9 +187,5 @@ def dequantize(network: nn.Module) -> None:
         raise OptionError(
             f"{left} is quantized in a way that cannot be trained: dequantize the model"
         )
-    wide = tree_map(
-        lambda a: a.astype(mx.float32) if mx.issubdtype(a.dtype, mx.floating) else a,
-        network.parameters(),
-    )
-    network.update(wide)
+    network.set_dtype(mx.float32)
     mx.eval(network.parameters())

@@ -39,24 +39,19 @@ def fill(network: nn.Module, seed: int, given: Mapping[str, mx.array]) -> None:
             return given[path]
         parent, _, name = path.rpartition(".")
         module = quantized.get(parent)
-        if module is not None and name in ("weight", "scales", "biases"):
-            return _quantized(name, array, module, words)
+        if module is not None and name == "weight":
+            return _repeat(words.view(mx.uint32), array, 1)
+        if module is not None and name in ("scales", "biases"):
+            # Even spread over [-edge, edge] has a variance of edge ** 2 / 3.
+            edge = math.sqrt(3 / (module.scales.shape[-1] * module.group_size))
+            value = 2 * edge / (2**module.bits - 1) if name == "scales" else -edge
+            return mx.full(array.shape, value, dtype=array.dtype)
         if array.ndim < 2 or not mx.issubdtype(array.dtype, mx.floating):
             return array
         return _repeat(floats.astype(array.dtype), array, array.shape[-1] ** -0.5)
 
     network.update(tree_map_with_path(draw, network.parameters()))
     mx.eval(network.parameters())
-
-
-def _quantized(name: str, array: mx.array, module: nn.Module, words: mx.array) -> mx.array:
-    if name == "weight":
-        return _repeat(words.view(mx.uint32), array, 1)
-    inputs = module.scales.shape[-1] * module.group_size
-    # Even spread over [-reach, reach] has a variance of reach ** 2 / 3.
-    reach = math.sqrt(3 / inputs)
-    value = 2 * reach / (2**module.bits - 1) if name == "scales" else -reach
-    return mx.full(array.shape, value, dtype=array.dtype)
 
 
 def _repeat(block: mx.array, like: mx.array, gain: float) -> mx.array:

@@ -38,10 +38,6 @@ class Place:
     def columns(self) -> mx.array:
         return mx.array(self.positions)
 
-    @cached_property
-    def offsets(self) -> mx.array:
-        return mx.array(self.starts, dtype=mx.int32)
-
     def visible(self, window: int | None = None) -> mx.array:
         """(batch, 1, rows, end) bool: what each position sees, at most its `window` newest."""
         positions, columns = self.columns[:, None, :, None], mx.arange(self.end)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.nn.layers.distributed import shard_inplace, shard_linear
+from mlx.nn.layers.distributed import shard_linear
 
 from ..errors import OptionError
 
@@ -29,10 +29,6 @@ def check_even(parts: Mapping[str, int], ranks: int) -> None:
     fit = [str(count) for count in range(2, most + 1) if most % count == 0]
     remedy = f"take {' or '.join(fit)} ranks" if fit else "take one machine"
     raise OptionError(f"{ranks} ranks cannot have equal parts of {' and '.join(uneven)}: {remedy}")
-
-
-def shard_outputs(layer: nn.Module, group: mx.distributed.Group) -> None:
-    shard_inplace(layer, "all-to-sharded", group=group)
 
 
 def shard_inputs(layer: nn.Module, group: mx.distributed.Group) -> nn.Module:

@@ -34,7 +34,7 @@ class BatchedCache(KVCache):
         """The position of the next token: of all sequences, or (batch,) int32 of each."""
         place = self._rows.place
         more = place.rows if self._written is place else 0
-        return place.starts[0] + more if place.even else place.offsets + more
+        return place.starts[0] + more if place.even else mx.array(place.starts) + more
 
     @property
     def nbytes(self) -> int:

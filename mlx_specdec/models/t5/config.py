@@ -8,7 +8,6 @@ from typing import Any
 
 from ...checkpoints.t5_keys import LARGEST, feed_forward, scales_output, whole_number
 from ...errors import CheckpointError
-from ..sharding import check_even
 
 TRAINED_LENGTH, LONGER = 512, 1024
 """Tokens of a text in pretraining, where config.json does not say: of T5 (Raffel et al., arXiv
@@ -68,12 +67,6 @@ class T5Config:
             own_head=own_head,
             trained_length=_trained_length(config),
         )
-
-    def check_shares(self, ranks: int) -> None:
-        """Raises OptionError where ranks cannot have equally many heads, or parts of the
-        feed-forward networks that are equally wide."""
-        parts = {"attention heads": self.num_heads, "feed-forward columns": self.d_ff}
-        check_even(parts, ranks)
 
 
 def _trained_length(config: Mapping[str, Any]) -> int:

@@ -49,10 +49,10 @@ class Source:
         longest = max(self.lengths + other.lengths)
         projected = [
             [
-                mx.concatenate([padded(some, longest), padded(more, longest)])
-                for some, more in zip(ours, theirs, strict=True)
+                mx.concatenate([padded(own[part], longest), padded(its[part], longest)])
+                for part in (0, 1)
             ]
-            for ours, theirs in zip(self.projected, other.projected, strict=True)
+            for own, its in zip(self.projected, other.projected, strict=True)
         ]
         return Source(self.encoded + other.encoded, projected)
 
@@ -164,10 +164,8 @@ class EncoderDecoderModel:
             self._reach = -(-place.end // STEP) * STEP
             self._tables = self.network.decoder.bias_tables(self._reach)
             mx.eval(self._tables)
-        decoder = self.network.decoder
-        if place.even:
-            return decoder.masks(self._tables, self._reach, place.starts[0], place.rows)
-        return decoder.uneven_masks(self._tables, self._reach, place.positions, place.end)
+        positions = place.positions[:1] if place.even else place.positions
+        return self.network.decoder.masks(self._tables, self._reach, positions)
 
 
 class EncoderDecoderContext(RowsContext):

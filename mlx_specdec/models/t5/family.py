@@ -32,6 +32,7 @@ from ..number_format import (
     stored_dtype,
 )
 from ..outline import Outline
+from ..sharding import check_even
 from ..trainable import Ids, padded, places
 from .config import T5Config
 from .context import EncoderDecoderModel
@@ -63,7 +64,9 @@ def load(
     stored = stored_quantization(config)
     numbers.check_plain(directory, stored)
     if group is not None:
-        T5Config.from_dict(config, own_head=False).check_shares(group.size())
+        shape = T5Config.from_dict(config, own_head=False)
+        shared = {"attention heads": shape.num_heads, "feed-forward columns": shape.d_ff}
+        check_even(shared, group.size())
     weights, places = _places(directory, config)
     infos = {name: weights.infos[place] for name, place in places.items()}
     try:
@@ -139,11 +142,7 @@ def _network(shape: T5Config, stored: Mapping[str, Any] | None, weights: Collect
         )
     network = T5(shape)
     if stored is not None:
-        entry = stored
-        _quantize(
-            network,
-            lambda path, _: Quantization.of(entry, path) if f"{path}.scales" in weights else None,
-        )
+        _quantize(network, stored, lambda path, _: f"{path}.scales" in weights)
     return network
 
 
@@ -160,13 +159,15 @@ def _quantize_on_load(network: T5, config: Mapping[str, Any], numbers: NumberFor
     quantize(network, numbers.q_bits, numbers.q_group_size, choose)
 
 
-def _quantize(network: T5, choose: Callable[[str, tuple[int, ...]], Quantization | None]) -> None:
+def _quantize(
+    network: T5, stored: Mapping[str, Any], choose: Callable[[str, tuple[int, ...]], bool]
+) -> None:
+    """Quantize as stored where rows divide into groups. choose: whether, by path and shape."""
 
     def predicate(path: str, module: nn.Module) -> bool | dict[str, Any]:
-        if not hasattr(module, "to_quantized"):
-            return False
-        how = choose(path, module.weight.shape)
-        return how.as_dict() if how and module.weight.shape[-1] % how.group_size == 0 else False
+        how, able = Quantization.of(stored, path), hasattr(module, "to_quantized")
+        fits = able and module.weight.shape[-1] % how.group_size == 0
+        return how.as_dict() if fits and choose(path, module.weight.shape) else False
 
     nn.quantize(network, class_predicate=predicate)
 
@@ -191,13 +192,7 @@ class T5Outline(Outline):
         floating = numbers.floating(stored_dtype(config))
         network.set_dtype(floating)
         if stored is not None and not numbers.expands(count(network)):
-            entry = stored
-
-            def as_stored(path: str, shape: tuple[int, ...]) -> Quantization | None:
-                how = Quantization.of(entry, path)
-                return how if keys.quantizable(f"{path}.weight", shape, how.group_size) else None
-
-            _quantize(network, as_stored)
+            _quantize(network, stored, lambda path, at: keys.quantizable(f"{path}.weight", at, 1))
         if numbers.q_bits is not None:
             _quantize_on_load(network, config, numbers)
         super().__init__(network, network.decoder.block)
@@ -231,7 +226,7 @@ class TrainableT5:
         network, length = self.network, fed.shape[1]
         encoded = network.project_encoded(network.encode(sources, mask))
         tables = network.decoder.bias_tables(length)
-        masks = network.decoder.masks(tables, length, 0, length)
+        masks = network.decoder.masks(tables, length, np.arange(length)[None])
         states = network.decode(fed, [None] * len(encoded), encoded, masks, mask)
         rows = states.reshape(-1, states.shape[-1])[wanted]
         return network.head(rows[None])[0]

@@ -12,23 +12,19 @@ import numpy as np
 from mlx.nn.layers.distributed import shard_inplace
 
 from ..kv_cache import STEP, KVCache
-from ..sharding import shard_inputs, shard_outputs
+from ..sharding import shard_inputs
 from .config import T5Config
 
 KeysValues = Sequence[mx.array]
 """Two, (batch, heads, n, d_kv) each."""
 
 
-def relu(states: mx.array) -> mx.array:
-    """max(x, 0); that of MLX is compiled, which costs the CPU more than it saves."""
-    return mx.maximum(states, 0)
-
-
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
-    "relu": relu,
+    # nn.relu is compiled, which costs the CPU more than it saves.
+    "relu": lambda states: mx.maximum(states, 0),
     "gelu": nn.gelu,
     "silu": nn.silu,
-    "gated-relu": relu,
+    "gated-relu": lambda states: mx.maximum(states, 0),
     # T5's "gated-gelu" has always meant the tanh approximation.
     "gated-gelu": nn.gelu_approx,
     "gated-silu": nn.silu,
@@ -42,17 +38,15 @@ class Attention(nn.Module):
         super().__init__()
         inner = config.num_heads * config.d_kv
         self._shape = (config.num_heads, config.d_kv)
-        self.q = nn.Linear(config.d_model, inner, bias=False)
-        self.k = nn.Linear(config.d_model, inner, bias=False)
-        self.v = nn.Linear(config.d_model, inner, bias=False)
+        for name in "qkv":
+            self[name] = nn.Linear(config.d_model, inner, bias=False)
         self.o = nn.Linear(inner, config.d_model, bias=False)
         if has_bias:
             self.relative_attention_bias = nn.Embedding(config.num_buckets, config.num_heads)
 
     def shard(self, group: mx.distributed.Group) -> None:
-        shard_outputs(self.q, group)
-        shard_outputs(self.k, group)
-        shard_outputs(self.v, group)
+        for name in "qkv":
+            shard_inplace(self[name], "all-to-sharded", group=group)
         self.o = shard_inputs(self.o, group)
         if "relative_attention_bias" in self:
             # A row of the table belongs to a bucket, a column to a head.
@@ -149,7 +143,7 @@ class Dense(nn.Module):
 
     def shard(self, group: mx.distributed.Group) -> None:
         for name in self._names:
-            shard_outputs(self[name], group)
+            shard_inplace(self[name], "all-to-sharded", group=group)
         self.wo = shard_inputs(self.wo, group)
 
     def __call__(self, states: mx.array) -> mx.array:
@@ -219,14 +213,9 @@ class Stack(nn.Module):
         - 1 + (key - query); the decoder's has `reach` columns of -inf for keys ahead."""
         config = self._config
         ahead = 0 if self._is_decoder else reach - 1
-        distances = np.arange(1 - reach, ahead + 1)
+        distances, both = np.arange(1 - reach, ahead + 1), not self._is_decoder
         index = mx.array(
-            buckets(
-                distances,
-                config.num_buckets,
-                config.max_distance,
-                both_ways=not self._is_decoder,
-            )
+            buckets(distances, config.num_buckets, config.max_distance, both_ways=both)
         )
         tables = []
         for block in self.block if config.bias_per_layer else self.block[:1]:
@@ -248,27 +237,17 @@ class Stack(nn.Module):
         return self._for_layers(biases)
 
     def masks(
-        self, tables: Sequence[mx.array], reach: int, start: int, rows: int
+        self, tables: Sequence[mx.array], reach: int, positions: np.ndarray
     ) -> list[mx.array]:
-        """Per layer (1, heads, rows, start + rows): what to add to the scores of new positions."""
-        width = start + rows
-        if rows == 1:
-            first = reach - 1 - start
+        """Per layer (batch, heads, rows, width): what to add to the scores of new positions (batch,
+        rows), `width` being the end of the longest sequence; a batch of 1 for alike ones."""
+        width = int(positions.max()) + 1
+        if positions.size == 1:
+            first = reach - width
             masks = [table[None, :, None, first : first + width] for table in tables]
         else:
-            keys, queries = np.arange(width)[None], np.arange(start, width)[:, None]
-            index = mx.array(reach - 1 + keys - queries)
-            masks = [mx.take(table, index, axis=1)[None] for table in tables]
-        return self._for_layers(masks)
-
-    def uneven_masks(
-        self, tables: Sequence[mx.array], reach: int, positions: np.ndarray, width: int
-    ) -> list[mx.array]:
-        """As `masks`, (batch, heads, rows, width), for positions (batch, rows) of many sequences,
-        `width` being the end of the longest one."""
-        keys, queries = np.arange(width), positions[..., None]
-        index = mx.array(reach - 1 + keys - queries)
-        masks = [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
+            index = mx.array(reach - 1 + np.arange(width) - positions[..., None])
+            masks = [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
         return self._for_layers(masks)
 
     def _for_layers(self, arrays: list[mx.array]) -> list[mx.array]:
@@ -294,9 +273,8 @@ class T5(nn.Module):
 
     def shard(self, group: mx.distributed.Group) -> None:
         """Keep this rank's heads and its part of the feed-forward networks, lazily; `config` is
-        then of that part. Raises OptionError where the ranks' parts are not alike."""
+        then of that part. Raises OptionError where quantized groups cannot be divided."""
         config, ranks = self.config, group.size()
-        config.check_shares(ranks)
         for module in list(self.modules()):
             if isinstance(module, Attention | Dense):
                 module.shard(group)
@@ -336,10 +314,8 @@ class T5(nn.Module):
     def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
         """Per decoder layer the cross-attention's keys and values, (batch, heads, n, d_kv), laid
         out in that order: every later pass would copy a transposed view."""
-        given = (
-            block.layer[1].EncDecAttention.keys_values(encoded) for block in self.decoder.block
-        )
-        return [(mx.contiguous(keys), mx.contiguous(values)) for keys, values in given]
+        attentions = (block.layer[1].EncDecAttention for block in self.decoder.block)
+        return [tuple(map(mx.contiguous, each.keys_values(encoded))) for each in attentions]
 
     def decode(
         self,
@@ -358,8 +334,9 @@ class T5(nn.Module):
         """
         states = self.shared(tokens)
         hidden = _hide(source_mask, states.dtype)
-        layers = zip(self.decoder.block, caches, source, masks, strict=True)
-        for block, cache, given, mask in layers:
+        for block, cache, given, mask in zip(
+            self.decoder.block, caches, source, masks, strict=True
+        ):
             attend, cross, feed_forward = block.layer
             states = feed_forward(cross(attend(states, mask, cache), given, hidden))
             if outputs is not None:
