@@ -1,7 +1,4 @@
-"""Answers while they are generated: their choices, and how a wire format writes them.
-
-Knows neither HTTP nor the engine.
-"""
+"""Answers while they are generated: their choices, and how a wire format writes them."""
 
 from __future__ import annotations
 
@@ -31,10 +28,9 @@ token_pieces = functools.lru_cache(maxsize=1)(token_bytes)
 class ParsedRequest:
     """A client's request, read and checked.
 
-    requests: one for each choice; those of the first prompt come first. prompt_tokens: of all
-    prompts, each counted once. include_drafted: the chunks of a stream say whether drafts wrote
-    them. echoed: the text before each choice; empty unless echo is set. reader: makes the reader of
-    a choice's text.
+    requests: one for each choice, prompt by prompt. prompt_tokens: of all prompts, each counted
+    once. include_drafted: the chunks of a stream say whether drafts wrote them. echoed: the text
+    before each choice, if echo is set. reader: makes the reader of a choice's text.
     """
 
     requests: Sequence[Request]
@@ -118,8 +114,7 @@ class Writer(ABC):
 
 
 def cached_tokens(choices: Sequence[Choice], prompt_tokens: int) -> int:
-    """Return the number of prompt tokens that were found in the prompt cache. prompt_tokens: of all
-    prompts, each counted once however many choices it has."""
+    """Return how many of the prompts' tokens the prompt cache had, each prompt counted once."""
     labels = [each.result.labels for each in choices if each.result is not None]
     read_by_choices = sum(each.prompt_tokens for each in labels)
     cached = sum(each.cached_tokens for each in labels)

@@ -25,12 +25,11 @@ SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream",
 BILLING = re.compile(r"x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
 """Claude Code's attribution, as it begins the first block of its system prompt:
 `x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch=a5145;`
-(musistudio/claude-code-router issue 1220, vllm-project/vllm pull request 36829). `cch` changes with
-every request, so that the prompt cache finds nothing after it. Where no line break follows, the
-next text may begin right after the last semicolon."""
+(musistudio/claude-code-router issue 1220). `cch` changes with every request, so that the prompt
+cache finds nothing after it."""
 FUNCTION = {"name": "name", "description": "description", "parameters": "input_schema"}
 """OpenAI's fields of a function -> Anthropic's of a tool."""
-TOOL_CHOICES: Mapping[object, str] = {"auto": "auto", "any": "required", "none": "none"}
+TOOL_CHOICES: Mapping[object, object] = {"auto": "auto", "any": "required", "none": "none"}
 ERRORS = {
     404: "not_found_error",
     413: "request_too_large",
@@ -103,11 +102,11 @@ def _as_chat(parser: RequestParser, body: Body) -> dict[str, Any]:
 def _tool_choice(choice: Body) -> Body:
     if not choice:
         return {}
-    parallel = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
-    if choice["type"] == "tool":
-        function = {"name": choice.get("name")}
-        return {**parallel, "tool_choice": {"type": "function", "function": function}}
-    return {**parallel, "tool_choice": TOOL_CHOICES[choice["type"]]}
+    named = {"type": "function", "function": {"name": choice.get("name")}}
+    return {
+        "tool_choice": TOOL_CHOICES.get(choice["type"], named),
+        "parallel_tool_calls": not choice.get("disable_parallel_tool_use"),
+    }
 
 
 @functools.cache
@@ -263,20 +262,10 @@ def _end(choice: Choice) -> Payload:
     return {"stop_reason": reason, "stop_sequence": choice.stop or None}
 
 
-OF_MESSAGES = Endpoint(
-    "/v1/messages",
-    read_messages,
-    "Message",
-    "Answers Anthropic's clients",
-    "MessagesRequest",
-    error=MessagesWriter.error,
+ENDPOINTS = tuple(
+    Endpoint(f"/v1/messages{path}", handler, answer, summary, body, error=MessagesWriter.error)
+    for path, handler, answer, summary, body in (
+        ("", read_messages, "Message", "Answers Anthropic's clients", "MessagesRequest"),
+        ("/count_tokens", count_tokens, "Count", "Counts tokens", "CountRequest"),
+    )
 )
-OF_COUNTS = Endpoint(
-    "/v1/messages/count_tokens",
-    count_tokens,
-    "Count",
-    "Counts tokens",
-    "CountRequest",
-    error=MessagesWriter.error,
-)
-ENDPOINTS = (OF_MESSAGES, OF_COUNTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 import ipaddress
 import logging
@@ -32,7 +33,7 @@ from .service import EVENTS, JSON, Endpoint, Service, error_response
 STATUSES = (400, 401, 403, 404, 408, 413, 422, 424, 429, 500, 503)
 PUBLIC = ("/health", "/v1/health")
 PAGE = (("GET", "/"), ("HEAD", "/"))
-"""The page shows nothing of the model, and asks for the key."""
+"""The page asks for the key itself."""
 WATCHED = (*PUBLIC, "/metrics")
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -66,28 +67,21 @@ def make_app(service: Service, access: Access) -> Starlette:
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
     )
-    middleware = [
-        Middleware(AccessLog),
-        *([cors] if access.origins else []),
-        Middleware(Guard, access),
-    ]
+    between = [cors] if access.origins else []
+    middleware = [Middleware(AccessLog), *between, Middleware(Guard, access)]
     handlers: dict[Any, Any] = {
         HTTPException: _of_starlette,
         ClientDisconnect: lambda request, problem: Response(status_code=499),
         Exception: lambda request, problem: error_response(failed("something went wrong here")),
     }
     return Starlette(
-        routes=[_route(service, each) for each in ENDPOINTS],
+        routes=[
+            Route(each.path, functools.partial(service.respond, each), methods=[each.method])
+            for each in ENDPOINTS
+        ],
         middleware=middleware,
         exception_handlers=handlers,
     )
-
-
-def _route(service: Service, endpoint: Endpoint) -> Route:
-    async def handle(request: Request) -> Response:
-        return await service.respond(endpoint, request)
-
-    return Route(endpoint.path, handle, methods=[endpoint.method])
 
 
 def _of_starlette(request: Request, problem: Exception) -> Response:
@@ -140,10 +134,9 @@ def _operation(endpoint: Endpoint) -> Schema:
         schema = {"schema": _ref(endpoint.body)}
         body = {"requestBody": {"required": True, "content": {JSON: schema}}}
     error = {JSON: {"schema": _ref("Error")}}
-    responses = {
-        "200": {"description": "The answer", "content": content},
-        **{str(each): {"description": "Why there is none", "content": error} for each in STATUSES},
-    }
+    why = {"description": "Why there is none", "content": error}
+    responses = {"200": {"description": "The answer", "content": content}}
+    responses |= dict.fromkeys(map(str, STATUSES), why)
     return {"summary": endpoint.summary, **body, "responses": responses}
 
 
@@ -244,9 +237,8 @@ class Guard:
         return Problem(401, error, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def _is_local(self, host: str) -> bool:
-        """Return True for a Host header that a foreign web page cannot have. Such a page reaches
-        this server by a DNS name that resolves to it, and neither by an address nor by names that
-        no public DNS has."""
+        """Return True for a Host header that a foreign web page cannot have: such a page reaches
+        this server by a name of the public DNS."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
             local = name in self._names or name.endswith((".localhost", ".internal"))

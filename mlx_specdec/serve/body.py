@@ -1,9 +1,8 @@
-"""The JSON of a request: parsed strictly, and checked against the schema of its fields.
+"""The JSON of a request: parsed strictly, and checked against the JSON Schema of its fields.
 
-Schemas are of JSON Schema 2020-12 with extensions. "x-unsupported" marks a field that this server
-cannot honour: only values that change nothing are accepted. "x-same-as" is the name under which the
-program reads a field. "x-rules" is an "allOf" that generators of test cases pass over, as they give
-up on so many cases.
+Extensions: "x-unsupported" marks a field of which only values that change nothing are accepted.
+"x-same-as" is the name under which the program reads a field. "x-rules" is an "allOf" that is too
+much for generators of test cases.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ KINDS: Mapping[str, tuple[Any, str]] = {
     "object": (dict, "an object"),
     "array": (list, "a list"),
     "null": (type(None), "null"),
-    "integer": ((), "a whole number"),
-    "number": ((), "a number"),
+    "integer": (int | float, "a whole number"),
+    "number": (int | float, "a number"),
 }
-"""Python's classes for the types of JSON but numbers, and words for them."""
+"""Python's classes for the types of JSON, and words for them."""
 MOST_CONTAINERS = 1 << 16
 """Maximum number of objects, lists and object names in a JSON text. Python's parser blocks every
 other thread, by 50 ms for this many, and as long for 16 times as many numbers."""
@@ -63,10 +62,8 @@ def loads(data: bytes) -> Any:
         np.count_nonzero((letters == ord(each)) & outside_strings) for each in ",[{:"
     )
     if commas + 16 * sum(others) > 16 * MOST_CONTAINERS:
-        message = (
-            f"more than {MOST_CONTAINERS:,} objects, lists and names, or 16 times as many values"
-        )
-        raise json.JSONDecodeError(message, "", 0)
+        most = f"{MOST_CONTAINERS:,} objects, lists and names, or 16 times as many values"
+        raise json.JSONDecodeError(f"more than {most}", "", 0)
     value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_json)
     if b"\\u" in data:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -100,8 +97,7 @@ NULL: Schema = {"type": "null"}
 
 
 def described(description: str, schema: Schema, *rules: Schema) -> Schema:
-    """Return a schema with the words that follow "must be" in errors, and with rules between its
-    fields."""
+    """Return a schema with the words that follow "must be" in errors, and rules for its fields."""
     return {**schema, "description": description} | ({"allOf": list(rules)} if rules else {})
 
 
@@ -178,12 +174,9 @@ def one_of(**kinds: Schema) -> list[Schema]:
 
 
 def read(schema: Schema, value: Any, where: str = "") -> Any:
-    """Check a value against a schema and return it in its canonical form.
-
-    Optional fields that are null are left out, whole numbers such as 2.0 become integers, and a
-    field whose schema has "x-same-as" gets that name, under which it replaces any other. where:
-    path of the value, empty for a whole body. Raises Problem, which names the field that is wrong.
-    """
+    """Check a value against a schema and return it in its canonical form: without optional fields
+    that are null, with 2 for 2.0 and names for their "x-same-as". where: path of the value, empty
+    for a whole body. Raises Problem, which names the field that is wrong."""
     if "anyOf" in schema:
         value = _any(schema, value, where)
     value = _typed(schema, value, where)
@@ -285,10 +278,10 @@ def _any(schema: Schema, value: Any, where: str) -> Any:
     _refuse(schema, value, where)
 
 
-def _has_type(branch: Schema, value: Any) -> bool:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return branch.get("type") in ("integer", "number")
-    return "type" in branch and isinstance(value, KINDS[branch["type"]][0])
+def _has_type(schema: Schema, value: Any) -> bool:
+    if schema.get("type") != "boolean" and isinstance(value, bool):
+        return False
+    return "type" in schema and isinstance(value, KINDS[schema["type"]][0])
 
 
 def _has_entries(branch: Schema, value: Any) -> bool:
@@ -297,11 +290,10 @@ def _has_entries(branch: Schema, value: Any) -> bool:
 
 def _typed(schema: Schema, value: Any, where: str) -> Any:
     kind = schema.get("type")
-    if kind not in ("integer", "number"):
-        fits = kind is None or isinstance(value, KINDS[kind][0])
-        return value if fits else _refuse(schema, value, where)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if kind is not None and not _has_type(schema, value):
         _refuse(schema, value, where)
+    if kind not in ("integer", "number"):
+        return value
     if kind == "integer" and isinstance(value, float):
         if not value.is_integer():
             _refuse(schema, value, where)

@@ -26,10 +26,8 @@ Constraint = dict[str, Any]
 
 
 def constraint_of(body: Body, pair: Pair, options: Options, limits: Limits) -> Constraint:
-    """Return the constraint of a body, after a check that this model can satisfy it.
-
-    options: of the server. Raises Problem, which names the field.
-    """
+    """Return the constraint of a body. options: of the server. Raises Problem, which names the
+    field, where this model cannot satisfy it."""
     for name, read in FIELDS.items():
         if name in body and (constraint := read(body[name])):
             return _checked(pair, options, name, constraint, limits)
@@ -39,8 +37,7 @@ def constraint_of(body: Body, pair: Pair, options: Options, limits: Limits) -> C
 def calls_constraint(
     tools: Tools, markers: Markers, pair: Pair, options: Options, limits: Limits, *, thinking: bool
 ) -> Constraint:
-    """Return the constraint of a text that has to call a tool. thinking: it begins within the
-    reasoning. Raises Problem."""
+    """Return the constraint of a text that has to call a tool. Raises Problem."""
     _check_size("tools", {"json_schema": json.dumps(tools.given)}, limits)
     grammar = {"grammar": grammar_of(tools, markers, thinking=thinking)}
     return _checked(pair, options, "tools", grammar, limits)
@@ -49,8 +46,7 @@ def calls_constraint(
 def _checked(
     pair: Pair, options: Options, field: str, constraint: Constraint, limits: Limits
 ) -> Constraint:
-    """Return a constraint that llguidance can read and the model can satisfy. field: of the body,
-    for the error. Raises Problem."""
+    """Return a constraint that this model can satisfy. field: that errors name."""
     _check_size(field, constraint, limits)
     try:
         for_model(pair, replace(options, **constraint))
@@ -116,8 +112,6 @@ ANYTHING = r"(.|\n)*"
 NULL = "~/[nN][uU][lL][lL]/"
 """Parsers read it as null, whatever the type."""
 TRIMMED = rf"~/\s{ANYTHING}/ & ~/{ANYTHING}\s/"
-
-
 EMPTY: Mapping[str | int, str] = {}
 Parts = tuple[str | int, ...]
 """Text, in which NAME stands for a name; regular expressions, which begin with a slash; BEGIN and
@@ -201,10 +195,9 @@ class Tags:
 
 
 def _check(schema: Mapping[str, Any], known: set[str], where: str) -> None:
-    for key in schema:
-        if key not in known:
-            message = f"{where} cannot be bound to {key:.80} in calls of this model"
-            raise unsupported("tools", f"{message}: leave it out, or let tool_choice be auto")
+    if unknown := [key for key in schema if key not in known]:
+        message = f"{where} cannot be bound to {unknown[0]:.80} in calls of this model"
+        raise unsupported("tools", f"{message}: leave it out, or let tool_choice be auto")
 
 
 def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
@@ -217,11 +210,7 @@ def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
     yield f"/{'' if begun else ANYTHING}({inner}){'' if ended else ANYTHING}/"
 
 
-NO_PARAMETERS: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {},
-    "additionalProperties": False,
-}
+NO_PARAMETERS: Body = {"type": "object", "properties": {}, "additionalProperties": False}
 ANY_TEXT = r"/(.|\n)*/"
 LINES = r"/\n{0,2}/"
 """After the reasoning."""
@@ -245,11 +234,8 @@ class Shape:
 
 
 def grammar_of(tools: Tools, markers: Markers, *, thinking: bool) -> str:
-    """Return the grammar of a text that calls one of `tools.must`.
-
-    thinking: the text begins within the reasoning. Raises Problem where the model writes arguments
-    in a way that no JSON schema describes.
-    """
+    """Return the grammar of a text that calls one of `tools.must`. thinking: it begins within the
+    reasoning. Raises Problem for calls that no grammar describes."""
     calls = markers.calls
     assert calls is not None, "markers_of found no format of calls"
     without_args = calls.name == "mistral" and not calls.inner

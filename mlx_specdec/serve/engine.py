@@ -1,8 +1,5 @@
-"""The thread that owns the models and decodes. Other threads submit requests and get their parts.
-
-Knows no HTTP. A request joins and leaves between rounds; nothing outside the thread touches an
-array.
-"""
+"""The thread that owns the models and decodes. Other threads submit requests and get their parts;
+none of them touches an array."""
 
 from __future__ import annotations
 

@@ -48,10 +48,8 @@ def props(service: Service, request: Request) -> Payload:
         "lossy": options.lossy,
         "num_draft": 0 if options.regular else options.num_draft,
         "has_draft_model": pair.draft is not None,
-        "default_generation_settings": {
-            **{name: getattr(options, name) for name in generation},
-            "seed": seed,
-        },
+        "default_generation_settings": {name: getattr(options, name) for name in generation}
+        | {"seed": seed},
         "limits": {name: getattr(limits, name) for name in shown},
         "build_info": FINGERPRINT,
     }
@@ -72,21 +70,17 @@ def metrics(service: Service, request: Request) -> Response:
     """Return all metrics for Prometheus."""
     engine = service.engine
     running, waiting = engine.requests
-    budget = engine.budget.nbytes if engine.ready.is_set() else 0
+    budget, reserved = engine.budget.nbytes if engine.ready.is_set() else 0, engine.reserved_bytes
     gauges = {
         "llamacpp:requests_processing": (running, "Requests decoded now."),
         "llamacpp:requests_deferred": (waiting, "Requests waiting now."),
         "vllm:num_requests_running": (running, "Requests decoded now."),
         "vllm:num_requests_waiting": (waiting, "Requests waiting now."),
         "mlx_specdec:prompt_cache_bytes": (engine.cached_bytes, "Bytes of the prompt cache."),
-        "mlx_specdec:memory_reserved_bytes": (
-            engine.reserved_bytes,
-            "Bytes that requests may take.",
-        ),
+        "mlx_specdec:memory_reserved_bytes": (reserved, "Bytes that requests may take."),
         "mlx_specdec:memory_budget_bytes": (budget, "Bytes that all requests may take together."),
     }
-    text = engine.metrics.as_text(service.name, gauges)
-    return Response(text, media_type=CONTENT_TYPE)
+    return Response(engine.metrics.as_text(service.name, gauges), media_type=CONTENT_TYPE)
 
 
 ENDPOINTS = (

@@ -1,8 +1,5 @@
-"""Counters of the engine in Prometheus' text format.
-
-The names are those of llama.cpp's server and of vLLM, so that tools for either can read them; what
-neither has is named mlx_specdec.
-"""
+"""Counters of the engine in Prometheus' text format, under the names of llama.cpp's server and of
+vLLM, so that tools for either can read them."""
 
 from __future__ import annotations
 

@@ -52,16 +52,6 @@ def unsupported(param: str, message: str = "") -> Problem:
     return invalid(message or default, param, "unsupported_parameter")
 
 
-def too_long(tokens: int, longest: int, param: str | None) -> Problem:
-    """Return the error for a prompt that leaves no room for an answer."""
-    return invalid(
-        f"the prompt has {tokens} tokens, and prompt and answer together take at most {longest}: "
-        "shorten it",
-        param,
-        CONTEXT,
-    )
-
-
 def busy(message: str, status: int = 503, code: str | None = None) -> Problem:
     """Return the error for a request that may succeed a moment later."""
     return Problem(status, message, code=code, headers={"Retry-After": "1"})

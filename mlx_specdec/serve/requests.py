@@ -30,19 +30,11 @@ from .chat import (
     way_of,
 )
 from .events import Reader
-from .problems import CONTEXT, Problem, invalid, too_long, unsupported
+from .problems import CONTEXT, Problem, invalid, unsupported
 from .settings import ServiceSettings
 
-SAME = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "xtc_probability",
-    "xtc_threshold",
-)
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+SAME = ("temperature", "top_p", "min_p", "xtc_probability", "xtc_threshold", *PENALTIES)
 """Fields that mean what the options of the same name mean."""
 TEMPLATE_FIELDS = ("messages", "tools", "functions", "chat_template_kwargs", "reasoning_effort")
 """Fields that chat templates read."""
@@ -52,8 +44,8 @@ ENDLESS = 4096
 
 @dataclass(frozen=True)
 class RequestParser:
-    """Parses the bodies of requests for a model. name: of the model, as clients see it. options:
-    those that a request does not set. budget: of memory; None takes any request."""
+    """Parses the bodies of requests for a model. name: as clients see it. options: the defaults.
+    budget: of memory; None takes any request."""
 
     pair: Pair
     options: Options
@@ -75,8 +67,7 @@ class RequestParser:
         return fields.requests(name, self.settings.limits, self.pair.vocabulary, self.longest)
 
     def check(self, kind: str, body: Body) -> Body:
-        """Check a body against the schema of this name and return its canonical form. Raises
-        Problem."""
+        """Return the canonical form of a body of the schema of this name. Raises Problem."""
         named = body.get("model", self.name)
         if self.settings.strict_model and named not in (self.name, *fields.UNNAMED):
             raise unknown_model(str(named), self.name)
@@ -108,8 +99,7 @@ class RequestParser:
         return replace(parsed, echoed=tuple(each for each in texts for _ in range(choices)))
 
     def chat_ids(self, body: Body) -> list[int]:
-        """Return the token ids of the messages and tools of a checked body. Raises Problem,
-        SpecdecError."""
+        """Return the token ids of a checked body's messages and tools. Raises Problem."""
         self._check_characters([body.get(name) for name in TEMPLATE_FIELDS], "messages")
         messages, settings = messages_of(body["messages"]), template_settings(body)
         ending = ending_of(body, messages)
@@ -124,8 +114,7 @@ class RequestParser:
         return with_tools
 
     def text_ids(self, text: str) -> list[int]:
-        """Return the token ids of a text outside of any chat template. Raises Problem,
-        SpecdecError."""
+        """Return the token ids of a text outside of any chat template. Raises Problem."""
         plain = replace(
             self.options,
             chat_template=self.options.chat_template
@@ -143,8 +132,8 @@ class RequestParser:
         top_logprobs: int | None,
         tools: Tools | None = None,
     ) -> ParsedRequest:
-        """Parse what chats and texts have in common. tools: of a chat; None for a text, in which
-        neither reasoning nor calls are looked for."""
+        """Parse what chats and texts have in common. tools: None for a text, whose answer has
+        neither reasoning nor calls."""
         markers = NONE if tools is None else self._markers(tools)
         tools = tools or Tools()
         try:
@@ -232,8 +221,7 @@ class RequestParser:
         return markers
 
     def _check_characters(self, value: object, field: str) -> None:
-        """Raise Problem for a JSON value whose strings have too many characters to fit, before they
-        are tokenized."""
+        """Raise Problem for a JSON value whose strings have too many characters to fit."""
         most = fields.MOST_CHARACTERS * self.longest
         if characters(value) > most:
             raise invalid(
@@ -248,7 +236,8 @@ class RequestParser:
         target, longest = self.pair.target, self.longest
         prompt = "messages" if "messages" in body else "prompt"
         if len(ids) >= longest:
-            raise too_long(len(ids), longest, prompt)
+            together = f"prompt and answer together take at most {longest}: shorten it"
+            raise invalid(f"the prompt has {len(ids)} tokens, and {together}", prompt, CONTEXT)
         room = longest - len(target.prefix(ids))
         wanted = body.get("max_tokens", options.max_tokens)
         most = min(wanted, room) if wanted >= 0 else room
@@ -274,6 +263,6 @@ def unknown_model(named: str, served: str) -> Problem:
 
 
 def _field(message: str, body: Body) -> str | None:
-    """Return the field that an error of the options is about; its message begins with the name."""
+    """Return the field that an error of the options begins with."""
     name = message.split(" ", 1)[0].replace("-", "_")
     return name if name in body else None

@@ -1,8 +1,5 @@
-"""The server's process: a socket, the engine's thread, uvicorn with the application, and the end.
-
-After a signal, no connection is accepted, pending requests have some seconds to finish, the rest
-gets an error, and the process exits with 0.
-"""
+"""The server's process. After a signal, no connection is accepted, pending requests have some
+seconds to finish, the rest gets an error, and the process exits with 0."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
@@ -35,9 +35,6 @@ POLL_SECONDS = 0.5
 """Time between two looks whether a client that waits for a whole answer is still there."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 NOTHING = Emission((), ())
-T = TypeVar("T")
-
-
 Answer = Payload | Response | tuple[ParsedRequest, Writer]
 
 
@@ -103,9 +100,11 @@ class Service:
             status, payload = endpoint.error(problem)
             return JSONResponse(payload, status, problem.headers)
 
-    async def _parse(self, request: Request, read: Callable[[RequestParser, Body], T]) -> T:
-        """Return what `read` makes of the body of a request, in another thread. Raises Problem,
-        also for a body that is too large, too slow or no JSON."""
+    async def _parse(
+        self, request: Request, read: Callable[[RequestParser, Body], Answer]
+    ) -> Answer:
+        """Return what `read` makes of a body, in another thread. Raises Problem, also for a body
+        that is too large, too slow or no JSON."""
         parser, limits = self.parser(), self.settings.limits
         data, large = bytearray(), 0
         try:
@@ -149,15 +148,12 @@ class Service:
 
 
 Step = tuple[int, Emission | None, list[Event]]
-"""The index of a choice, what it generated, and the events in that; None at its end."""
+"""The index of a choice, what it generated, None at its end, and the events in that."""
 
 
 class ResponseStream:
-    """The answer to one request on its way from the engine to one client.
-
-    Hands the request to the engine, whose thread calls back with the parts of the answer. `close`
-    cancels what has not been generated yet. Raises Problem when the engine takes no more requests.
-    """
+    """The answer to one request on its way from the engine, whose thread calls `_hear`, to one
+    client. Raises Problem when the engine takes no more requests."""
 
     def __init__(
         self, engine: Engine, parsed: ParsedRequest, writer: Writer, seconds: float
@@ -199,10 +195,10 @@ class ResponseStream:
                     continue
                 index, emission, events = step
                 choice = self.choices[index]
-                if emission is not None:
-                    yield sent(writer.piece(index, choice, emission, events))
-                else:
-                    yield sent(writer.end(index, choice))
+                payloads = writer.piece(index, choice, emission or NOTHING, events)
+                if emission is None:
+                    payloads += writer.end(index, choice)
+                yield sent(payloads)
             yield sent(writer.rest(self.choices)) + writer.done
         except Problem as problem:
             yield sent([writer.error(problem)[1]])
@@ -223,11 +219,9 @@ class ResponseStream:
         self._open = {}
 
     async def _steps(self, every: float) -> AsyncIterator[Step | None]:
-        """Yield what was generated, as it comes; None after every `every` seconds without anything.
-
-        When the time of the request is over, the texts are cut. Raises Problem where the engine
-        fails, or has generated nothing in that time.
-        """
+        """Yield what was generated, or None after every `every` seconds without anything. When the
+        time of the request is over, the texts are cut. Raises Problem where the engine fails, or
+        has generated nothing in that time."""
         while self._open:
             left = self._deadline - self._loop.time()
             if left <= 0:
@@ -253,8 +247,7 @@ class ResponseStream:
                 yield index, emission, await _read(choice, emission.text)
             if part.last:
                 del self._open[part.number]
-                yield index, NOTHING, await _read(choice, None)
-                yield index, None, []
+                yield index, None, await _read(choice, None)
         cut = list(self._open.values())
         self.close()
         if cut and not any(each.tokens for each in self.choices):
@@ -266,8 +259,7 @@ class ResponseStream:
             )
         for index in cut:
             self.choices[index].finish_reason = "length"
-            yield index, NOTHING, await _read(self.choices[index], None)
-            yield index, None, []
+            yield index, None, await _read(self.choices[index], None)
 
     def _hear(self, part: Part) -> None:
         # The loop may have ended meanwhile.

@@ -1,12 +1,9 @@
-"""The API of Hugging Face's text-generation-inference: /generate, its stream, and /info.
-
-Unlike TGI, the text never ends with the stop string, as everywhere here.
-"""
+"""The API of Hugging Face's text-generation-inference; texts never end with the stop string."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from starlette.requests import Request
 
@@ -20,20 +17,11 @@ from .problems import Problem
 from .requests import RequestParser
 from .service import Endpoint, Service
 
-SAME = (
-    "frequency_penalty",
-    "max_tokens",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "temperature",
-    "top_k",
-    "top_p",
-    "truncate_prompt_tokens",
-)
+NEUTRAL = {"temperature": 1, "top_k": -1, "top_p": 1}
+"""Parameters that shape the distribution, and the values, besides 0, with which they do not."""
+SAME = (*NEUTRAL, "max_tokens", "seed", "stop", "frequency_penalty", "repetition_penalty")
+SAME += ("truncate_prompt_tokens",)
 """Parameters that a text completion has as well."""
-NEUTRAL: Mapping[str, tuple[int, ...]] = {"temperature": (1,), "top_k": (-1,), "top_p": (1,)}
-"""Parameters that shape the distribution, and the values with which they do not."""
 REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 """TGI's names of the reasons why a text ends; all others are "length"."""
 ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "generation")}
@@ -48,7 +36,7 @@ def read_generate(
     given = body.get("parameters", {})
     completion = {name: given[name] for name in SAME if name in given}
     # As in TGI, whatever shapes the distribution also turns sampling on.
-    shaped = any(completion.get(name, 0) not in (*each, 0) for name, each in NEUTRAL.items())
+    shaped = any(completion.get(name, 0) not in (each, 0) for name, each in NEUTRAL.items())
     if given.get("do_sample") or shaped:
         completion.setdefault("temperature", 1.0)
     elif completion.get("temperature") == 1:
