@@ -1,8 +1,7 @@
-"""Messages to token ids, by a checkpoint's chat template, which is a program of a stranger's.
+"""Messages to token ids, by a checkpoint's chat template, which is a stranger's program.
 
-transformers runs it in jinja's sandbox, which keeps it from files but lets it use any memory and
-time; here both are bounded. What gets through is a single step whose operands do not show that it
-makes something huge.
+transformers runs it in jinja's sandbox; here its memory and time are bounded too, but for a single
+step whose operands do not show that it makes something huge.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ _RESERVED = (
     "sanitize_control_tokens tokenizer_kwargs tools truncation"
 )
 RESERVED = frozenset(_RESERVED.split())
-"""Names that transformers' apply_chat_template takes for itself: the template is the checkpoint's,
-and what it is applied to is not said among its variables."""
+"""Names that transformers' apply_chat_template takes for itself."""
 LARGEST = 1 << 24
 """What a multiplication may give: a number, or the length of a string or list."""
 WIDENING = frozenset(
@@ -61,11 +59,11 @@ def apply(
     ending: Ending = "answer",
     check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
-    """Return the token ids of messages, or of a text as the user's only one.
+    """Return the token ids of messages, or of a text as the user's only one. Raises CheckpointError
+    where the template fails or takes too much.
 
-    tokenizer: of transformers. settings: variables of the template, and "tools"; no others of
-    RESERVED. check: called with the text that the template writes; may raise CheckpointError.
-    Raises CheckpointError where the template fails or takes too much.
+    tokenizer: of transformers. settings: variables of the template, and "tools". check: called with
+    the text that the template writes; may raise CheckpointError.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     try:
@@ -142,8 +140,7 @@ def _checked(name: str, work: Any) -> Any:
 
 
 def _check_call(name: str, *given: Any) -> None:
-    """Raise TemplateError where a text is filled up to a large number or by such a format, or where
-    replacing makes a large text of it."""
+    """Raise TemplateError where a call makes a large text."""
     if name == "format":
         too_large = isinstance(given[0], str) and WIDE.search(given[0]) is not None
     elif name == "replace":
@@ -168,8 +165,7 @@ def _refuse(too_large: bool) -> None:
 
 
 def _watch(deadline: float, most_bytes: int) -> Any:
-    """Return a function for sys.settrace, of this thread alone, that checks the time and the memory
-    at every line of the template."""
+    """Return a function for sys.settrace that checks time and memory at every line."""
 
     def watch(frame: object, event: str, argument: object) -> Any:
         if time.thread_time() > deadline:

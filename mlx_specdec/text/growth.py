@@ -1,8 +1,5 @@
-"""What a tokenizer's files may make of a text.
-
-They are made by strangers. A normalizer prepends and replaces what the file says, so that a few
-steps can make gigabytes of a short prompt.
-"""
+"""What a tokenizer's files may make of a text: a stranger's normalizer can make gigabytes of a
+short prompt in a few steps."""
 
 from __future__ import annotations
 
@@ -30,11 +27,9 @@ field of each that holds its character map."""
 
 
 class Growth:
-    """Refuses texts of which a tokenizer.json makes more than GROWTH letters for one.
-
-    The library normalizes added tokens while it reads the file, so this comes first. Raises
-    CheckpointError for a file that declares too much, or is damaged.
-    """
+    """Refuses texts of which a tokenizer.json makes more than GROWTH letters for one. To be made
+    before the library reads the file, since that normalizes added tokens. Raises CheckpointError
+    for a file that declares too much, or is damaged."""
 
     def __init__(self, file: Path) -> None:
         self._file, declared = file, read_json(file)
@@ -74,9 +69,8 @@ class Growth:
         return [Tokenizer.from_str(each).normalizer for each in alone]
 
     def _refusal(self, text: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self._file} is refused: it makes far more of {text} than is usual"
-        )
+        far = f"it makes far more of {text} than is usual"
+        return CheckpointError(f"{self._file} is refused: {far}")
 
 
 def _flat(value: Any) -> Iterator[dict[str, Any]]:
@@ -104,17 +98,15 @@ def _times(step: Mapping[str, Any]) -> int:
 
 
 def _longest(charsmap: bytes) -> int:
-    """Letters, or a few more, of the longest text that a precompiled charsmap writes for another.
-
-    Format: the size of a trie (uint32, little endian), the trie, and texts that end with a zero.
-    """
+    """About the letters of the longest text that a precompiled charsmap writes for another. It has
+    the size of a trie (uint32, little endian), the trie, and texts that end with a zero."""
     texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]
     return max(map(len, texts.split(b"\0")))
 
 
 def read_sentence_piece(file: Path) -> Any:
-    """Read sentencepiece's own object. Raises CheckpointError for a damaged file, and for one that
-    makes far more of a text than any tokenizer does."""
+    """Read a sentencepiece model. Raises CheckpointError for a damaged file, and for one that makes
+    far more of a text than any tokenizer does."""
     import sentencepiece
 
     try:

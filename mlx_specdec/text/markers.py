@@ -1,8 +1,5 @@
-"""The markers of thoughts and tool calls that a model writes, and the types of tools' parameters.
-
-mlx-lm's parsers of calls that are no JSON look for a `type`, and read a parameter without one as a
-string; so types that schemas give in a roundabout way are put in their place.
-"""
+"""The markers of thoughts and tool calls that a model writes, and the types of tools' parameters:
+mlx-lm's parsers of calls that are no JSON read a parameter without a `type` as a string."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ NAMES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
 def typed(schema: object, root: Schema) -> dict[str, Any]:
-    """Return the schema with a `type` that is a name, if it has only one besides null: that of what
-    it refers to, of its one branch, or of what it enumerates. root: where references begin."""
+    """Return the schema with a `type` that is a name, if it has only one besides null. root: where
+    references begin."""
     found: dict[str, Any] = dict(schema) if isinstance(schema, Mapping) else {}
     for _ in range(MOST_STEPS):
         inner = _inner(found, root)
@@ -38,17 +35,16 @@ def typed(schema: object, root: Schema) -> dict[str, Any]:
 
 def with_types(tools: Sequence[Any]) -> list[Any]:
     """Return tools, as templates take them, whose parameters have types."""
-    return [_tool(each) for each in tools]
-
-
-def _tool(tool: Any) -> Any:
-    parameters = tool["function"].get("parameters")
-    properties = parameters.get("properties") if parameters else None
-    if not isinstance(properties, Mapping):
-        return tool
-    properties = {name: typed(each, parameters) for name, each in properties.items()}
-    function = {**tool["function"], "parameters": {**parameters, "properties": properties}}
-    return {**tool, "function": function}
+    found = []
+    for tool in tools:
+        parameters = tool["function"].get("parameters") or {}
+        properties = parameters.get("properties")
+        if isinstance(properties, Mapping):
+            properties = {name: typed(each, parameters) for name, each in properties.items()}
+            function = {**tool["function"], "parameters": {**parameters, "properties": properties}}
+            tool = {**tool, "function": function}
+        found.append(tool)
+    return found
 
 
 def _inner(schema: dict[str, Any], root: Schema) -> Schema | None:
@@ -102,8 +98,8 @@ class Marker:
 @dataclass(frozen=True)
 class CallFormat:
     """How tools are called. name: of mlx-lm's parser. parse: turns the text between `begin` and
-    `end` into one call or several, each with "name" and "arguments". end: "" where a call goes on
-    to the end of the text. inner: special tokens within calls, by their texts."""
+    `end`, "" for the text's, into one call or several, each with "name" and "arguments". inner:
+    special tokens within calls, by their texts."""
 
     name: str
     begin: Marker
@@ -160,17 +156,12 @@ def _markers(tokenizer: Tokenizer, templated: Any) -> Markers:
     name = named or tokenizer_utils._infer_tool_parser(templated)
     calls = None if name in NOT_READ else _call_format(name, tokenizer, marker)
     thinks = begin is not None and name not in NOT_READ
-    thoughts = [marker(begin), marker(end)] if thinks else []
-    parts = [*thoughts, *((calls.begin, calls.end) if calls else ())]
-    ids = {id for part in parts for id in part.ids}
-    if calls is not None:
-        ids.update(calls.inner.values())
-    return Markers(
-        thoughts[0] if thoughts else None,
-        thoughts[1] if thoughts else None,
-        calls,
-        {id: tokenizer.pieces()[id] or "" for id in ids & tokenizer.special_ids},
-    )
+    before, after = (marker(begin), marker(end)) if thinks else (None, None)
+    parts = [before, after, *((calls.begin, calls.end) if calls else ())]
+    ids = {id for part in parts if part is not None for id in part.ids}
+    ids |= {*calls.inner.values()} if calls else set()
+    special = {id: tokenizer.pieces()[id] or "" for id in ids & tokenizer.special_ids}
+    return Markers(before, after, calls, special)
 
 
 def _call_format(

@@ -1,7 +1,4 @@
-"""Prompts to token ids, files of prompts, and documents whose texts are looked up.
-
-Files of prompts have one a line, or JSON lines as MT-bench and Spec-Bench have them.
-"""
+"""Prompts to token ids, files of prompts, and documents whose texts are looked up."""
 
 from __future__ import annotations
 
@@ -32,11 +29,8 @@ class Prompt:
 
 
 def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
-    """Read the first `limit` prompts of a file, all if None.
-
-    Objects have "prompt" (a string) or "turns" (a list of strings) and maybe "category"; other
-    entries are ignored. Raises PromptError, as `read_lines` does.
-    """
+    """Read the first `limit` prompts of a file: texts, or objects as MT-bench and Spec-Bench have
+    them, with "prompt" or "turns" and maybe "category". Raises PromptError."""
     lines = read_lines(file, "prompts", limit)
     if not lines:
         raise PromptError(f"{file} has no prompts: write one a line")
@@ -49,12 +43,9 @@ def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
 def read_lines(
     file: Path, what: str, limit: int | None = None
 ) -> list[tuple[str, str | dict[str, Any]]]:
-    """Read the first `limit` lines of a file, each with its place; empty lines do not count.
-
-    A file whose first line is a JSON object holds one on every line. Any other file holds a text on
-    every line, in which `\\n` stands for a line break. Raises PromptError; what: the contents, in a
-    word.
-    """
+    """Read the first `limit` lines of a file that are not empty, each with its place: JSON objects
+    if the first is one, else texts, in which `\\n` stands for a line break. what: the contents, in
+    a word. Raises PromptError."""
     try:
         if file.is_char_device() or file.is_block_device():
             raise PromptError(f"{file} is a device, maybe endless: save the {what} in a file")
@@ -72,8 +63,7 @@ def read_lines(
 
 
 def json_object(line: str, where: str) -> dict[str, Any]:
-    """Read the object on a line of JSON. where: the line's name. Raises PromptError for anything
-    else."""
+    """Read the object on a line of JSON. where: the line's name. Raises PromptError."""
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError) as problem:
@@ -162,11 +152,8 @@ PIECE = 1 << 16
 
 
 def digest(files: Sequence[Path]) -> str:
-    """Return a digest of the contents of documents, in this order.
-
-    Raises DocumentError for a file that cannot be read or is no file, and where all together are
-    larger than LARGEST.
-    """
+    """Return a digest of the contents of documents, in this order. Raises DocumentError, also where
+    all together are larger than LARGEST."""
     _check(files)
     whole = hashlib.blake2b(digest_size=16)
     for file in files:
@@ -181,10 +168,7 @@ def tokens(
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[NDArray[np.int32]]:
     """Return the ids of each document, without the special tokens that belong around a prompt.
-
-    report: called with (done, total) bytes. Raises DocumentError as `digest` does, and for a file
-    that is no UTF-8 text or only white space.
-    """
+    report: called with (done, total) bytes. Raises DocumentError, also for what is no text."""
     total, done = _check(files), 0
     special = list(tokenizer.special_ids)
     documents = []
@@ -213,10 +197,8 @@ def _check(files: Sequence[Path]) -> int:
         if not file.is_file():
             raise DocumentError(f"{file} is no file of text: name the files that are to be read")
     if total > LARGEST:
-        raise DocumentError(
-            f"the documents to look up have {total / 2**20:.0f} MiB, and at most "
-            f"{LARGEST / 2**20:.0f} can be searched: leave some out"
-        )
+        most = f"at most {LARGEST / 2**20:.0f} can be searched: leave some out"
+        raise DocumentError(f"the documents to look up have {total / 2**20:.0f} MiB, and {most}")
     return total
 
 

@@ -1,8 +1,5 @@
-"""Token ids -> printable text while they come, and stop strings that may straddle pushes.
-
-The pieces together are exactly what decoding all ids at once gives. Each push decodes a window of
-bounded length, never the whole text.
-"""
+"""Token ids -> printable text while they come, and stop strings that may straddle pushes. The
+pieces add up to what decoding all ids at once gives; each push decodes a window of them."""
 
 from __future__ import annotations
 
@@ -20,10 +17,8 @@ _byte_ids: WeakKeyDictionary[Tokenizer, frozenset[int]] = WeakKeyDictionary()
 
 
 class TextStream:
-    """Incremental decoding. Text that later tokens may still change is held back.
-
-    shown: special ids that are part of the text, with what they write there.
-    """
+    """Incremental decoding. Text that later tokens may still change is held back. shown: special
+    ids that are part of the text, with what they write there."""
 
     def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None) -> None:
         self._tokenizer = tokenizer
@@ -86,10 +81,8 @@ def _byte_pieces(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 class StopStrings:
-    """Finds strings that end the text, and holds back what may be the beginning of one.
-
-    stops: one or more, none of them empty. met: the one that was found, "" before.
-    """
+    """Finds strings that end the text, and holds back what may be the beginning of one. stops: one
+    or more, none of them empty. met: the one that was found, "" before."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.met = ""
@@ -97,8 +90,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Return the text that may be printed, cut right before a stop string, and whether there
-        was one."""
+        """Return the text that may be printed, and whether a stop string cut it."""
         text = self._held + text
         if hit := self._first(text):
             place, self.met = hit

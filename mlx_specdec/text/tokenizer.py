@@ -1,8 +1,5 @@
-"""Text <-> token ids, by the files of a checkpoint.
-
-Encoder-decoder checkpoints with tokenizer.json or spiece.model never import transformers;
-decoder-only ones do for a chat template, or where they have no tokenizer.json.
-"""
+"""Text <-> token ids, by the files of a checkpoint. transformers is imported for chat templates,
+and for a tokenizer that is neither tokenizer.json nor an encoder-decoder's spiece.model."""
 
 from __future__ import annotations
 
@@ -35,12 +32,9 @@ _SENTINEL = re.compile(r"<extra_id_(\d{1,6})>", re.ASCII)
 
 
 class Tokenizer(ABC):
-    """What the rest of the program needs of a tokenizer.
-
-    eos_token_ids: ids that end a text, as far as the tokenizer knows. special_ids: ids that are
+    """eos_token_ids: ids that end a text, as far as the tokenizer knows. special_ids: ids that are
     never printed. size: highest id + 1; a model's logits may be wider, by padding.
-    has_chat_template: whether `apply_chat` works. digest: of the files that it was read from.
-    """
+    has_chat_template: whether `apply_chat` works. digest: of the files that it was read from."""
 
     eos_token_ids: tuple[int, ...] = ()
     special_ids: frozenset[int] = frozenset()
@@ -77,10 +71,7 @@ class Tokenizer(ABC):
 
 
 def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
-    """Load the tokenizer of a checkpoint directory.
-
-    Raises CheckpointError where its files are missing or damaged, or know no text.
-    """
+    """Load the tokenizer of a checkpoint directory. Raises CheckpointError."""
     for name in ("tokenizer.json", "spiece.model", "tokenizer.model"):
         check_regular(directory / name)
     named = (directory / "config.json", directory / "tokenizer_config.json")
@@ -102,8 +93,7 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
 
 
 class StandInTokenizer(Tokenizer):
-    """A tokenizer over `size` ids, the first of which are the bytes of UTF-8; for models without
-    files."""
+    """A tokenizer over `size` ids, for models without files."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -125,24 +115,19 @@ class StandInTokenizer(Tokenizer):
 
 @contextlib.contextmanager
 def _no_panic(directory: Path, where: str = " on this text") -> Iterator[None]:
-    """Raise CheckpointError, of a tokenizer's directory, where the library panics. Rust has written
-    to standard error by then."""
+    """Raise CheckpointError where the library panics. Rust has written to stderr by then."""
     try:
         yield
     except BaseException as problem:
         if not is_panic(problem):
             raise
-        raise CheckpointError(
-            f"the tokenizer of {directory} fails{where} ({first_line(problem):.100}): download its "
-            "tokenizer.json again"
-        ) from None
+        fails = f"the tokenizer of {directory} fails{where} ({first_line(problem):.100})"
+        raise CheckpointError(f"{fails}: download its tokenizer.json again") from None
 
 
 class DirectoryTokenizer(Tokenizer):
-    """A tokenizer of a checkpoint's directory, whose chat template transformers applies.
-
-    kind: transformers' name of the kind of model that it belongs to, None for what the files say.
-    """
+    """A tokenizer of a directory, whose chat template transformers applies. kind: transformers'
+    name of the kind of its model, None for what the files say."""
 
     def __init__(self, directory: Path, kind: str | None = None) -> None:
         self._directory, self._type = directory, kind
@@ -158,8 +143,7 @@ class DirectoryTokenizer(Tokenizer):
 
     @functools.cached_property
     def templated(self) -> Any:
-        """transformers' tokenizer, which has the chat template; reading it takes as long as many
-        chats."""
+        """transformers' tokenizer, which has the chat template."""
         from transformers import AutoTokenizer
 
         try:
@@ -189,10 +173,7 @@ class DirectoryTokenizer(Tokenizer):
 
 
 class FileTokenizer(DirectoryTokenizer):
-    """A tokenizer of the `tokenizers` library.
-
-    ends_with_eos: close every prompt with the end-of-sequence token, as T5 does.
-    """
+    """A tokenizer of the `tokenizers` library. ends_with_eos: every prompt ends so, as T5's do."""
 
     def __init__(
         self, directory: Path, settings: Mapping[str, Any], *, ends_with_eos: bool = False
@@ -220,9 +201,8 @@ class FileTokenizer(DirectoryTokenizer):
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.size = max(vocabulary.values(), default=-1) + 1
-        self.has_chat_template = "chat_template" in settings or any(
-            directory.glob("chat_template*")
-        )
+        templates = directory.glob("chat_template*")
+        self.has_chat_template = "chat_template" in settings or any(templates)
 
     def encode(self, text: str) -> list[int]:
         with _no_panic(self._directory):
@@ -281,10 +261,8 @@ def _by_id(vocabulary: Mapping[str, int], size: int) -> list[str | None]:
 
 
 class SentencePieceTokenizer(DirectoryTokenizer):
-    """T5's and mT5's spiece.model, read by sentencepiece, with extra ids behind it.
-
-    <extra_id_0> has the highest id of all, the next one the id before it.
-    """
+    """T5's and mT5's spiece.model, read by sentencepiece, with extra ids behind it, of which
+    <extra_id_0> is the last."""
 
     def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
         super().__init__(directory)
@@ -295,9 +273,8 @@ class SentencePieceTokenizer(DirectoryTokenizer):
         extra = settings.get("extra_ids")
         extra = (0 if "<extra_id_" in last else EXTRA) if extra is None else extra
         if type(extra) is not int or not 0 <= extra <= MOST_EXTRA:
-            raise CheckpointError(
-                f"tokenizer_config.json has extra_ids {extra!r:.40}: need a number"
-            )
+            given = f"tokenizer_config.json has extra_ids {extra!r:.40}"
+            raise CheckpointError(f"{given}: need a number")
         self._extra: int = extra
         self.size = self._count + self._extra
         eos = self._processor.eos_id()
@@ -307,11 +284,10 @@ class SentencePieceTokenizer(DirectoryTokenizer):
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        # Every second part is the number of a sentinel.
+        # Every second part is the number of a sentinel, to which the spaces around it belong.
         parts = _SENTINEL.split(text)
         for place, part in enumerate(parts):
             if place % 2 == 0:
-                # Spaces around sentinels belong to them.
                 part = part if place == 0 else part.lstrip(" ")
                 part = part if place == len(parts) - 1 else part.rstrip(" ")
                 ids += self._processor.encode(part)

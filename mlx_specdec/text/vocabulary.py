@@ -24,12 +24,8 @@ BYTES |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
 
 def common_size(target: Tokenizer, draft: Tokenizer, target_width: int, draft_width: int) -> int:
     """Return the size of the distribution that both models share: the ids that the target and its
-    tokenizer have.
-
-    target_width, draft_width: columns of the two models' logits. Ids at the end that only one side
-    has are padding, and get no probability. Raises VocabularyError for the first id with two
-    meanings.
-    """
+    tokenizer have. target_width, draft_width: columns of the models' logits. Raises VocabularyError
+    for the first id with two meanings."""
     pairs = zip(target.pieces()[:target_width], draft.pieces()[:draft_width], strict=False)
     for id, (ours, theirs) in enumerate(pairs):
         if ours != theirs and ours is not None and theirs is not None:
@@ -43,12 +39,10 @@ def common_size(target: Tokenizer, draft: Tokenizer, target_width: int, draft_wi
 def shared_tokens(
     target: Tokenizer, draft: Tokenizer, target_width: int, draft_width: int
 ) -> tuple[list[int], list[int]]:
-    """Return (shared, fed) for a draft with another vocabulary, by the target's ids.
-
-    shared: the draft's id for the same text, -1 where it has none; ends of text are shared. fed:
-    the draft's id to read in its place: the shared one, else the longest that the token's text
-    begins with. Raises VocabularyError where the two have hardly a token in common.
-    """
+    """Return (shared, fed) for a draft with another vocabulary, by the target's ids. shared: the
+    draft's id for the same text, -1 where it has none. fed: the draft's id to read in its place:
+    the shared one, else the longest that the token's text begins with. Raises VocabularyError where
+    the two have hardly a token in common."""
     size = min(target_width, target.size)
     by_text: dict[bytes, int] = {}
     names = draft.pieces()
@@ -78,8 +72,8 @@ def shared_tokens(
 
 
 def written_texts(tokenizer: Tokenizer) -> list[bytes | None]:
-    """Return the bytes that each id writes; None for ids without a token, the unknown token, and a
-    byte piece whose text another piece has, since texts have that one."""
+    """Return the bytes that each id writes; None for ids without a token, the unknown token, and
+    byte pieces whose text another piece has."""
     pieces, texts = tokenizer.pieces(), token_bytes(tokenizer)
     alone = [_BYTE.fullmatch(piece or "") is not None for piece in pieces]
     whole = {text for text, byte in zip(texts, alone, strict=True) if not byte}
@@ -118,8 +112,7 @@ class Translation:
         mx.eval(self._fed_ids, self._columns, self._missing)
 
     def feed(self, tokens: Sequence[int]) -> list[int]:
-        """Return the draft's ids for tokens of the target, one for one. A token that the target's
-        tokenizer does not have costs acceptance, never exactness."""
+        """Return the draft's ids for tokens of the target, 0 for those that it does not know."""
         return [self._fed[token] if 0 <= token < len(self._fed) else 0 for token in tokens]
 
     def feed_array(self, tokens: mx.array) -> mx.array:
