@@ -49,12 +49,13 @@ def directory(destination: Path, nbytes: int = 0) -> Iterator[Path]:
     """
     hidden = f".{destination.name}.{os.getpid()}"
     work, old = (destination.with_name(f"{hidden}.{kind}") for kind in ("partial", "old"))
+    replaces = os.path.lexists(destination)
     made = [parent for parent in destination.parents if not os.path.lexists(parent)]
     try:
         remove_leftovers(destination)
         work.mkdir(parents=True)
         yield work
-        if destination.exists():
+        if replaces:
             destination.rename(old)
         work.rename(destination)  # refused where another process has just put a model there
         shutil.rmtree(old, ignore_errors=True)

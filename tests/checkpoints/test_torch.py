@@ -161,7 +161,7 @@ torch.load torch.hub.load torch.jit.load torch.serialization.load
 torch.utils.cpp_extension.load_inline torch.nn.modules.linear.Linear
 torch._utils._rebuild_qtensor torch._utils._rebuild_sparse_tensor torch._utils.__builtins__
 numpy.core.multiarray._reconstruct numpy.load collections.OrderedDict.__class__ collections.deque
-mlx_specdec.checkpoints.formats.torch_pickle.load
+mlx_specdec.checkpoints.formats.torch.load
 """
 
 
