@@ -128,7 +128,7 @@ def test_blocks_of_the_authors_files_are_those_made_by_hand(changes: dict, tmp_p
     [
         ({"num_experts_per_tok": 99}, "does not describe a model"),
         ({"num_attention_heads": 2}, "has shape"),
-        ({"hidden_size": "wide"}, "can be built .ValueError: .*'wide'"),
+        ({"hidden_size": "wide"}, "can be built .StrictDataclass.*'hidden_size'"),
         ({"model_type": "mixtral"}, "'mixtral', which is not supported"),
     ],
 )

@@ -70,31 +70,26 @@ class Settings(dict[str, Any]):
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What every drafter has. width: of its hidden states. eps: of its norms."""
+class LayerSizes:
+    """The sizes of a drafter and of its transformer layers, which are Llama's or Qwen 3's; a kind
+    whose layers mlx-lm computes has the first two alone.
+
+    width: of its hidden states. eps: of its norms. rope_theta, rope_scaling, max_positions: of its
+    rotary positions. interleaved: neighboring entries are rotated together. encoder_width: width of
+    the output of the target's encoder, where layers attend to it.
+    """
 
     width: int
     eps: float
-
-
-@dataclass(frozen=True)
-class LayerSizes(Sizes):
-    """The transformer layers of a drafter, which are Llama's or Qwen 3's.
-
-    rope_theta, rope_scaling, max_positions: of the drafter's own rotary positions. interleaved:
-    neighboring entries are rotated together. encoder_width: width of the output of the target's
-    encoder, where layers attend to it.
-    """
-
-    count: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
-    max_positions: int
-    interleaved: bool
+    count: int = 1
+    intermediate: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+    max_positions: int = 0
+    interleaved: bool = False
     encoder_width: int | None = None
 
 

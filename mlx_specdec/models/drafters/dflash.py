@@ -18,7 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import Weights
-from .config import Description, LayerSizes, Settings, is_named, nested
+from .config import Description, Settings, is_named, nested
 from .files import DrafterFiles, StoredTensors
 from .layers import Layer, Source
 from .network import Config, DrafterNetwork, Kind, Reading
@@ -42,7 +42,6 @@ class BlockFiles(DrafterFiles):
     markov: the type of the Markov head, None without one. rank: of its matrices.
     """
 
-    sizes: LayerSizes
     slots: int
     skipped: int
     mask_token: int

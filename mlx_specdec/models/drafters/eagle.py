@@ -7,13 +7,12 @@ Source: Li et al., arXiv 2401.15077 and 2406.16858; Zhang et al., arXiv 2408.157
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 
 from ...checkpoints.files import Weights
-from .config import LayerSizes, Settings, layer_sizes
+from .config import Settings, layer_sizes
 from .files import DrafterFiles, StoredTensors
 from .layers import Layer
 from .network import Chain, Config, Kind
@@ -23,13 +22,6 @@ UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_em
 frequencies of positions, which config.json tells."""
 
 
-@dataclass(frozen=True)
-class EagleFiles(DrafterFiles):
-    """A drafter that reads no layer, but the inputs of the target's head."""
-
-    sizes: LayerSizes
-
-
 def recognizes(config: Config, names: Collection[str]) -> bool:
     """Return whether this is one of the three: only tensors tell."""
     known = {_own_name(name) for name in names}
@@ -37,10 +29,10 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
     return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= known and known.isdisjoint(absent)
 
 
-def read(directory: Path, config: Config, weights: Weights | None) -> EagleFiles:
+def read(directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
     settings = Settings(directory / "config.json", config)
     sizes = layer_sizes(settings, None)
-    return EagleFiles(
+    return DrafterFiles(
         directory=directory,
         kind="eagle",
         sizes=sizes,
@@ -62,7 +54,7 @@ class Eagle(Chain):
 
     normed = False
 
-    def __init__(self, files: EagleFiles) -> None:
+    def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
         sizes, present = files.sizes, files.tensors
         self.layers = [
@@ -71,12 +63,10 @@ class Eagle(Chain):
         ]
 
     def first(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
-        """See Chain; nothing is normed."""
         both: mx.array = self.fc(mx.concatenate([self.embed(tokens), states], axis=-1))
         return both, both
 
     def ends(self, states: mx.array) -> tuple[mx.array, mx.array]:
-        """See Chain; both are one."""
         return states, states
 
 

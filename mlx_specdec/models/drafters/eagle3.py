@@ -30,7 +30,6 @@ class Eagle3Files(DrafterFiles):
     are made of the output of the last norm. feeds_back_normed: so is the feature of the next step.
     """
 
-    sizes: LayerSizes
     norm_before_residual: bool
     norms_before_head: bool
     feeds_back_normed: bool

@@ -16,7 +16,7 @@ from ...checkpoints.files import Weights
 from ...checkpoints.quantization import PARTS, Quantization, stored_quantization
 from ...checkpoints.t5_keys import is_encoder_decoder
 from ...errors import CheckpointError
-from .config import LayerSizes, Shapes, Sizes
+from .config import LayerSizes, Shapes
 
 D2T = "d2t"
 """For each token of the drafter, the target's id minus the drafter's."""
@@ -33,8 +33,8 @@ class StoredTensors(Mapping[str, mx.array]):
     """The tensors of a drafter by its kind's names for them. Each is read when it is looked up, and
     lazily where the format allows it; d2t is not among them.
 
-    names: the kind's name -> the name in the files, d2t's as well. shapes: for quantized matrices
-    that of the whole. quantized: the path of such a matrix -> how.
+    names: to those in the files, d2t's as well. shapes: for quantized matrices that of the whole.
+    quantized: the path of such a matrix -> how.
     """
 
     def __init__(
@@ -105,9 +105,7 @@ class StoredTensors(Mapping[str, mx.array]):
             if count > MOST_TOKENS:
                 raise CheckpointError(f"{self._directory} asks for {count} draft tokens: check it")
             if self.shapes:
-                raise CheckpointError(
-                    f"{self._directory}: weight d2t is missing: download it again"
-                )
+                raise CheckpointError(f"{self._directory}: weight d2t is missing: download again")
             return tuple(range(count))
         offsets = np.array(self._d2t()).astype(np.int64).reshape(count)
         ids = np.arange(count) + offsets
@@ -137,19 +135,13 @@ class DrafterFiles:
 
     directory: Path
     kind: str
-    sizes: Sizes
+    sizes: LayerSizes
     tapped: tuple[int, ...] | None
     taps: int
     target_width: int
     vocabulary: int
     target_ids: tuple[int, ...] | None
     tensors: StoredTensors
-
-    @property
-    def encoder_width(self) -> int | None:
-        """Width of the output of the target's encoder, None where layers do not attend to it."""
-        sizes = self.sizes
-        return sizes.encoder_width if isinstance(sizes, LayerSizes) else None
 
     @property
     def drafted(self) -> int:
@@ -170,7 +162,7 @@ class DrafterFiles:
             "draft_vocab_size": self.drafted,
             "target_layers": None if self.tapped is None else list(self.tapped),
             "taps": self.taps,
-            "encoder_hidden_size": self.encoder_width,
+            "encoder_hidden_size": self.sizes.encoder_width,
         }
 
     def usual_layers(self, layers: int) -> tuple[int, ...]:
@@ -208,7 +200,7 @@ class DrafterFiles:
     def check_encoder(self, width: int | None) -> None:
         """Raises CheckpointError for a target without the encoder that this drafter attends to.
         width: of its output; None for decoder-only models."""
-        its = self.encoder_width
+        its = self.sizes.encoder_width
         if its is None or its == width:
             return
         given = "is decoder-only" if width is None else f"has one of width {width}"

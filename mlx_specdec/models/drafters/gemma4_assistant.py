@@ -20,7 +20,7 @@ from ...checkpoints.files import Weights
 from ...errors import CheckpointError
 from ...interfaces import FINAL, keys_of, values_of
 from ..base import Base
-from .config import LayerSizes, Settings, layer_sizes
+from .config import Settings, layer_sizes
 from .files import DrafterFiles, StoredTensors
 from .network import Config, DrafterNetwork, Kind, Reading
 
@@ -47,7 +47,6 @@ class AssistantFiles(DrafterFiles):
     clusters are looked at; 0 where all tokens are.
     """
 
-    sizes: LayerSizes
     attentions: tuple[str, ...]
     head_dims: Mapping[str, int]
     window: int

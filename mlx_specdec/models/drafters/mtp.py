@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,67 +21,13 @@ from ...checkpoints.mtp_layers import NUMBERED, QWEN, Carried
 from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
 from ..number_format import NumberFormat
-from .config import Settings, Sizes
+from .config import LayerSizes, Settings
 from .files import IN_16_BITS, UNUSED, DrafterFiles, StoredTensors
 from .layers import Source
 from .network import Chain, ChainReading, Config, Kind
 
 PLAIN = "qwen3"
 """Only `speculators` has such layers for this family; its checkpoints carry none."""
-_QWEN3: Mapping[str, Any] = {
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "vocab_size": 151936,
-    "head_dim": 128,
-    "rope_theta": 10000.0,
-}
-_HYBRID: Mapping[str, Any] = {
-    **_QWEN3,
-    "hidden_size": 2048,
-    "head_dim": 256,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "norm_topk_prob": True,
-    "partial_rotary_factor": 0.25,
-}
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    # Those of transformers, which `speculators` leaves out, by mlx-lm's name of the family.
-    PLAIN: {
-        **_QWEN3,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-    },
-    "qwen3_next": {
-        **_HYBRID,
-        "intermediate_size": 5632,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-    },
-    "qwen3_5": {
-        **_HYBRID,
-        "vocab_size": 248320,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_key_value_heads": 4,
-    },
-    "qwen3_5_moe": {
-        **_HYBRID,
-        "vocab_size": 248320,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-    },
-}
 MLX_LM_TYPES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 LAYER = "layers.0."
 _PARTS = {
@@ -133,16 +78,21 @@ def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
         carried = Carried(tuple(weights.infos), weights.read, mtp_layers.is_original(weights))
         return _files(directory, config, carried)
     family = mtp_layers.family(inner)
-    default = DEFAULTS.get(MLX_LM_TYPES.get(family, family))
-    if default is None:
+    kind = MLX_LM_TYPES.get(family, family)
+    if kind not in (known := (PLAIN, "qwen3_5", "qwen3_5_moe", "qwen3_next")):
         raise CheckpointError(
             f"{directory} holds a layer for multi-token prediction of the type {family!a:.60}, "
-            f"which is not supported: {', '.join(sorted(DEFAULTS))} are"
+            f"which is not supported: {', '.join(known)} are"
         )
+    from transformers import AutoConfig  # imported with mlx-lm in any case
+
     stated = {key: value for key, value in inner.items() if value is not None}
+    text = kind if f"{kind}_text" not in MLX_LM_TYPES else f"{kind}_text"
+    # `speculators` leaves out what is transformers' default.
+    whole = AutoConfig.for_model(**{**stated, "model_type": text}).to_dict()
     # transformers stores the norms of Qwen 3 whole.
     carried = Carried(tuple(weights.infos), weights.read, family != PLAIN)
-    return _files(directory, {**default, **stated}, carried)
+    return _files(directory, whole, carried)
 
 
 def of_target(directory: Path, config: Config) -> MtpFiles | None:
@@ -183,7 +133,7 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
     return MtpFiles(
         directory=directory,
         kind="mtp",
-        sizes=Sizes(width, float(settings.get("rms_norm_eps", 1e-6))),
+        sizes=LayerSizes(width, float(settings.get("rms_norm_eps", 1e-6))),
         tapped=None,
         taps=0,
         target_width=width,
@@ -224,8 +174,7 @@ def _as_mlx_lm(tensors: dict[str, mx.array], *, zero_centered: bool) -> dict[str
             for name, array in tensors.items()
         }
     if _GATE_UP in tensors:
-        both = tensors.pop(_GATE_UP)
-        gate, up = mx.split(both, 2, axis=-2)
+        gate, up = mx.split(tensors.pop(_GATE_UP), 2, axis=-2)
         tensors |= {f"{_SWITCH}gate_proj.weight": gate, f"{_SWITCH}up_proj.weight": up}
     if _DOWN in tensors:
         tensors[f"{_SWITCH}down_proj.weight"] = tensors.pop(_DOWN)
@@ -234,8 +183,8 @@ def _as_mlx_lm(tensors: dict[str, mx.array], *, zero_centered: bool) -> dict[str
         if match := _EXPERT.fullmatch(name):
             apart.setdefault(match[3], {})[int(match[2])] = tensors.pop(name)
     for part, experts in apart.items():
-        stacked = mx.stack([experts[number] for number in range(len(experts))])
-        tensors[f"{_SWITCH}{part}.weight"] = stacked
+        rows = [experts[number] for number in range(len(experts))]
+        tensors[f"{_SWITCH}{part}.weight"] = mx.stack(rows)
     return tensors
 
 
@@ -278,8 +227,8 @@ class Mtp(Chain):
         self.pre_fc_norm_hidden = nn.RMSNorm(files.sizes.width, files.sizes.eps)
         whole: Any = network_of(files.block, str(files.directory))
         self._renamed = whole.sanitize
-        self._own_bits = getattr(whole, "quant_predicate", None) or (lambda path, module: True)
-        self._casts = getattr(whole, "cast_predicate", lambda path: True)
+        self._own_bits = getattr(whole, "quant_predicate", None)
+        self.cast_predicate = getattr(whole, "cast_predicate", lambda path: True)
         self.block = whole.model
         self.block.embed_tokens = self.block.norm = Given()
 
@@ -303,13 +252,20 @@ class Mtp(Chain):
         return normed, normed
 
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
+        from mlx_lm.utils import infer_quant_config
+
         from ..mlx_lm.loader import cannot_build
         from ..mlx_lm.loading import with_numbers
 
         assert isinstance(files, MtpFiles)
+
+        def stored_bits(path: str, module: nn.Module) -> Any:
+            able = hasattr(module, "to_quantized") and f"{path}.scales" in weights
+            return able and infer_quant_config(path, module, weights)
+
         try:
             weights = self._as_mlx_lm(files)
-            nn.quantize(self, class_predicate=partial(_stored_bits, weights))
+            nn.quantize(self, class_predicate=stored_bits)
             shapes = {name: array.shape for name, array in tree_flatten(self.parameters())}
             check_weights(shapes, {name: array.shape for name, array in weights.items()})
             self.load_weights(list(weights.items()))
@@ -324,10 +280,7 @@ class Mtp(Chain):
         mx.eval(self.parameters())
 
     def quant_predicate(self, path: str, module: nn.Module) -> Any:
-        return path not in IN_16_BITS and self._own_bits(path, module)
-
-    def cast_predicate(self, path: str) -> bool:
-        return bool(self._casts(path))
+        return path not in IN_16_BITS and (self._own_bits is None or self._own_bits(path, module))
 
     def _as_mlx_lm(self, files: MtpFiles) -> dict[str, mx.array]:
         """Return the tensors by this network's names; mlx-lm joins, splits and renames those of the
@@ -338,13 +291,6 @@ class Mtp(Chain):
         return weights | {
             name.replace("model.", "block.", 1): array for name, array in renamed.items()
         }
-
-
-def _stored_bits(weights: dict[str, mx.array], path: str, module: nn.Module) -> Any:
-    from mlx_lm.utils import infer_quant_config
-
-    able = hasattr(module, "to_quantized") and f"{path}.scales" in weights
-    return able and infer_quant_config(path, module, weights)
 
 
 MTP = Kind(

@@ -79,15 +79,20 @@ class DrafterNetwork(nn.Module):
             self.embed_tokens = nn.Embedding(files.vocabulary, width)
         if "lm_head.weight" in present or files.drafted != files.vocabulary:
             self.lm_head = nn.Linear(width, files.drafted, bias=False)
-        if files.encoder_width is not None:
-            self.encoder_norm = nn.RMSNorm(files.encoder_width, files.sizes.eps)
+        if files.sizes.encoder_width is not None:
+            self.encoder_norm = nn.RMSNorm(files.sizes.encoder_width, files.sizes.eps)
 
     def bind(self, files: DrafterFiles, target: Base) -> None:
         """Read the hidden states of a target, which lends its embedding and its head where the
         drafter has none of its own. Raises CheckpointError."""
         self._target = target
         self.taps = tuple(after(layer) for layer in files.tapped_of(target.layers)) or (FINAL,)
-        self._places = _places(self.target_ids, target.vocabulary)
+        # Where the drafter's logits have each of the target's tokens, (vocabulary,) int32, behind
+        # the last one for those that it lacks; None where both vocabularies are one.
+        self._places: Any = None
+        if (ids := self.target_ids) is not None:
+            self._places = mx.full((target.vocabulary,), len(ids), dtype=mx.int32)
+            self._places[mx.array(ids)] = mx.arange(len(ids), dtype=mx.int32)
 
     @property
     def stops(self) -> bool:
@@ -110,19 +115,15 @@ class DrafterNetwork(nn.Module):
 
     @cached_property
     def _row_nbytes(self) -> tuple[int, int]:
-
-        def per_token(arrays: list[mx.array]) -> int:
-            return sum(array.nbytes // array.shape[2] for array in arrays)
-
         reading = self.open()
         if "encoder_norm" in self:
             reading.attend(mx.zeros((1, 1, self.encoder_norm.weight.shape[0])))
         width = sum(map(self.width_of, self.taps))
         reading.read(mx.zeros((1, 1, width), dtype=self.dtype), mx.zeros((1, 1), dtype=mx.int32))
         given = [each for source in reading._sources if source is not None for each in source[:2]]
-        return per_token(given), per_token(
-            [each for cache in reading._caches for each in cache.state]
-        )
+        cached = [each for cache in reading._caches for each in cache.state]
+        per_token = [sum(a.nbytes // a.shape[2] for a in arrays) for arrays in (given, cached)]
+        return per_token[0], per_token[1]
 
     def open(self) -> Reading:
         """Begin a sequence of which nothing was read."""
@@ -187,16 +188,6 @@ class DrafterNetwork(nn.Module):
             return logits
         nothing = mx.full((*logits.shape[:-1], 1), -mx.inf, dtype=logits.dtype)
         return mx.concatenate([logits, nothing], axis=-1)[..., self._places]
-
-
-def _places(target_ids: tuple[int, ...] | None, vocabulary: int) -> mx.array | None:
-    """(vocabulary,) int32: where the drafter's logits have each of the target's tokens, behind the
-    last one for those that it lacks; None where both vocabularies are one."""
-    if target_ids is None:
-        return None
-    places: Any = mx.full((vocabulary,), len(target_ids), dtype=mx.int32)
-    places[mx.array(target_ids)] = mx.arange(len(target_ids), dtype=mx.int32)
-    return places
 
 
 class Reading(RowsContext):
