@@ -1,8 +1,7 @@
 """For debugging: contexts that compare their contents with the text, at twice the cost.
 
 Every context has a shadow, a second one that is fed the committed tokens alone and never rewound;
-where both have seen the same text, their logits must agree. Lengths alone would not show a cache
-with the wrong rows.
+where both have seen the same text, their logits must agree.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import mlx.core as mx
 
 from .errors import RewindError
 from .interfaces import Context, Model, Scores
-from .interfaces.results import Cached, Reusable, RoundReport
+from .interfaces.results import Cached, RoundReport
 from .models.base import Base
 from .text.vocabulary import Translation
 
@@ -24,12 +23,14 @@ HALF_TOLERANCE = 0.3
 
 
 class CheckedModel:
-    """A Model whose contexts check themselves; all else is the model's."""
+    """A Model whose contexts check themselves; all else is the model's. As a RoundListener it
+    compares them with the committed tokens after every round that rewinds."""
 
     batches = False
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, translation: Translation | None = None) -> None:
         self._model = model
+        self._feed = list if translation is None else translation.feed
         self._opened: list[CheckedContext] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -45,6 +46,11 @@ class CheckedModel:
         """Compare no more with the contexts of an earlier text."""
         self._opened = []
 
+    def on_round(self, report: RoundReport) -> None:
+        """As RoundListener says."""
+        if not report.pipelined and not report.ended:
+            self.compare(self._feed(report.sequences[0].committed))
+
     def compare(self, committed: Sequence[int]) -> None:
         """Raises RewindError where a context has seen other tokens than the committed ones."""
         for context in self._opened:
@@ -52,7 +58,7 @@ class CheckedModel:
 
 
 class CheckedContext:
-    """A Context and its shadow. Reading what it is fed makes every pass wait for the last one."""
+    """A Context of one sequence and its shadow; what is not here is the context's."""
 
     def __init__(self, model: Model, prompt: Sequence[int], cached: Cached | None = None) -> None:
         self._vocabulary = model.vocabulary
@@ -62,19 +68,8 @@ class CheckedContext:
         if self._seen:
             self._shadow.advance(mx.array([self._seen], dtype=mx.int32))
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """As the context's."""
-        return self._context.lengths
-
-    @property
-    def replays(self) -> bool:
-        """As the context's."""
-        return self._context.replays
-
-    def evaluate(self) -> None:
-        """As the context's."""
-        self._context.evaluate()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """As contracts.Context says. Raises RewindError where the shadow disagrees."""
@@ -95,16 +90,8 @@ class CheckedContext:
                 f"{len(self._seen)}"
             )
 
-    def join(self, other: Context) -> None:
-        """Raises TypeError."""
-        raise TypeError("a context of one sequence")
-
     def filter(self, keep: Sequence[int]) -> None:
         """Nothing to do: it holds one sequence."""
-
-    def reusable(self, sequence: int) -> Reusable:
-        """As the context's."""
-        return self._context.reusable(sequence)
 
     def compare(self, committed: Sequence[int]) -> None:
         """Raises RewindError for the first token seen that is not the committed one."""
@@ -140,35 +127,14 @@ def _log_probabilities(logits: mx.array) -> mx.array:
     return mx.maximum(rows - mx.logsumexp(rows, axis=-1, keepdims=True), -60.0)
 
 
-class Shadow:
-    """Compares a model's contexts with the committed tokens after every round that rewinds."""
-
-    def __init__(self, model: CheckedModel, translation: Translation | None = None) -> None:
-        self._model = model
-        self._translation = translation
-
-    def forget(self) -> None:
-        """A new text begins."""
-        self._model.forget()
-
-    def on_round(self, report: RoundReport) -> None:
-        """As RoundListener says."""
-        if not report.pipelined and not report.ended:
-            committed = report.sequences[0].committed
-            feed = self._translation.feed if self._translation is not None else list
-            self._model.compare(feed(committed))
-
-
 def checked(
     target: Model, draft: Base | None, translation: Translation | None
-) -> tuple[Model, Base | None, list[Shadow]]:
+) -> tuple[Model, Base | None, list[CheckedModel]]:
     """Return the same models, whose contexts compare themselves with shadows, and the listeners
     that make them do so."""
-    shadowed = CheckedModel(target)
-    shadows = [Shadow(shadowed)]
+    shadows = [CheckedModel(target)]
     if draft is not None:
-        shadowed_draft = CheckedModel(draft)
-        shadows.append(Shadow(shadowed_draft, translation))
+        shadows.append(CheckedModel(draft, translation))
         # Proposers only open contexts of it.
-        draft = cast(Base, shadowed_draft)
-    return cast(Model, shadowed), draft, shadows
+        draft = cast(Base, shadows[1])
+    return cast(Model, shadows[0]), draft, shadows

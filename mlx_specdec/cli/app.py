@@ -64,8 +64,7 @@ class PanelCommand(TyperCommand):
         """Called by typer."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            row = parameter.get_help_record(ctx)
-            if row is not None:
+            if row := parameter.get_help_record(ctx):
                 if parameter.param_type_name == "argument":
                     row = (parameter.metavar or parameter.name, row[1])
                 panel = getattr(parameter, "rich_help_panel", None) or OTHER

@@ -108,35 +108,21 @@ def batch(files: Files, flags: Made) -> None:
             pair, options = load_drafting(flags, options, quiet=files.quiet)
             if pair.task_prefix and options.chat_template and not files.quiet:
                 render.tell(f'"{pair.task_prefix}" is put before every prompt that lacks it')
-            run = BatchRun(
-                pair,
-                lines,
-                journal,
-                options,
-                batch_size=batch_size,
-                memory_budget=budget,
-                strict=files.strict,
-            )
-            _decode(run, journal, lines.prompts)
+            run = BatchRun(pair, lines, journal, options, batch_size, budget, files.strict)
+            before, shown = journal.done, 0.0
+            with render.progress("reading prompts") as report:
+                for _ in run:
+                    if time.monotonic() - shown >= SHOWN_EVERY:
+                        shown = time.monotonic()
+                        speed = run.sums["tokens"] / run.seconds
+                        label = f"{journal.done} of {lines.prompts} texts, {speed:.0f} tokens/s"
+                        report(journal.done - before, lines.prompts - before, label)
             _print_errors(journal, each=files.text)
             journal.finish(as_text=files.text)
     if not files.quiet:
         render.tell(_summary(run))
     if journal.failed:
         raise typer.Exit(1)
-
-
-def _decode(run: BatchRun, journal: Journal, prompts: int) -> None:
-    """Decode what the journal lacks, behind a progress bar."""
-    before, shown = journal.done, 0.0
-    with render.progress("reading prompts") as report:
-        for _ in run:
-            if time.monotonic() - shown < SHOWN_EVERY:
-                continue
-            shown = time.monotonic()
-            speed = run.sums["tokens"] / run.seconds
-            label = f"{journal.done} of {prompts} texts, {speed:.0f} tokens/s"
-            report(journal.done - before, prompts - before, label)
 
 
 def _print_errors(journal: Journal, *, each: bool) -> None:
@@ -250,10 +236,9 @@ class BatchRun:
         lines: Lines,
         journal: Journal,
         options: Options,
-        *,
-        batch_size: int | Literal["auto"] = "auto",
-        memory_budget: int | None = None,
-        strict: bool = False,
+        batch_size: int | Literal["auto"],
+        memory_budget: int | None,
+        strict: bool,
     ) -> None:
         from ..engine.generate import stream_many
 
@@ -300,12 +285,10 @@ class BatchRun:
             yield Request(request.prompt, request.options)
 
     def _write(self, request: LineRequest, part: Part) -> None:
-        result = part.result
-        if result is None:
+        if (result := part.result) is None:
             self._fail(request, part.error or "")
             return
-        # Only what depends on nothing but prompt, target, settings and seed: neither times nor
-        # what was drafted.
+        # No times, and not what was drafted: they are others in the next run.
         self._journal.append(
             request.record(
                 text=result.text,

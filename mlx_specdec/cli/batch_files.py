@@ -117,9 +117,7 @@ class Journal:
 
     output: the file that the results are sorted into at the end. header: what the results depend
     on: "input", "sha256", "settings" by flag. count: lines of the input. overwrite: replace an
-    output, and a journal of another header. done: number of results; failed: number of those that
-    are errors.
-
+    output, and a journal of another header. done: number of results. failed: of those, errors.
     Nothing is written before `begin`. Raises OutputError for an output that cannot or may not be
     written, and while another process writes it.
     """
@@ -132,7 +130,6 @@ class Journal:
         self.done = self.failed = 0
         header = {"format": FORMAT, "version": __version__, **header}
         self._header: dict[str, Any] = json.loads(json.dumps(header, default=str))
-        self._overwrite = overwrite
         self._count = count
         self._places: dict[int, int] = {}
         self._stream: FileIO | None = None
@@ -145,8 +142,11 @@ class Journal:
         try:
             if self.partial.exists():
                 self._open()
-                self._resume()
-            self._check_output()
+                self._resume(overwrite)
+            if self._end == 0 and output.exists() and not overwrite:
+                raise OutputError(
+                    f"{output} exists: give --overwrite to replace it, or choose another --output"
+                )
         except BaseException:
             self.__exit__()
             raise
@@ -164,7 +164,6 @@ class Journal:
     def begin(self) -> None:
         """Drop a line that an earlier run left unfinished; write the header of a new journal."""
         if self._stream is None:
-            self._check_output()  # another run may have ended meanwhile
             self._open()
         assert self._stream is not None
         with self._writing():
@@ -187,7 +186,11 @@ class Journal:
             with self._writing():
                 with made.open("wb") as file, self.partial.open("rb") as journal:
                     for line in self._in_order(journal):
-                        file.write(_text_line(line) if as_text else line)
+                        if as_text:
+                            text = json.loads(line or "{}").get("text", "")
+                            text = text.replace("\r", "\\r").replace("\n", "\\n")
+                            line = f"{text}\n".encode()
+                        file.write(line)
                 os.replace(made, self.output)
                 self.partial.unlink()
         finally:
@@ -209,12 +212,6 @@ class Journal:
                 journal.seek(self._places[line])
             yield journal.readline() if line in self else b""
 
-    def _check_output(self) -> None:
-        if self._end == 0 and self.output.exists() and not self._overwrite:
-            raise OutputError(
-                f"{self.output} exists: give --overwrite to replace it, or choose another --output"
-            )
-
     def _open(self) -> None:
         with self._writing():
             self._stream = FileIO(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+")
@@ -226,18 +223,25 @@ class Journal:
                     f"another run is writing {self.output}: wait until it has ended"
                 ) from None
 
-    def _resume(self) -> None:
+    def _resume(self, overwrite: bool) -> None:
         """Take over the results of a journal with the same header. Raises OutputError for another
         one, unless it holds no results or may be overwritten."""
         with self._writing(), self.partial.open("rb") as lines:
             first = lines.readline()
             if not first:
                 return
-            difference = self._difference(_header(first, self.partial))
+            header: Any = None
+            with suppress(ValueError, RecursionError):
+                header = json.loads(first)
+            if not isinstance(header, dict) or header.get("format") != FORMAT:
+                raise OutputError(
+                    f"{self.partial} was not left by a run of this program: move it away"
+                )
+            difference = self._difference(header)
             if not difference:
                 self._end = lines.tell()
                 self._read_results(lines)
-            elif lines.readline() and not self._overwrite:
+            elif lines.readline() and not overwrite:
                 raise OutputError(
                     f"{self.partial} was left by a run {difference}: run that one again, choose "
                     "another --output, or give --overwrite to begin anew"
@@ -260,13 +264,14 @@ class Journal:
         """Return how a journal's run differs from this one, in a few words; "" if it does not."""
         if header.get("sha256") != self._header["sha256"]:
             return f"over another input ({header.get('input')})"
-        before, now = (
+        runs = [
             {"version": each.get("version"), **each["settings"]} for each in (header, self._header)
-        )
-        for name in {**before, **now}:
-            if before.get(name) != now.get(name):
-                flag = "--" + name.replace("_", "-")
-                return f"with {flag} {_shown(before.get(name))}, not {_shown(now.get(name))}"
+        ]
+        for name in runs[0] | runs[1]:
+            texts = [json.dumps(run.get(name), ensure_ascii=False) for run in runs]
+            if texts[0] != texts[1]:
+                before, now = ("unset" if text == "null" else text for text in texts)
+                return f"with --{name.replace('_', '-')} {before}, not {now}"
         return ""
 
     def _note(self, record: Mapping[str, Any], place: int) -> None:
@@ -296,21 +301,3 @@ class Journal:
                 f"{self.output} cannot be written: {reason}: the same command goes on from here "
                 "once it can"
             ) from problem
-
-
-def _header(line: bytes, partial: Path) -> dict[str, Any]:
-    """Return the header of a journal. Raises OutputError for the first line of another file."""
-    with suppress(ValueError, RecursionError):
-        header: Any = json.loads(line)
-        if isinstance(header, dict) and header.get("format") == FORMAT:
-            return header
-    raise OutputError(f"{partial} was not left by a run of this program: move it away")
-
-
-def _text_line(line: bytes) -> bytes:
-    text: str = json.loads(line).get("text", "") if line else ""
-    return (text.replace("\r", "\\r").replace("\n", "\\n") + "\n").encode("utf-8")
-
-
-def _shown(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False) if value is not None else "unset"

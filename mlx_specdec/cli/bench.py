@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -200,7 +199,7 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
 
 
 def _check_report(file: Path) -> None:
-    """Raise OptionError before hours of measuring where the report could not be written."""
+    """Raise OptionError where the report could not be written."""
     if os.path.lexists(file) and not file.is_file():
         raise OptionError(f"{file} is no regular file: name another one for the report")
     if not os.access(file.parent, os.W_OK):
@@ -208,8 +207,7 @@ def _check_report(file: Path) -> None:
 
 
 def _cluster(model: str, models: Models) -> Cluster:
-    """Return how many exchanges a pass of a shared target has, and each machine's share of it.
-    Raises CheckpointError where config.json does not say."""
+    """Return how many exchanges a pass of a shared target has, and each machine's share of it."""
     from ..measure.estimate import model_source
     from ..measure.prediction import Link, cluster
     from ..models.distributed.group import join
@@ -228,7 +226,7 @@ def _speculation(
     cluster: Cluster | None,
 ) -> tuple[Analysis, list[str]]:
     """Measure single texts. Returns all figures, and sentences on other programs. cluster: the
-    machines that share the target. Raises KeyboardInterrupt where there are no figures yet."""
+    machines that share the target. Raises KeyboardInterrupt without any figures."""
     from ..engine.request import encode
     from ..measure.analysis import analyse, of_cluster
     from ..measure.methods import TURNS, measure, own_methods, pass_timer
@@ -241,13 +239,9 @@ def _speculation(
     pair = next((each for each in pairs if each.draft is not None), pairs[0])
     notes: list[str] = []
     if measuring.baselines:
-        from ..measure.baselines import find_baselines, mlx_lm_methods
-        from ..measure.transformers_baseline import transformers_methods
+        from ..measure.baselines import find_baselines, mlx_lm_methods, transformers_methods
 
-        others, notes = find_baselines(
-            partial(mlx_lm_methods, pair, options, lengths),
-            partial(transformers_methods, pair, options, lengths),
-        )
+        others, notes = find_baselines(mlx_lm_methods, transformers_methods, pair, options, lengths)
         methods += others
     first = encode(pair, prompts[0].turns[0], options)
     passes = pass_timer(pairs, first, [method.num_draft for method in methods])
@@ -281,21 +275,17 @@ def _throughput(
     proposers: Sequence[str],
     measuring: Measuring,
 ) -> tuple[Throughput, list[str]]:
-    """Measure the whole file at several batch sizes. Returns all figures, and sentences on what
-    could not be measured so. Raises KeyboardInterrupt where there are no figures yet."""
+    """Measure the whole file at several batch sizes. Returns and raises as `_speculation` does."""
     from ..measure.throughput import encoded, file_methods, measure_files
 
     sizes, [length] = measuring.sizes(), measuring.lengths()
     ids, skipped = encoded(pair, prompts, options)
     methods, notes = file_methods(pair, options, next(iter(proposers), None), length, sizes)
     if measuring.baselines:
-        from ..measure.baselines import find_baselines, mlx_lm_file_methods
-        from ..measure.transformers_baseline import transformers_file_methods
+        from ..measure import baselines
 
-        others, more = find_baselines(
-            partial(mlx_lm_file_methods, pair, options, sizes),
-            partial(transformers_file_methods, pair, options, sizes),
-        )
+        programs = baselines.mlx_lm_file_methods, baselines.transformers_file_methods
+        others, more = baselines.find_baselines(*programs, pair, options, sizes)
         methods, notes = [*methods, *others], [*notes, *more]
     how: dict[str, Any] = {"repeats": measuring.repeats, "warmup": measuring.warmup}
     with render.progress("measuring") as bar:

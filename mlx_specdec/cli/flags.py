@@ -50,7 +50,6 @@ class Flags:
 
     def begin(self) -> None:
         """Called before the command."""
-        return None
 
 
 def command(*examples: str) -> Callable[[Command], Command]:
@@ -67,13 +66,13 @@ def command(*examples: str) -> Callable[[Command], Command]:
                 if name != "seed" and isinstance(value, int) and value > MOST:
                     flag_name = name.replace("_", "-")
                     raise OptionError(f"--{flag_name} must be {MOST} or less, not {value}")
-            made = {
-                name: group(**{one.name: given[one.name] for one in fields(group)})
-                for name, group in groups.items()
-            }
-            for each in made.values():
+            made = [
+                group(**{one.name: given[one.name] for one in fields(group)})
+                for group in groups.values()
+            ]
+            for each in made:
                 each.begin()
-            function(**made)
+            function(*made)
 
         version = inspect.Parameter("version", KEYWORD, default=False, annotation=Version)
         run.__signature__ = inspect.Signature([*flat, version])  # type: ignore[attr-defined]
@@ -156,18 +155,18 @@ class ChatTemplate(Flags):
         return {
             **super().for_options(),
             "chat_template": not self.no_chat_template,
-            "chat_template_config": _json_object(self.chat_template_config or "{}"),
+            "chat_template_config": self._config(),
         }
 
-
-def _json_object(text: str) -> dict[str, Any]:
-    with suppress(ValueError, RecursionError):
-        if isinstance(parsed := json.loads(text), dict):
-            return parsed
-    raise OptionError(
-        f'--chat-template-config must be a JSON object, for example {{"key": true}}, not '
-        f"{text!r:.80}"
-    )
+    def _config(self) -> dict[str, Any]:
+        text = self.chat_template_config or "{}"
+        with suppress(ValueError, RecursionError):
+            if isinstance(parsed := json.loads(text), dict):
+                return parsed
+        raise OptionError(
+            '--chat-template-config must be a JSON object, for example {"key": true}, not '
+            f"{text!r:.80}"
+        )
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Network(Flags):
 
     panel = "Server"
     host: str = flag("127.0.0.1", "The address to listen on; 0.0.0.0 is every one.")
-    port: int = flag(8080, "The port to listen on; 0 takes a free one.")
+    port: int = flag(8080, "The port to listen on; 0 takes a free one.", min=0, max=65535)
     api_key: str | None = flag(
         None,
         "The key that clients have to send, as a bearer token or in x-api-key.",
@@ -57,12 +57,13 @@ class Load(Flags):
     """The limits of the server's load."""
 
     panel = "Server"
-    batch_size: int = flag(16, "The number of requests that are decoded at once.")
-    max_waiting: int = flag(64, "The number of requests that may wait; more are refused.")
+    batch_size: int = flag(16, "The number of requests that are decoded at once.", min=1)
+    max_waiting: int = flag(64, "The number of requests that may wait; more are refused.", min=0)
     max_model_len: int | None = flag(
         None,
         "The largest number of tokens of a prompt and its answer together.",
         show_default="the model's own, or 4096",
+        min=2,
     )
     timeout: float = flag(600.0, "The seconds after which an answer is cut.")
 
@@ -132,17 +133,8 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
     """
     model, _ = named(flags)
     options = flags.options()
-    for name, value, bound in (
-        ("batch-size", load.batch_size, 0),
-        ("max-model-len", load.max_model_len, 1),
-        ("timeout", load.timeout, 0),
-    ):
-        if value is not None and not value > bound:
-            raise OptionError(f"--{name} must be more than {bound}, not {value}")
-    if not 0 <= network.port < 1 << 16:
-        raise OptionError(f"--port must lie between 0 and 65535, not {network.port}")
-    if load.max_waiting < 0:
-        raise OptionError(f"--max-waiting must be 0 or more, not {load.max_waiting}")
+    if not load.timeout > 0:
+        raise OptionError(f"--timeout must be more than 0, not {load.timeout}")
     cached_bytes, memory_budget = prompt_cache.size(), flags.memory()
     if network.api_key == "":
         raise OptionError("--api-key is empty: give a key, or leave it out")

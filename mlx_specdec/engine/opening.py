@@ -25,7 +25,7 @@ from ..proposers import DRAFTERS, find, missing
 from ..proposers.combined import FirstOf, Limited, RowByRow
 from ..proposers.drafter import Drafter, Setup
 from ..proposers.lookup import forcing, predicting
-from ..testing import Shadow, checked
+from ..testing import CheckedModel, checked
 from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import Job, Overrides, Request, device_name, for_model, make_rule, most_drafted
@@ -166,7 +166,7 @@ class Opener:
         if overrides.proposer is not None and not pair.target.rows_agree:
             overrides, options = replace(overrides, proposer=None), replace(options, regular=True)
         self._target: Model = pair.target
-        self._shadows: list[Shadow] = []
+        self._shadows: list[CheckedModel] = []
         if os.environ.get(DEBUG):
             self._target, draft, self._shadows = checked(pair.target, pair.draft, pair.translation)
             pair = replace(pair, draft=draft)

@@ -1,7 +1,6 @@
-"""What the samples of a benchmark come to: speedups with their intervals, and figures of methods.
+"""Computes speedups with their intervals, and figures of methods, from the samples of a benchmark.
 
-Plain decoding and another method are measured in turns on the same prompt, so a bootstrap draws
-both together, and what slowed both cancels. Plain numbers only.
+A bootstrap draws plain decoding and another method on a prompt together: what slowed both cancels.
 """
 
 from __future__ import annotations
@@ -112,12 +111,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one method.
-
-    acceptance: entry i - 1 is the share of rounds in which the first i drafted tokens were accepted
-    (a_i). by_category: speedups over the prompts of each category. predicted: S(num_draft). texts:
-    number of texts. differences: among `compared` texts, where the same text is promised.
-    """
+    """The figures of one method. acceptance: entry i - 1 is the share of rounds in which the first
+    i drafted tokens were accepted (a_i). by_category: speedups over the prompts of each category.
+    predicted: S(num_draft). texts: number of texts. differences: among `compared` texts, where the
+    same text is promised."""
 
     name: str
     family: str
@@ -150,13 +147,9 @@ class Gain:
 
 @dataclass(frozen=True)
 class ClusterFigures:
-    """What a target that machines share gains by speculation, and what one machine would gain,
-    computed from the times of all machines less the network's.
-
-    exchanges: of a plain step, and of a round. exchange_us: time of one exchange by the pass's
-    tokens. share: of a pass on one machine that each takes without the network. network_ms: of a
-    plain step. gains: of the methods whose rounds were timed in parts.
-    """
+    """What a target that machines share gains by speculation, and what one machine would gain.
+    exchange_us: time of one exchange by the pass's tokens. network_ms: of a plain step. gains: of
+    the methods whose rounds were timed in parts. The other fields are those of a Cluster."""
 
     machines: int
     mode: str
@@ -249,7 +242,6 @@ def _predictions(
     if costs is None or costs.draft is None or not fixed:
         return {}
     samples = [sample for method in fixed for sample in measured.samples[method.name].values()]
-    # Without parts the loop's own time is taken to be nothing.
     others = [parts.other for method in fixed if (parts := _round_parts(measured, method))]
     cost = costs.in_steps(step, sum(others) / len(others) if others else 0.0)
     lengths = [sample.counted for sample in measured.plain.values()]
@@ -263,9 +255,7 @@ def _figures(
     samples = measured.samples[method.name]
     stats = [sample.stats for sample in samples.values() if sample.stats is not None]
     length, promised = method.num_draft, predictions.get(method.family, ())
-    categories = dict.fromkeys(
-        case.category for case in measured.cases if case.category is not None
-    )
+    categories = dict.fromkeys(one.category for one in measured.cases if one.category is not None)
     ratios = {name: speed_up(_paired(measured, method, name)) for name in categories}
     return Figures(
         name=method.name,
@@ -337,14 +327,32 @@ def _ratio(part: float, whole: float) -> float | None:
 def of_cluster(
     analysis: Analysis, cluster: Cluster, exchange_seconds: Mapping[int, float]
 ) -> ClusterFigures:
-    """Return the figures of the machines that share a target. exchange_seconds: of one exchange by
-    the pass's tokens, for one token and for the rounds of each draft length."""
+    """Return the figures of the machines that share a target, one machine's computed from the times
+    of all less the network's. exchange_seconds: of one exchange by the pass's tokens."""
     network = cluster.exchanges * exchange_seconds[1]
-    gains = []
+    local_step, gains = analysis.plain_step - network, []
+    step = local_step / cluster.share
     for method in analysis.methods:
-        if method.num_draft != "auto" and method.num_draft + 1 in exchange_seconds:
-            paid = cluster.exchanges * exchange_seconds[method.num_draft + 1]
-            gains.append(_gain(method, analysis.plain_step - network, paid, cluster))
+        parts, tokens, drafted = method.parts, method.tokens_per_round, method.num_draft
+        if parts is None or tokens is None or drafted == "auto":
+            continue
+        paid = cluster.exchanges * exchange_seconds.get(drafted + 1, math.inf)
+        if local_step <= 0 or parts.verify <= paid:
+            continue  # The times are unknown or contradict one another.
+        cost = RoundCost(
+            draft=(parts.draft + parts.other) / step,
+            passes={1: 1.0, 2: (parts.verify - paid) / local_step},
+        )
+        # All drafted tokens of a round as one, since their times are known together.
+        acceptance = (tokens - 1,)
+        even = break_even(cost, cluster.share, acceptance)
+        gain = Gain(
+            name=method.name,
+            speed_up=overall(method),
+            alone=tokens / cost.of(acceptance),
+            break_even_us=None if even is None else 1e6 * even * step / cluster.exchanges,
+        )
+        gains.append(gain)
     return ClusterFigures(
         machines=cluster.machines,
         mode=cluster.mode,
@@ -352,27 +360,5 @@ def of_cluster(
         exchange_us={rows: 1e6 * seconds for rows, seconds in exchange_seconds.items()},
         share=cluster.share,
         network_ms=1000 * network,
-        gains=[gain for gain in gains if gain is not None],
-    )
-
-
-def _gain(method: Figures, local_step: float, paid: float, cluster: Cluster) -> Gain | None:
-    """Return None where times contradict one another. local_step: seconds of a plain step without
-    the network. paid: seconds of the network in a round."""
-    parts, tokens = method.parts, method.tokens_per_round
-    if parts is None or tokens is None or local_step <= 0 or parts.verify <= paid:
-        return None
-    step = local_step / cluster.share
-    cost = RoundCost(
-        draft=(parts.draft + parts.other) / step,
-        passes={1: 1.0, 2: (parts.verify - paid) / local_step},
-    )
-    # All drafted tokens of a round as one, since their times are known together.
-    acceptance = (tokens - 1,)
-    even = break_even(cost, cluster.share, acceptance)
-    return Gain(
-        name=method.name,
-        speed_up=overall(method),
-        alone=tokens / cost.of(acceptance),
-        break_even_us=None if even is None else 1e6 * even * step / cluster.exchanges,
+        gains=gains,
     )

@@ -1,43 +1,122 @@
-"""Other programs that run a pair: mlx-lm and, where torch is installed, transformers."""
+"""Other programs that run a pair: mlx-lm and, where torch is installed, transformers.
+
+transformers gets this package's networks as its models on torch. This is the only module that
+imports torch. It reaches no network: the Hub is switched off before the import. Weights come from
+memory, so that both sides have the same ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
 
+from .. import process
+from ..checkpoints import files
+from ..checkpoints.source import as_directory, resolve_config
 from ..engine.pair import Pair
+from ..errors import first_line
 from ..models.mlx_lm.model import DecoderOnlyModel
-from ..options import Options
+from ..models.number_format import expanded
+from ..models.t5.network import T5
+from ..options import SELF, Options
 from .methods import Length, Method, Runner, Sample, any_token, room
 from .throughput import FileMethod, Prompts, Texts
-from .transformers_baseline import HuggingFace, NoBaselineError, hugging_face, try_out
 
 T = TypeVar("T", Method, FileMethod)
 
 PREFILL_BATCH_SIZE = 8
 """Prompts that mlx-lm reads together by default."""
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+HEAD = "lm_head.weight"
+_OURS = ("quantization", "quantization_config", "auto_map", "dtype", "torch_dtype")
+"""Entries of config.json on weights that are not read from there, and on code."""
+
+
+class NoBaselineError(Exception):
+    """A baseline cannot run here. The message says why in one line."""
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """Both packages, imported. threads: number of torch's threads while it works."""
+
+    torch: Any
+    transformers: Any
+    threads: int
+
+    @contextmanager
+    def at_work(self, seed: int) -> Iterator[None]:
+        """Run torch without gradients, with this many threads and its generator seeded. torch and
+        MLX may share one BLAS: its number of threads is restored."""
+        with process.threads_kept(), self.torch.inference_mode():
+            self.torch.set_num_threads(self.threads)
+            self.torch.manual_seed(seed)
+            yield
+
+    def describe(self) -> str:
+        """Return versions, number format and threads, for the setting of a benchmark."""
+        return (
+            f"transformers {self.transformers.__version__} on torch {self.torch.__version__}: CPU, "
+            f"float32, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        )
+
+
+def hugging_face() -> HuggingFace:
+    """Import both. Raises NoBaselineError where one is missing or does not load."""
+    try:
+        # Importing torch may count threads already.
+        with process.threads_kept():
+            torch = importlib.import_module("torch")
+            os.environ.update(dict.fromkeys(OFFLINE, "1"))
+            transformers = importlib.import_module("transformers")
+    except ModuleNotFoundError as problem:
+        raise NoBaselineError(f"{problem.name} is not installed") from None
+    except (ImportError, OSError, RuntimeError) as problem:
+        raise NoBaselineError(f"it does not load: {first_line(problem)}") from problem
+    transformers.utils.logging.set_verbosity_error()
+    # torch's default follows the BLAS that was loaded for MLX.
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(given) if given.isdecimal() and int(given) else os.cpu_count() or 1
+    return HuggingFace(torch, transformers, threads)
+
+
+def try_out(run: Callable[[], object]) -> None:
+    """Call `run`. Raises NoBaselineError where it fails, before a long measurement does."""
+    try:
+        run()
+    except Exception as problem:  # another program's, about models that it cannot run so
+        raise NoBaselineError(f"it cannot generate: {first_line(problem)}") from problem
 
 
 def find_baselines(
-    mlx_lm: Callable[[], list[T]],
-    transformers: Callable[[HuggingFace], list[T]],
-    installed: Callable[[], HuggingFace] = hugging_face,
+    mlx_lm: Callable[[Pair, Options, Sequence[Any]], list[T]],
+    transformers: Callable[[Pair, Options, Sequence[Any], HuggingFace], list[T]],
+    pair: Pair,
+    options: Options,
+    over: Sequence[Length],
 ) -> tuple[list[T], list[str]]:
     """Return all methods that can run here, and a sentence on each program: what it ran on, or why
-    it did not. installed: raises NoBaselineError without torch."""
+    it did not. over: draft lengths, or batch sizes."""
     methods: list[T] = []
     notes: list[str] = []
     try:
-        methods += mlx_lm()
+        methods += mlx_lm(pair, options, over)
     except NoBaselineError as problem:
         notes.append(f"mlx-lm is left out: {problem}")
     try:
-        hugging = installed()
-        methods += transformers(hugging)
+        hugging = hugging_face()
+        methods += transformers(pair, options, over, hugging)
         notes.append(hugging.describe())
     except NoBaselineError as problem:
         notes.append(f"transformers is left out: {problem}")
@@ -46,29 +125,44 @@ def find_baselines(
 
 def mlx_lm_methods(pair: Pair, options: Options, lengths: Sequence[Length]) -> list[Method]:
     """Return mlx-lm's plain decoding of the same weights, in the same process, and its speculative
-    decoding where there is a draft. Raises NoBaselineError for a pair that it cannot run. Both run
-    their prompt pass before they yield the first token, which is therefore not counted."""
+    decoding where there is a draft. Raises NoBaselineError for a pair that it cannot run. The first
+    token comes with the prompt pass, and is not counted."""
     networks = [_network(pair)]
     fixed = [0]
     if isinstance(pair.draft, DecoderOnlyModel):
         networks.append(pair.draft.network)
         fixed += [n for n in lengths if n != "auto"]
-    runners = {length: _runner(networks, pair.eos_token_ids, options, length) for length in fixed}
-    name, same_text = "mlx-lm", options.temperature == 0
+    runs = {length: _runner(networks, pair.eos_token_ids, options, length) for length in fixed}
+    return _methods("mlx-lm", options.temperature == 0, runs)
+
+
+def _methods(name: str, same_text: bool, runs: Mapping[int, Runner]) -> list[Method]:
+    """runs: by draft length."""
     return [
         Method(f"{name} {length or 'plain'}", name, length, same_text, run)
-        for length, run in runners.items()
+        for length, run in runs.items()
     ]
 
 
 def mlx_lm_file_methods(pair: Pair, options: Options, sizes: Sequence[int]) -> list[FileMethod]:
-    """Return mlx-lm's batch generation of the same weights, in the same process. Raises
-    NoBaselineError for a model that it cannot run so."""
-    run, token = partial(_batches, _network(pair), pair, options), any_token(pair)
+    """Return its batch generation. Raises NoBaselineError for a model that it cannot run so."""
+    run = partial(_batches, _network(pair), pair, options)
+    return _file_methods("mlx-lm", options.temperature == 0, run, pair, sizes)
+
+
+def _file_methods(
+    name: str,
+    same_text: bool,
+    run: Callable[[int, Prompts], Texts],
+    pair: Pair,
+    sizes: Sequence[int],
+    in_mlx: bool = True,
+) -> list[FileMethod]:
+    token = any_token(pair)
     try_out(lambda: list(run(2, [[token], [token, token]])))
-    name, same_text = "mlx-lm", options.temperature == 0
     return [
-        FileMethod(f"{name} plain", name, size, same_text, partial(run, size)) for size in sizes
+        FileMethod(f"{name} plain", name, size, same_text, partial(run, size), in_mlx)
+        for size in sizes
     ]
 
 
@@ -139,3 +233,212 @@ def _runner(networks: Sequence[Any], eos: frozenset[int], options: Options, leng
         return Sample(tuple(tokens), max(0, len(tokens) - 1), perf_counter() - started, rounds)
 
     return run
+
+
+def weights(network: nn.Module) -> dict[str, np.ndarray]:
+    """Return every weight by its name in the checkpoint, float32, quantized ones dequantized."""
+    given = dict(tree_flatten(network.parameters()))
+    for path, module in network.named_modules():
+        if hasattr(module, "bits"):
+            given = {name: a for name, a in given.items() if not name.startswith(f"{path}.")}
+            whole = tree_flatten(expanded(module).parameters())
+            given.update((f"{path}.{name}", array) for name, array in whole)
+    return {name: np.array(array.astype(mx.float32)) for name, array in given.items()}
+
+
+def settings(config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
+    """Return config.json as transformers should read it: T5 scales by tie_word_embeddings."""
+    adapted = {name: value for name, value in config.items() if name not in _OURS}
+    if isinstance(network, T5):
+        adapted["tie_word_embeddings"] = network.config.scales_output
+        adapted.pop("scale_decoder_outputs", None)
+    return adapted
+
+
+def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -> Any:
+    """Return transformers' model, in float32 on the CPU, that computes what `network` does. Raises
+    NoBaselineError where transformers lacks it, or has other tensors."""
+    adapted = settings(config, network)
+    kind = "AutoModelForSeq2SeqLM" if isinstance(network, T5) else "AutoModelForCausalLM"
+    try:
+        model = getattr(hugging.transformers, kind).from_config(
+            hugging.transformers.AutoConfig.for_model(**adapted),
+            dtype=hugging.torch.float32,
+            trust_remote_code=False,
+        )
+    except Exception as problem:  # whatever another program finds wrong is no fault of the user's
+        raise NoBaselineError(
+            f"it does not build a model of type {adapted.get('model_type')}: {first_line(problem)}"
+        ) from problem
+    given = {name: hugging.torch.from_numpy(array) for name, array in weights(network).items()}
+    _check_names(model, given)
+    model.load_state_dict(given, strict=False, assign=True)
+    model.tie_weights()
+    if HEAD in given:
+        # transformers 5 ties every T5, whatever its configuration says.
+        model.lm_head.weight = hugging.torch.nn.Parameter(given[HEAD], requires_grad=False)
+    if isinstance(network, T5):
+        # transformers 5 reads these off the configuration after the model was built, and wrongly.
+        # Its caches have as many layers as the encoder, of which only the decoder writes into them.
+        model.config.num_layers = network.config.num_decoder_layers
+        if model.config.model_type == "umt5":
+            model.config.tie_word_embeddings = network.config.scales_output
+    model.generation_config = hugging.transformers.GenerationConfig()
+    return model.eval()
+
+
+def _check_names(model: Any, given: Mapping[str, Any]) -> None:
+    """Raise NoBaselineError unless all parameters are given, apart from tied ones."""
+    known = model.state_dict()
+    # Parameters that are tied come once, under their first name.
+    lacking = {name for name, _ in model.named_parameters()} - given.keys()
+    both = given.keys() & known.keys()
+    others = {name for name in both if given[name].shape != known[name].shape}
+    if strange := sorted((given.keys() - known.keys()) | lacking | others):
+        raise NoBaselineError(f"its model has other tensors than ours, {strange[0]} among them")
+
+
+def transformers_methods(
+    pair: Pair, options: Options, lengths: Sequence[Length], hugging: HuggingFace
+) -> list[Method]:
+    """Return plain decoding, and assisted decoding with so many tokens a round where the draft can
+    be an assistant. Raises NoBaselineError."""
+    generation = _generation(pair, options, hugging)
+    runs: dict[int, Runner] = {0: generation.run}
+    assisted = [length for length in lengths if isinstance(length, int) and length > 0]
+    # An assistant has the target's vocabulary, and separate weights.
+    assists = pair.draft is not None and pair.translation is None and pair.draft_name != SELF
+    if assists and assisted:
+        draft = _built(hugging, str(pair.draft_name), pair.draft)
+        runs |= {n: partial(generation.run, draft=draft, length=n) for n in assisted}
+    for run in runs.values():
+        try_out(partial(run, [any_token(pair)] * 2))
+    return _methods("transformers", generation.same_text, runs)
+
+
+def transformers_file_methods(
+    pair: Pair, options: Options, sizes: Sequence[int], hugging: HuggingFace
+) -> list[FileMethod]:
+    """Return plain decoding of so many texts in one call of `generate`. Raises NoBaselineError."""
+    generation = _generation(pair, options, hugging)
+    name, same_text = "transformers", generation.same_text
+    return _file_methods(name, same_text, generation.run_all, pair, sizes, in_mlx=False)
+
+
+def _generation(pair: Pair, options: Options, hugging: HuggingFace) -> _Generation:
+    if pair.heads is not None:
+        raise NoBaselineError("it has no Medusa heads: name their base model as the model")
+    return _Generation(pair, options, hugging, _built(hugging, pair.name, pair.target))
+
+
+def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
+    with as_directory(resolve_config(name)) as directory:
+        config = files.read_config(directory)
+    return build(hugging, config, model.network)
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """Texts of one target; model: transformers'."""
+
+    pair: Pair
+    options: Options
+    hugging: HuggingFace
+    model: Any
+
+    @property
+    def same_text(self) -> bool:
+        """Whether the texts should be plain decoding's; sampled ones are drawn by other numbers."""
+        return self.options.temperature == 0 and self.pair.dtype == "float32"
+
+    def run_all(self, size: int, prompts: Prompts) -> Texts:
+        """Decode all prompts, `size` of like length in one call."""
+        # Sources are padded on the right.
+        left = isinstance(self.pair.target, DecoderOnlyModel)
+        order = sorted(range(len(prompts)), key=lambda n: len(prompts[n]), reverse=True)
+        for group in (order[start : start + size] for start in range(0, len(order), size)):
+            # The longest prompt has the least room.
+            longest = len(prompts[group[0]])
+            settings = _settings(self.pair, self.options, prompts[group[0]])
+            rows = [_padded(prompts[n], longest, settings["pad_token_id"], left) for n in group]
+            mask = [_padded([1] * len(prompts[n]), longest, 0, left) for n in group]
+            made = self._generate(rows, mask, settings)
+            for number, row in zip(group, made.tolist(), strict=True):
+                # In front is the padded prompt, or the decoder's start token.
+                tokens = row[longest if left else 1 :]
+                eos = self.pair.eos_token_ids
+                ends = (at for at, token in enumerate(tokens, start=1) if token in eos)
+                tokens = tuple(tokens[: next(ends, len(tokens))])
+                yield number, Sample(tokens, len(tokens), 0.0)
+
+    def run(self, prompt: Sequence[int], draft: Any = None, length: int = 0) -> Sample:
+        """Decode one prompt. length: draft tokens in a round, where there is a draft."""
+        rest = {}
+        if draft is not None:
+            draft.generation_config = self.hugging.transformers.GenerationConfig(
+                num_assistant_tokens=length,
+                num_assistant_tokens_schedule="constant",
+                assistant_confidence_threshold=0.0,
+            )
+            rest["assistant_model"] = draft
+        listener, settings = Listener(), _settings(self.pair, self.options, prompt)
+        self._generate([list(prompt)], [[1] * len(prompt)], settings, streamer=listener, **rest)
+        return listener.sample()
+
+    def _generate(self, rows: Any, mask: Any, settings: Mapping[str, Any], **rest: Any) -> Any:
+        torch, configured = self.hugging.torch, self.hugging.transformers.GenerationConfig
+        with self.hugging.at_work(self.options.seed):
+            return self.model.generate(
+                torch.tensor(rows),
+                attention_mask=torch.tensor(mask),
+                generation_config=configured(**settings),
+                **rest,
+            )
+
+
+def _settings(pair: Pair, options: Options, prompt: Sequence[int]) -> dict[str, Any]:
+    eos = sorted(pair.eos_token_ids)
+    return {
+        "max_new_tokens": room(pair, options, prompt),
+        "eos_token_id": eos or None,
+        "pad_token_id": eos[0] if eos else 0,
+        "decoder_start_token_id": pair.target.prefix(prompt)[-1],
+        **sampling(options),
+    }
+
+
+def _padded(row: Sequence[int], length: int, token: int, left: bool) -> list[int]:
+    padding = [token] * (length - len(row))
+    return [*padding, *row] if left else [*row, *padding]
+
+
+def sampling(options: Options) -> dict[str, Any]:
+    """Return the sampling settings as transformers names them; its filters have the same order."""
+    if options.temperature == 0:
+        return {"do_sample": False}
+    names = ("temperature", "top_k", "top_p", *(["min_p"] if options.min_p else []))
+    return {"do_sample": True, **{name: getattr(options, name) for name in names}}
+
+
+class Listener:
+    """A streamer that records when tokens came: the prompt, then a round's tokens at a time, of
+    which the first round's are not counted, since the prompt pass is in it."""
+
+    def __init__(self) -> None:
+        self._rounds: list[tuple[float, Any]] = []
+
+    def put(self, tokens: Any) -> None:
+        """tokens: (n,) or (1, n), on the CPU."""
+        self._rounds.append((perf_counter(), tokens))
+
+    def end(self) -> None:
+        """Called by transformers at the end."""
+
+    def sample(self) -> Sample:
+        """Return the text and its times."""
+        rounds = [(at, each.reshape(-1).tolist()) for at, each in self._rounds[1:]]
+        tokens = tuple(int(token) for _, each in rounds for token in each)
+        if not rounds:
+            return Sample((), 0, 0.0, 0)
+        (first, together), (last, _) = rounds[0], rounds[-1]
+        return Sample(tokens, len(tokens) - len(together), last - first, len(rounds) - 1)

@@ -1,8 +1,7 @@
 """Estimates what a pair would need and gain on this machine, from configurations alone.
 
 Both models are built with random weights of the right shapes, as far as they fit, and their passes
-are timed. A drafter on hidden states is known by the shapes of its files, and its drafts are timed
-as a draft model's steps are.
+are timed.
 """
 
 from __future__ import annotations
@@ -77,11 +76,6 @@ class DrafterSource:
     dtype: str = "auto"
     q_bits: int | None = None
 
-    def outline(self, target: Outline) -> DrafterOutline:
-        """Return the drafter's outline on a target. Raises CheckpointError where it was made for
-        another one."""
-        return DrafterOutline(self, target)
-
 
 def own_draft(target: ModelSource, q_bits: int | None = None) -> ModelSource:
     """Return the draft "self": the target's layers at q_bits a weight."""
@@ -106,22 +100,25 @@ def estimate(
 
     prompt_tokens, max_tokens: the text that the caches hold; passes are measured behind such a
     prompt. turns: how often everything is measured. seconds: when measuring ends, counted from the
-    building of the models; without the passes that an answer needs, there are no speeds. link:
-    between machines such as this one that are to share the target. announce: called with the sizes
-    before anything is measured.
-
-    Raises CheckpointError for a configuration of no supported model, and for a drafter that was
-    made for another target; PromptError for a prompt that is too long for it; OptionError for
-    models of different kinds, and for settings that do not suit them or MLX here.
+    building of the models. link: between machines such as this one that are to share the target.
+    announce: called with the sizes before anything is measured. Raises CheckpointError for a
+    configuration of no supported model, and for a drafter that was made for another target;
+    PromptError for a prompt that is too long; OptionError for models of different kinds, and for
+    settings that do not suit them or MLX here.
     """
     known = target.outline()
-    drafting = _draft_outline(draft, target, known)
+    drafting: Outline | DrafterOutline
+    if isinstance(draft, DrafterSource):
+        draft.files.check_config(target.config)
+        drafting = DrafterOutline(draft, known)
+    elif (drafting := draft.outline()).kind != known.kind:
+        raise OptionError(
+            f"the draft model is {drafting.kind} and the target {known.kind}: give a draft of the "
+            "target's own kind"
+        )
     drafter = drafting if isinstance(drafting, DrafterOutline) else None
     text = prompt_tokens, max_tokens
-    sides = (
-        _side(target.name, known, text),
-        _side(draft.name, drafting, text),
-    )
+    sides = _side(target.name, known, text), _side(draft.name, drafting, text)
     machines = cluster(link, known, sides[0].caches_bytes) if link else None
     kind = "draft" if drafter is None else drafter.kind
     needed = Estimate(kind, *sides, *text, usable_memory(), None, machines)
@@ -170,22 +167,6 @@ def estimate(
     return replace(needed, speeds=alone, cluster=machines, read_tokens=min(lengths))
 
 
-def _draft_outline(
-    draft: ModelSource | DrafterSource, target: ModelSource, known: Outline
-) -> Outline | DrafterOutline:
-    """known: the target's outline. Raises as `estimate` does."""
-    if isinstance(draft, DrafterSource):
-        draft.files.check_config(target.config)
-        return draft.outline(known)
-    outlined = draft.outline()
-    if known.kind != outlined.kind:
-        raise OptionError(
-            f"the draft model is {outlined.kind} and the target {known.kind}: give a draft of the "
-            "target's own kind"
-        )
-    return outlined
-
-
 def _side(name: str, known: Outline | DrafterOutline, text: tuple[int, int]) -> Side:
     return Side(
         name=name,
@@ -209,7 +190,7 @@ def _models(source: ModelSource, side: Side) -> list[Base]:
 
 def _behind(model: Base, tokens: int, until: float, clock: Clock) -> tuple[Context, int]:
     """Return a context behind a prompt of so many tokens, or of as many as shorter prompts promise
-    to be read by `until`, and their number; the time of a pass depends little on it."""
+    to be read by `until`, and their number."""
     length = 1
     while True:
         started = clock()

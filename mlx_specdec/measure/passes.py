@@ -44,14 +44,11 @@ WORTHWHILE = 0.6
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Medians in seconds.
-
-    draft: a draft step over one token, None without a draft. passes: of the target, by their number
-    of tokens. start: how much longer the first pass of a round takes, since nothing runs yet while
-    its graph is built. step: a plain, pipelined step, 0 where it was not timed. replays: rewinding
-    costs the target a pass. samples: the fewest of any figure. spread: median distance of the steps
-    from their median, relative to it.
-    """
+    """Medians in seconds. draft: a draft step over one token, None without a draft. passes: of the
+    target, by their number of tokens. start: how much longer the first pass of a round takes, since
+    nothing runs yet while its graph is built. step: a plain, pipelined step, 0 where it was not
+    timed. replays: rewinding costs the target a pass. samples: the fewest of any figure. spread:
+    median distance of the steps from their median, relative to it."""
 
     draft: float | None
     passes: Mapping[int, float]
@@ -73,13 +70,11 @@ class PassCosts:
 
 
 class PassTimer:
-    """Times passes of a target and its draft. Everything but plain steps is rewound.
-
-    sizes: tokens of the target's passes. draft: the model whose steps run before such a pass, which
-    may be the target itself; with None no draft steps are timed, and passes run behind a step of
-    the target. steps: time plain steps as well. chain: number of draft steps in a row. The first
-    sample of every kind warms up, and counts only until there is another.
-    """
+    """Times passes of a target and its draft. Everything but plain steps is rewound. sizes: tokens
+    of the target's passes. draft: the model whose steps run before such a pass, which may be the
+    target itself; with None no draft steps are timed, and passes run behind a step of the target.
+    steps: time plain steps as well. chain: number of draft steps in a row. The first sample of
+    every kind warms up, and counts only until there is another."""
 
     def __init__(
         self,
@@ -129,9 +124,12 @@ class PassTimer:
         if not all(used.values()):
             return None
         alone = used["chain", 1]
-        first = _typical(alone)
-        steps = used.get(("steps", STEPS))
-        draft = self._draft_step(first)
+        first, draft = _typical(alone), None
+        steps, chain = used.get(("steps", STEPS)), used.get(("chain", self._chain), alone)
+        if self._draft is not None:
+            # Behind another draft step.
+            behind = _typical(chain) - first
+            draft = first if self._chain == 1 else max(0.0, behind / (self._chain - 1))
         return PassCosts(
             draft=draft,
             passes={
@@ -141,16 +139,8 @@ class PassTimer:
             step=_typical(steps) / STEPS if steps else 0.0,
             replays=self._target.replays,
             samples=min(max(len(samples) - 1, 1) for samples in used.values()),
-            spread=_spread(steps or used.get(("chain", self._chain)) or alone),
+            spread=_spread(steps or chain),
         )
-
-    def _draft_step(self, first: float) -> float | None:
-        """Return seconds of a draft step behind another one. first: of one alone."""
-        if self._draft is None:
-            return None
-        if self._chain == 1:
-            return first
-        return max(0.0, (_typical(self._samples["chain", self._chain]) - first) / (self._chain - 1))
 
     def _plain_steps(self, count: int) -> None:
         """Take plain steps, each submitted before the one before it is read."""
@@ -253,19 +243,15 @@ def pattern(layers: Sequence[Hashable]) -> tuple[int, int]:
     return best
 
 
-def extrapolate(few: float, more: float, depths: tuple[int, int], depth: int) -> float:
-    """Return seconds of `depth` layers, on the line through those measured at two depths; noise may
-    give a line that falls, which is taken to be flat."""
-    first, second = depths
-    slope = max(0.0, (more - few) / (second - first))
-    return max(few, more) + slope * (depth - second)
-
-
 def extended(few: PassCosts, more: PassCosts, depths: tuple[int, int], depth: int) -> PassCosts:
-    """Return the times of `depth` layers from those measured at two depths; see `extrapolate`."""
+    """Return the times of `depth` layers, on the lines through those measured at two depths; noise
+    may give a line that falls, which is taken to be flat."""
+    shallow, deep = depths
 
     def line(first: float | None, second: float | None) -> float:
-        return extrapolate(first or 0.0, second or 0.0, depths, depth)
+        first, second = first or 0.0, second or 0.0
+        slope = max(0.0, (second - first) / (deep - shallow))
+        return max(first, second) + slope * (depth - deep)
 
     return PassCosts(
         draft=line(few.draft, more.draft),

@@ -1,7 +1,4 @@
-"""The throughput over whole files at several batch sizes, of methods in turns.
-
-All prompts are there from the start, and all time counts, that of the prompt passes too.
-"""
+"""Measures the throughput over whole files at several batch sizes, prompt passes included."""
 
 from __future__ import annotations
 
@@ -88,8 +85,8 @@ class FileRun:
         return sum(sample.counted for sample in self.samples.values()) / self.seconds
 
 
-Runs = dict[int, FileRun]
-"""The runs of one method by repeat."""
+Runs = list[FileRun]
+"""The runs of one method; an interrupt may have prevented the last one."""
 
 
 def file_methods(
@@ -183,7 +180,7 @@ def measure_files(
             run(method, few)
         for repeat in range(repeats):
             for method, done in turned(both, repeat):
-                done[repeat] = run(method, ids)
+                done.append(run(method, ids))
         interrupted = False
     if not runs[0]:
         return None
@@ -198,18 +195,18 @@ def measure_files(
 def _figures(
     method: FileMethod, runs: Runs, first: Runs, plain: Runs, numbers: Sequence[int]
 ) -> FileFigures:
-    plain_samples = next(iter(first.values())).samples
-    compared = [run.samples for run in runs.values()] if method.same_text else []
-    peaks = [run.peak_memory_bytes for run in runs.values() if run.peak_memory_bytes is not None]
+    plain_samples = first[0].samples
+    compared = [run.samples for run in runs] if method.same_text else []
+    peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
     return FileFigures(
         name=f"{method.name}, batch {method.batch_size}",
         family=method.family,
         batch_size=method.batch_size,
-        tokens_per_second=_median(run.tokens_per_second for run in runs.values()),
-        texts_per_second=_median(len(run.samples) / run.seconds for run in runs.values()),
+        tokens_per_second=_median(run.tokens_per_second for run in runs),
+        texts_per_second=_median(len(run.samples) / run.seconds for run in runs),
         speed_up=_ratio(runs, first),
         over_plain=_ratio(runs, plain) if runs is not plain else None,
-        tokens_per_round=tokens_per_round(s for run in runs.values() for s in run.samples.values()),
+        tokens_per_round=tokens_per_round(s for run in runs for s in run.samples.values()),
         peak_memory_bytes=max(peaks, default=None),
         compared=sum(map(len, compared)),
         differences=tuple(
@@ -223,8 +220,8 @@ def _figures(
 
 def _ratio(runs: Runs, others: Runs) -> float | None:
     """Return the median over the repeats of both, so that what slowed both cancels."""
-    both = sorted(runs.keys() & others.keys())
-    return _median(runs[n].tokens_per_second / others[n].tokens_per_second for n in both)
+    both = zip(runs, others, strict=False)
+    return _median(one.tokens_per_second / other.tokens_per_second for one, other in both)
 
 
 def _median(values: Iterator[float]) -> float | None:

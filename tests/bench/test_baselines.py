@@ -14,10 +14,12 @@ from mlx_specdec.checkpoints import files
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import PromptError
-from mlx_specdec.measure.baselines import find_baselines, mlx_lm_file_methods
-from mlx_specdec.measure.transformers_baseline import (
+from mlx_specdec.measure import baselines
+from mlx_specdec.measure.baselines import (
     NoBaselineError,
     build,
+    find_baselines,
+    mlx_lm_file_methods,
     settings,
     transformers_file_methods,
     transformers_methods,
@@ -126,11 +128,9 @@ def test_a_program_that_cannot_batch_a_model_is_left_out_with_its_reason(
         target.generate = refuse  # type: ignore[method-assign]
     else:
         monkeypatch.setattr(BatchGenerator, "insert", refuse)
-    methods, notes = find_baselines(
-        lambda: mlx_lm_file_methods(pair, Options(), [2]),
-        lambda hugging: transformers_file_methods(pair, Options(), [2], hugging),
-        lambda: fake.installed,
-    )
+    monkeypatch.setattr(baselines, "hugging_face", lambda: fake.installed)
+    programs = mlx_lm_file_methods, transformers_file_methods
+    methods, notes = find_baselines(*programs, pair, Options(), [2])
     other = {"mlx-lm", "transformers"} - {program}
     assert {one.family for one in methods} == other
     assert f"{program} is left out: it cannot generate: no batches here" in notes

@@ -11,7 +11,11 @@ import pytest
 
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import PromptError
-from mlx_specdec.measure.baselines import find_baselines, mlx_lm_file_methods
+from mlx_specdec.measure.baselines import (
+    NoBaselineError,
+    find_baselines,
+    mlx_lm_file_methods,
+)
 from mlx_specdec.measure.methods import Sample
 from mlx_specdec.measure.report import charts, page
 from mlx_specdec.measure.table import verdict
@@ -24,7 +28,6 @@ from mlx_specdec.measure.throughput import (
     file_methods,
     measure_files,
 )
-from mlx_specdec.measure.transformers_baseline import HuggingFace, NoBaselineError
 from mlx_specdec.options import Options
 from mlx_specdec.text.prompts import Prompt
 
@@ -179,12 +182,10 @@ def test_what_the_model_cannot_take_is_skipped_with_its_reason() -> None:
 def baselines(pair: Pair, sizes: Sequence[int]) -> tuple[list[FileMethod], list[str]]:
     """Those that run without torch."""
 
-    def missing() -> HuggingFace:
+    def missing(*given: Any) -> list[FileMethod]:
         raise NoBaselineError("torch is not installed")
 
-    return find_baselines(
-        lambda: mlx_lm_file_methods(pair, GREEDY, sizes), lambda hugging: [], missing
-    )
+    return find_baselines(mlx_lm_file_methods, missing, pair, GREEDY, sizes)
 
 
 @pytest.mark.parametrize("eos", [frozenset(), frozenset(range(3, 30))])

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.measure.estimate import DrafterSource, ModelSource, estimate, speeds
+from mlx_specdec.measure.estimate import (
+    DrafterOutline,
+    DrafterSource,
+    ModelSource,
+    estimate,
+    speeds,
+)
 from mlx_specdec.measure.passes import PassCosts
 from mlx_specdec.models.drafters.kinds import outline, read
 from mlx_specdec.models.kv_cache import STEP
@@ -127,9 +133,9 @@ def test_caches_hold_the_text_and_the_source(tmp_path: Path) -> None:
     known = ModelSource("t5", T5).outline()
     width, size = T5["d_model"], T5["vocab_size"]
     shape = {"width": width, "vocabulary": size, "drafted": None}
-    plain = source_of(config_of(eagle3(tmp_path / "plain", **shape))).outline(known)
-    encoder = source_of(config_of(eagle3(tmp_path / "encoder", encoder=width, **shape))).outline(
-        known
+    plain, encoder = (
+        DrafterOutline(source_of(config_of(eagle3(tmp_path / name, **shape, **more))), known)
+        for name, more in (("plain", {}), ("encoder", {"encoder": width}))
     )
     position = 2 * KV_HEADS * HEAD_DIM * 4
     assert plain.cache_nbytes(100, 8) == STEP * position

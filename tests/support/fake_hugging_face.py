@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_specdec.measure.transformers_baseline import HuggingFace
+from mlx_specdec.measure.baselines import HuggingFace
 
 
 class FakeModel:
