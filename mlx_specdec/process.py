@@ -2,8 +2,7 @@
 
 MLX's CPU wheel for Linux brings the reference BLAS, whose matrix products cost as many passes over
 the weights as there are rows. A library that is loaded before MLX, with global symbols, takes its
-place: MKL from the PyPI package `mkl` (extra `fast-cpu`) or the system's OpenBLAS. Nothing happens
-on other platforms. Imports the standard library only.
+place: MKL from the PyPI package `mkl` (extra `fast-cpu`) or the system's OpenBLAS.
 """
 
 from __future__ import annotations

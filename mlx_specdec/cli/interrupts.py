@@ -1,9 +1,8 @@
 """Ctrl-C ends a command within two seconds, also while MLX computes.
 
-Python handles a signal between two of its own instructions, and one pass of a large model is a call
-that may take minutes. A thread notices the signal at once, and ends the process if it still runs a
-moment later. Commands survive that: results are written whole or not at all, and `batch` goes on
-from its journal. Commands that set a signal handler (servers, ranks, `launch`) are left alone.
+Python handles a signal between two of its instructions, and one pass of a large model may take
+minutes. A thread ends the process if it still runs a moment after the signal, which results survive
+that are written whole or not at all. Commands that set a signal handler are left alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The launch command: the ranks of one command on several machines, started by mlx.launch.
-
-It checks first that every machine has Python, the directory and the model at the same paths, and
-says in one line what is missing. Imports no MLX.
-"""
+"""The launch command: the ranks of one command on several machines, started by mlx.launch."""
 
 from __future__ import annotations
 
@@ -165,9 +161,8 @@ def _ask(host: str, command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run(words: Sequence[str]) -> None:
-    """Run mlx.launch to its end. An interrupted mlx.launch leaves its ranks behind, so interrupts
-    go to the ranks: rank 0 ends, and the others with it. The same holds for SIGTERM and SIGHUP,
-    since the ranks run in a separate session."""
+    """Run mlx.launch to its end. Interrupted, SIGTERM and SIGHUP included, it would leave its ranks
+    behind, so interrupts go to the ranks: rank 0 ends, and the others with it."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _interrupt)

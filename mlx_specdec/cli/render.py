@@ -213,17 +213,19 @@ def escaped(text: str) -> str:
 def summary(result: Result) -> str:
     """Return the statistics of one text in three lines."""
     stats, labels = result.stats, result.labels
-    first = (
-        f"{pace(len(result.tokens), stats.seconds.decoding, stats.tokens_per_second)}; "
-        f"finish reason: {result.finish_reason}"
+    share, count = labels.simulated_acceptance, labels.prompt_tokens - labels.cached_tokens
+    seconds = stats.seconds.prompt
+    known = f" ({labels.cached_tokens} more were known)" if labels.cached_tokens else ""
+    lines = (
+        ("" if share is None else f"simulated acceptance probability {share:g}, no text: ")
+        + pace(len(result.tokens), stats.seconds.decoding, stats.tokens_per_second)
+        + f"; finish reason: {result.finish_reason}",
+        drafts(stats.rounds, stats.drafted, stats.accepted, labels),
+        f"prompt: {pace(count, seconds, count / seconds if seconds else None)}{known}; "
+        f"loaded in {stats.seconds.load:.2f} s; "
+        f"peak memory {stats.peak_memory_bytes / 1e9:.3f} GB; {stats.device}, BLAS {stats.blas}",
     )
-    if labels.simulated_acceptance is not None:
-        first = (
-            f"simulated acceptance probability {labels.simulated_acceptance:g}, no text: {first}"
-        )
-    return (
-        f"{first}\n{drafts(stats.rounds, stats.drafted, stats.accepted, labels)}\n{_around(result)}"
-    )
+    return "\n".join(lines)
 
 
 def drafts(rounds: int, drafted: int, accepted: int, labels: Labels) -> str:
@@ -236,18 +238,6 @@ def drafts(rounds: int, drafted: int, accepted: int, labels: Labels) -> str:
     if labels.lossy:
         text += f" (lossy, delta {labels.delta:g})" if labels.delta > 0 else " (lossy)"
     return text
-
-
-def _around(result: Result) -> str:
-    """Return a line on what is not decoding: the prompt, the loading, the memory, the machine."""
-    stats, labels = result.stats, result.labels
-    count, seconds = labels.prompt_tokens - labels.cached_tokens, stats.seconds.prompt
-    known = f" ({labels.cached_tokens} more were known)" if labels.cached_tokens else ""
-    return (
-        f"prompt: {pace(count, seconds, count / seconds if seconds else None)}{known}; "
-        f"loaded in {stats.seconds.load:.2f} s; "
-        f"peak memory {stats.peak_memory_bytes / 1e9:.3f} GB; {stats.device}, BLAS {stats.blas}"
-    )
 
 
 def pace(tokens: int, seconds: float, speed: float | None) -> str:

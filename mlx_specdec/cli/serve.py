@@ -29,7 +29,7 @@ class Network(Flags):
 
     panel = "Server"
     host: str = flag("127.0.0.1", "The address to listen on; 0.0.0.0 is every one.")
-    port: int = flag(8080, "The port to listen on; 0 takes a free one.", min=0, max=65535)
+    port: int = flag(8080, "The port to listen on; 0 takes a free one.")
     api_key: str | None = flag(
         None,
         "The key that clients have to send, as a bearer token or in x-api-key.",
@@ -133,6 +133,8 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
     """
     model, _ = named(flags)
     options = flags.options()
+    if not 0 <= network.port < 1 << 16:
+        raise OptionError(f"--port must lie between 0 and 65535, not {network.port}")
     if not load.timeout > 0:
         raise OptionError(f"--timeout must be more than 0, not {load.timeout}")
     cached_bytes, memory_budget = prompt_cache.size(), flags.memory()

@@ -187,28 +187,22 @@ def train_medusa(model: Model, heads: Heads, texts: TrainingTexts, schedule: Hea
 @command("mlx-specdec train-draft --model weights/py-llama --layers 1 --data texts.txt")
 def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: DraftSchedule) -> None:
     """Train a draft model for a target on this machine. An interrupted run is resumed."""
-    if draft.kind != "draft":
-        return _train_drafter(model, draft, texts, schedule)
-    shape = draft.shape()
     collecting = texts.collecting(schedule.seed)
+    if draft.kind != "draft":
+        config = draft.drafter(schedule)
+        output = draft.output or _default_output(model.model, draft.kind)
+        pair = load_pair(model.model, dtype=model.dtype)
+        from ..training.drafter import train as train_drafter
+
+        fit = partial(train_drafter, pair, texts.data, output, collecting, config)
+        return _run(_drafted, fit)
+    shape = draft.shape()
     distilling = DistillConfig(**schedule.given(), divergence=draft.divergence)
     output = draft.output or _default_output(model.model, "distilled")
     pair = load_pair(model.model, draft.draft_model, dtype=model.dtype)
     from ..training.draft import train
 
     _run(_closeness, partial(train, pair, texts.data, output, shape, collecting, distilling))
-
-
-def _train_drafter(
-    model: Model, draft: Draft, texts: TrainingTexts, schedule: DraftSchedule
-) -> None:
-    collecting = texts.collecting(schedule.seed)
-    config = draft.drafter(schedule)
-    output = draft.output or _default_output(model.model, draft.kind)
-    pair = load_pair(model.model, dtype=model.dtype)
-    from ..training.drafter import train
-
-    _run(_drafted, partial(train, pair, texts.data, output, collecting, config))
 
 
 def _default_output(model: str, what: str) -> Path:
@@ -265,7 +259,5 @@ def _drafted(drafted: Drafted) -> str:
 
 
 def _closeness(closeness: Closeness) -> str:
-    return (
-        f"acceptance at temperature 1 {closeness.acceptance:.1%}, "
-        f"same first choice {closeness.agreement:.1%}"
-    )
+    first, second = closeness.acceptance, closeness.agreement
+    return f"acceptance at temperature 1 {first:.1%}, same first choice {second:.1%}"

@@ -1,5 +1,4 @@
-"""The methods that a benchmark compares, run in turns on every prompt, each time beginning with
-another one, so that a machine that gets slower meanwhile slows all of them alike."""
+"""The methods that a benchmark compares, run in turns, so that drifts meet all of them alike."""
 
 from __future__ import annotations
 
@@ -94,12 +93,10 @@ class Measurements:
 def own_methods(
     pairs: Sequence[Pair], options: Options, proposers: Sequence[str], lengths: Sequence[Length]
 ) -> list[Method]:
-    """Return plain decoding, then every length of every proposer.
-
-    pairs: one target, with each of the drafts that are compared. Without proposers, each pair is
-    measured with its draft, else its heads, else lookup; and, if "auto" is among the lengths, with
-    what `generate` does without flags. Raises OptionError for a proposer that no pair has.
-    """
+    """Return plain decoding, then every length of every proposer. pairs: one target, with each of
+    the drafts that are compared. Without proposers, each pair is measured with its draft, else its
+    heads, else lookup; and, if "auto" is among the lengths, with what `generate` does without
+    flags. Raises OptionError for a proposer that no pair has."""
     # Methods get token ids: the chat template was applied before.
     options = replace(options, system_prompt=None, chat_template_config={})
     compared: list[tuple[Pair, str, Length]] = [
@@ -128,7 +125,6 @@ def own_methods(
 
 
 def _default(pair: Pair, options: Options) -> str:
-    """Return the proposer of a pair where none is named."""
     chosen = drafters(pair, replace(options, num_draft=1, proposer=None))
     return chosen[0].name if chosen else FREE
 
@@ -216,12 +212,10 @@ def measure(
     between: Callable[[], None] = lambda: None,
     progress: Progress = lambda done, total: None,
 ) -> Measurements:
-    """Run every method on every prompt, and return all samples, or those until Ctrl-C.
-
-    methods: the first is plain decoding, which answers earlier turns. warmup: texts of each method
-    that do not count. between: called whenever all methods have generated a text. Raises
-    PromptError where no prompt can be taken.
-    """
+    """Run every method on every prompt, and return all samples, or those until Ctrl-C. methods: the
+    first is plain decoding, which answers earlier turns. warmup: texts of each method that do not
+    count. between: called whenever all methods have generated a text. Raises PromptError where no
+    prompt can be taken."""
     cases = [
         Case(number, turn, prompt.category)
         for number, prompt in enumerate(prompts)

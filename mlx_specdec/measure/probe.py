@@ -1,8 +1,5 @@
-"""Measures which layers of its target a hidden-state drafter should read.
-
-Files of the same kind count layers differently, so the acceptance rate is measured with the layers
-that the files name, and with those one lower and one higher.
-"""
+"""Measures which layers of its target a hidden-state drafter should read, since files of the same
+kind count layers differently."""
 
 from __future__ import annotations
 
@@ -110,12 +107,8 @@ class Probe:
         """Return the payload of --json."""
         numberings = [each.as_dict() for each in self.numberings]
         best = self.best.shift if self.fits else None
-        return {
-            **vars(self),
-            "numberings": numberings,
-            "best_shift": best,
-            "advice": self.advice,
-        }
+        more = {"numberings": numberings, "best_shift": best, "advice": self.advice}
+        return {**vars(self), **more}
 
 
 def probe(

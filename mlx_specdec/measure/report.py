@@ -1,8 +1,6 @@
 """One HTML file that shows a benchmark, in light and dark, and needs no network.
 
-The markup is in report.html, a template of jinja2 that escapes every text. Colors are CSS variables
-named --c-NAME, so that a page can give them other values in the dark; every mark has its figures in
-a <title>, which browsers show as a tooltip.
+The markup is in report.html, a template of jinja2 that escapes every text.
 """
 
 from __future__ import annotations
@@ -19,16 +17,7 @@ from pathlib import Path
 from ..errors import OutputError
 from .analysis import Analysis, Figures, Value, fastest, overall
 from .passes import PassCosts
-from .table import (
-    Measured,
-    Setting,
-    as_dict,
-    cluster_table,
-    cluster_text,
-    most,
-    table,
-    verdict,
-)
+from .table import Measured, Setting, as_dict, cluster_table, cluster_text, most, table, verdict
 from .throughput import FileFigures, Throughput
 
 PARTS = ("draft", "verify", "other")

@@ -1,5 +1,4 @@
-"""The figures of a benchmark in words: the setting, a table with a row for every method, and a
-sentence."""
+"""The figures of a benchmark in words: the setting, a table of the methods, and a sentence."""
 
 from __future__ import annotations
 
