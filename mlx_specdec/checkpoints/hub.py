@@ -80,15 +80,13 @@ class Repository:
     def fetch(
         self, progress: Callable[[int, int], None] | None = None, headers_in: Path | None = None
     ) -> Path:
-        """Download the model's files and return their directory. Raises SourceError,
-        CheckpointError.
+        """Download the model's files and return their directory. Raises SpecdecError.
 
         progress: called with (done, total) bytes of what is not in the cache. headers_in: an empty
         directory for the small files and for safetensors files that have only a header; it is
         returned unless the cache has the weights, or they have another format.
         """
-        problem = self._list()
-        if problem is not None:
+        if (problem := self._list()) is not None:
             return self._cached(problem)
         small, weights = self._chosen(self._listed, self._file)
         cached = all(self._in_cache(file, self._commit) for file in weights)
@@ -105,10 +103,8 @@ class Repository:
 
     def fetch_config(self) -> Path:
         """Download config.json alone and return its directory. Raises SourceError."""
-        problem = self._list()
-        if problem is not None:
-            cached = self._in_cache(CONFIG, self._revision)
-            if cached is None:
+        if (problem := self._list()) is not None:
+            if (cached := self._in_cache(CONFIG, self._revision)) is None:
                 raise self._error(problem) from problem
             return cached.parent
         if CONFIG not in self._listed:
@@ -186,8 +182,7 @@ class Repository:
         return paths[-1].parent
 
     def _file(self, file: str, report: Callable[[int], None] = lambda count: None) -> Path:
-        cached = self._in_cache(file, self._commit)
-        if cached is not None:
+        if (cached := self._in_cache(file, self._commit)) is not None:
             return cached
         try:
             bar = _bar(report)

@@ -1,8 +1,5 @@
-"""Layers for multi-token prediction that stand in a model's own checkpoint: which tensors they are.
-
-mlx-lm drops them when it loads a model. A conversion copies them as they are, into a file next to
-the weights that mlx-lm does not read.
-"""
+"""Layers for multi-token prediction in a model's checkpoint, which mlx-lm drops. A conversion
+copies them as they are into a file that mlx-lm does not read."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ _MENTIONS = re.compile(r".*(?:mtp|nextn).*")
 @dataclass(frozen=True)
 class Carried:
     """The layers in a checkpoint. names: of the tensors. read: returns one of them, lazily.
-    original: they are laid out as the model's makers have it, and not as an MLX program left them.
-    """
+    original: they are laid out as the model's makers have it."""
 
     names: Collection[str]
     read: Callable[[str], mx.array]
@@ -55,21 +51,19 @@ def family(config: Mapping[str, Any]) -> str:
 
 
 def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Return a test for names of tensors: whether they belong to the model's layers for multi-token
-    prediction. Where the family is not known it is always False."""
+    """Return whether names of tensors are those of such layers, always False for unknown
+    families."""
     if family(config) in QWEN:
         return lambda name: _NAMED.match(name) is not None
     layers = text_config(config).get("num_hidden_layers")
     if family(config) in NUMBERED and type(layers) is int:
-        return lambda name: _number(name) >= layers
+        # Never smaller than the number of layers where there is no match.
+        return lambda name: (layer := _NUMBERED.match(name)) is not None and int(layer[1]) >= layers
     return lambda name: False
 
 
 def carried(directory: Path, config: Mapping[str, Any]) -> Carried | None:
-    """Return the layers in a directory's checkpoint, None where there are none that are known.
-
-    Raises CheckpointError for damaged files.
-    """
+    """Return the layers in a directory, None where none are known. Raises CheckpointError."""
     if family(config) not in QWEN | NUMBERED:
         return None
     if (file := directory / FILE).is_file():
@@ -83,8 +77,7 @@ def carried(directory: Path, config: Mapping[str, Any]) -> Carried | None:
 
 
 def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dict[str, Tensor]:
-    """Return the tensors that a conversion copies, to be read in pieces, as the model's makers laid
-    them out. weights: of the directory."""
+    """Return the tensors that a conversion copies. weights: of the directory."""
     if (file := directory / FILE).is_file():
         reader: Reader = SafetensorsFile(file)
         return {name: reader.tensor(name) for name in reader.infos}
@@ -93,8 +86,8 @@ def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dic
 
 
 def is_original(weights: Weights) -> bool:
-    """Return whether tensors are laid out as the model's makers have it. mlx-lm turns convolutions,
-    and adds 1 to norms, where it finds them so."""
+    """Return whether tensors are laid out as the model's makers have it; mlx-lm turns convolutions
+    and adds 1 to norms."""
     shapes = [info.shape for name, info in weights.infos.items() if name.endswith(CONVOLUTION)]
     if shapes:
         return any(shape[-1:] != (1,) for shape in shapes)
@@ -102,8 +95,7 @@ def is_original(weights: Weights) -> bool:
 
 
 def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Return whether the checkpoint has such layers of a family that is not known here. Raises
-    CheckpointError for damaged files."""
+    """Return whether there are such layers of an unknown family. Raises CheckpointError."""
     mentioned = any(_MENTIONS.fullmatch(key) for key in (*config, *text_config(config)))
     if not mentioned or family(config) in QWEN | NUMBERED or not shards.format_of(directory):
         return False
@@ -111,11 +103,5 @@ def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
 
 
 def looks_so(name: str) -> bool:
-    """Return whether a name is one of layers for multi-token prediction, of whatever family; for
-    those of known families `known` is exact."""
+    """Return whether a tensor may be one of such layers, of whatever family."""
     return _ANY.fullmatch(name) is not None
-
-
-def _number(name: str) -> int:
-    layer = _NUMBERED.match(name)
-    return -1 if layer is None else int(layer[1])

@@ -20,7 +20,6 @@ DTYPES = ("float32", "float16", "bfloat16")
 @dataclass(frozen=True)
 class Quantization:
     """How one matrix is quantized: bits per weight, and weights that share a scale and a bias.
-
     mode: MLX's name of the number format."""
 
     bits: int
@@ -43,7 +42,7 @@ class Quantization:
         return {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
 
     def quantize(self, rows: mx.array) -> dict[str, mx.array]:
-        """Rows of a matrix as "weight" and `parts`. Works on single rows: pieces give the same."""
+        """Rows of a matrix as "weight" and `parts`; single rows give the same as many."""
         arrays = mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
         return dict(zip(("weight", *self.parts), arrays, strict=True))
 
@@ -63,8 +62,7 @@ MODES = {
     "nvfp4": Quantization(4, 16, "nvfp4"),
     "mxfp8": Quantization(8, 32, "mxfp8"),
 }
-"""MLX's number formats, each with mlx-lm's default sizes; all but affine have one size
-only."""
+"""MLX's number formats with mlx-lm's default sizes; all but affine have no other."""
 MIXED = {"mixed_2_6": (2, 6), "mixed_3_4": (3, 4), "mixed_3_6": (3, 6), "mixed_4_6": (4, 6)}
 """mlx-lm's mixed predicates: the bits of most matrices, and of those that suffer more."""
 
@@ -94,8 +92,7 @@ def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a conversion does to the numbers. dtype: None for as stored. quantization:
-    None for nothing. mixed: a key of MIXED, or ""."""
+    """What a conversion does to the numbers. dtype: None for as stored. mixed: "" or of MIXED."""
 
     dtype: str | None = None
     quantization: Quantization | None = None
@@ -120,14 +117,14 @@ class Numbers:
         if quantize and dequantize:
             raise OptionError("choose either --quantize or --dequantize, not both")
         if not quantize:
-            flags = {
-                "--q-bits": bits is not None,
-                "--q-group-size": group_size is not None,
-                "--q-mode": mode != "affine",
-                "--quant-predicate": bool(mixed),
-            }
-            if given := [flag for flag, is_given in flags.items() if is_given]:
-                raise OptionError(f"{given[0]} says how to quantize: add --quantize")
+            for flag, is_given in (
+                ("--q-bits", bits is not None),
+                ("--q-group-size", group_size is not None),
+                ("--q-mode", mode != "affine"),
+                ("--quant-predicate", bool(mixed)),
+            ):
+                if is_given:
+                    raise OptionError(f"{flag} says how to quantize: add --quantize")
             return cls(dtype, dequantize=dequantize)
         _check_one_of("q-mode", mode, MODES)
         usual = MODES[mode]

@@ -142,15 +142,23 @@ def convert(
         if verify:
             check_fits(plan.total_parameters)
         destination.check_room(path, nbytes + plan.scratch_nbytes + OTHER_FILES_BYTES)
-        steps = _Steps(2 * plan.nbytes, progress or (lambda done, total: None))
+        total, done = 2 * plan.nbytes, 0
+
+        def step(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            if progress is not None and done < total:
+                progress(done, total)
+
+        step(0)
         described = [source / name for name in ("config.json", PARAMS)]
         with destination.directory(path, nbytes) as work:
-            written = _write(work, directory, plan, numbers, shard_bytes, steps)
+            written = _write(work, directory, plan, numbers, shard_bytes, step)
             scratch = work / SCRATCH
-            differences = compare(files.Weights(work), plan.tensors(scratch), change, steps.add)
+            differences = compare(files.Weights(work), plan.tensors(scratch), change, step)
             if plan.extra:
                 extra = SafetensorsFile(work / mtp_layers.FILE)
-                compare(extra, plan.extra.items(), lambda *_: Change(), steps.add)
+                compare(extra, plan.extra.items(), lambda *_: Change(), step)
             shutil.rmtree(scratch, ignore_errors=True)
             verified = Verified(None, None, plan.not_run)
             if not plan.not_run:
@@ -180,15 +188,19 @@ def convert(
                 verified=verified,
             )
             report.write(work)
-        steps.finish()
+        if progress is not None:
+            progress(total, total)
     if upload_repo is not None:
         base_model = None if os.path.exists(local) else model
         upload(path, upload_repo, base_model=base_model, drafts=bool(plan.not_run))
     return report
 
 
+Step = Callable[[int], None]
+
+
 def _write(
-    work: Path, directory: Path, plan: Plan, numbers: Numbers, shard_bytes: int, steps: _Steps
+    work: Path, directory: Path, plan: Plan, numbers: Numbers, shard_bytes: int, step: Step
 ) -> Written:
     written = write_weights(
         work,
@@ -196,30 +208,16 @@ def _write(
         plan.changes(numbers.dtype),
         shard_bytes=shard_bytes,
         count=lambda name, tensor: plan.parameters(name),
-        progress=steps.add,
+        progress=step,
     )
     if plan.extra:
-        write_unchanged(work / mtp_layers.FILE, plan.extra, steps.add)
+        write_unchanged(work / mtp_layers.FILE, plan.extra, step)
     for file in files.tokenizer_files(directory):
         shutil.copyfile(file, work / file.name)
     names = {"dtype", "torch_dtype"} & plan.config.keys() if numbers.dtype is not None else ()
     config = {**plan.config, **dict.fromkeys(names, numbers.dtype)}
     write_config(work, config, plan.quantization_entry(numbers.quantization))
     return written
-
-
-class _Steps:
-    def __init__(self, total: int, report: Callable[[int, int], None]) -> None:
-        self._done, self._total, self._report = 0, total, report
-        self.add(0)
-
-    def add(self, nbytes: int) -> None:
-        self._done += nbytes
-        if self._done < self._total:
-            self._report(self._done, self._total)
-
-    def finish(self) -> None:
-        self._report(self._total, self._total)
 
 
 def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
@@ -238,10 +236,9 @@ def _notes(plan: Plan, numbers: Numbers, directory: Path) -> Iterator[str]:
     if numbers.quantization is not None:
         share = sum(map(plan.parameters, plan.quantized)) / max(1, plan.total_parameters)
         if share < SHARE_TO_QUANTIZE:
-            yield (
-                f"quantized only {share:.0%} of the weights: the rows of the others do not divide "
-                f"into groups of {numbers.quantization.group_size}, try a smaller --q-group-size"
-            )
+            groups = f"groups of {numbers.quantization.group_size}, try a smaller --q-group-size"
+            others = f"the rows of the others do not divide into {groups}"
+            yield f"quantized only {share:.0%} of the weights: {others}"
     # ByT5's tokenizer is the class alone.
     alone = plan.config.get("tokenizer_class") == "ByT5Tokenizer"
     if not plan.not_run and not alone and not files.has_vocabulary(directory):

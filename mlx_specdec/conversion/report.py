@@ -81,8 +81,8 @@ class Report:
     name: str
     revision: str | None
     format: str
-    source: Mapping[str, FileDigest]
-    result: Mapping[str, FileDigest]
+    source: Digests
+    result: Digests
     dtype: str
     written: Written
     tensor_report: TensorReport
@@ -109,7 +109,7 @@ class Report:
         named = {"name": self.name, "revision": self.revision, "format": self.format}
         whole = {
             **maker(),
-            "source": {**named, **_digests(self.source)},
+            "source": {**named, "digest": combined(self.source), "files": self.source},
             "result": {
                 "dtype": self.dtype,
                 "tensors": self.written.tensors,
@@ -120,7 +120,8 @@ class Report:
                 "largest_difference_of_quantized": differences.quantized,
                 "largest_difference_of_log_probabilities": self.verified.logits,
                 "fixed_text": None if text is None else asdict(text),
-                **_digests(self.result),
+                "digest": combined(self.result),
+                "files": self.result,
             },
             "tensors": asdict(self.tensor_report),
         }
@@ -157,30 +158,21 @@ def maker() -> dict[str, str]:
     return {"tool": f"mlx-specdec {__version__}", "mlx": mx.__version__}  # type: ignore[attr-defined]
 
 
-def _digests(files: Mapping[str, FileDigest]) -> dict[str, Any]:
-    each = {name: {"bytes": one.nbytes, "sha256": one.sha256} for name, one in files.items()}
-    return {"digest": combined(files), "files": each}
+Digests = Mapping[str, Mapping[str, Any]]
+"""File's name -> "bytes", its size, and "sha256", what sha256sum gives."""
 
 
-@dataclass(frozen=True)
-class FileDigest:
-    """The size of one file and what sha256sum gives."""
-
-    nbytes: int
-    sha256: str
-
-
-def digests_of(files: Iterable[Path]) -> dict[str, FileDigest]:
-    """File's name -> its digest. Raises CheckpointError."""
+def digests_of(files: Iterable[Path]) -> Digests:
+    """Read files as provenance.json describes them. Raises CheckpointError."""
     found = {}
     for file in files:
         with reading(file), file.open("rb") as stream:
             whole = hashlib.file_digest(stream, "sha256")
-        found[file.name] = FileDigest(file.stat().st_size, whole.hexdigest())
+        found[file.name] = {"bytes": file.stat().st_size, "sha256": whole.hexdigest()}
     return found
 
 
-def combined(files: Mapping[str, FileDigest]) -> str:
+def combined(files: Digests) -> str:
     """One digest of several files: that of sha256sum's lines, by name."""
-    lines = (f"{digest.sha256}  {name}\n" for name, digest in sorted(files.items()))
+    lines = (f"{files[name]['sha256']}  {name}\n" for name in sorted(files))
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -10,7 +10,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -228,7 +228,7 @@ def write_trained(
     write_weights(directory, named, lambda name, tensor: Change(), shard_bytes=shard_bytes)
     write_config(directory, config, None)
     digests = digests_of([*sorted(directory.glob("model*")), directory / "config.json"])
-    written = {name: asdict(digest) for name, digest in digests.items()}
+    written = {name: {"nbytes": d["bytes"], "sha256": d["sha256"]} for name, d in digests.items()}
     text = json.dumps({**maker(), **facts, "files": written}, indent=2, ensure_ascii=False)
     (directory / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 

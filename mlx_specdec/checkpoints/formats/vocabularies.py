@@ -117,8 +117,7 @@ def tokenizer_files(metadata: Metadata) -> dict[str, str]:
     if kind not in builders:
         unknown = f"has a vocabulary of the kind {kind!r:.40}, which is not read here"
         raise Malformed(f"{unknown}: {_PUT_BESIDE}")
-    vocabulary = _Vocabulary(metadata)
-    if not vocabulary.tokens:
+    if not (vocabulary := _Vocabulary(metadata)).tokens:
         return {}
     if kind != "gpt2" and not vocabulary.scores:
         raise Malformed("is damaged: its vocabulary has no scores")
@@ -240,14 +239,10 @@ def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     ids, tokens = vocabulary.ids, vocabulary.tokens
     usable = {tokens[id] for id in vocabulary.of_type(_NORMAL, _USER, _UNUSED)}
     by_id = vocabulary.metadata.architecture.startswith("gemma")
-
-    def cuts(token: str) -> Iterator[tuple[str, str]]:
-        for cut in range(1, len(token) if len(token) <= _LONGEST_MERGED else 1):
-            if token[:cut] in usable and token[cut:] in usable:
-                yield token[:cut], token[cut:]
-
     ordered = sorted(usable, key=lambda t: (0 if by_id else -vocabulary.scores[ids[t]], ids[t]))
-    return [pair for token in ordered for pair in cuts(token)]
+    short = (token for token in ordered if len(token) <= _LONGEST_MERGED)
+    cuts = ((token[:cut], token[cut:]) for token in short for cut in range(1, len(token)))
+    return [(left, right) for left, right in cuts if left in usable and right in usable]
 
 
 def _finish(tokenizer: Any, vocabulary: _Vocabulary, *, begins: bool, ends: bool) -> Any:
@@ -334,26 +329,22 @@ def _sentencepiece(data: bytes, vocabulary: int) -> tuple[dict[str, str], dict[s
 def _described(processor: Any) -> dict[str, Any]:
     """A SentencePiece vocabulary as the metadata of a GGUF file."""
     every = range(processor.get_piece_size())
-    kinds = (processor.is_unknown, processor.is_control, processor.is_unused, processor.is_byte)
-    types = np.ones(len(every), int)
-    for kind, number in zip(kinds, (_UNKNOWN, _CONTROL, _UNUSED, _BYTE), strict=True):
-        types[[id for id in every if kind(id)]] = number
-    special = (("bos", "bos_id"), ("eos", "eos_id"), ("unknown", "unk_id"))
-    ids = {f"{name}_token_id": getattr(processor, place)() for name, place in special}
+    kinds = {_UNKNOWN: processor.is_unknown, _CONTROL: processor.is_control}
+    kinds |= {_UNUSED: processor.is_unused, _BYTE: processor.is_byte}
+    types = [next((n for n, kind in kinds.items() if kind(id)), _NORMAL) for id in every]
+    ids = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unknown": processor.unk_id()}
     spaced = processor.encode("x  x", out_type=str)
     values = {
         "model": "llama",
         "tokens": [processor.id_to_piece(id) for id in every],
         "scores": np.array([processor.get_score(id) for id in every]),
-        "token_type": types,
+        "token_type": np.array(types),
         "add_space_prefix": spaced[0].startswith(_SPACE),
         "remove_extra_whitespaces": 2 * _SPACE not in "".join(spaced),
-        **{name: id for name, id in ids.items() if id >= 0},
+        **{f"{name}_token_id": id for name, id in ids.items() if id >= 0},
     }
-    return {
-        "general.architecture": "llama",
-        **{f"{_PREFIX}{name}": value for name, value in values.items()},
-    }
+    named = {f"{_PREFIX}{name}": value for name, value in values.items()}
+    return {"general.architecture": "llama", **named}
 
 
 def _tiktoken(
