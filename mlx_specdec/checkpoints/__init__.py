@@ -1,4 +1,1 @@
-"""Files of checkpoints: where they come from, how they are read, renamed and written.
-
-Knows nothing of any model's arithmetic.
-"""
+"""Files of checkpoints: where they come from, how they are read, renamed and written."""

@@ -42,11 +42,8 @@ def check_free(
 
 @contextmanager
 def directory(destination: Path, nbytes: int = 0) -> Iterator[Path]:
-    """A new directory, which becomes `destination` when the block ends well.
-
-    nbytes: what is to be written, for the message where the disk is full. Raises OutputError for
-    anything the system refuses in the block or around it.
-    """
+    """A new directory, which becomes `destination` when the block ends well. nbytes: what is to be
+    written, for the message where the disk is full. Raises OutputError for any OSError."""
     hidden = f".{destination.name}.{os.getpid()}"
     work, old = (destination.with_name(f"{hidden}.{kind}") for kind in ("partial", "old"))
     replaces = os.path.lexists(destination)

@@ -62,10 +62,9 @@ class Weights(Reader):
         self.paths = tuple(path for each in self._files.values() for path in each.paths)
         for name, shard in parts.places.items():
             if name not in infos or self._places[name].name != shard:
-                raise CheckpointError(
-                    f"{directory / shard} lacks {ascii(name)[1:-1]:.200}, which {parts.index} says "
-                    "it has: download both again"
-                )
+                lacks = f"{directory / shard} lacks {ascii(name)[1:-1]:.200}"
+                says = f"which {parts.index} says it has: download both again"
+                raise CheckpointError(f"{lacks}, {says}")
 
     @property
     def contents(self) -> Contents:
@@ -78,13 +77,10 @@ class Weights(Reader):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user about what reading does to the values."""
+        advice = "--dtype float16 halves the result, --quantize makes it small again"
         models = (file for file in self._files.values() if isinstance(file, GgufFile))
-        return tuple(
-            f"expanded {', '.join(model.packed)} to float32: --dtype float16 halves the result, "
-            "--quantize makes it small again"
-            for model in models
-            if model.packed
-        )
+        packed = (", ".join(model.packed) for model in models if model.packed)
+        return tuple(f"expanded {names} to float32: {advice}" for names in packed)
 
     def read(self, name: str) -> mx.array:
         """One tensor, lazily where `lazy` is true."""

@@ -133,15 +133,11 @@ class Repository:
             raise self._error(problem) from problem
         except errors.HFValidationError as problem:
             name = self._name if self._name.isprintable() else ascii(self._name)
-            raise SourceError(
-                f"there is no directory {name:.100}, and it cannot be a name on the Hub: check the "
-                "path"
-            ) from problem
+            neither = "and it cannot be a name on the Hub: check the path"
+            raise SourceError(f"there is no directory {name:.100}, {neither}") from problem
         except (ValueError, TypeError, KeyError, AttributeError):
-            return SourceError(
-                f"{self._name} cannot be downloaded, what answers is no Hub: check HF_ENDPOINT, "
-                "the proxy and the network"
-            )
+            no_hub = "what answers is no Hub: check HF_ENDPOINT, the proxy and the network"
+            return SourceError(f"{self._name} cannot be downloaded, {no_hub}")
         except Exception as problem:  # whatever its HTTP library raises has no common base
             return problem
         return None

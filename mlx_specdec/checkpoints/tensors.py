@@ -117,10 +117,8 @@ def shortened(value: object) -> str:
 
 
 def to_mlx(values: np.ndarray, stored: str) -> mx.array:
-    """A copy of `values` as MLX has the type `stored`, a key of ELEMENTS.
-
-    values: in either byte order, with any strides; integers that have the bits of other types.
-    """
+    """A copy of `values`, in either byte order, with any strides, perhaps integers with the bits of
+    other types, as MLX has the type `stored`, a key of ELEMENTS."""
     native = np.asarray(values, values.dtype.newbyteorder("="), order="C")
     if stored == "BOOL":
         return mx.array(native.astype(np.bool_))
@@ -151,13 +149,10 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Contents:
-    """The tensors of one file, or several, under the names that these have.
-
-    stored: type as the format calls it, shape and bytes in the file. origins: the name under which
-    a reader hands a tensor out -> its name in the file. tied: a name that the reader leaves out ->
-    the name in the file that has the same values. dropped: another that it leaves out -> why.
-    shared: name -> an earlier one that has the very same bytes of the file.
-    """
+    """The tensors of files under the names and types that these have. origins: the name that a
+    reader gives -> the name in the file. tied: a name that the reader leaves out -> that with the
+    same values. dropped: another that it leaves out -> why. shared: name -> an earlier one that
+    has the same bytes of the file."""
 
     stored: Mapping[str, TensorInfo]
     origins: Mapping[str, str]
@@ -167,11 +162,8 @@ class Contents:
 
 
 class Reader(ABC):
-    """The tensors of one file, or of one model in several parts. Made from a path; that raises
-    CheckpointError for what is damaged, truncated, or lies about its size.
-
-    paths: the files, in their order. infos: every tensor that is handed out, from headers alone.
-    """
+    """The tensors of one file, or of one model in several parts. Made from a path, which raises
+    CheckpointError. infos: every tensor that is handed out, from headers alone."""
 
     paths: tuple[Path, ...]
     infos: Mapping[str, TensorInfo]

@@ -1,8 +1,5 @@
-"""Tensors -> safetensors shards with an index, as mlx-lm writes them; and config.json.
-
-A shard's header follows from lazy arrays; then each piece is read, changed and written in its
-place. Casting and quantizing work on rows, so that pieces give the same bytes as the whole.
-"""
+"""Tensors -> safetensors shards with an index, as mlx-lm writes them; and config.json. A shard's
+header follows from lazy arrays; then each piece is read, changed and written in its place."""
 
 from __future__ import annotations
 
@@ -71,11 +68,11 @@ def write_weights(
     count: Callable[[str, Tensor], int] = lambda name, tensor: tensor.size,
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Written:
-    """Write model.safetensors, or model-0000i-of-0000n.safetensors, and the index.
+    """Write model.safetensors, or model-0000i-of-0000n.safetensors, and the index. Raises OSError,
+    and CheckpointError for values that are not finite.
 
     shard_bytes: the most bytes of tensors in one file, unless a single tensor has more. count: how
     many weights a tensor stands for. progress: called with the source bytes of each piece done.
-    Raises CheckpointError for values that are not finite; OSError as the system raises it.
     """
     shards: list[list[str]] = []
     waiting: list[_Item] = []
@@ -179,33 +176,29 @@ def _header(items: list[_Item], layout: str) -> tuple[dict[str, int], bytes]:
 
 
 def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:
+    def finite(array: mx.array) -> bool:
+        # Many times as fast on a CPU as mx.isfinite.
+        return bool(np.isfinite(np.array(array.astype(mx.float32), copy=False)).all())
+
+    if not mx.issubdtype(piece.dtype, mx.floating):
+        return
     try:
-        if not mx.issubdtype(piece.dtype, mx.floating):
-            return
-        if not _finite(piece):
+        if not finite(piece):
             raise CheckpointError(f"{name} is damaged: some of its values are not finite")
-        if cast is not piece and not _finite(cast):
+        if cast is not piece and not finite(cast):
             raise CheckpointError(f"{name} is too large for {dtype_name(cast.dtype)}: use bfloat16")
     except RuntimeError as problem:
         raise CheckpointError(f"{name} cannot be read: {first_line(problem)}") from problem
-
-
-def _finite(array: mx.array) -> bool:
-    # Many times as fast on a CPU as mx.isfinite.
-    return bool(np.isfinite(np.array(array.astype(mx.float32), copy=False)).all())
 
 
 def _name_shards(directory: Path, shards: list[list[str]], total: int, parameters: int) -> None:
     """Give the files names that say how many there are, and write the index."""
     places: dict[str, str] = {}
     for number, names in enumerate(shards):
-        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        if len(shards) == 1:
-            file = "model.safetensors"
+        numbered = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        file = numbered if len(shards) > 1 else "model.safetensors"
         (directory / _PART.format(number)).rename(directory / file)
         places.update(dict.fromkeys(names, file))
-    index = {
-        "metadata": {"total_size": total, "total_parameters": parameters},
-        "weight_map": dict(sorted(places.items())),
-    }
+    metadata = {"total_size": total, "total_parameters": parameters}
+    index = {"metadata": metadata, "weight_map": dict(sorted(places.items()))}
     (directory / INDEX).write_text(json.dumps(index, indent=4), encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import Any
 from ..checkpoints import files, shards
 from ..checkpoints.disk import check_directory, read_json
 from ..checkpoints.formats import medusa
-from ..checkpoints.source import as_directory, originals, resolve, temporary_directory
-from ..checkpoints.tensors import LARGEST_EXTENT, Contents, TensorInfo
+from ..checkpoints.source import as_directory, resolve, temporary_directory
+from ..checkpoints.tensors import LARGEST_EXTENT, Contents, Reader, TensorInfo
 from ..errors import CheckpointError, SourceError, SpecdecError
 from ..models.drafters import kinds as speculators
 from .plans import Plan, plan_for
@@ -93,10 +93,7 @@ class Inspection:
             "parameters": self.parameters,
             "bytes": self.nbytes,
             "bits_per_weight": self.bits_per_weight,
-            "dtypes": {
-                dtype: dict(zip(("tensors", "bytes"), sums, strict=True))
-                for dtype, sums in self.dtypes.items()
-            },
+            "dtypes": {kind: {"tensors": n, "bytes": b} for kind, (n, b) in self.dtypes.items()},
             "quantization": self.quantization or None,
             "tokenizer": self.tokenizer or None,
             "tied": None if report is None else dict(report.tied),
@@ -110,17 +107,16 @@ class Inspection:
 def _inspection(
     path: Path,
     kind: str,
-    parts: Sequence[Path],
+    reader: Reader,
     config: Mapping[str, Any],
-    contents: Contents,
     *,
     tokenizer: str = "",
     plan: Plan | None = None,
     problem: str = "",
     drafter: Mapping[str, Any] | None = None,
 ) -> Inspection:
-    """kind: a key of `shards.FORMATS`. parts: the files of weights."""
-    report = None if plan is None else plan.report
+    """kind: a key of `shards.FORMATS`."""
+    contents, report = reader.contents, None if plan is None else plan.report
     rows = tuple(_row(name, contents, report) for name in contents.stored)
     known = report or contents
     left = {*contents.shared, *known.tied, *known.dropped}
@@ -133,7 +129,7 @@ def _inspection(
         path=path,
         format=shards.FORMATS[kind],
         model_type=str(config.get("model_type") or ""),
-        files={file.name: file.stat().st_size for file in parts},
+        files={file.name: file.stat().st_size for file in reader.paths},
         sizes={name: size for name, size in sizes.items() if size <= LARGEST_EXTENT},
         tensors=rows,
         parameters=plan.total_parameters if plan else sum(math.prod(row.shape) for row in kept),
@@ -217,24 +213,17 @@ def _inspect(path: Path) -> Inspection:
         # Of one that is not supported what is there is shown all the same.
         with suppress(CheckpointError):
             if drafter := speculators.read(path):
-                weights = files.Weights(path)
-                return _inspection(
-                    path,
-                    weights.format,
-                    weights.paths,
-                    {**read_json(path / "config.json"), "model_type": drafter.kind},
-                    weights.contents,
-                    plan=plan_for(path),
-                    drafter=drafter.facts(),
-                )
+                config = {**read_json(path / "config.json"), "model_type": drafter.kind}
+                weights, plan = files.Weights(path), plan_for(path)
+                facts = drafter.facts()
+                return _inspection(path, weights.format, weights, config, plan=plan, drafter=facts)
     with as_directory(path) as directory:
         return _inspect_model(path, directory)
 
 
 def _inspect_file(path: Path, file: Path, config: Mapping[str, Any], problem: str) -> Inspection:
     kind = _SINGLE[file.suffix]
-    contents = files.READERS[kind](file).contents
-    return _inspection(path, kind, [file], config, contents, problem=problem)
+    return _inspection(path, kind, files.READERS[kind](file), config, problem=problem)
 
 
 def _inspect_model(path: Path, directory: Path) -> Inspection:
@@ -246,16 +235,8 @@ def _inspect_model(path: Path, directory: Path) -> Inspection:
         plan = plan_for(directory)
     except SpecdecError as caught:
         problem = str(caught).replace(str(directory), str(path))
-    return _inspection(
-        path,
-        weights.format,
-        originals(weights.paths, path, directory),
-        config,
-        weights.contents,
-        tokenizer=_tokenizer(directory, made=directory != path),
-        plan=plan,
-        problem=problem,
-    )
+    tokenizer, form = _tokenizer(directory, made=directory != path), weights.format
+    return _inspection(path, form, weights, config, tokenizer=tokenizer, plan=plan, problem=problem)
 
 
 def _tokenizer(directory: Path, made: bool) -> str:

@@ -155,10 +155,9 @@ def check_fits(parameters: int) -> None:
     """Raises OptionError where models of so many weights cannot be loaded to be compared."""
     needed, room = parameters * LOADED_BYTES, SHARE_OF_MEMORY * disk.memory()
     if needed > room:
-        raise OptionError(
-            f"to verify takes {disk.show(needed)} of memory, and {disk.show(int(room))} may be "
-            "used here: leave --verify out, every tensor is compared all the same"
-        )
+        sizes = f"to verify takes {disk.show(needed)} of memory, and {disk.show(int(room))} may be"
+        advice = "leave --verify out, every tensor is compared all the same"
+        raise OptionError(f"{sizes} used here: {advice}")
 
 
 def verify(
@@ -189,10 +188,8 @@ def verify(
     difference = compare_logits(source, result)
     unchanged = differences.plain == 0 and not quantized
     if math.isnan(difference) or (unchanged and difference > SAME_LOGITS):
-        raise CheckpointError(
-            f"the converted model does not compute what its source does (log-probabilities differ "
-            f"by {difference:.3g}): please report this checkpoint"
-        )
+        differ = f"(log-probabilities differ by {difference:.3g}): please report this checkpoint"
+        raise CheckpointError(f"the converted model does not compute what its source does {differ}")
     if compare_text is None or not (chosen or quantized):
         return Verified(difference, None, "")
     try:

@@ -101,11 +101,8 @@ def prompt_ids(
     chat_settings: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the token ids of a prompt: text, messages of a chat, or ids, which stay as they are.
-
-    chat_template: text is the user's message where there is a template; messages need one.
-    system_prompt: the message before them. chat_settings: for the template. Raises PromptError for
-    what is empty or neither of these, and for a system prompt or settings without a template.
-    """
+    chat_template: text is the user's message where there is a template. chat_settings: for the
+    template. Raises PromptError."""
     if isinstance(prompt, bytes):
         raise PromptError("the prompt is bytes: decode them, a prompt is text")
     if not hasattr(prompt, "__len__"):

@@ -16,16 +16,8 @@ from ...errors import CheckpointError
 from .. import shards
 from ..disk import open_map
 from ..tensors import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
-from .gguf_families import (
-    EMBEDDING,
-    FAMILIES,
-    HEAD,
-    Finder,
-    Place,
-    describe_decoder_only,
-    describe_t5,
-)
-from .gguf_header import COUNT, TEXT, Metadata, Stored, read_header
+from .gguf_families import EMBEDDING, HEAD, Finder, Place, describe
+from .gguf_header import COUNT, Metadata, Stored, read_header
 from .meta import rotary_rows
 from .vocabularies import tokenizer_files
 
@@ -51,7 +43,7 @@ class GgufFile(Reader):
                     self.metadata = Metadata(metadata)
         with naming(file):
             finder = Finder(self._stored)
-            self.config = self._describe(finder)
+            self.config = describe(self.metadata, finder)
             self._places, self._left = finder.places, sorted(finder.left)
             self.infos = self._infos()
         kinds = {self._stored[place.name].kind for place in self._places.values()}
@@ -72,22 +64,6 @@ class GgufFile(Reader):
         if place.heads:
             chosen = rotary_rows(begin, end, place.shape[0] // place.heads)
         return self._read(place, chosen).astype(DTYPES[self.infos[name].dtype])
-
-    def _describe(self, finder: Finder) -> dict[str, Any]:
-        architecture = self.metadata.architecture
-        kind = self.metadata.get("general.type", TEXT, "model")
-        if kind != "model":
-            raise Malformed(f"holds no model but {kind!r:.40}: give the file of the model")
-        if architecture == "t5":
-            return describe_t5(self.metadata, finder)
-        if architecture in FAMILIES:
-            return describe_decoder_only(self.metadata, finder)
-        if architecture == "t5encoder":
-            raise Malformed("holds an encoder alone, which cannot generate text")
-        raise Malformed(
-            f"holds a model of the architecture {architecture!r:.40}; of GGUF files "
-            f"{', '.join((*FAMILIES, 't5'))} are read"
-        )
 
     def _infos(self) -> dict[str, TensorInfo]:
         infos = {}

@@ -181,10 +181,20 @@ _ALWAYS = ("architectures", "hidden_act", "max_position_embeddings", "tie_word_e
 _MIXTRAL_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
-def describe_decoder_only(metadata: Metadata, finder: Finder) -> dict[str, Any]:
+def describe(metadata: Metadata, finder: Finder) -> dict[str, Any]:
     """config.json of the model, whose tensors `finder` takes. Raises Malformed."""
-    family = FAMILIES[metadata.architecture]
-    if metadata.architecture == "llama" and metadata.get(".expert_count", COUNT, 0):
+    architecture, kind = metadata.architecture, metadata.get("general.type", TEXT, "model")
+    if kind != "model":
+        raise Malformed(f"holds no model but {kind!r:.40}: give the file of the model")
+    if architecture == "t5":
+        return _describe_t5(metadata, finder)
+    if architecture == "t5encoder":
+        raise Malformed(_ENCODER_ALONE)
+    if architecture not in FAMILIES:
+        these = f"of GGUF files {', '.join((*FAMILIES, 't5'))} are read"
+        raise Malformed(f"holds a model of the architecture {architecture!r:.40}; {these}")
+    family = FAMILIES[architecture]
+    if architecture == "llama" and metadata.get(".expert_count", COUNT, 0):
         family = MIXTRAL
     config = _config(metadata, family, finder)
     scaling = _scaling(metadata, finder, config["head_dim"], config["rope_theta"])
@@ -345,17 +355,17 @@ def _llama3(factors: np.ndarray[Any, Any], width: int, theta: float) -> dict[str
     }
 
 
+_ENCODER_ALONE = "holds an encoder alone, which cannot generate text"
 _SAMPLED_ROWS = 256
 _SAME_DIRECTION = 0.8
 """Above this cosine a head is the embedding, packed another way; trained apart they are near 0."""
 
 
-def describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
-    """config.json of the model, whose tensors `finder` gets. Raises Malformed."""
+def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
     layers = finder.check_layers(metadata.get(".block_count", COUNT))
     decoder_layers = finder.check_layers(metadata.get(".decoder_block_count", COUNT, layers))
     if "dec.blk.0.attn_norm.weight" not in finder.tensors:
-        raise Malformed("holds an encoder alone, which cannot generate text")
+        raise Malformed(_ENCODER_ALONE)
     own_head = _has_own_head(finder)
     every_layer = layers > 1 and "enc.blk.1.attn_rel_b.weight" in finder.tensors
     gated = "enc.blk.0.ffn_gate.weight" in finder.tensors

@@ -1,7 +1,5 @@
-"""The front of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2
-and 3 in either byte order): its metadata and its list of tensors, held to the file's size.
-
-The gguf package's reader believes what a file claims, and takes a minute for 750,000 strings.
+"""The front of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), in either
+byte order. The gguf package's reader believes all claims, and takes a minute for 750,000 strings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""One file that torch.save wrote, zip archive or older stream, as named tensors, without torch.
-
-Its pickle is interpreted here: plain values, and records of tensors by the names in ADMITTED.
-Nothing else is made or run.
-"""
+"""One file that torch.save wrote, zip archive or older stream, as named tensors, without torch. Of
+its pickle only plain values are made, and records of tensors by the names in ADMITTED."""
 
 from __future__ import annotations
 
@@ -90,7 +87,6 @@ def named_tensors(value: Any) -> dict[str, Tensor]:
 
 
 def storage(identity: Any) -> Storage:
-    """The storage that a persistent id stands for. Raises Malformed."""
     if not (type(identity) is tuple and len(identity) in (5, 6) and identity[0] == "storage"):
         raise Malformed("is damaged or no state dict: its pickle refers to what is no storage")
     _, kind, key, _, count, *view = identity

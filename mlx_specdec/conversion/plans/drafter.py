@@ -1,7 +1,4 @@
-"""The plan of a drafter on hidden states: what it reads stays, under this program's names.
-
-What is not read, a copy of the target's embedding or what only training needs, is left out.
-"""
+"""The plan of a drafter on hidden states: what it reads stays, under this program's names."""
 
 from __future__ import annotations
 
