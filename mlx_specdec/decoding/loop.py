@@ -1,8 +1,5 @@
-"""The loop: propose, verify, commit, rewind; or a plain step, pipelined.
-
-It connects the parts that it is given and knows no model, no proposer and no rule by name, has no
-clock and does no arithmetic. There is one blocking synchronization a round.
-"""
+"""The loop: propose, verify, commit, rewind; or a plain step, pipelined. It has no clock and does
+no arithmetic, and there is one blocking synchronization a round."""
 
 from __future__ import annotations
 
@@ -51,10 +48,9 @@ def chunk(prompts: int) -> int:
 class PromptReader:
     """Feeds a target's context the prefixes of its sequences, and a proposer what the target saw.
 
-    target: may have been opened with the beginning of a prefix, which is then not read. prefixes:
-    `Model.prefix` of each prompt. prompts: for `Proposer.begin`. progress: counts tokens of the
-    longest prompt. step_size: tokens of each in one pass; None takes `chunk`. cached: what the
-    proposer may recall, per sequence.
+    target: what it was opened with is not read again. prefixes: `Model.prefix` of each prompt.
+    prompts: for `Proposer.begin`. progress: counts tokens of the longest prompt. step_size: tokens
+    of each in one pass; None takes `chunk`. cached: what the proposer may recall, per sequence.
     """
 
     def __init__(

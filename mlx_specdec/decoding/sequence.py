@@ -33,11 +33,9 @@ class TokenLogprob:
 def token_logprobs(
     logits: mx.array, tokens: Seq[int], top: int, vocabulary: int
 ) -> tuple[TokenLogprob, ...]:
-    """Return the logprobs of the tokens that a sequence got in one pass; waits for them.
-
-    logits: (m, width), row i about token i; m is at least the number of tokens. top: how many of
-    the likeliest to list. vocabulary: columns beyond it are padding.
-    """
+    """Return the logprobs of the tokens that a sequence got in one pass; waits for them. logits:
+    (m, width), row i about token i. top: how many of the likeliest to list. vocabulary: columns
+    beyond it are padding."""
     rows = logits[: len(tokens), :vocabulary].astype(mx.float32)
     rows = rows - mx.logsumexp(rows, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(rows, mx.array(list(tokens), dtype=mx.int32)[:, None], axis=-1)
@@ -113,10 +111,7 @@ class StopCriteria:
         self._stopped = False
 
     def take(self, tokens: Seq[int], drafted: int) -> Emission:
-        """Emit tokens up to the first reason to end.
-
-        drafted: how many of them, from the front, were drafted; the target chose the rest.
-        """
+        """Emit tokens up to the first reason to end, the first `drafted` of which were drafted."""
         taken = list(tokens[: self.remaining])
         end = next((at for at, token in enumerate(taken) if token in self._eos), None)
         reason: FinishReason | None = None
@@ -216,7 +211,7 @@ class Sequence:
         return 0 if self._reason is not None else self._stop.remaining
 
     def noise(self, in_flight: int) -> Noise:
-        """Return the noise of the next round, which begins after `in_flight` tokens that are not
+        """Return the noise of the next round, which `in_flight` tokens precede that are not
         committed yet. To be called once a round."""
         self._rounds += 1
         return self._noise.at(self._rounds - 1, self.position + in_flight)
@@ -226,11 +221,8 @@ class Sequence:
         return self._reason is not None
 
     def commit(self, tokens: Seq[int], drafted: int) -> Emission:
-        """Commit tokens, the first `drafted` of which were drafted, and return what is emitted. The
-        last token is -1 where the target's row is damaged.
-
-        A sequence that has ended goes through the passes in flight and emits nothing more.
-        """
+        """Commit tokens, the first `drafted` of which were drafted, and return what is emitted,
+        which is nothing after the end. The last token is -1 where the target's row is damaged."""
         # Passes of the others in the batch need some token in the place of -1.
         self.committed += [max(0, token) for token in tokens]
         if self._reason is not None:
@@ -332,8 +324,7 @@ class Batch:
         return mx.array([tokens[-1:] for tokens in self.committed], dtype=mx.int32)
 
     def noise(self, in_flight: int = 0) -> Noise:
-        """Return the noise of the next round, which begins after `in_flight` tokens that are not
-        committed yet."""
+        """See Sequence.noise."""
         return noise_of([each.noise(in_flight) for each in self.sequences])
 
     def log_probabilities(self, logits: mx.array, following: mx.array) -> tuple[mx.array, mx.array]:
@@ -348,10 +339,7 @@ class Batch:
         return rows, of_batch(Distribution.apply_filters, self._distributions, rows, *given)
 
     def cuts(self, rows: mx.array, verdict: Verdict, noise: Noise) -> list[Cut | None]:
-        """Return what margins need to know of the filters, per sequence; None without filters.
-
-        rows: before the filters.
-        """
+        """Return what margins need to know of the filters, per sequence. rows: before them."""
         gumbel = None
         if self._filtered and verdict.scored is not None:
             gumbel = noise.target(verdict.scored.shape[1])
@@ -416,10 +404,8 @@ class Batch:
     def with_logprobs(
         self, emissions: tuple[Emission, ...], logits: mx.array
     ) -> tuple[Emission, ...]:
-        """Return the emissions of a pass, with logprobs for sequences that want them.
-
-        logits: (batch, m, width), those of the target in the pass.
-        """
+        """Return the emissions of a pass, with logprobs for sequences that want them. logits: of
+        the target, (batch, m, width)."""
         if not self._logprobs:
             return emissions
         with_them = list(emissions)
@@ -428,10 +414,8 @@ class Batch:
                 continue
             vocabulary = each.distribution.vocabulary
             try:
-                logprobs = token_logprobs(
-                    logits[row], emission.tokens, each.top_logprobs, vocabulary
-                )
-                with_them[row] = replace(emission, logprobs=logprobs)
+                given = emission.tokens, each.top_logprobs, vocabulary
+                with_them[row] = replace(emission, logprobs=token_logprobs(logits[row], *given))
             except Exception as problem:
                 with_them[row] = self._end(each, problem)
         return tuple(with_them)

@@ -1,7 +1,5 @@
-"""Statistics of one text, from its rounds, and the only clock of decoding, which times these.
-
-Nothing after the last emitted token is counted, drafted tokens included.
-"""
+"""Statistics of one text, from its rounds up to the last emitted token, and the only clock of
+decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ import mlx.core as mx
 
 from ..errors import DecodingError
 from ..interfaces import Proposal, Scores
-from ..interfaces.results import Cut, RoundListener, RoundReport, RoundTimes, SequenceRound
+from ..interfaces.results import RoundListener, RoundReport, RoundTimes, SequenceRound
 from ..sampling.distribution import cut_margin, margin
 
 ROWS_AT_ONCE = 16
@@ -26,22 +24,12 @@ DAMAGED = (
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Rows that chose the tokens from `position` on."""
-
-    scored: mx.array
-    count: int
-    position: int
-    cut: Cut | None
-
-
-@dataclass(frozen=True)
 class Seconds:
     """Wall time in seconds.
 
-    draft and verify are scaled up from the rounds that were timed in parts; plain steps, whose
-    passes overlap, count as verify; other is what remains of the time after the prompt pass. All
-    three are None where tokens were drafted and no round was timed in parts.
+    draft and verify are scaled up from the rounds that were timed in parts; plain steps count as
+    verify; other is the rest after the prompt pass. All three are None where no speculative round
+    was timed in parts.
     """
 
     load: float
@@ -58,12 +46,8 @@ class Seconds:
 
 @dataclass(frozen=True)
 class SmallestMargin:
-    """The least margin of a chosen token, as sampling.distribution has it, and its position.
-
-    There is none where no position had a second candidate.
-
-    Two kernels can disagree on the text only where their rounding differs by more than this.
-    """
+    """The least margin of a chosen token, as sampling.distribution has it, and its position. Two
+    kernels can disagree on the text only where their rounding differs by more than this."""
 
     value: float
     position: int
@@ -119,9 +103,9 @@ class Recorder:
         self._generated = 0
         self._drafts: list[tuple[str, int, int]] = []
         self._times: list[tuple[bool, RoundTimes]] = []
-        self._rows: list[_Rows] = []
+        self._rows: list[SequenceRound] = []
         self._waiting = 0
-        self._submitted: tuple[mx.array, list[_Rows]] | None = None
+        self._submitted: tuple[mx.array, list[SequenceRound]] | None = None
         self._margin: SmallestMargin | None = None
 
     def on_round(self, report: RoundReport) -> None:
@@ -131,23 +115,16 @@ class Recorder:
         for each in report.sequences:
             self._generated += each.emitted
             if each.scored is not None and each.emitted:
-                self._add_rows(each.scored, each)
+                self._rows.append(each)
+                self._waiting += each.emitted
+                if self._waiting >= ROWS_AT_ONCE:
+                    self._read_margins()
+                    self._submit()
             if report.size:
                 drafted = min(each.drafted, each.emitted) if each.ended else each.drafted
                 self._drafts.append((each.source, drafted, min(each.accepted, each.emitted)))
         if report.ended:
             self._flush()
-
-    def _add_rows(self, scored: mx.array, each: SequenceRound) -> None:
-        """Add the rows that chose the emitted tokens; all went through the same filters."""
-        count = each.emitted
-        rows = scored if scored.shape[1] == count else scored[:, :count]
-        cut = None if each.cut is None else each.cut.first(count)
-        self._rows.append(_Rows(rows, count, each.position, cut))
-        self._waiting += count
-        if self._waiting >= ROWS_AT_ONCE:
-            self._read_margins()
-            self._submit()
 
     def _flush(self) -> None:
         """Compute all margins and wait for them."""
@@ -157,9 +134,11 @@ class Recorder:
             self._read_margins()
 
     def _submit(self) -> None:
-        scored = mx.concatenate([each.scored for each in self._rows], axis=1)
+        """Submit the margins of the rows that chose tokens; all went through the same filters."""
+        rows = [each.scored[:, : each.emitted] for each in self._rows if each.scored is not None]
+        scored = mx.concatenate(rows, axis=1)
         margins = margin(scored)
-        cuts = [each.cut for each in self._rows if each.cut is not None]
+        cuts = [each.cut.first(each.emitted) for each in self._rows if each.cut is not None]
         if cuts:
             before = mx.concatenate([cut.before for cut in cuts], axis=1)
             gumbel = mx.concatenate([cut.gumbel for cut in cuts], axis=1)
@@ -178,7 +157,7 @@ class Recorder:
         margins: Any = submitted[0].tolist()
         if any(map(math.isnan, margins)):
             raise DecodingError(DAMAGED)
-        places = (each.position + offset for each in rows for offset in range(each.count))
+        places = (each.position + offset for each in rows for offset in range(each.emitted))
         for value, position in zip(margins, places, strict=True):
             if value < (math.inf if self._margin is None else self._margin.value):
                 self._margin = SmallestMargin(value, position)
@@ -218,14 +197,7 @@ class Recorder:
             target_passes=self._passes,
             timed_rounds=len(timed),
             smallest_margin=self._margin,
-            seconds=Seconds(
-                load=load,
-                prompt=prompt,
-                draft=draft,
-                verify=verify,
-                other=other,
-                total=load + prompt + decoding,
-            ),
+            seconds=Seconds(load, prompt, draft, verify, other, total=load + prompt + decoding),
             tokens_per_second=_ratio(self._generated, decoding),
             peak_memory_bytes=peak_memory_bytes,
             device=device,
@@ -263,9 +235,8 @@ Timed = Literal["none", "some", "all"]
 class Stopwatch:
     """Times the stages of a round as the loop passes them.
 
-    listeners: get a report of every round. shared: whether others have work for the device between
-    two rounds; each round then waits for all that it has submitted, so that its time has nothing
-    else in it. clock: seconds.
+    listeners: get a report of every round. shared: whether others use the device between two
+    rounds; each round then waits for all that it has submitted. clock: seconds.
     """
 
     def __init__(

@@ -18,23 +18,13 @@ from ..sampling.settings import integer
 from .memory import AutoBatchSize, BatchSize
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import (
-    Overrides,
-    Part,
-    Prompt,
-    Request,
-    Result,
-    encode,
-    for_model,
-)
+from .request import Overrides, Part, Prompt, Request, Result, encode, for_model
 from .scheduler import Scheduler
 
 
 class Run:
     """One text in the making: iterate to decode; `result` decodes what is left and returns it all.
-
-    scheduler: with this text as its only request, which has been started.
-    """
+    scheduler: with this text as its only request, which has been started."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -103,8 +93,7 @@ def stream_generate(
     draft_length: used in place of what the options name. progress: of reading the prompt. timed:
     which rounds are timed in parts, as decoding.statistics.Timed says; it costs overlap, and
     the statistics have no seconds of drafting and verifying without it. cache: what was computed of
-    earlier texts is not computed again, and what is computed here is added; the text is the same.
-    It is not used for a target whose rows disagree, see models.base.
+    earlier texts is not computed again; not for a target whose rows disagree, see models.base.
     Raises PromptError, OptionError.
     """
     options = options or Options()

@@ -233,8 +233,7 @@ class Loader:
         return replace(pair, vocabulary=common_size(pair.tokenizer, tokenizer, *widths))
 
     def _fetch(self, name: str, revision: str | None) -> Path:
-        """Return the directory of a model, as `resolve` does; of the Hub no more than config.json
-        where weights are random."""
+        """Return the directory of a model; of the Hub only config.json where weights are random."""
         started = time.perf_counter()
         try:
             if self.random_weights:
@@ -244,8 +243,7 @@ class Loader:
             self.fetching.append(time.perf_counter() - started)
 
     def _base(self, heads: Path, name: str) -> Path:
-        """Return the directory of the base model of Medusa heads: inside theirs, or where its name
-        leads."""
+        """Return the directory of the base model of Medusa heads: in theirs, or by its name."""
         inside = heads / name
         try:
             base = inside if inside.is_dir() else self._fetch(name, None)
@@ -270,9 +268,8 @@ class Loader:
             directory = opened.enter_context(as_directory(source))
             if self.random_weights and not shards.format_of(directory):
                 if adapter is not None:
-                    raise OptionError(
-                        f"{directory} has no weights to adapt: leave adapter-path out"
-                    )
+                    error = f"{directory} has no weights to adapt: leave adapter-path out"
+                    raise OptionError(error)
                 return self._stand_in(directory, q_bits)
             loaded = load_model(
                 directory,
@@ -291,9 +288,7 @@ class Loader:
 
     def _stand_in(self, directory: Path, q_bits: int | None) -> tuple[Loaded, StandInTokenizer]:
         """Build the model that a directory's config.json describes, with ids in place of text.
-
-        Raises OptionError for caches other than the model's own.
-        """
+        Raises OptionError for caches other than the model's."""
         if self.caches is not None and self.caches != CacheSettings():
             raise OptionError(
                 f"{directory} has no weights, and a model with random ones keeps its own caches: "
@@ -306,8 +301,7 @@ class Loader:
 
 
 def _with_own_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair:
-    """Return the pair with the layers for multi-token prediction in the target's checkpoint. The
-    target can be used even where these cannot."""
+    """Return the pair with the layers for multi-token prediction in the target's checkpoint."""
     if not (directory / "config.json").is_file():
         return pair
     try:

@@ -66,8 +66,7 @@ class Extent:
 
 
 def even(sizes: Sequence[int], spare: float) -> bool:
-    """Return whether rows of these sizes may be padded to the largest: the padding is at most
-    `spare`, or at most the sum of the rows that are padded."""
+    """Return whether padding rows to the largest takes at most `spare`, or doubles the others."""
     longest, whole = max(sizes), sum(sizes)
     return longest * len(sizes) - whole <= max(spare, whole - longest)
 
@@ -128,10 +127,7 @@ class MemoryBudget:
         return len(rows) * self._target.reading_nbytes(longest, min(step, longest))
 
     def room(self, prompt: int, most: int) -> int:
-        """Return how many tokens, of at most `most`, fit behind a prompt of `prompt` tokens.
-
-        Raises PromptError where not even one may.
-        """
+        """Return how many of `most` tokens fit behind a prompt. Raises PromptError for none."""
         seen = len(self._target.prefix([0] * prompt))
 
         def alone(generated: int) -> int:

@@ -1,5 +1,4 @@
-"""Opening requests: their drafters, proposer and draft length, with what earlier texts taught of
-these, and the decoding of those that are read together."""
+"""Opening requests: their drafters, proposer and draft length, and their decoding."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ _version = functools.cache(version)
 
 
 def pair_key(pair: Pair) -> dict[str, str | int]:
-    """Return what the costs of rounds depend on, whoever drafts. A target is known by its name and
-    the bytes of its weights."""
+    """Return what the costs of rounds depend on, whoever drafts."""
     return {
         "device": device_name(),
         "mlx": _version("mlx"),
@@ -50,8 +48,7 @@ def pair_key(pair: Pair) -> dict[str, str | int]:
 
 
 def source(drafter: Drafter, options: Options) -> Source:
-    """Return the drafter as a source of drafts, with the names under which its costs and its
-    acceptance are saved. Those that take no time cost alike."""
+    """Return a source of drafts, with the names under which costs and acceptance are saved."""
     name = f"{drafter.identity or drafter.name}, {drafter.nbytes} bytes"
     sampled = ", sampled" if options.temperature > 0 else ""
     warmth = bisect_left(TEMPERATURES, options.temperature)
@@ -82,12 +79,8 @@ FREE = "ngram"
 
 
 def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
-    """Return the drafters of a sequence in the order in which they are called; none decodes
-    plainly.
-
-    None where the target's passes over several rows mean something else. Raises OptionError where
-    the pair does not have the named one.
-    """
+    """Return the drafters of a sequence in the order in which they are called: none where the
+    target's rows disagree. Raises OptionError where the pair does not have the named one."""
     if options.regular or options.num_draft == 0 or options.proposer == "none":
         return ()
     if options.proposer in DRAFTERS:
@@ -113,10 +106,7 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
 def make_proposer(
     chosen: Sequence[Drafter], options: Options, lengths: DraftLength, *, batch: bool = False
 ) -> Proposer | None:
-    """What proposes for one sequence, or for a batch; None decodes plainly.
-
-    lengths: what chooses the number of draft tokens; of several drafters each has its own.
-    """
+    """Return what proposes for one sequence, or for a batch; None decodes plainly."""
     learning = lengths if isinstance(lengths, AutoLength) else None
     made: dict[str, Proposer] = {}
     for place, each in enumerate(chosen):
@@ -159,8 +149,8 @@ class Opener:
         overrides: Overrides,
         cache: PromptCache | None,
         failed: Callable[[Exception], object],
-        *,
         batch_size: int,
+        *,
         one_by_one: bool,
     ) -> None:
         if overrides.proposer is not None and not pair.target.rows_agree:
@@ -194,8 +184,7 @@ class Opener:
         return [self.lengths, *self._shadows]
 
     def drafters(self, prediction: Sequence[int] = ()) -> Sequence[Drafter]:
-        """Return the drafters of sequences with this prediction, in the order in which they are
-        called."""
+        """Return the drafters of sequences with this prediction, in order."""
         if not (self._one_by_one and self._chosen):
             return self._chosen
         return (self._forced, predicting(prediction), *self._chosen)
@@ -240,8 +229,7 @@ class Opener:
         )
 
     def waits(self, job: Job, before: Sequence[Job]) -> bool:
-        """Return whether a job should wait until a prompt among `before` that begins alike has been
-        read. A job waits for one other job only."""
+        """Return whether a job should wait for the first one among `before` that begins alike."""
         if self._cache is None:
             return False
         if job.behind is None:
@@ -261,8 +249,7 @@ class Opener:
             self._cache.clear()
 
     def save_costs(self) -> None:
-        """Save what texts have taught, or remember it as long as the pair is loaded; nothing of a
-        proposer or of draft lengths that a caller has passed."""
+        """Save what texts have taught, or remember it as long as the pair is loaded."""
         given = self._overrides.proposer is not None or self._overrides.draft_length is not None
         if not isinstance(self.lengths, AutoLength) or given:
             return

@@ -1,8 +1,5 @@
-"""The prompt cache: a radix tree over token ids, whose nodes hold what was computed of texts.
-
-Texts that begin alike share the nodes of their common beginning. A node has the columns of its own
-stretch of tokens in arrays of its own, so that their bytes are all that it takes.
-"""
+"""The prompt cache: a radix tree over token ids, whose nodes hold what was computed of their
+stretch of a text in arrays of their own."""
 
 from __future__ import annotations
 
@@ -87,11 +84,8 @@ class PromptCache:
         return self.find(prompt, len(target.prefix(prompt)) - 1 - taps, needs)
 
     def find(self, prompt: Sequence[int], most: int, needs: Sequence[str] = ()) -> CachedPrefix:
-        """Return what is cached of the beginning of a prompt.
-
-        most: how many tokens the target may leave unread. needs: names that must be cached of all
-        of these tokens.
-        """
+        """Return what is cached of the beginning of a prompt. most: tokens that the target may
+        leave unread. needs: names that must be cached of all of these."""
         path, matched = self._match(prompt)
 
         def columns(name: str) -> int:
@@ -123,8 +117,7 @@ class PromptCache:
         return CachedPrefix(target, proposer)
 
     def waits(self, prompt: Sequence[int], other: Sequence[int]) -> bool:
-        """Return whether a prompt shares a long beginning, which is not cached yet, with another
-        one that is being read."""
+        """Return whether a prompt shares a long beginning with another, which is not cached yet."""
         return common(other, prompt) >= self._match(prompt)[1] + SHARED
 
     def keep(

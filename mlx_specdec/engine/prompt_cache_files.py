@@ -1,7 +1,5 @@
-"""A prompt cache on disk: one safetensors file, which is replaced as a whole or not at all.
-
-It has the nodes from the most to the least recently used, so that parents come before children.
-"""
+"""A prompt cache on disk: one safetensors file, which is replaced as a whole or not at all,
+with the nodes from the most to the least recently used: parents before their children."""
 
 from __future__ import annotations
 
@@ -39,10 +37,6 @@ SAMPLED = 64
 Arrays = dict[str, mx.array]
 
 
-def default_bytes() -> int:
-    return min(MOST, int(SHARE * disk.memory()))
-
-
 @dataclass(frozen=True)
 class Store:
     """Opens and saves the prompt cache of a pair.
@@ -60,13 +54,12 @@ class Store:
 
     def open(self, pair: Pair) -> PromptCache | None:
         """Return the cache of a pair, with what the file has of it; None where nothing is cached.
-
-        Raises OptionError for a file of another target, or a damaged one, and where a file cannot
-        hold what the target computes. Warns of a file of another version, which is written anew.
-        """
+        Raises OptionError for a file of another target, a damaged one, and for targets whose state
+        no file can hold. Warns of a file of another version, which is written anew."""
         if self.max_bytes == 0:
             return None
-        cache = PromptCache(default_bytes() if self.max_bytes is None else self.max_bytes)
+        default = min(MOST, int(SHARE * disk.memory()))
+        cache = PromptCache(default if self.max_bytes is None else self.max_bytes)
         if self.file is None:
             return cache
         if not pair.target.rows_agree:
@@ -87,8 +80,7 @@ class Store:
         return cache
 
     def close(self, cache: PromptCache, pair: Pair) -> None:
-        """Write the file, if the cache has changed; caches of windows or recurrent state are left
-        out. Raises OutputError."""
+        """Write the file, if the cache has changed. Raises OutputError."""
         if self.file is None or not cache.changed:
             return
         lags = json.dumps(cache.lags)

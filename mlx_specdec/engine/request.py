@@ -27,14 +27,7 @@ from ..sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from ..text.chat import Messages, check_settings
 from ..text.prompts import prompt_ids
 from ..text.stream import StopStrings, TextStream
-from ..verification.rules import (
-    BlockRule,
-    Coupled,
-    ForcedAcceptance,
-    LenientGreedy,
-    TokenRule,
-    TypicalRule,
-)
+from ..verification import rules
 from .memory import Extent
 from .pair import Pair
 
@@ -94,11 +87,8 @@ LAYERS_COUNTED = (
 
 
 class Trials:
-    """Notices drafters that are hardly ever right, as a RoundListener.
-
-    Texts of which a good drafter knows no more do not count: hot ones, and those that a constraint
-    or a simulation decides.
-    """
+    """Notices drafters that are hardly ever right, as a RoundListener. Hot texts, and those that a
+    constraint or a simulation decides, do not count."""
 
     def __init__(self, pair: Pair, chosen: Sequence[Drafter], options: Options) -> None:
         self._pair = pair
@@ -229,10 +219,8 @@ class Job:
         chosen: Sequence[Drafter],
         overrides: Overrides = Overrides(),
     ) -> Job:
-        """Create the job of a new request. chosen: the drafters of all requests.
-
-        Raises PromptError and OptionError.
-        """
+        """Create the job of a new request. chosen: the drafters of all requests. Raises
+        PromptError and OptionError."""
         ids, bound, options = prepared(pair, request.prompt, request.options)
         if request.ignore_eos:
             bound = replace(bound, eos_token_ids=frozenset())
@@ -240,6 +228,7 @@ class Job:
         constraint = bound.constraint(options.constraint, sampling.logit_bias)
         longest = bound.target.max_length
         room = sys.maxsize if longest is None else longest - len(prefix)
+        rule = type(make_rule(options))
         sequence = Decoded(
             prefix,
             Distribution(sampling, bound.vocabulary, ids, constraint),
@@ -262,12 +251,7 @@ class Job:
             _labels(pair, options, chosen, len(ids), overrides),
             (replace(options, seed=0, max_tokens=1, stop=()), request.prediction),
             # Greedy texts draw nothing, so that several settings mean one rule.
-            (
-                type(make_rule(options)),
-                options.delta,
-                options.posterior_threshold,
-                options.posterior_alpha,
-            ),
+            (rule, options.delta, options.posterior_threshold, options.posterior_alpha),
             Trials(pair, chosen, options),
             tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
         )
@@ -314,14 +298,14 @@ def most_drafted(options: Options) -> int:
 
 def make_rule(options: Options) -> Rule:
     if options.simulated_acceptance is not None:
-        return ForcedAcceptance(options.simulated_acceptance, options.seed)
+        return rules.ForcedAcceptance(options.simulated_acceptance, options.seed)
     if options.rule_name == "lenient":
-        return LenientGreedy(options.delta)
+        return rules.LenientGreedy(options.delta)
     if options.rule_name == "typical":
-        return TypicalRule(options.posterior_threshold, options.posterior_alpha)
+        return rules.TypicalRule(options.posterior_threshold, options.posterior_alpha)
     if options.rule_name == "coupled" or options.temperature == 0:
-        return Coupled()
-    return BlockRule() if options.rule_name == "block" else TokenRule(options.delta)
+        return rules.Coupled()
+    return rules.BlockRule() if options.rule_name == "block" else rules.TokenRule(options.delta)
 
 
 def _labels(
@@ -356,11 +340,8 @@ def _noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:
 
 
 def prepared(pair: Pair, prompt: Prompt, options: Options) -> tuple[list[int], Pair, Options]:
-    """Return a prompt's token ids, and the pair and the options as `for_model` does.
-
-    Warns of a prompt that is longer than the model has learned. Raises OptionError, and
-    PromptError, also for ids that tokenizer and model do not both know.
-    """
+    """Return a prompt's token ids, and the pair and the options as `for_model` does. Warns of a
+    prompt that is longer than the model has learned. Raises OptionError and PromptError."""
     pair, options = for_model(pair, options)
     ids = encode(pair, prompt, options)
     check_prompt(ids, pair.vocabulary, pair.target.max_length)

@@ -1,10 +1,7 @@
 """The scheduler: which requests are read when, and which of them share their passes.
 
-Sequences of similar length form a group: each pass of the target is over one group, whose caches
-are a rectangle. A step reads a chunk of one group's prompts and takes a round of every group that
-has been read. A group that has been read joins another one of similar length, if there is one.
-Prompts of a list are taken in windows, sorted by length, so that rectangles have little padding.
-Requests that come one by one are taken in the order in which they came.
+A group is sequences of similar length, since caches are rectangles. A step reads a chunk of one
+group's prompts and takes a round of every group that has been read.
 """
 
 from __future__ import annotations
@@ -41,11 +38,8 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Failures:
-    """A count of the internal failures that ended texts.
-
-    last: the class name of the newest. passes: how many shared passes have failed since the last
-    token was generated.
-    """
+    """A count of the internal failures that ended texts. last: the class name of the newest.
+    passes: shared passes that have failed since the last token was generated."""
 
     count: int = 0
     last: str | None = None
@@ -113,7 +107,7 @@ class Scheduler:
             overrides,
             cache,
             self._note,
-            batch_size=batch_size.size,
+            batch_size.size,
             one_by_one=not self._listed,
         )
         self.why_not = self._opener.why_not
@@ -223,8 +217,7 @@ class Scheduler:
             self._leave(job)
 
     def interrupt(self, number: int) -> Part | None:
-        """End a request here and return its last part, whose result has what was emitted so far;
-        None where it has ended."""
+        """End a request here and return its last part; None where it has ended."""
         job = self._find(number)
         return None if job is None else self._part(job, job.sequence.finish("interrupted"))
 
@@ -320,8 +313,8 @@ class Scheduler:
         return sum(caches) + max(map(self.budget.of_reading, reading), default=0)
 
     def _read_together(self, jobs: Sequence[Job]) -> bool:
-        """Return whether padding these prompts to one length costs little and, where prompts come
-        one by one, all of them fit into one chunk."""
+        """Return whether padding these prompts to one length costs little. Those that come one by
+        one must also fit into one chunk."""
         lengths, most = [len(job.ids) for job in jobs], self._options.prefill_step_size or chunk(1)
         return even(lengths, most) and (self._listed or len(lengths) * max(lengths) <= most)
 

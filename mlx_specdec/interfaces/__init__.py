@@ -1,11 +1,5 @@
 """The Protocols of models, proposers and rules, and the frozen results that pass between them.
-
-Models, proposers and rules import this package and never one another.
-
-A batch is several sequences that go through one pass together. Arrays have a leading batch axis;
-what differs between sequences and is known on the host comes as one entry per sequence. A single
-sequence is a batch of one.
-"""
+Arrays have a leading batch axis, and what the host knows has one entry per sequence."""
 
 from __future__ import annotations
 

@@ -131,10 +131,8 @@ class TargetModel(Model, Protocol):
 
 
 class Noise(Protocol):
-    """The randomness of one round. Index 0 is the first position that the round may emit.
-
-    Every method returns None at temperature 0, where nothing is drawn and nothing is computed.
-    """
+    """The randomness of one round, whose first position has index 0. At temperature 0 every method
+    but `of` returns None."""
 
     def draft(self, index: int) -> mx.array | None:
         """(batch, 1, vocabulary) float32 Gumbel noise that draws drafted token `index`."""
@@ -156,10 +154,7 @@ class NoiseSource(Protocol):
     """Makes the noise of one sequence, one round at a time."""
 
     def at(self, round: int, position: int) -> Noise:
-        """Return the noise of a round. position: of the first token that it emits, from 0.
-
-        Positions count generated tokens and never go back.
-        """
+        """Return the noise of a round. position: of its first token, from 0; never goes back."""
 
 
 @dataclass(frozen=True)
@@ -172,10 +167,8 @@ class Prices:
 
 
 class Proposer(Protocol):
-    """Drafts tokens. It never sees target probabilities of positions that it has yet to draft.
-
-    A class that inherits from this Protocol only has to define `propose`.
-    """
+    """Drafts tokens, and never sees target probabilities of positions that it has yet to draft. A
+    class that inherits from this Protocol only has to define `propose`."""
 
     taps: tuple[str, ...] = ()
     """Names of the target's hidden states that `observe` needs; mostly none."""

@@ -1,6 +1,5 @@
-"""The results that pass between models, proposers, rules and the loop: scores, proposals, verdicts,
-reports of rounds, and what was computed of one text and can be reused by another that begins alike.
-"""
+"""The results that pass between models, proposers, rules and the loop, and what was computed of
+one text and can be reused by another that begins alike."""
 
 from __future__ import annotations
 
@@ -162,10 +161,8 @@ class SequenceRound:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Seconds of one round; draft and verify are None where it was not timed in parts.
-
-    total includes work that earlier rounds left to the device; the parts do not.
-    """
+    """Seconds of one round; draft and verify are None where it was not timed in parts. The total
+    alone includes work that earlier rounds left to the device."""
 
     total: float
     draft: float | None = None
@@ -234,10 +231,8 @@ TARGET = "target"
 
 @dataclass(frozen=True)
 class KVSlice:
-    """Keys and values of a text's first `length` tokens, which can be cut to fewer.
-
-    arrays: (1, heads, length, width) each, never written to.
-    """
+    """Keys and values of a text's first `length` tokens, which can be cut to fewer: arrays of
+    (1, heads, length, width), never written to."""
 
     length: int
     arrays: tuple[mx.array, ...]
@@ -282,10 +277,8 @@ class Reusable:
 
 @dataclass(frozen=True)
 class CachedPrefix:
-    """What a prompt cache has of the beginning of a prompt.
-
-    target: for Model.open. proposer: for Proposer.recall, by name.
-    """
+    """What a prompt cache has of the beginning of a prompt: for Model.open, and by name for
+    Proposer.recall."""
 
     target: Cached | None = None
     proposer: Mapping[str, Cached] = field(default_factory=dict)

@@ -61,12 +61,8 @@ class Alphabet:
     def constraint(
         self, grammar: Grammar, ends: Collection[int], banned: Collection[int] = ()
     ) -> Constraint:
-        """Return the constraint of a new text.
-
-        grammar: from grammar.compiled. ends: ids that end it. banned: ids that never come.
-
-        Raises OptionError for a grammar of which nothing can be written.
-        """
+        """Return the constraint of a new text. grammar: from grammar.compiled. ends: ids that end
+        it. banned: ids that never come. Raises OptionError where nothing can be written."""
         make = functools.partial(Constraint, self._fresh(grammar), ends, self._size, banned)
         if not self._begins(make()):
             bans = ", logit-bias bans all of these" if banned else ""

@@ -22,9 +22,6 @@ from .constraint import Constraint
 from .noise import Coins
 from .settings import Sampling
 
-WIDE = 1 << 14
-"""Tokens from which on sorting all of them takes longer than finding those to sort; measured."""
-
 
 def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
     """Cut logits to `vocabulary` entries, or fill up with -inf: the tail gets no probability."""
@@ -77,18 +74,7 @@ def keep_top_p(logits: mx.array, p: float) -> mx.array:
     """
     if p >= 1:
         return logits
-    if logits.shape[-1] >= WIDE:
-        return _keep_top_p_of_few(logits, p)
-    order = mx.argsort(-logits, axis=-1)
-    probabilities = mx.softmax(mx.take_along_axis(logits, order, axis=-1), axis=-1)
-    before = mx.cumsum(probabilities, axis=-1) - probabilities
-    inside = mx.put_along_axis(mx.zeros(logits.shape, dtype=mx.bool_), order, before < p, axis=-1)
-    return mx.where(inside, logits, -mx.inf)
-
-
-def _keep_top_p_of_few(logits: mx.array, p: float) -> mx.array:
-    """The same without putting tokens in order that are so unlikely that all of them together are
-    half of what may go; in most laws most are. Takes more operations, but less time for each."""
+    # Tokens so unlikely that all of them together are half of what may go are not put in order.
     best = mx.max(logits, axis=-1, keepdims=True)
     total = mx.sum(mx.exp(logits - best), axis=-1, keepdims=True)
     never = best + mx.log(total * ((1 - p) / (2 * logits.shape[-1])))

@@ -1,7 +1,5 @@
-"""What a text has to look like: a JSON schema, a regular expression or a grammar, checked.
-
-llguidance reads all three; it is an extra, and imported when one is needed. Imports no MLX.
-"""
+"""What a text has to look like: a JSON schema, a regular expression or a grammar, which llguidance
+reads, an extra that is imported when needed. Imports no MLX."""
 
 from __future__ import annotations
 
@@ -52,12 +50,9 @@ class Grammar(str):
 
 
 def compiled(json_schema: str | None, regex: str | None, grammar: str | None) -> Grammar | None:
-    """Return llguidance's grammar for the one that is given, None without one.
-
-    json_schema: an object, as JSON. grammar: in llguidance's variant of Lark, or in llama.cpp's
-    GBNF. Raises OptionError for more than one, for what is wrong with it, and where llguidance is
-    missing.
-    """
+    """Return llguidance's grammar for the one that is given, None without one. json_schema: an
+    object, as JSON. grammar: in llguidance's variant of Lark, or in llama.cpp's GBNF. Raises
+    OptionError for more than one, a wrong one, and where llguidance is missing."""
     texts = {"json-schema": json_schema, "regex": regex, "grammar": grammar}
     given = [(name, text) for name, text in texts.items() if text is not None]
     if not given:
@@ -77,7 +72,6 @@ def library() -> ModuleType:
 
 
 def limits() -> Any:
-    """Return LIMITS as llguidance takes them."""
     return library().LLParserLimits(**LIMITS)
 
 

@@ -1,8 +1,5 @@
 """Where every random number comes from: keys derived from (seed, prompt, purpose), no global state.
 
-The prompt is in the key so that one seed couples neither different prompts nor a text with its own
-continuation.
-
 Two sources, because two kinds of rule need two kinds of noise:
 - coupled: one Gumbel vector per *position*, shared by draft and target, the same whatever was
   drafted before (Daliri, Musco, Suresh, arXiv 2408.07978). The text then depends on the seed alone.
@@ -32,10 +29,7 @@ def digest_of(prompt: Sequence[int]) -> str:
 
 
 def derive_key(seed: int, *path: int | str) -> mx.array:
-    """A random key, (2,) uint32, for one use: `path` says which.
-
-    Equal on every platform. Hashed to 64 bits, so that neighbouring positions share nothing.
-    """
+    """A random key, (2,) uint32, for one use: `path` says which. Equal on every platform."""
     return mx.random.key(_hashed(seed, *path))
 
 
@@ -45,11 +39,8 @@ def _hashed(seed: int, *path: int | str) -> int:
 
 
 class Coins:
-    """One toss for each position of a sequence, the same whoever asks and however often.
-
-    Draft and target see the same ones, and what is drawn at a position depends on no other, so that
-    every rule is as exact with them as without: they only say which law a position has.
-    """
+    """One toss for each position of a sequence, the same for draft and target: it only says which
+    distribution the position has, so that every rule stays exact."""
 
     def __init__(self, seed: int, prompt: Sequence[int], probability: float) -> None:
         self._seed = seed
@@ -84,10 +75,7 @@ class SilentNoise:
 
 
 class CoupledNoise:
-    """Gumbel noise keyed by position alone, drawn once and cached while it may be needed.
-
-    prompt: token ids of the sequence's prompt.
-    """
+    """Gumbel noise keyed by position alone, drawn once and cached while it may be needed."""
 
     def __init__(self, seed: int, vocabulary: int, prompt: Sequence[int] = ()) -> None:
         self._seed = seed
@@ -144,10 +132,7 @@ class _CoupledRound:
 
 
 class IndependentNoise:
-    """Noise from disjoint keys per (round, position, purpose).
-
-    prompt: token ids of the sequence's prompt.
-    """
+    """Noise from disjoint keys per (round, position, purpose)."""
 
     def __init__(self, seed: int, vocabulary: int, prompt: Sequence[int] = ()) -> None:
         self._seed = seed
@@ -178,10 +163,8 @@ class _IndependentRound:
         raise TypeError("independent noise draws one correction, not every position of the target")
 
     def accept(self, count: int) -> mx.array:
-        keys = [
-            self._source.key("accept", self._round, self._position + index)
-            for index in range(count)
-        ]
+        positions = range(self._position, self._position + count)
+        keys = [self._source.key("accept", self._round, each) for each in positions]
         return mx.vmap(lambda key: mx.random.uniform(key=key))(mx.stack(keys))[None]
 
     def correction(self) -> mx.array:

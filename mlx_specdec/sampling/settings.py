@@ -84,11 +84,8 @@ class Sampling:
     @property
     def counts_tokens(self) -> bool:
         """Whether the distribution of a position depends on which tokens came before it."""
-        return (
-            self.repetition_penalty != 1
-            or self.presence_penalty != 0
-            or self.frequency_penalty != 0
-        )
+        added = self.presence_penalty != 0 or self.frequency_penalty != 0
+        return added or self.repetition_penalty != 1
 
     def draws_as(self, other: Sampling) -> bool:
         """Whether both have the same distribution for the same logits; their seeds may differ."""
