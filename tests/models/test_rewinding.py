@@ -24,7 +24,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from mlx_specdec.errors import CheckpointError, RewindError
+from mlx_specdec.errors import RewindError
 from mlx_specdec.interfaces import Context
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.mlx_lm.rewinding import RewindableCache
@@ -253,11 +253,6 @@ def test_unknown_classes_are_copied_whatever_they_claim() -> None:
     _feed(cache, 3, proposed=2)
     assert cache.rewind(5) == 3
     assert [entry.offset for entry in cache.entries] == [3, 3]
-
-
-def test_kept_tokens_of_a_window_must_be_refused() -> None:
-    with pytest.raises(CheckpointError, match="keeps its first 4 tokens"):
-        RewindableCache([RotatingKVCache(max_size=8, keep=4)])
 
 
 def test_nested_caches_are_restored_in_place() -> None:

@@ -32,8 +32,10 @@ T = TypeVar("T")
 Mode = Literal["tensor", "pipeline"]
 SAMPLE = 1 << 16
 """Bytes that are read of a model's file, at its beginning, in its middle and at its end."""
-FILES = ("config.json", "generation_config.json", "tokenizer*", "spiece.model")
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+COMPARED = (
+    *("config.json", "generation_config.json", "tokenizer*", "spiece.model"),
+    *("*.safetensors", "pytorch_model*.bin", "*.gguf"),
+)
 """The files of a model that are compared."""
 LONGEST = 1024
 """Bytes of a rank's text that the others see."""
@@ -113,10 +115,9 @@ class Ranks:
             done = work()
         except SpecdecError as caught:
             problem = caught
-        problems = self.texts("" if problem is None else str(problem))
-        rank = next((rank for rank, text in enumerate(problems) if text), None)
-        if rank is not None:
-            self._refuse(problem or OptionError(f"rank {rank}: {problems[rank]}"))
+        for rank, text in enumerate(self.texts("" if problem is None else str(problem))):
+            if text:
+                self._refuse(problem or OptionError(f"rank {rank}: {text}"))
         return done
 
     def _refuse(self, problem: SpecdecError) -> NoReturn:
@@ -200,9 +201,7 @@ class Ranks:
 
 def _model_digest(directory: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(
-        {file for pattern in (*FILES, *WEIGHTS) for file in directory.glob(pattern)}
-    ):
+    for file in sorted({file for pattern in COMPARED for file in directory.glob(pattern)}):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())
         with file.open("rb") as stream:

@@ -1,12 +1,8 @@
 """A target that ranks share: rank 0 leads, and the others follow its orders.
 
-Rank 0 runs the whole program over contexts that send each call to the others before they do it
-themselves. The others do the same with their part of the target, and know no prompt's text, no
-draft, no rule and no clock.
-
-An order is one array of a fixed size for each pass of the target. Every rank enters the same sums
-in the same order, and all but rank 0 add zeros. Rank 0 alone decides what comes next, and how large
-it is, so that ranks cannot disagree. Tokens go along without having been read on rank 0.
+Rank 0 runs the whole program over contexts that send each call to the others, which do the same
+with their part of the target. An order is one array of a fixed size for each pass: every rank
+enters the same sums in the same order, and all but rank 0 add zeros.
 """
 
 from __future__ import annotations
@@ -220,9 +216,7 @@ class Leader:
 
     def send(self, order: Order, tokens: mx.array | None = None) -> Message:
         """Send an order now. What the ranks do together has to follow at once, within `whole`."""
-        orders = []
-        while self._queued:
-            orders.append(self._queued.popleft())
+        orders = [self._queued.popleft() for _ in range(len(self._queued))]
         return self._channel.send([*orders, order], tokens)
 
     def time_sums(self, model: Base, rows: int, count: int) -> float:
@@ -256,6 +250,11 @@ class Leader:
         if not self._inside:
             raise KeyboardInterrupt
         self._interrupted = True
+
+
+def led(model: Base, leader: Leader) -> Base:
+    """Return the model as rank 0 uses it."""
+    return cast(Base, LedModel(model, leader))
 
 
 class LedModel:
@@ -293,10 +292,6 @@ class LedModel:
         numbers = (joins, len(prompts), *lengths, *itertools.chain.from_iterable(prompts))
         self._leader.queue(Order(Op.OPEN, number, tuple(map(int, numbers))))
         return LedContext(self._leader, number, context, getattr(self._model, "tap", None))
-
-
-def led(model: Base, leader: Leader) -> Base:
-    return cast(Base, LedModel(model, leader))
 
 
 class LedContext:

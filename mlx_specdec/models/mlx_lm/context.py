@@ -1,7 +1,6 @@
 """Sequences in a model of mlx-lm: many with plain attention, or one with other caches.
 
-mlx-lm's attention takes positions and mask from its cache, so one class serves all families with
-plain attention, and one sequence as well as many. Whether a family takes many is tried, not listed.
+mlx-lm's attention takes positions and mask from its cache, so one class serves all such families.
 """
 
 from __future__ import annotations

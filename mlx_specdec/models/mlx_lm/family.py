@@ -73,11 +73,9 @@ class TrainableDecoder:
         self._model.width  # noqa: B018  it raises here, before anything is trained
 
     def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
-        tokens = padded([[*p, *t[:-1]] for p, t in zip(prompts, texts, strict=True)])
-        spans = [
-            (len(prompt) - 1, len(prompt) - 1 + len(text))
-            for prompt, text in zip(prompts, texts, strict=True)
-        ]
+        pairs = list(zip(prompts, texts, strict=True))
+        tokens = padded([[*prompt, *text[:-1]] for prompt, text in pairs])
+        spans = [(len(prompt) - 1, len(prompt) - 1 + len(text)) for prompt, text in pairs]
         return mx.array(tokens), mx.array(places(spans, tokens.shape[1]))
 
     def logits(self, *inputs: mx.array) -> mx.array:

@@ -49,9 +49,12 @@ def load(
     """See `families.Family.load`; q_bits quantizes the layers that mlx-lm's converter would."""
     if group is not None and not pipeline:
         check_shares(config, group.size())
-    read = _read(directory, config)
-    adapted = None if adapter is None else adapt(read, adapter)
-    model = with_numbers(read, str(directory), numbers)
+    opened = open_model(directory, config, dict(files.tensors(directory)))
+    model = opened.model
+    model.load_weights(list(opened.weights.items()))
+    del opened  # nothing else keeps the weights alive
+    adapted = None if adapter is None else adapt(model, adapter)
+    model = with_numbers(model, str(directory), numbers)
     words = describe_numbers(model)
     if group is not None:
         divide(model, group, pipeline=pipeline)
@@ -75,13 +78,6 @@ def load(
         raise CheckpointError(f"{directory}: {cannot_build(problem)}") from problem
     eos = files.eos_token_ids(directory, config)
     return runnable, eos or files.eos_token_ids(directory, _text_config(config)), words
-
-
-def _read(directory: Path, config: Mapping[str, Any]) -> nn.Module:
-    """The model with its weights, lazily; no other reference keeps them alive."""
-    opened = open_model(directory, config, dict(files.tensors(directory)))
-    opened.model.load_weights(list(opened.weights.items()))
-    return opened.model
 
 
 def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
@@ -122,9 +118,8 @@ def cast(model: nn.Module, dtype: mx.Dtype) -> None:
     may = getattr(model, "cast_predicate", lambda _: True)
 
     def change(path: str, array: mx.array) -> mx.array:
-        return (
-            array.astype(dtype) if may(path) and mx.issubdtype(array.dtype, mx.floating) else array
-        )
+        changes = may(path) and mx.issubdtype(array.dtype, mx.floating)
+        return array.astype(dtype) if changes else array
 
     model.update(tree_map_with_path(change, model.parameters()))
 

@@ -1,8 +1,7 @@
 """A decoder-only model of mlx-lm, and its caches: those it makes, quantized ones, or windows.
 
-Caches that a model cannot use are refused before anything is decoded. A quantized cache is one from
-the first token on, so that no pass sees it change, and a window does not hold on to first tokens:
-mlx-lm masks those away in passes of several rows.
+A quantized cache is one from the first token on, so that no pass sees it change, and a window does
+not hold on to first tokens: mlx-lm masks those away in passes of several rows.
 """
 
 from __future__ import annotations
@@ -129,19 +128,16 @@ class DecoderOnlyModel(TappedNetwork):
 
     def reading_nbytes(self, prompt: int, step: int) -> int:
         """The scores of a layer, where no fused kernel does without them."""
-        args = getattr(self.network, "args", None)
-        inner = getattr(args, "text_config", None)
-        heads = (inner if isinstance(inner, Mapping) else vars(args or self)).get(
-            "num_attention_heads"
-        )
+        args: Any = vars(getattr(self.network, "args", self))
+        inner = args.get("text_config")
+        heads = (inner if isinstance(inner, Mapping) else args).get("num_attention_heads")
         fused = mx.default_device() != mx.Device(mx.cpu) and not self._quantizes_cache
         return 0 if fused or not isinstance(heads, int) else heads * step * prompt * self._number
 
     @cached_property
     def _number(self) -> int:
-        arrays = (array for _, array in tree_flatten(self.network.parameters()))
-        floating = (each.dtype.size for each in arrays if mx.issubdtype(each.dtype, mx.floating))
-        return max(floating, default=4)
+        types = {array.dtype for _, array in tree_flatten(self.network.parameters())}
+        return max((each.size for each in types if mx.issubdtype(each, mx.floating)), default=4)
 
     @cached_property
     def rows_agree(self) -> bool:

@@ -7,7 +7,7 @@ whatever else is known of it stay as they are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -146,13 +146,11 @@ class TappedNetwork:
             raise self._closed("what their first layer is given, in a pipeline")
         # Only a call of the model shows what it does to its embedding.
         self._first = self._first or tapped(self.network.layers[0])
-        self._first.stops = True
+        self._first.stops, state = True, None
         try:
             self.network(tokens, cache=make_prompt_cache(self.network))
         except Shown as shown:
             state = state_of(shown.state)
-        else:
-            state = None
         finally:
             self._first.stops = False
         if state is None:
@@ -175,7 +173,7 @@ class TappedNetwork:
         if not taps and self.group is None:
             return Scores(self.network(tokens, cache=entries))
         together = () if self.group is None or FINAL in taps else (FINAL,)
-        armed: Mapping[str, Tap] = {name: self.tap(name) for name in (*taps, *together)}
+        armed = {name: self.tap(name) for name in (*taps, *together)}
         for tap in armed.values():
             tap.arm()
         logits = self.network(tokens, cache=entries)

@@ -1,9 +1,5 @@
 """Takes tokens back out of a model's mlx-lm caches: exactly, by replay, or not at all.
 
-Knows how mlx-lm's caches store their entries. Knows no model and no token: where state cannot be
-cut back to the wanted length, it returns to an earlier one and the caller feeds the accepted tokens
-again.
-
 There are three kinds of cache, by their exact class:
 
     append   entries in order, nothing overwritten (KVCache, QuantizedKVCache): cut by counting
@@ -11,8 +7,7 @@ There are three kinds of cache, by their exact class:
     opaque   all others, recurrent state first of all: copied before every pass that may be undone
 
 `RotatingKVCache.trim` is never called: once the window has wrapped it forgets nothing useful and
-says nothing. A copy is `copy.deepcopy`, which shares memory until either side is written to;
-a cache's `.state` is an alias and would not do.
+says nothing. A copy is `copy.deepcopy`, which shares memory until either side is written to.
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ from typing import Any
 
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
-from ...errors import CheckpointError, RewindError
+from ...errors import RewindError
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,6 @@ class _Boundary:
 
     length: int
     copies: dict[int, Any]
-    offsets: dict[int, Any]
 
 
 class RewindableCache:
@@ -67,12 +61,6 @@ class RewindableCache:
         known = {*self._append, *self._window}
         self._opaque = [i for i in range(len(kinds)) if i not in known]
         self._boundaries: list[_Boundary] = []
-        for slot in (self._slots[i] for i in self._window):
-            if slot.cache.keep:
-                raise CheckpointError(
-                    f"a window cache that always keeps its first {slot.cache.keep} tokens masks "
-                    "them away in passes of several tokens; this model cannot be decoded here"
-                )
 
     @property
     def replays(self) -> bool:
@@ -95,15 +83,13 @@ class RewindableCache:
     def _keep_copies(self, whole_pass: bool) -> None:
         # Beside opaque state, a window has to be able to lose a pass completely as well.
         whole_pass = whole_pass or bool(self._opaque)
-        full = (i for i in self._window if whole_pass and not _has_room(self._slots[i].cache))
-        need = [*self._opaque, *full]
-        if not need:
-            return
-        caches = [self._slots[i].cache for i in need]
-        offsets = {i: _offset(cache) for i, cache in zip(need, caches, strict=True)}
-        # One deepcopy for all, so that what caches share stays shared among their copies.
-        copies = dict(zip(need, copy.deepcopy(caches), strict=True))
-        self._boundaries.append(_Boundary(self.length, copies, offsets))
+        windows = {i: self._slots[i].cache for i in self._window if whole_pass}
+        # Until something has left a window, the next pass drops nothing either.
+        full = [i for i, window in windows.items() if window.offset >= window.max_size]
+        if need := [*self._opaque, *full]:
+            # One deepcopy for all, so that what caches share stays shared among their copies.
+            copies = copy.deepcopy({i: self._slots[i].cache for i in need})
+            self._boundaries.append(_Boundary(self.length, copies))
 
     def rewind(self, length: int) -> int:
         """Go back to `length` tokens, or to the longest earlier length that can be reached.
@@ -151,13 +137,7 @@ class RewindableCache:
         slot = self._slots[number]
         boundary, length = self._source(number, target)
         if boundary is not None:
-            restored = boundary.copies[number]
-            slot.holder[slot.index] = restored
-            if _offset(restored) != boundary.offsets[number]:
-                raise RewindError(
-                    f"the copy of cache {number} ({type(restored).__name__}) changed with its "
-                    "original; this model cannot be decoded speculatively"
-                )
+            slot.holder[slot.index] = boundary.copies[number]
         if length > target:
             _cut(slot.cache, length - target)
 
@@ -182,16 +162,6 @@ def slots(holder: list[Any]) -> list[Slot]:
         else:
             places.append(Slot(holder, index))
     return places
-
-
-def _offset(cache: Any) -> int | None:
-    offset = getattr(cache, "offset", None)
-    return offset if isinstance(offset, int) else None
-
-
-def _has_room(window: RotatingKVCache) -> bool:
-    """Whether nothing has left the window, so that the next pass drops nothing either."""
-    return window.offset < window.max_size
 
 
 def _can_cut(window: RotatingKVCache, count: int) -> bool:

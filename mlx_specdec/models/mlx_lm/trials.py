@@ -1,9 +1,8 @@
 """What is tried out on a model of mlx-lm, since no list of families would hold.
 
-All speculation rests on a pass over several rows computing what passes over single rows compute.
-Some of mlx-lm's models break that: a mask of the wrong type, or a window that is one token wider
-for all rows but the first. And batches rest on a position for each sequence, which some models
-ignore. Differences from rounding are no failure.
+Speculation rests on a pass over several rows computing what passes over single rows compute, and
+batches on a position for each sequence. Some models break that, by a mask of the wrong type or a
+window one token wider for all rows but the first. Differences from rounding are no failure.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from ...errors import OptionError
@@ -111,19 +109,17 @@ def _agree(model: TappedNetwork, entries: list[Any], taps: list[str], seed: int)
     _fill(entries, key)
     twin = copy.deepcopy(entries)
     fed = tokens[:, BEGUN:]
-    together = _states(model, fed, entries, taps)
-    alone = [_states(model, fed[:, row : row + 1], twin, taps) for row in range(ROWS)]
+
+    def states(part: mx.array, entries: list[Any]) -> mx.array:
+        scores = model.run(part, entries, taps)
+        return scores.hidden[taps[0]] if taps else scores.logits
+
+    together = states(fed, entries)
+    alone = [states(fed[:, row : row + 1], twin) for row in range(ROWS)]
     expected = mx.concatenate(alone, axis=1)
     # A wrong mask shows in all rows but one, a token at another expert mostly in one.
     second_least = mx.sort(_apart(together, expected)[0])[1]
     return not mx.greater(second_least, _limit(expected)).item()
-
-
-def _states(
-    model: TappedNetwork, tokens: mx.array, entries: list[Any], taps: list[str]
-) -> mx.array:
-    scores = model.run(tokens, entries, taps)
-    return scores.hidden[taps[0]] if taps else scores.logits
 
 
 def _fill(entries: list[Any], key: mx.array) -> None:
@@ -157,7 +153,8 @@ def _taps(model: TappedNetwork, entries: list[Any]) -> list[str]:
     kinds: dict[Hashable, int] = {}
     for number, layer in enumerate(layers):
         cache = entries[number] if len(entries) == len(layers) else None
-        kinds.setdefault((_look(layer), type(cache), getattr(cache, "max_size", None)), number)
+        look = tuple((path, type(module).__name__) for path, module in layer.named_modules())
+        kinds.setdefault((look, type(cache), getattr(cache, "max_size", None)), number)
     enough = max([LAYERS - 1, *kinds.values()])
     name = after(min(enough, len(layers) - 1))
     try:
@@ -165,7 +162,3 @@ def _taps(model: TappedNetwork, entries: list[Any]) -> list[str]:
     except (OptionError, ValueError, TypeError):
         return []
     return [name]
-
-
-def _look(layer: nn.Module) -> Hashable:
-    return tuple((path, type(module).__name__) for path, module in layer.named_modules())
