@@ -1,11 +1,11 @@
 """Hidden states and the tokens after them, on disk: written sample by sample, read row by row.
 
-A sample is there once its length is written, after its contents; what
-an interruption leaves behind that is cut off when the rows are opened again.
+A sample is there once its length is written; what lies behind it is cut off on opening.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -43,10 +43,10 @@ class Rows:
         self._states, self._tokens, self._lengths = (directory / name for name in names)
         for file in (self._states, self._tokens, self._lengths):
             file.touch()
-        _cut(self._lengths, self._lengths.stat().st_size // 4 * 4)
+        os.truncate(self._lengths, self._lengths.stat().st_size // 4 * 4)
         rows = int(self.lengths.sum())
-        _cut(self._tokens, rows * 4)
-        _cut(self._states, rows * width * dtype.size)
+        os.truncate(self._tokens, rows * 4)
+        os.truncate(self._states, rows * width * dtype.size)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -97,11 +97,6 @@ class Rows:
 def _append(file: Path, values: np.ndarray) -> None:
     with file.open("ab") as stream:
         stream.write(values.tobytes())
-
-
-def _cut(file: Path, nbytes: int) -> None:
-    with file.open("r+b") as stream:
-        stream.truncate(nbytes)
 
 
 Ids = tuple[int, ...]
@@ -159,8 +154,7 @@ def collect(
     pieces = list(islice(_pieces(pair, samples, config), config.samples))
     groups = [list(range(len(pieces)))]
     if config.self_distill:
-        lengths = [len(prompt) for prompt, _ in pieces]
-        kinds = len(config.temperatures)
+        lengths, kinds = [len(prompt) for prompt, _ in pieces], len(config.temperatures)
         groups = batches(lengths, config.texts_at_once, config.seed, kinds)
     done = len(rows.lengths)
     progress(min(done, len(pieces)), len(pieces))
@@ -187,11 +181,9 @@ def batches(lengths: Sequence[int], size: int, seed: int, kinds: int = 1) -> lis
     """Numbers of the prompts, `size` together whose lengths are close; the batches shuffled, so
     that the last ones are no longer than others. kinds: so many take turns, and are never together.
     """
-
-    def key(number: int) -> tuple[int, int, int]:
-        return number % kinds, lengths[number], number
-
-    order = sorted(range(len(lengths)), key=key)
+    order = sorted(
+        range(len(lengths)), key=lambda number: (number % kinds, lengths[number], number)
+    )
     groups = [sorted(order[start : start + size]) for start in range(0, len(order), size)]
     random.Random(seed).shuffle(groups)
     return groups
@@ -238,21 +230,17 @@ def _completed(
             yield from (pieces[number] for number in rest)
         elif rest:
             prompts = [pieces[number][0] for number in rest]
-            requests = [
-                Request(
-                    prompt,
-                    Options(
-                        max_tokens=config.length - shared * len(prompt),
-                        seed=config.seed + number,
-                        temperature=config.temperatures[number % len(config.temperatures)],
-                        regular=True,
-                    ),
+            requests = []
+            for prompt, number in zip(prompts, rest, strict=True):
+                options = Options(
+                    max_tokens=config.length - shared * len(prompt),
+                    seed=config.seed + number,
+                    temperature=config.temperatures[number % len(config.temperatures)],
+                    regular=True,
                 )
-                for prompt, number in zip(prompts, rest, strict=True)
-            ]
+                requests.append(Request(prompt, options))
             results = generate_many(pair, requests, Options(regular=True), batch_size=len(rest))
-            completions = [result.tokens for result in results]
-            yield from zip(prompts, completions, strict=True)
+            yield from zip(prompts, (result.tokens for result in results), strict=True)
 
 
 def _states(pair: Pair, prompt: Ids, tokens: Ids, taps: Sequence[str]) -> mx.array:

@@ -24,7 +24,6 @@ from mlx.utils import tree_flatten
 from ..checkpoints import files
 from ..checkpoints.source import as_directory, resolve
 from ..engine.pair import Pair
-from ..errors import OptionError
 from ..interfaces import after
 from ..models.base import Base
 from ..models.drafters.config import ATTENDS, LayerSizes, Settings, Shapes, layer_sizes
@@ -89,8 +88,8 @@ class Texts:
 
 def tapped(layers: int) -> tuple[int, ...]:
     """Return the layers whose outputs are read: evenly from the second to the last but one."""
-    first, last = min(1, layers - 1), max(0, layers - 2)
-    first = min(first, last)
+    last = max(0, layers - 2)
+    first = min(1, last)
     every = (first + round(at * (last - first) / (TAPS - 1)) for at in range(TAPS))
     return tuple(dict.fromkeys(every))
 
@@ -170,14 +169,12 @@ class DSparkTask(AnchorTask):
         states = self._blocks(given)
         blocks = states.reshape(-1, given.slots, states.shape[-1])
         tokens = given.tokens.reshape(-1, given.slots)
-        latent, carried = [], None
+        latents, carried = [], None
         for slot in range(given.slots):
-            part = slice(slot, slot + 1)
-            part_latent, carried = self.network.markov_head.latent(
-                tokens[:, part], blocks[:, part], carried
-            )
-            latent.append(part_latent)
-        before = mx.concatenate(latent, axis=1).reshape(*states.shape[:2], -1)
+            at = tokens[:, slot : slot + 1], blocks[:, slot : slot + 1]
+            latent, carried = self.network.markov_head.latent(*at, carried)
+            latents.append(latent)
+        before = mx.concatenate(latents, axis=1).reshape(*states.shape[:2], -1)
         return given.chosen(states), given.chosen(before)
 
     def _blocks(self, given: Anchored) -> mx.array:
@@ -303,8 +300,6 @@ def train(
     take a third of every step. Raises PromptError for data with nothing usable, OptionError for a
     target that shows no hidden states, OutputError where `output` exists or cannot be written.
     """
-    if pair.heads is not None:
-        raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
     with work_directory(output) as directory:
         target = pair.target
         taps = tuple(map(after, tapped(target.layers)))

@@ -30,7 +30,7 @@ from ..checkpoints import destination
 from ..checkpoints.formats import safetensors as safetensors_file
 from ..engine.pair import Pair
 from ..engine.prompt_cache_files import fingerprint
-from ..errors import OutputError
+from ..errors import OptionError, OutputError
 from ..interfaces import Progress
 from .collect import Rows, collect, read_samples
 from .config import DataConfig, TrainConfig
@@ -175,13 +175,9 @@ class Fit:
     def _rate(self) -> Callable[[mx.array], mx.array]:
         rate = self._config.learning_rate
         rising = max(1, int(self._config.warm_up * self._total))
-        return optimizers.join_schedules(
-            [
-                optimizers.linear_schedule(rate / rising, rate, rising),
-                optimizers.cosine_decay(rate, max(1, self._total - rising)),
-            ],
-            [rising],
-        )
+        warm_up = optimizers.linear_schedule(rate / rising, rate, rising)
+        cosine = optimizers.cosine_decay(rate, max(1, self._total - rising))
+        return optimizers.join_schedules([warm_up, cosine], [rising])
 
     def _evaluate(self) -> Any:
         """At the end of an epoch: keep the module if it is the best."""
@@ -257,6 +253,8 @@ class Training:
         watcher: Watcher,
         taps: Sequence[str] = (),
     ) -> None:
+        if pair.heads is not None:
+            raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
         self._started = time.perf_counter()
         self._directory = directory
         self._watcher = watcher
@@ -271,8 +269,8 @@ class Training:
             "bytes": pair.target.nbytes,
             "dtype": pair.dtype,
         }
-        learned = {"data": asdict(config), "taps": list(taps)}
-        self._settings = {**model, "digest": self.digest, **learned}
+        learned = {"digest": self.digest, "data": asdict(config), "taps": list(taps)}
+        self._settings = {**model, **learned}
         self._resumed = _keep(directory / "rows", self._settings)
         width = pair.target.width * (len(taps) + 1)
         self.rows = Rows(directory / "rows", width, pair.target.state_dtype)

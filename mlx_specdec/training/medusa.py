@@ -18,7 +18,6 @@ import numpy as np
 from ..checkpoints import destination
 from ..checkpoints.formats.medusa import BASE, COUNT, LAYERS, SAFETENSORS
 from ..engine.pair import Pair
-from ..errors import OptionError
 from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads
 from .collect import Rows
@@ -134,18 +133,16 @@ def train(
     for a model that is heads, OutputError where `output` exists or cannot be written.
     """
     with work_directory(output) as directory:
-        if pair.heads is not None:
-            raise OptionError(
-                f"{pair.name} is Medusa heads already: give the base model that they name"
-            )
         training = Training(pair, file, directory, data, watcher)
-        heads = initial_heads(
-            pair.target, config.heads, config.layers, own_output=config.own_output
-        )
+        shape = config.heads, config.layers
+        heads = initial_heads(pair.target, *shape, own_output=config.own_output)
         task = HeadTask(heads, training.rows, config)
         outcome = training.fit(task, config)
         with destination.directory(output) as made:
-            write(made, heads, _base_name(pair.name, output))
+            # A directory is named as seen from `output`, a Hub name as it is.
+            path = os.path.expanduser(pair.name)
+            base = os.path.relpath(path, output) if os.path.isdir(path) else pair.name
+            write(made, heads, base)
     return training.trained(output, task, outcome)
 
 
@@ -162,9 +159,3 @@ def write(directory: Path, heads: MedusaHeads, base: str) -> None:
     }
     mx.save_safetensors(str(directory / SAFETENSORS), tensors, {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _base_name(name: str, output: Path) -> str:
-    """What config.json calls the base: a Hub name as it is, a directory seen from `output`."""
-    path = os.path.expanduser(name)
-    return os.path.relpath(path, output) if os.path.isdir(path) else name

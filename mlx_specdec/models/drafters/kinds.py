@@ -97,9 +97,7 @@ def outline(directory: Path) -> DrafterFiles | None:
     """Open a drafter as `read` does; without weights, from config.json alone, with zeros in place
     of its tensors. Raises CheckpointError, where config.json does not tell enough as well."""
     name = kind_of(directory)
-    if name is None or shards.format_of(directory):
-        return read(directory)
-    if not kind_named(name).described:
+    if name is None or shards.format_of(directory) or not kind_named(name).described:
         return read(directory)
     return describe(name, directory, read_json(directory / "config.json"))
 

@@ -71,9 +71,8 @@ class MedusaHeads(nn.Module):
         tensors: dict[str, mx.array] = {}
         layers = len(self.weights)
         for head in range(self.count):
-            parts = [
-                part[head] for pair in zip(self.weights, self.biases, strict=True) for part in pair
-            ]
+            layer_parts = zip(self.weights, self.biases, strict=True)
+            parts = [part[head] for pair in layer_parts for part in pair]
             if self.own_output:
                 parts.append(self.output[head])
             named = names(head, layers, own_output=self.own_output)
@@ -88,13 +87,8 @@ def stacked(base: Base, tensors: Mapping[str, mx.array], count: int, layers: int
         arrays = [tensors[f"{head}.{name}"] for head in range(count)]
         return mx.stack(arrays).astype(base.state_dtype)
 
-    heads = MedusaHeads(
-        base,
-        [
-            (stack(f"{layer}.linear.weight"), stack(f"{layer}.linear.bias"))
-            for layer in range(layers)
-        ],
-    )
+    paths = [f"{layer}.linear" for layer in range(layers)]
+    heads = MedusaHeads(base, [(stack(f"{p}.weight"), stack(f"{p}.bias")) for p in paths])
     if f"0.{layers}.weight" in tensors:
         heads.output = stack(f"{layers}.weight")
     mx.eval(heads.parameters())
