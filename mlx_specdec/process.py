@@ -14,7 +14,7 @@ import platform
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
@@ -45,7 +45,11 @@ def load(wanted: str | None = None) -> str:
                 f"{SWITCH} names a library that cannot be loaded: {problem}"
             ) from None
         return name()
-    candidates = [("mkl", path) for path in _mkl_paths()]
+    files: Sequence[metadata.PackagePath] = ()
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        files = metadata.files("mkl") or ()
+    mkl = (str(file.locate()) for file in files if file.name.startswith("libmkl_rt.so"))
+    candidates = [("mkl", path) for path in mkl]
     for label, path in candidates + [("openblas", library) for library in OPENBLAS]:
         with contextlib.suppress(OSError):
             _load(label, path)
@@ -87,14 +91,6 @@ def _load(label: str, path: str) -> None:
     if label == "mkl" and "MKL_NUM_THREADS" not in os.environ:
         # Its idle threads spin; on the last core they would take turns with the graph's builder.
         library.MKL_Set_Num_Threads(ctypes.c_int(max(1, len(os.sched_getaffinity(0)) - 1)))
-
-
-def _mkl_paths() -> list[str]:
-    try:
-        files = metadata.files("mkl") or []
-    except metadata.PackageNotFoundError:
-        return []
-    return [str(file.locate()) for file in files if file.name.startswith("libmkl_rt.so")]
 
 
 PLACE = "MLX_SPECDEC_CACHE"

@@ -151,7 +151,14 @@ def _run(program: typer.Typer) -> NoReturn:
         if isinstance(problem, MemoryError) or NO_MEMORY in str(problem):
             render.error("the memory does not suffice: give less at once, or take a smaller model")
             sys.exit(2)
-        _exit_on_usage(problem)
+        # What typer raises for wrong flags is known by its attributes.
+        if type(problem).__name__ == "Abort":
+            _exit_interrupted()
+        if describe := getattr(problem, "format_message", None):
+            render.error(f"{describe().replace('Value error, ', '')} (see --help)")
+            sys.exit(2)
+        if (status := getattr(problem, "exit_code", None)) is not None:
+            sys.exit(status)
         if (ranks := _ranks()) is not None:
             ranks.explain()
         elif isinstance(problem, OSError):
@@ -180,14 +187,3 @@ def _abandon_output() -> None:
     """Drop what the buffer of standard output still holds, so that exit does not write it."""
     if sys.stdout is sys.__stdout__:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _exit_on_usage(problem: Exception) -> None:
-    """Exit for the exceptions that typer raises for wrong flags; their attributes identify them."""
-    if type(problem).__name__ == "Abort":
-        _exit_interrupted()
-    if describe := getattr(problem, "format_message", None):
-        render.error(f"{describe().replace('Value error, ', '')} (see --help)")
-        sys.exit(2)
-    if (code := getattr(problem, "exit_code", None)) is not None:
-        sys.exit(code)

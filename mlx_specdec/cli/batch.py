@@ -126,8 +126,7 @@ def batch(files: Files, flags: Made) -> None:
 
 
 def _print_errors(journal: Journal, *, each: bool) -> None:
-    """Print how many lines gave no text, and why the first one did. each: print the reason of each,
-    which is written nowhere else."""
+    """Print how many lines gave no text, and why the first one did, or each."""
     for line, error in journal.errors():
         render.tell(f"line {line}: {error}")
         if not each:
@@ -155,10 +154,7 @@ class LineRequest:
 
 
 def parse_line(line: Line, options: Options, *, as_json: bool) -> LineRequest:
-    """Return the request of a line. options: what the line does not override.
-
-    In a line of text `\\n` stands for a line break.
-    """
+    """Return the request of a line; in one of text `\\n` stands for a line break."""
     request = LineRequest(line.number, "", options)
     if line.text is None:
         return replace(request, error=f"the line has more than {LONGEST} bytes: shorten it")

@@ -307,13 +307,23 @@ def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
         if name in columns and console.measure(laid, options=unlimited).maximum > console.width:
             columns.remove(name)
             laid = _table(cells, columns)
-    notes = (text for text in (_caption(analysis), verdict(analysis), *setting.notes) if text)
+    draft = f" with {setting.draft_model}" if setting.draft_model else ""
+    share = setting.simulated_acceptance
+    simulated = "" if share is None else f"simulated acceptance probability {share:g}, no text; "
+    title = (
+        f"{setting.model}{draft}, {setting.dtype}, temperature {setting.temperature:g}; {simulated}"
+        f"{setting.device}, BLAS {setting.blas}"
+    )
+    caption = f"{analysis.texts} texts, each up to {analysis.repeats} times, methods in turns"
+    caption += f"; {len(analysis.skipped)} skipped" if analysis.skipped else ""
+    caption += "; interrupted" if analysis.interrupted else ""
+    notes = (text for text in (caption, verdict(analysis), *setting.notes) if text)
     shared: list[object] = []
     if isinstance(analysis, Analysis) and analysis.cluster is not None:
         gains = cluster_table(analysis.cluster)
         text = cluster_text(analysis.cluster, analysis.plain_step)
         shared = [text, _table(gains, gains.columns)]
-    render.write(stream, render.laid_out(stream, _title(setting), laid, *notes, *shared))
+    render.write(stream, render.laid_out(stream, title, laid, *notes, *shared))
 
 
 def _differences(analysis: Measured) -> Iterator[str]:
@@ -339,22 +349,3 @@ def _table(cells: Cells, columns: Sequence[str]) -> Table:
         style = "bold" if number == cells.best else None
         table.add_row(*(row[at] for at in places), style=style)
     return table
-
-
-def _title(setting: Setting) -> str:
-    draft = f" with {setting.draft_model}" if setting.draft_model else ""
-    share = setting.simulated_acceptance
-    simulated = "" if share is None else f"simulated acceptance probability {share:g}, no text; "
-    return (
-        f"{setting.model}{draft}, {setting.dtype}, temperature {setting.temperature:g}; {simulated}"
-        f"{setting.device}, BLAS {setting.blas}"
-    )
-
-
-def _caption(analysis: Measured) -> str:
-    skipped = f"; {len(analysis.skipped)} skipped" if analysis.skipped else ""
-    interrupted = "; interrupted" if analysis.interrupted else ""
-    return (
-        f"{analysis.texts} texts, each up to {analysis.repeats} times, methods in turns{skipped}"
-        f"{interrupted}"
-    )

@@ -1,8 +1,7 @@
 """Groups of flags, the commands that are made of them, and the groups that commands share.
 
 A command takes groups in place of single flags, and `command` makes of their fields the signature
-that typer reads. A group that inherits from others has their flags too, those of the last base
-first. Imports no MLX.
+that typer reads. A group that inherits from others has their flags too, the last base's first.
 """
 
 from __future__ import annotations

@@ -146,8 +146,7 @@ def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str
 
 
 def _piped() -> str | None:
-    """Return "-" where standard input is a file or a pipe with something in it. Programs that start
-    others often leave an open pipe there that stays silent."""
+    """Return "-" where standard input is a file, or a pipe that does not stay silent."""
     try:
         number = sys.stdin.fileno()
         mode = os.fstat(number).st_mode

@@ -138,7 +138,6 @@ def _summary(found: Inspection) -> Table:
 
 
 def _drafts_for(facts: Mapping[str, Any]) -> str:
-    """Describe the target that a hidden-state drafter was made for, and what it reads of it."""
     layers, width = facts["target_layers"], facts["encoder_hidden_size"]
     if layers is None:
         states = f"the outputs of its {facts['taps']} layers"
@@ -162,8 +161,7 @@ def _types(found: Inspection) -> Table:
 
 
 def _tensors(found: Inspection) -> Table:
-    """Return a table with one row for what all layers have; scales and biases count with their
-    matrix."""
+    """Return a table with one row for what all layers have, scales and biases included."""
     groups: dict[tuple[str, ...], list[int]] = {}
     sizes = {row.name: row.nbytes for row in found.tensors}
     for row in found.tensors:

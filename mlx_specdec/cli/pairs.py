@@ -29,8 +29,7 @@ _CONVERTED = re.compile(r"(-mlx)?(-[2-8]bit|-bf16|-fp16|-mxfp4|-mxfp8|-nvfp4|-dw
 
 @dataclass(frozen=True)
 class KnownPair:
-    """A target and a draft that share a tokenizer; sizes in billions of weights. run: whether this
-    program was run with the pair."""
+    """A target and a draft that share a tokenizer. run: whether this program was run with them."""
 
     target: str
     target_billions: float
@@ -94,7 +93,6 @@ def draft_for(target: str) -> str:
 
 
 def _base(name: str) -> str:
-    """Return a model's name without its owner and number format."""
     last = name.rstrip("/").rsplit("/", 1)[-1].lower()
     return _CONVERTED.sub("", last).removeprefix("meta-")
 

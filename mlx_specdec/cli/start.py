@@ -1,8 +1,4 @@
-"""The way in: from a bare Python to the command line.
-
-Only the standard library is imported here, and nothing newer than Python 3.8 is used, so that a
-Python without the dependencies gets one line in place of a traceback.
-"""
+"""The way in: from a bare Python, from 3.8 on and without the dependencies, to the command line."""
 
 from __future__ import annotations
 

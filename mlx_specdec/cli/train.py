@@ -52,23 +52,21 @@ class TrainingTexts(Flags):
 
     def collecting(self, seed: int) -> DataConfig:
         """Return the settings of the data. Raises OptionError."""
+        try:
+            temperatures = tuple(float(one) for one in self.temperature.split(","))
+        except ValueError:
+            raise OptionError(
+                "temperature must be numbers with commas between them, not "
+                f"{self.temperature!a:.60}"
+            ) from None
         return DataConfig(
             samples=self.samples,
             length=self.length,
             self_distill=not self.no_self_distill,
-            temperatures=_numbers("temperature", self.temperature),
+            temperatures=temperatures,
             seed=seed,
             texts_at_once=self.texts_at_once,
         )
-
-
-def _numbers(name: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(one) for one in text.split(","))
-    except ValueError:
-        raise OptionError(
-            f"{name} must be numbers with commas between them, not {text!a:.60}"
-        ) from None
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from .methods import Case, Key, Length, Measurements, Method, Sample
 from .passes import PassCosts
-from .prediction import Cluster
-from .speedup import RoundCost, break_even, speedups
+from .prediction import Cluster, RoundCost, break_even, speedups
 
 DRAWS = 2000
 COVERAGE = 0.95

@@ -40,8 +40,18 @@ from .passes import (
     opened,
     parts,
 )
-from .prediction import ALPHAS, Estimate, Link, Side, Speeds, best, cluster, with_speeds
-from .speedup import RoundCost, between
+from .prediction import (
+    ALPHAS,
+    Estimate,
+    Link,
+    RoundCost,
+    Side,
+    Speeds,
+    best,
+    between,
+    cluster,
+    with_speeds,
+)
 
 PROMPTS_SHARE = 0.1
 """Share of the time that the prompt of each model may take."""
@@ -280,8 +290,8 @@ class DrafterOutline:
         return self._network.cache_nbytes(prompt, columns)
 
     def timer(self, model: Base, prompt: int, clock: Clock) -> PassTimer:
-        """Return a timer of drafts behind a prompt of so many tokens, with random weights. model:
-        the target, or a part of it with the same embedding and head."""
+        """Return a timer of drafts behind a prompt of so many tokens. model: the target, or a part
+        of it with the same embedding and head."""
         self._lender.model = model
         fill(self._network, 0, {})
 

@@ -1,8 +1,4 @@
-"""Times passes of models as decoding runs them, behind one prompt, and sums between machines.
-
-Plain steps are pipelined, drafts go one token a pass, and a target's pass over several tokens runs
-behind another pass, which hides the building of its graph.
-"""
+"""Times passes of models as decoding runs them, behind one prompt, and sums between machines."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from ..interfaces import Context, Model, Progress, ignore_progress
 from ..models.base import Base
 from ..models.distributed.group import Ranks
 from ..models.outline import Outline
-from .speedup import RoundCost
+from .prediction import RoundCost
 
 Kind = tuple[str, int]
 """What is timed: ("steps", STEPS), ("chain", draft steps) or ("pass", tokens)."""

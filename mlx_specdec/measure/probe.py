@@ -77,7 +77,12 @@ class Probe:
     def best(self) -> Numbering:
         """The numbering of the files, unless another one is clearly better."""
         named, best = self.numberings[0], max(self.numberings, key=lambda each: each.first_rate)
-        deviation = math.sqrt(sum(_variance(each) for each in (named, best)))
+        variance = 0.0
+        for each in (named, best):
+            # One more of either outcome than was seen: few rounds never look certain.
+            share = (each.first + 1) / (each.rounds + 2)
+            variance += share * (1 - share) / each.rounds
+        deviation = math.sqrt(variance)
         return best if best.first_rate - named.first_rate > DEVIATIONS * deviation else named
 
     @property
@@ -149,10 +154,3 @@ def probe(
             )
         measured.append(Numbering(shift, layers, *counts))
     return Probe(pair.name, str(pair.draft_name), network.kind, len(prompts), tuple(measured))
-
-
-def _variance(measured: Numbering) -> float:
-    """Return the variance of the first tokens' rate, with one more of either outcome than was seen,
-    so that few rounds never look certain."""
-    share = (measured.first + 1) / (measured.rounds + 2)
-    return share * (1 - share) / measured.rounds

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_specdec.measure.analysis import analyse
 from mlx_specdec.measure.passes import PassCosts
-from mlx_specdec.measure.speedup import expected_rounds
+from mlx_specdec.measure.prediction import expected_rounds
 
 from ..support.bench_samples import measured, method, sample
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_specdec.measure.speedup import RoundCost, break_even, pays_below, shared, speedups
+from mlx_specdec.measure.prediction import RoundCost, break_even, pays_below, shared, speedups
 
 from ..support.estimates import EXPECTED, THRESHOLDS, costs, share
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from mlx_specdec.measure.speedup import RoundCost, between, emitted, expected_rounds, speedups
+from mlx_specdec.measure.prediction import RoundCost, between, emitted, expected_rounds, speedups
 
 FREE = RoundCost(draft=0.0, passes={1: 1.0})
 

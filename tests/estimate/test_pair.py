@@ -8,8 +8,7 @@ import pytest
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.measure.estimate import ALPHAS, ModelSource, best, estimate, speeds
 from mlx_specdec.measure.passes import SIZES, STEPS, PassCosts, extended, parts
-from mlx_specdec.measure.prediction import LONGEST_DRAFT, Estimate
-from mlx_specdec.measure.speedup import RoundCost, speedups
+from mlx_specdec.measure.prediction import LONGEST_DRAFT, Estimate, RoundCost, speedups
 
 from ..support import tiny
 from ..support.estimates import LLAMA, QUICK, T5, ticking

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.measure.speedup import RoundCost, emitted
+from mlx_specdec.measure.prediction import RoundCost, emitted
 
 from . import tiny
 
