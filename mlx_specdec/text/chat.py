@@ -40,10 +40,6 @@ SECONDS, MEMORY_BYTES = 5.0, 1 << 30
 """Of one text: of this thread's processor, and beyond what the process had at its peak before."""
 
 
-class TemplateError(ValueError):
-    """A template asks for more than any chat needs."""
-
-
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise OptionError for names that are not variables of a template."""
     for name in settings:
@@ -113,10 +109,7 @@ def _bounded() -> Any:
                 self.filters[name] = _checked(name, self.filters[name])
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "%":
-                _check_call("format", left)
-            else:
-                _check_product(operator, left, right)
+            _check_call("format" if operator == "%" else operator, left, right)
             return super().call_binop(context, operator, left, right)
 
         def call(self, context: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,28 +133,22 @@ def _checked(name: str, work: Any) -> Any:
 
 
 def _check_call(name: str, *given: Any) -> None:
-    """Raise TemplateError where a call makes a large text."""
-    if name == "format":
+    """Raise ValueError where a call, or an operator, makes something large."""
+    if name in ("*", "**"):
+        sizes = [len(each) if hasattr(each, "__len__") else abs(each) for each in given]
+        if name == "*":
+            too_large = sizes[0] * sizes[1] > LARGEST
+        else:
+            too_large = sizes[0] > LARGEST or (sizes[0] > 1 and sizes[1] > LARGEST.bit_length())
+    elif name == "format":
         too_large = isinstance(given[0], str) and WIDE.search(given[0]) is not None
     elif name == "replace":
         texts = [each for each in given if isinstance(each, str)]
         too_large = len(texts) == 3 and texts[0].count(texts[1]) * len(texts[2]) > LARGEST
     else:
         too_large = any(isinstance(each, int) and each > LARGEST for each in given)
-    _refuse(too_large)
-
-
-def _check_product(operator: str, left: Any, right: Any) -> None:
-    sizes = [len(each) if hasattr(each, "__len__") else abs(each) for each in (left, right)]
-    if operator == "**":
-        _refuse((sizes[0] > 1 and sizes[1] > LARGEST.bit_length()) or sizes[0] > LARGEST)
-    else:
-        _refuse(sizes[0] * sizes[1] > LARGEST)
-
-
-def _refuse(too_large: bool) -> None:
     if too_large:
-        raise TemplateError(f"it asks for more than {LARGEST} of something")
+        raise ValueError(f"it asks for more than {LARGEST} of something")
 
 
 def _watch(deadline: float, most_bytes: int) -> Any:
@@ -169,9 +156,9 @@ def _watch(deadline: float, most_bytes: int) -> Any:
 
     def watch(frame: object, event: str, argument: object) -> Any:
         if time.thread_time() > deadline:
-            raise TemplateError(f"it takes more than {SECONDS:.0f} s of computing")
+            raise ValueError(f"it takes more than {SECONDS:.0f} s of computing")
         if _peak_bytes() > most_bytes:
-            raise TemplateError(f"it takes more than {MEMORY_BYTES >> 20} MiB")
+            raise ValueError(f"it takes more than {MEMORY_BYTES >> 20} MiB")
         return watch
 
     return watch
