@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,10 +96,3 @@ def as_directory(source: Path) -> Iterator[Path]:
 def temporary_directory() -> tempfile.TemporaryDirectory[str]:
     """A directory for temporary files, which leaves with the block."""
     return tempfile.TemporaryDirectory(prefix="mlx-specdec-", ignore_cleanup_errors=True)
-
-
-def originals(paths: Iterable[Path], source: Path, directory: Path) -> list[Path]:
-    """Return the source's files where `directory`, made by `as_directory`, has links to them."""
-    if directory == source:
-        return list(paths)
-    return [Path(os.readlink(path)) if path.is_symlink() else path for path in paths]

@@ -35,6 +35,9 @@ class Change:
     def outlines(self, name: str, source: Tensor) -> dict[str, mx.array]:
         return self.stored(name, self.cast(source.outline))
 
+    def nbytes(self, name: str, source: Tensor) -> int:
+        return sum(array.nbytes for array in self.outlines(name, source).values())
+
     def stored(self, name: str, cast: mx.array) -> dict[str, mx.array]:
         if self.quantization is None:
             return {name: cast}
@@ -52,11 +55,6 @@ class Written:
 
 
 _Item = tuple[str, Tensor, Change]
-
-
-def _nbytes(item: _Item) -> int:
-    name, source, change = item
-    return sum(array.nbytes for array in change.outlines(name, source).values())
 
 
 def write_weights(
@@ -83,7 +81,7 @@ def write_weights(
 
     for name, tensor in tensors:
         item = (name, tensor, change(name, tensor))
-        nbytes = _nbytes(item)
+        nbytes = item[2].nbytes(name, tensor)
         if waiting and size + nbytes > shard_bytes:
             write()
             size = 0
@@ -121,7 +119,7 @@ def write_config(
 def stored_nbytes(outlines: Mapping[str, mx.array], change: Callable[[str, Tensor], Change]) -> int:
     """Return the bytes of tensors that `write_weights` would write. outlines: lazy arrays."""
     tensors = ((name, Tensor.of(outline)) for name, outline in outlines.items())
-    return sum(_nbytes((name, tensor, change(name, tensor))) for name, tensor in tensors)
+    return sum(change(name, tensor).nbytes(name, tensor) for name, tensor in tensors)
 
 
 def _write_shard(

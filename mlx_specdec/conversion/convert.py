@@ -14,7 +14,7 @@ from ..checkpoints.formats.safetensors import SafetensorsFile
 from ..checkpoints.hub import is_network_error
 from ..checkpoints.quantization import Numbers
 from ..checkpoints.shards import FORMATS
-from ..checkpoints.source import as_directory, originals, resolve
+from ..checkpoints.source import as_directory, resolve
 from ..checkpoints.writer import (
     Change,
     Written,
@@ -131,9 +131,8 @@ def convert(
     with as_directory(source) as directory:
         plan = plan_for(directory, numbers)
         change = plan.changes(dtype)
-        parts = originals(plan.paths, source, directory)
         nbytes = stored_nbytes(plan.outlines, change) + plan.extra_nbytes
-        before = sum(file.stat().st_size for file in parts)
+        before = sum(file.stat().st_size for file in plan.paths)
         if nbytes > GROWTH_TO_ANNOUNCE * before:
             why = "; ".join(plan.notes[:1]) or "its quantized weights become whole"
             announce(f"the source's {disk.show(before)} become {disk.show(nbytes)}: {why}")
@@ -178,7 +177,7 @@ def convert(
                 name=name,
                 revision=commit,
                 format=FORMATS[plan.format],
-                source=digests_of([*parts, *filter(Path.is_file, described)]),
+                source=digests_of([*plan.paths, *filter(Path.is_file, described)]),
                 result=digests_of([*results, work / "config.json"]),
                 dtype=numbers.describe(),
                 written=written,

@@ -106,20 +106,16 @@ def lay_down(source: Path, directory: Path) -> None:
         (directory / part.name).symlink_to(part.absolute())
     with naming(file):
         ends = _ends(model.metadata)
-        _tokenizer(file, model, directory)
+        beside = (file.with_name(name) for name in _TOKENIZER)
+        if file.with_name(_TOKENIZER[0]).is_file():
+            for each in filter(Path.is_file, beside):
+                shutil.copyfile(shards.inside(each), directory / each.name)
+        else:
+            for name, text in tokenizer_files(model.metadata).items():
+                (directory / name).write_text(text, encoding="utf-8")
     for name, values in (("config", {**model.config, **ends}), ("generation_config", ends)):
         text = json.dumps(values, indent=2)
         (directory / f"{name}.json").write_text(text, encoding="utf-8")
-
-
-def _tokenizer(file: Path, model: GgufFile, directory: Path) -> None:
-    if (file.parent / "tokenizer.json").is_file():
-        for name in _TOKENIZER:
-            if (file.parent / name).is_file():
-                shutil.copyfile(shards.inside(file.parent / name), directory / name)
-        return
-    for name, text in tokenizer_files(model.metadata).items():
-        (directory / name).write_text(text, encoding="utf-8")
 
 
 def _ends(metadata: Metadata) -> dict[str, Any]:
