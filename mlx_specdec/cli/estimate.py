@@ -157,7 +157,6 @@ def _cells(one: Prediction, step_seconds: float) -> tuple[str, ...]:
 
 
 def _on_cluster(cluster: Cluster | None, speeds: Speeds) -> Sequence[Table | str]:
-    """Return the same for machines that share the target."""
     if cluster is None or cluster.speeds is None:
         return ()
     step = cluster.speeds.step_seconds

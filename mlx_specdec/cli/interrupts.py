@@ -43,9 +43,7 @@ def go_on() -> None:
 
 
 def end_at_the_second(line: str) -> None:
-    """End only at the second interrupt that the command cannot handle in time.
-
-    line: printed after the first one."""
+    """End at the second interrupt not handled in time. line: printed after the first one."""
     global _again
     _again = line
 

@@ -247,7 +247,7 @@ def load_pair(
     model: str, draft_model: str | None = None, *, quiet: bool = False, **settings: Any
 ) -> Pair:
     """Load a pair by name, with a progress bar of a download. Takes settings and raises as
-    engine.load does. quiet: do not print how the weights of large models are computed with."""
+    engine.load does. quiet: print no notes."""
     from ..engine.loading import load
 
     with render.progress("downloading", in_bytes=True) as report:
@@ -261,8 +261,8 @@ def load_drafting(
     drafting: Drafting, options: Options, *, random_weights: bool = False, quiet: bool = False
 ) -> tuple[Pair, Options]:
     """Load a target, what drafts for it, and the documents that lookup searches. Returns the
-    options with the drafter that the target's files decide. quiet: print no notes on what was
-    loaded. Raises as `load_pair` and `engine.with_documents` do."""
+    options with the drafter that the target's files decide. Raises as `load_pair` and
+    `engine.with_documents` do."""
     model, draft_model = named(drafting)
     if options.regular or options.proposer in DRAFTLESS:
         draft_model = None

@@ -1,7 +1,4 @@
-"""The table of pairs that are known to fit, pairs.json, and the command that shows it.
-
-Imports no MLX. Loading a pair checks whether the draft really has its target's tokens.
-"""
+"""The table of pairs that are known to fit, pairs.json, and the command that shows it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is written to a terminal: streamed text, statistics, progress bars, one-line errors.
-
-Text goes to standard output, everything else to standard error.
-"""
+"""Writes text to standard output; statistics, progress and one-line errors to standard error."""
 
 from __future__ import annotations
 
@@ -78,8 +75,7 @@ def write(stream: TextIO, text: str) -> None:
 
 class TextPrinter:
     """Writes emissions to a stream as they come. show_drafts: mark the text of accepted draft
-    tokens: green and underlined on a terminal with colors, between ⟨ and ⟩ elsewhere. A terminal
-    gets control characters as escapes; anything else gets the text as it is."""
+    tokens. A terminal gets control characters as escapes; anything else the text as it is."""
 
     def __init__(self, stream: TextIO, *, show_drafts: bool = False) -> None:
         self._stream = stream

@@ -1,7 +1,5 @@
 """Computes speedups with their intervals, and figures of methods, from the samples of a benchmark.
-
-A bootstrap draws plain decoding and another method on a prompt together: what slowed both cancels.
-"""
+A bootstrap draws plain decoding and another method on a prompt together."""
 
 from __future__ import annotations
 

@@ -103,7 +103,6 @@ def _warnings(analysis: Measured, setting: Setting) -> Iterator[str]:
 
 
 def _tiles(analysis: Measured) -> Iterator[tuple[str, str]]:
-    """Yield figures and what they are of."""
     plain, *others = analysis.methods
     if isinstance(analysis, Throughput):
         first = most(analysis.methods)
@@ -145,9 +144,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
-    """A chart of lines over whole numbers, from 0 on. axes: names of x and y. top: the highest
-    value; without it the points decide, and there is a stronger line at 1. All places are pixels.
-    """
+    """A chart of lines over whole numbers. axes: names of x and y. top: the highest value; without
+    it the points decide, and there is a stronger line at 1. All places are pixels."""
 
     title: str
     text: str

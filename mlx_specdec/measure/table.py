@@ -26,8 +26,7 @@ CLUSTER_COLUMNS = ("method", "speedup", "on one machine", "gains more above")
 @dataclass(frozen=True)
 class Setting:
     """Everything that a figure depends on, apart from the prompts themselves. draft_model: several
-    are separated by commas. notes: sentences on the other programs that were measured, or were
-    not. simulated_acceptance: the probability with which drafted tokens were accepted."""
+    are separated by commas. notes: sentences on the other programs, measured or not."""
 
     model: str
     draft_model: str | None
@@ -193,8 +192,7 @@ def as_dict(analysis: Measured, setting: Setting) -> dict[str, Any]:
 
 
 def verdict(analysis: Measured) -> str:
-    """Return one sentence on the fastest method, which compares the draft length that was chosen
-    while decoding with it; empty where nothing but plain decoding ran."""
+    """Return a sentence on the fastest method, empty where nothing but plain decoding ran."""
     if isinstance(analysis, Throughput):
         return _file_verdict(analysis.methods)
     best = fastest(analysis.methods[1:])

@@ -92,9 +92,8 @@ Runs = list[FileRun]
 def file_methods(
     pair: Pair, options: Options, proposer: str | None, length: Length, sizes: Sequence[int]
 ) -> tuple[list[FileMethod], list[str]]:
-    """Return plain decoding one text at a time, plain and speculative decoding at every size, and a
-    sentence where a model cannot take several sequences. Raises OptionError for a proposer that the
-    pair lacks."""
+    """Return plain decoding one text at a time, both kinds at every size, and a sentence where a
+    model cannot take several sequences. Raises OptionError for a proposer that the pair lacks."""
     options = replace(options, system_prompt=None, chat_template_config={})
     plain = replace(options, regular=True)
     drafting = replace(options, regular=False, proposer=proposer, num_draft=length)
