@@ -79,15 +79,19 @@ class FirstOf(Delegating):
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """Return the proposal of the first one that does not abstain. In a batch the next one
         proposes for the sequences that have nothing yet."""
-        made = no_proposal(len(committed))
+        made, rows = no_proposal(len(committed)), range(len(committed))
         for name, part in self._named():
             count = self._limit(name, limit, len(committed))
             if count:
                 proposal = replace(part.propose(committed, count, noise), source=name)
-                made = _filled_up(made, proposal) if made.size else proposal
-                if made.size and all(made.count(row) for row in range(len(committed))):
+                if made.size and proposal.size:
+                    each = [(made if made.count(row) else proposal).of(row) for row in rows]
+                    made = replace(side_by_side(each), source=name)
+                elif proposal.size:
+                    made = proposal
+                if made.size and all(map(made.count, rows)):
                     break
-        return made if made.size else no_proposal(len(committed))
+        return made
 
     def _named(self) -> Iterable[tuple[str, Proposer]]:
         return zip(self._names, self._parts, strict=True)
@@ -104,11 +108,9 @@ class RowByRow(Delegating):
         return self._parts[sequence].reusable(0)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
+        rows = enumerate(self._given(committed))
         return side_by_side(
-            [
-                part.propose(its[0], limit, noise.of(row))
-                for row, (part, its) in enumerate(self._given(committed))
-            ]
+            [part.propose(its[0], limit, noise.of(row)) for row, (part, its) in rows]
         )
 
     def join(self, other: Self) -> None:
@@ -124,11 +126,7 @@ class RowByRow(Delegating):
 
 
 class Limited(Delegating):
-    """A proposer whose proposals are cut to limits of its sequences.
-
-    limits: the most tokens in a round, one entry per sequence. A row with 0 only fills up the
-    rectangle.
-    """
+    """A proposer whose proposals are cut to limits of its sequences, in tokens a round."""
 
     def __init__(self, proposer: Proposer, limits: Sequence[int]) -> None:
         super().__init__([proposer])
@@ -147,9 +145,8 @@ class Limited(Delegating):
         if all(made.count(row) == count for row, count in enumerate(counts)):
             return made
         cut = replace(made, counts=counts)
-        return replace(
-            side_by_side([cut.of(row) for row in range(len(counts))]), source=made.source
-        )
+        rows = side_by_side([cut.of(row) for row in range(len(counts))])
+        return replace(rows, source=made.source)
 
     def join(self, other: Self) -> None:
         super().join(other)
@@ -158,15 +155,6 @@ class Limited(Delegating):
     def filter(self, keep: Sequence[int]) -> None:
         super().filter(keep)
         self._limits = [self._limits[row] for row in keep]
-
-
-def _filled_up(first: Proposal, second: Proposal) -> Proposal:
-    """Return the first proposal, with the second for the sequences that have nothing in it."""
-    if not second.size:
-        return first
-    batch = range(first.tokens.shape[0])
-    each = [(first if first.count(row) else second).of(row) for row in batch]
-    return replace(side_by_side(each), source=second.source)
 
 
 def side_by_side(proposals: Sequence[Proposal]) -> Proposal:

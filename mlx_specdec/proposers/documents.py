@@ -1,8 +1,5 @@
-"""An index of documents: where the end of a text occurs in them, and what follows it there.
-
-It is a suffix array of the reversed documents, one after the other: one binary search finds the
-longest suffix of a text that occurs anywhere. Indexes are saved in the user's cache directory.
-"""
+"""An index of documents: where the end of a text occurs in them, and what follows it there. It is a
+suffix array of the reversed documents, saved in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -39,11 +36,8 @@ MOST_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Match:
-    """The longest suffix of a text that occurs in the documents.
-
-    length: in tokens, at most DEPTH; 0 if even the last token occurs nowhere. first, end: its
-    occurrences, numbered in the order of places.
-    """
+    """The longest suffix of a text that occurs in the documents. length: in tokens, at most DEPTH.
+    first, end: its occurrences, numbered in the order of places."""
 
     length: int
     first: int
@@ -51,10 +45,8 @@ class Match:
 
 
 class DocumentIndex:
-    """Documents that can be searched.
-
-    places: from `order`. tokens: from `stored`, from byte `offset` of the buffer to its end.
-    """
+    """Documents that can be searched. places: from `order`. tokens: from `stored`, from byte
+    `offset` of the buffer to its end."""
 
     def __init__(self, places: Sequence[int], tokens: bytes | mmap.mmap, offset: int = 0) -> None:
         self._places = places
@@ -76,11 +68,8 @@ class DocumentIndex:
         return Match(length, first, bisect_right(self._places, wanted, first, key=read))
 
     def following(self, match: Match, count: int) -> list[int]:
-        """Return at most `count` tokens that follow a match, up to the document's end.
-
-        The next token is that of most of up to VOTERS occurrences, the others follow it in the
-        first of these.
-        """
+        """Return at most `count` tokens that follow a match, up to the document's end: the next one
+        of most of up to VOTERS occurrences, and what follows it in the first of these."""
         size = match.end - match.first
         voters = min(size, VOTERS)
         spread = (match.first + k * size // voters for k in range(voters))
@@ -113,12 +102,8 @@ class DocumentIndex:
 
 
 def backwards(documents: Sequence[Integers], vocabulary: int) -> Integers:
-    """Return the documents, the last one first and each from its end, as int32: tokens + 1, and 0
-    before, between and after them.
-
-    documents: int32 each. vocabulary: ids from here on, and negative ones, are never matched and
-    never proposed.
-    """
+    """Return the documents, int32 each, the last one first and each from its end, as int32: tokens
+    + 1, and 0 before, between and after them and for ids outside of the vocabulary."""
     size = sum(len(document) + 1 for document in documents)
     tokens = np.zeros(size, np.int32)
     end = size
@@ -131,12 +116,8 @@ def backwards(documents: Sequence[Integers], vocabulary: int) -> Integers:
 
 
 def order(tokens: Integers, depth: int = DEPTH) -> Integers:
-    """Return all places, ordered by the `depth` numbers from there on; the end comes before any
-    number.
-
-    tokens: from `backwards`. Takes about 30 bytes a number, `tokens` included.
-    Prefix doubling (Manber and Myers, 1990), which stops at the depth.
-    """
+    """Return all places, ordered by the `depth` numbers from there on. tokens: from `backwards`.
+    Takes about 30 bytes a number. Prefix doubling (Manber and Myers, 1990) up to the depth."""
     count = len(tokens)
     ranks = np.zeros(count + depth, np.int32)
     np.add(tokens, 1, out=ranks[:count])
@@ -169,8 +150,7 @@ def _common(one: bytes, other: bytes) -> int:
 
 @dataclass(frozen=True)
 class IndexKey:
-    """What an index depends on: digests of the documents and of the tokenizer, and the number of
-    token ids of the model."""
+    """What an index depends on: two digests, and the number of token ids of the model."""
 
     documents: str
     tokenizer: str
@@ -196,10 +176,8 @@ def read(key: IndexKey) -> DocumentIndex | None:
 
 
 def build(key: IndexKey, documents: list[Integers]) -> DocumentIndex:
-    """Build an index and save it if possible.
-
-    documents: token ids, int32 each; the list is emptied, to release its memory.
-    """
+    """Build an index and save it if possible. documents: token ids, int32 each; the list is
+    emptied, to release its memory."""
     tokens = backwards(documents, key.vocabulary)
     documents.clear()
     places = order(tokens)

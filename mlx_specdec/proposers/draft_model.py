@@ -86,9 +86,8 @@ class Row:
 class DraftModel(Proposer):
     """Proposer that decodes ahead with a draft model, one token a pass, without blocking.
 
-    model: the draft. settings: the target's own, since p and q must be filtered alike.
-    vocabulary: the target's size; ids that the draft does not have get probability zero.
-    translation: for a draft whose ids mean other tokens than the target's. eager: see Setup.
+    settings, vocabulary: the target's own, since p and q must be filtered alike. translation: for a
+    draft whose ids mean other tokens than the target's. eager: see Setup.
     """
 
     batches = True

@@ -49,13 +49,9 @@ class LoadedPair(Protocol):
 
 @dataclass(frozen=True)
 class Setup:
-    """What the proposer of one request is made with.
-
-    followed: another drafter proposes where this one abstains. eager: a draft is wanted as soon as
-    the prompt is read; a proposer that is not eager postpones whatever only drafts need, which may
-    never be wanted. prices: returns what rounds cost so far; None where the length of a proposal is
-    not the drafter's to choose.
-    """
+    """What the proposer of one request is made with. followed: another drafter proposes where this
+    one abstains. eager: a draft is wanted as soon as the prompt is read. prices: returns what
+    rounds cost so far; None where the length of a proposal is not the drafter's to choose."""
 
     sampling: Sampling
     ngram_min: int | None = None
@@ -70,11 +66,9 @@ class Setup:
 class Drafter:
     """A drafter that a pair has.
 
-    name: as in the table of drafters, and the source of its proposals. make: makes the proposer of
-    one request. most: the longest proposal worth considering, in tokens. nbytes: size of its
-    weights; 0 where it has none and costs next to nothing. identity: which drafter of this name it
-    is, where another one's rounds may cost something else. stops: it ends its proposals early, by
-    `Setup.prices`, where the next token is not worth its verification.
+    name: as in the table of drafters. make: makes the proposer of one request. most: the longest
+    proposal worth considering, in tokens. nbytes: size of its weights; 0 costs next to nothing.
+    identity: which drafter of this name it is. stops: it ends its proposals early, by prices.
     """
 
     name: str

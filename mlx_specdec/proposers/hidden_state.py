@@ -1,8 +1,5 @@
 """A hidden-state drafter proposes, and ends its drafts before the first token not worth verifying.
-
-A token's chance is known before it is drawn, and those of later tokens are not looked at: where a
-draft ends then says nothing about the tokens that are dropped, and every rule stays exact.
-"""
+Only chances that are known before a token is drawn decide that, so that every rule stays exact."""
 
 from __future__ import annotations
 
@@ -52,11 +49,7 @@ def drafter(pair: LoadedPair) -> Drafter | None:
 
 
 class HiddenStateDrafter(Proposer):
-    """Proposer of one sequence.
-
-    settings: the target's own, since p and q must be filtered alike. vocabulary: the target's size.
-    prices: see Setup.
-    """
+    """Proposer of one sequence. settings, vocabulary: the target's own. prices: see Setup."""
 
     def __init__(
         self,

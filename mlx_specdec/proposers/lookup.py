@@ -34,9 +34,7 @@ def drafter(pair: LoadedPair) -> Drafter:
 
     def make(setup: Setup) -> PromptLookup:
         trusted = BEFORE_OTHERS if setup.followed and documents is None else ALONE
-        frequent = setup.ngram_choice == "frequent"
-        least = setup.ngram_min or trusted
-        return PromptLookup(least, frequent, documents)
+        return PromptLookup(setup.ngram_min or trusted, setup.ngram_choice == "frequent", documents)
 
     return Drafter("ngram", make)
 
@@ -66,10 +64,7 @@ class PromptLookup(Continuation):
     """
 
     def __init__(
-        self,
-        least: int = 2,
-        frequent: bool = False,
-        documents: DocumentIndex | None = None,
+        self, least: int = 2, frequent: bool = False, documents: DocumentIndex | None = None
     ) -> None:
         self._least = least
         self._frequent = frequent
@@ -160,10 +155,7 @@ class SuffixIndex:
         while place >= 0 and token not in self._next[place]:
             self._next[place][token] = state
             place = self._link[place]
-        if place < 0:
-            self._link[state] = 0
-        else:
-            self._link[state] = self._ending(place, token)
+        self._link[state] = 0 if place < 0 else self._ending(place, token)
         self._last = state
 
     def _count(self, token: int) -> None:

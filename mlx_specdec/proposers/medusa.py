@@ -1,8 +1,5 @@
-"""Heads on the target's own hidden state propose: one head for each position ahead.
-
-Their tokens are verified as a chain.
-Source: Medusa (Cai et al., arXiv 2401.10774, section 2.1.1).
-"""
+"""Heads on the target's own hidden state propose a chain: one head for each position ahead
+(Medusa: Cai et al., arXiv 2401.10774, section 2.1.1)."""
 
 from __future__ import annotations
 
@@ -36,11 +33,8 @@ def drafter(pair: LoadedPair) -> Drafter | None:
 
 
 class Medusa(Proposer):
-    """Proposer that reads the hidden state which predicted the newest committed token.
-
-    heads: of the target. settings: the target's own, since p and q must be filtered alike.
-    vocabulary: the target's size; ids that the heads do not have get probability zero.
-    """
+    """Proposer that reads the hidden state which predicted the newest committed token. settings,
+    vocabulary: the target's own, since p and q must be filtered alike."""
 
     taps = (FINAL,)
     batches = True

@@ -46,12 +46,9 @@ def one_hot(tokens: mx.array, vocabulary: int, dtype: mx.Dtype) -> mx.array:
 
 
 def draft_probabilities(proposal: Proposal, vocabulary: int) -> mx.array:
-    """What the drafted tokens were drawn from, (batch, n, vocabulary) float32.
-
-    A row is zero where it is damaged (NaN or infinite), where nothing was proposed, and where it is
-    one-hot on an id that the target does not have: rules then reject, and correct from p alone,
-    which is exact.
-    """
+    """What the drafted tokens were drawn from, (batch, n, vocabulary) float32. A row is zero where
+    it is damaged, empty, or one-hot on an id that the target does not have: rules then reject, and
+    correct from p alone, which is exact."""
     if proposal.rows is None:
         return one_hot(proposal.tokens, vocabulary, mx.float32)
     q = mx.softmax(proposal.rows, axis=-1)
@@ -257,11 +254,8 @@ class TypicalRule:
 
 
 class ForcedAcceptance:
-    """Accepts each drafted token with the same probability, while those before it are accepted.
-
-    probability: 0 .. 1. seed: of the rule's own generator; the same calls in the same order accept
-    the same tokens. The token after the accepted ones is the target's own choice.
-    """
+    """Accepts each drafted token with the same probability, 0 .. 1, while those before it are
+    accepted. The token after them is the target's own choice."""
 
     def __init__(self, probability: float, seed: int) -> None:
         self._probability = probability
