@@ -167,9 +167,8 @@ class Decoding:
         return self._batch.sequences
 
     def join(self, other: Decoding) -> None:
-        """Append the sequences of another decoding that has read its prompts, as soon as no pass is
-        in flight; the other must not be used any more. Both have the same model, whose contexts can
-        join, and proposers of the same kind."""
+        """Append the sequences of another decoding of the same kind that has read its prompts, as
+        soon as no pass is in flight; the other must not be used any more."""
         self._joining.append(other)
 
     @property

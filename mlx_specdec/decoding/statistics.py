@@ -66,12 +66,11 @@ class SourceFigures:
 class Statistics:
     """Figures of one text.
 
-    rounds: verdicts, plain steps included. target_passes: passes of the target after the prompt,
-    the last one of pipelined plain decoding included, which nobody reads. timed_rounds: speculative
-    rounds that were timed in parts. *_by_position: entry i is about the i-th drafted token of a
-    round. by_source: by proposer, where several drafted. tokens_per_second: generated tokens over
-    the time after the prompt pass. peak_memory_bytes: of the process since this text was begun,
-    weights included.
+    rounds: verdicts, plain steps included. target_passes: after the prompt, with the last one of
+    pipelined decoding, which nobody reads. timed_rounds: speculative rounds that were timed in
+    parts. *_by_position: entry i is about the i-th drafted token of a round. by_source: by
+    proposer, where several drafted. tokens_per_second: after the prompt pass. peak_memory_bytes: of
+    the process since this text was begun, weights included.
     """
 
     rounds: int

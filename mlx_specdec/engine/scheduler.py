@@ -68,14 +68,12 @@ class Group:
 class Scheduler:
     """Decodes requests of one pair: iterate, or call `step` until it is `idle`.
 
-    An internal failure ends only the requests that it concerns, with an error: one request, or all
-    of one pass. It is raised only where ranks are out of step, and where `raises` is true.
+    An internal failure ends one request, or all of one pass, with an error. It is raised only where
+    ranks are out of step, and where `raises` is true.
 
-    requests: None where they come one by one, through `add`. options: of all requests; proposer,
-    rule and, but for a limit, the draft length of each request are those. cache: what was computed
-    of earlier prompts is not computed again. failures: counts internal failures. memory_budget:
-    bytes for all sequences together; None takes `memory.default_budget`. why_not: the reason why
-    only one sequence goes through a pass, if there is one.
+    requests: None where they come one by one, through `add`. options: proposer, rule and, but for a
+    limit, the draft length of each request are those. memory_budget: bytes for all sequences; None
+    takes `memory.default_budget`. why_not: the reason why only one sequence goes through a pass.
     """
 
     def __init__(
@@ -333,8 +331,8 @@ class Scheduler:
         self._waiting.sort(key=lambda job: (repr(job.reads_with), len(job.ids)))
 
     def _read(self) -> None:
-        """Read a chunk of one group's prompts: alternately of the group that came first and of the
-        one with the fewest tokens left, so that neither long nor short prompts starve."""
+        """Read a chunk of a group's prompts: by turns of the group that came first and of the one
+        with the fewest tokens left, so that neither long nor short prompts starve."""
         self._shortest_next = not self._shortest_next
         group = self._reading[0]
         if self._shortest_next:

@@ -42,10 +42,7 @@ def allow_only(logits: mx.array, words: mx.array) -> mx.array:
 
 
 def apply_penalties(logits: mx.array, counts: mx.array, settings: Sampling) -> mx.array:
-    """Penalise tokens by how often each came before.
-
-    counts: float32, broadcastable to logits: occurrences of each token before the row's position.
-    """
+    """Penalise tokens by how often each came before. counts: float32, broadcastable to logits."""
     seen = counts > 0
     if settings.repetition_penalty != 1:
         penalty = settings.repetition_penalty
@@ -68,10 +65,7 @@ def keep_top_k(logits: mx.array, k: int) -> mx.array:
 
 def keep_top_p(logits: mx.array, p: float) -> mx.array:
     """Keep the smallest set of most likely tokens whose probability reaches p; of those that are
-    equally likely the first ones.
-
-    Source: Holtzman et al., arXiv 1904.09751, section 3.1.
-    """
+    equally likely the first ones (Holtzman et al., arXiv 1904.09751, section 3.1)."""
     if p >= 1:
         return logits
     # Tokens so unlikely that all of them together are half of what may go are not put in order.
@@ -120,11 +114,8 @@ def keep_min_p(logits: mx.array, p: float) -> mx.array:
 def exclude_top_choices(
     logits: mx.array, threshold: float, special: Sequence[int] = ()
 ) -> mx.array:
-    """XTC: of the tokens more likely than the threshold keep the least likely one alone.
-
-    special: ids that stay. A row with fewer than two such tokens stays as it is. Source: mlx-lm's
-    and llama.cpp's filter of that name.
-    """
+    """XTC: of the tokens more likely than the threshold keep the least likely one, and `special`
+    ids. Source: mlx-lm's and llama.cpp's filter of that name."""
     probabilities = mx.softmax(logits, axis=-1)
     above = mx.where(probabilities > threshold, probabilities, mx.inf)
     excluded = probabilities > mx.min(above, axis=-1, keepdims=True)
@@ -266,10 +257,7 @@ def of_batch(
     drafted: mx.array | None = None,
 ) -> mx.array:
     """Return what a method of Distribution returns for every sequence of a batch, in one call where
-    all distributions are alike.
-
-    rows: (batch, m, ...). committed: per sequence. drafted: (batch, n) int32 or None.
-    """
+    all are alike. rows: (batch, m, ...). committed: per sequence. drafted: (batch, n) int32."""
     first = distributions[0]
     if len(distributions) == 1 or all(each.alike(first) for each in distributions[1:]):
         return method(first, rows, committed[0], drafted)
@@ -287,10 +275,8 @@ SEGMENTS = 256
 
 
 def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
-    """The Gumbel-max choice of each row: argmax(log p + g), plain argmax without noise.
-
-    log_p: (..., vocabulary), up to a constant; gumbel broadcasts to it. Returns (...) int32.
-    """
+    """The Gumbel-max choice of each row, (...) int32: argmax(log p + g), without noise argmax.
+    log_p: (..., vocabulary), up to a constant; gumbel broadcasts to it."""
     scored = log_p if gumbel is None else log_p + gumbel
     return mx.argmax(scored, axis=-1).astype(mx.int32)
 

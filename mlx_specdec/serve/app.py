@@ -50,9 +50,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Access:
     """Who may send requests. key: None lets everybody in. origins: web pages that may.
-
-    loopback_name: the host that the server listens on where that is a loopback address; Host
-    headers must then name this machine or an address. None takes any Host header."""
+    loopback_name: the loopback host that the server listens on, which Host headers are checked
+    against; None takes any Host header."""
 
     key: str | None = None
     origins: Sequence[str] = ()

@@ -47,12 +47,10 @@ class _Pending:
 class Engine:
     """Decodes requests until it is closed.
 
-    load: returns the models and the default options; called in the thread. batch_size: number of
-    requests that are decoded at once. waiting: number of requests in the queue. store: keeps the
-    prompt cache; None caches nothing. memory_budget: as Scheduler has it.
-
-    ready: set when the models are loaded, from when on `pair`, `options` and `budget` can be read.
-    problem: what ended the engine early.
+    load: returns the models and the default options; called in the thread. batch_size, waiting:
+    numbers of requests. store: keeps the prompt cache; None caches nothing. memory_budget: as
+    Scheduler has it. ready: set when `pair`, `options` and `budget` can be read. problem: what
+    ended the engine early.
     """
 
     pair: Pair

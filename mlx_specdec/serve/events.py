@@ -178,12 +178,9 @@ class _JsonObject:
 
 
 class Reader:
-    """Reads the text of one choice and returns its events.
-
-    markers: how the model marks reasoning and calls; without any, the text is content as it is.
-    tools: in the format of chat templates. thinking: the text begins within the reasoning.
-    most_calls: further calls are dropped.
-    """
+    """Reads the text of one choice. markers: how the model marks reasoning and calls. tools: in the
+    format of chat templates. thinking: the text begins within the reasoning. most_calls: further
+    calls are dropped."""
 
     def __init__(
         self,

@@ -107,12 +107,9 @@ def serve(
 
 
 class Connection(H11Protocol):
-    """A connection to a client, closed when the client is silent for too long.
-
-    head_seconds: time for the headers of a request, from the connection or from their first byte,
-    and for the rest of a body that has been answered already. stall_seconds: time in which a client
-    has to read some of an answer.
-    """
+    """A connection to a client, closed when the client is silent for too long. head_seconds: time
+    for the headers of a request, and for the rest of a body that has been answered already.
+    stall_seconds: time in which a client has to read some of an answer."""
 
     head_seconds = 10.0
     stall_seconds = 30.0
