@@ -1,8 +1,5 @@
-"""The table of families of models.
-
-A family is a module, imported when it is first needed, so that T5 does not wait for mlx-lm. A new
-one is such a module and a line in `of_config`.
-"""
+"""The table of families of models. A family is a module, imported when it is first needed, so that
+T5 does not wait for mlx-lm; a new one is such a module and a line in `of_config`."""
 
 from __future__ import annotations
 

@@ -43,10 +43,15 @@ def quantized_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:
     """Return another tree of modules whose matrices have at most `bits` a weight. Raises
     OptionError."""
     twin = twin_of(network)
-    shared = _looked_up(twin)
+    # Tables that are not the output head as well: some layer has as many outputs as they have rows.
+    modules = list(twin.named_modules())
+    linear = nn.Linear | nn.QuantizedLinear
+    heads = {m.weight.shape[0] for _, m in modules if isinstance(m, linear)}
+    tables = [(path, m) for path, m in modules if isinstance(m, EMBEDDINGS)]
+    shared = {path for path, m in tables if m.weight.shape[0] in heads}
     quantized = [
         (path, smaller)
-        for path, module in twin.named_modules()
+        for path, module in modules
         if not path.startswith("encoder.")
         and path not in shared
         and (smaller := _quantized(module, bits, group_size)) is not None
@@ -57,16 +62,6 @@ def quantized_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:
         )
     twin.update_modules(tree_unflatten(quantized))
     return twin
-
-
-def _looked_up(network: nn.Module) -> frozenset[str]:
-    """Paths of embedding tables that are not the output head as well: some layer has as many
-    outputs as they have rows."""
-    modules = list(network.named_modules())
-    heads = {m.weight.shape[0] for _, m in modules if isinstance(m, nn.Linear | nn.QuantizedLinear)}
-    return frozenset(
-        path for path, m in modules if isinstance(m, EMBEDDINGS) and m.weight.shape[0] in heads
-    )
 
 
 def _quantized(module: nn.Module, bits: int, group_size: int) -> nn.Module | None:

@@ -234,9 +234,9 @@ def write_trained(
 
 
 def _config(network: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
-    changed = {key: value for key, value in config.items() if not key.startswith("quantization")}
+    left = ("quantization", "torch_dtype")
+    changed = {key: value for key, value in config.items() if not key.startswith(left)}
     changed["dtype"] = str(STORED).rpartition(".")[2]
-    changed.pop("torch_dtype", None)
     if isinstance(network, T5):
         changed["tie_word_embeddings"] = not network.config.own_head
         changed["scale_decoder_outputs"] = keys.scales_output(config)
@@ -254,8 +254,8 @@ def train(
 ) -> Trained:
     """Train a draft for `pair`'s target and write it as a directory that loads.
 
-    pair: as `load` gives it; its draft is the start, unless a shape is given.
-    The best draft on held-out texts is written, and that may be the start. Raises PromptError for
+    pair: its draft is the start, unless a shape is given. The best draft on held-out texts is
+    written, and that may be the start. Raises PromptError for
     data with nothing usable, OptionError and VocabularyError for models that cannot be trained so,
     OutputError where `output` exists or cannot be written.
     """

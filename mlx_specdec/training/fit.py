@@ -120,8 +120,7 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class Outcome:
-    """figures: of the best epoch. best: its number, 0 for the start. epochs: how
-    many there were."""
+    """figures: of the best epoch. best: its number, 0 for the start. epochs: their number."""
 
     figures: Any
     best: int

@@ -1,8 +1,7 @@
 """DFlash, which drafts a block of tokens in one pass, and DSpark, a DFlash with two more heads.
 
-DSpark's Markov head adds to the logits of a slot what the token before it says: "vanilla" looks at
-that token alone, "gated" at the slot's hidden state as well, and "rnn" at a state that it carries
-through the block. Its confidence head estimates how likely each slot is to be accepted.
+DSpark's Markov head adds to the logits of a slot what the token before it says, and its confidence
+head estimates how likely each slot is to be accepted.
 Source: arXiv 2602.06036 (DFlash) and arXiv 2607.05147 (DSpark).
 """
 
@@ -290,14 +289,21 @@ class DFlashReading(Reading):
         self._newest = following[:, -1:]
 
     def guess(self, count: int) -> mx.array:
-        skipped = self._network.skipped
-        states = self._block(self._newest)
-        self._logits = self._network.own_logits(states[:, skipped : skipped + count])
+        network, skipped = self._network, self._network.skipped
+        masked = mx.full((1, network.slots - 1), network.mask_token, dtype=mx.int32)
+        tokens = mx.concatenate([self._newest, masked], axis=1)
+        states = network.embed(tokens)
+        offset = self._rows.advance(tokens, network.slots).starts[0]
+        parts = zip(network.layers, self._caches, network.masks(offset), self._sources, strict=True)
+        for layer, cache, mask, source in parts:
+            attend = partial(layer.self_attn.step, cache=cache, offset=offset, mask=mask)
+            states = network.through(layer, states, attend, source)
+        states = network.norm(states)
+        self._logits = network.own_logits(states[:, skipped : skipped + count])
         self._states, self._carried, self._index = states, None, -1
         self._chances = []
-        if skipped and "markov_head" in self._network:
-            head = self._network.markov_head
-            _, self._carried = head.step(self._newest, states[:, :1], None)
+        if skipped and "markov_head" in network:
+            _, self._carried = network.markov_head.step(self._newest, states[:, :1], None)
         return self.guess_after(self._newest)
 
     def guess_after(self, token: mx.array) -> mx.array:
@@ -314,19 +320,6 @@ class DFlashReading(Reading):
 
     def chances(self) -> mx.array | None:
         return mx.concatenate(self._chances, axis=1) if self._chances else None
-
-    def _block(self, newest: mx.array) -> mx.array:
-        network = self._network
-        masked = mx.full((1, network.slots - 1), network.mask_token, dtype=mx.int32)
-        tokens = mx.concatenate([newest, masked], axis=1)
-        states = network.embed(tokens)
-        offset = self._rows.advance(tokens, network.slots).starts[0]
-        parts = zip(network.layers, self._caches, network.masks(offset), self._sources, strict=True)
-        for layer, cache, mask, source in parts:
-            attend = partial(layer.self_attn.step, cache=cache, offset=offset, mask=mask)
-            states = network.through(layer, states, attend, source)
-        normed: mx.array = network.norm(states)
-        return normed
 
 
 DSPARK = Kind("dspark", is_dspark, partial(read, "dspark"), DFlash, layer_ids=IDS)

@@ -59,16 +59,11 @@ class PEagle(Eagle3):
         # Some files have an axis of size 1 more or less.
         axes = len(files.tensors.shapes.get(MASK, (1, 1, 1)))
         self.mask_hidden = mx.zeros((1,) * (axes - 1) + (files.inputs,))
-        self._mask_token = files.mask_token
+        self.mask_token = files.mask_token
         self.most = files.depths
 
     def open(self) -> Reading:
         return PEagleReading(self)
-
-    def masked(self, count: int) -> tuple[mx.array, mx.array]:
-        """Return states and tokens of `count` places whose tokens are to be drafted."""
-        tokens = mx.full((1, count), self._mask_token, dtype=mx.int32)
-        return mx.repeat(self.mask_hidden.reshape(1, 1, -1), count, axis=1), tokens
 
 
 class PEagleReading(Reading):
@@ -110,7 +105,8 @@ class PEagleReading(Reading):
         """Run what waits, and `masked` places behind it, for which the inputs of the head, (1,
         masked, width), are returned."""
         network, waiting = self._network, self._waiting
-        hidden, tokens = network.masked(masked)
+        tokens = mx.full((1, masked), network.mask_token, dtype=mx.int32)
+        hidden = mx.repeat(network.mask_hidden.reshape(1, 1, -1), masked, axis=1)
         if waiting is not None:
             hidden = mx.concatenate([waiting[0], hidden], axis=1)
             tokens = mx.concatenate([waiting[1], tokens], axis=1)

@@ -69,8 +69,7 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
     except Exception as problem:  # its classes check nothing: whatever fails first tells
         raise CheckpointError(f"{directory}: {cannot_build(problem)}") from problem
     model.__class__ = type(model).__mro__[1]
-    # A class is part of a reference cycle: until the garbage collector finds it, its methods would
-    # keep every tensor of the source in memory.
+    # A class is part of a reference cycle, whose methods would keep every tensor in memory.
     weights = {**caught}
     given.clear()
     caught.clear()
