@@ -131,8 +131,7 @@ class Follower:
     def do(self, order: Order, message: Message) -> None:
         if order.op is Op.OPEN:
             self._contexts[order.context] = self._opened(order.numbers)
-        elif order.op is Op.CLOSE:
-            # One that has joined another is no more.
+        elif order.op is Op.CLOSE:  # one that has joined another is no more
             self._contexts.pop(order.context, None)
         elif order.op is Op.ADVANCE:
             batch, rows, proposed = order.numbers[:3]
@@ -201,10 +200,9 @@ class Leader:
         self._inside = False
         self._interrupted = False
         self._broken = False
-        if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
-            if before is signal.default_int_handler:
-                signal.signal(signal.SIGINT, self._interrupt)
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._interrupt)
 
     @property
     def lost(self) -> bool:

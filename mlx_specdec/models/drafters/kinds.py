@@ -89,7 +89,7 @@ def read(directory: Path) -> DrafterFiles | None:
     name = kind_of(directory) if directory.is_dir() else None
     if name is None:
         return None
-    config: dict[str, Any] = read_json(directory / "config.json")
+    config = read_json(directory / "config.json")
     return _checked(kind_named(name), directory, config, Weights(directory))
 
 
@@ -189,8 +189,6 @@ def _unsupported(config: Mapping[str, Any], names: Collection[str]) -> str | Non
     if isinstance(by_speculators, str):
         return f"a drafter that says it is {by_speculators!a:.40}"
     marks = {str(config.get("model_type")), *stated, *names}
-    if what := next((_OTHERS[mark] for mark in _OTHERS if mark in marks), None):
-        return what
-    if names and all(map(mtp_layers.looks_so, names)):
-        return "layers for multi-token prediction of another family"
-    return None
+    foretelling = names and all(map(mtp_layers.looks_so, names))
+    other = "layers for multi-token prediction of another family" if foretelling else None
+    return next((what for mark, what in _OTHERS.items() if mark in marks), other)

@@ -134,8 +134,7 @@ def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, A
     changed = dict(config)
     inner = config.get("text_config")
     if isinstance(inner, Mapping) and any(key in inner for key in LAYERS):
-        changed["text_config"] = with_layers(inner, chosen)
-        return changed
+        return {**changed, "text_config": with_layers(inner, chosen)}
     named = [key for key in LAYERS if isinstance(config.get(key), int)]
     if not named:
         raise CheckpointError("config.json does not say how many layers there are")
@@ -188,9 +187,7 @@ def _quantize(network: nn.Module, stored: Mapping[str, Any], name: str) -> None:
         own = next((stored[key] for key in stored if fnmatch(path, f"{key}*")), None)
         if not hasattr(module, "to_quantized") or own is False:
             return False
-        if isinstance(own, Mapping):
-            return own
-        return module.weight.shape[-1] % group == 0
+        return own if isinstance(own, Mapping) else module.weight.shape[-1] % group == 0
 
     try:
         nn.quantize(network, group, bits, mode=mode, class_predicate=how)
