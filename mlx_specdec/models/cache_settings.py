@@ -12,10 +12,8 @@ BITS, GROUP_SIZES = (2, 3, 4, 6, 8), (32, 64, 128)
 @dataclass(frozen=True)
 class CacheSettings:
     """bits: quantize keys and values, in groups of group_size. max_size: how many of the newest
-    tokens a layer remembers. None leaves a model the caches that it makes.
-
-    Raises OptionError for values that no model can use.
-    """
+    tokens a layer remembers. None leaves a model the caches that it makes. Raises OptionError for
+    values that no model can use."""
 
     bits: int | None = None
     group_size: int = 64

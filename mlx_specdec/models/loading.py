@@ -23,11 +23,9 @@ from .trainable import Trainable
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model, and what its files have besides weights.
-
-    dtype: in words, for example "float32". task_prefix: what every prompt has to begin with. note:
-    a line for the user on how its weights are computed with; mostly "".
-    """
+    """A model, and what its files have besides weights. dtype: in words, for example "float32".
+    task_prefix: what every prompt has to begin with. note: a line for the user on how its weights
+    are computed with; mostly ""."""
 
     model: Base
     eos_token_ids: tuple[int, ...]
@@ -49,14 +47,11 @@ def load_model(
     group: mx.distributed.Group | None = None,
     pipeline: bool = False,
 ) -> Loaded:
-    """Load a checkpoint in Hugging Face's or mlx-lm's layout.
-
-    dtype, q_bits, q_group_size, expand: see `NumberFormat`. caches, adapter (a directory that
-    mlx-lm wrote): for decoder-only models. group: of ranks that share the model; this one keeps its
-    part of every layer, or as a pipeline some layers. Raises CheckpointError for damaged or
-    unsupported files, OptionError for settings that do not suit them, and for models that cannot be
-    shared.
-    """
+    """Load a checkpoint in Hugging Face's or mlx-lm's layout. dtype, q_bits, q_group_size, expand:
+    see `NumberFormat`. caches, adapter (a directory that mlx-lm wrote): for decoder-only models.
+    group: of ranks that share the model; this one keeps its part of every layer, or as a pipeline
+    some layers. Raises CheckpointError for damaged or unsupported files, OptionError for settings
+    that do not suit them, and for models that cannot be shared."""
     numbers = NumberFormat(dtype, q_bits, q_group_size, expand)
     config = files.read_config(directory)
     family = families.of_config(config)

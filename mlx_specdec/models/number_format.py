@@ -29,13 +29,10 @@ def on_cpu() -> bool:
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How the weights of a model are computed with.
-
-    dtype: "auto" is float32 on the CPU, where half precision is slower, and as stored elsewhere.
-    q_bits: quantize on load, in groups of q_group_size. expand: compute with whole weights where
-    the stored ones are quantized; None: where that is faster and there is memory. Raises
-    OptionError for what MLX does not have.
-    """
+    """How the weights of a model are computed with. dtype: "auto" is float32 on the CPU, where half
+    precision is slower, and as stored elsewhere. q_bits: quantize on load, in groups of
+    q_group_size. expand: compute with whole weights where the stored ones are quantized; None:
+    where that is faster and there is memory. Raises OptionError for what MLX does not have."""
 
     dtype: str = "auto"
     q_bits: int | None = None

@@ -60,12 +60,10 @@ def _repeat(block: mx.array, like: mx.array, gain: float) -> mx.array:
 
 
 class Outline(ABC):
-    """A model of which only the configuration is known.
-
-    dtype: its numbers in words. vocabulary: width of the logits. network: its arrays are not
-    computed yet. nbytes: of all weights. layers: the shapes and types of each layer that decodes;
-    equal entries cost the same. layer_nbytes: of each of those layers' weights.
-    """
+    """A model of which only the configuration is known. dtype: its numbers in words. vocabulary:
+    width of the logits. network: its arrays are not computed yet. nbytes: of all weights. layers:
+    the shapes and types of each layer that decodes; equal entries cost the same. layer_nbytes: of
+    each of those layers' weights."""
 
     kind: Kind
     dtype: str

@@ -77,12 +77,10 @@ SPACING = 4
 
 @dataclass(frozen=True)
 class Drafted:
-    """What would be accepted of drafts in held-out texts, as far as their own tokens tell.
-
-    loss: what is minimized. greedy, sampled: at temperatures 0 and 1, share of the anchors behind
-    which the first 1, 2, ... tokens are accepted. The second is what speculative sampling accepts
-    (Leviathan et al., arXiv 2211.17192, corollary 3.6).
-    """
+    """What would be accepted of drafts in held-out texts, as far as their own tokens tell. loss:
+    what is minimized. greedy, sampled: at temperatures 0 and 1, share of the anchors behind which
+    the first 1, 2, ... tokens are accepted. The second is what speculative sampling accepts
+    (Leviathan et al., arXiv 2211.17192, corollary 3.6)."""
 
     loss: float
     greedy: tuple[float, ...]
@@ -125,11 +123,9 @@ class Anchored:
 
 
 class AnchorTask(Task):
-    """Task of a drafter, whose examples are the rows' samples.
-
-    base, rows: the target, and its hidden states of whole texts. prompts: of each sample.
-    vocabulary: how many ids the target has.
-    """
+    """Task of a drafter, whose examples are the rows' samples. base, rows: the target, and its
+    hidden states of whole texts. prompts: of each sample. vocabulary: how many ids the target
+    has."""
 
     decay: float
     """A token counts so much less than the one before it."""

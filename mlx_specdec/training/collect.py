@@ -111,11 +111,9 @@ class Sample:
 
 
 def read_samples(file: Path, seed: int) -> list[Sample]:
-    """Every text of a file, shuffled.
-
-    Objects have "prompt" (or "text", or "turns", of which the first counts) and maybe "target".
-    Raises PromptError for a file with nothing usable, and as `prompts.read_lines` does.
-    """
+    """Every text of a file, shuffled. Objects have "prompt" (or "text", or "turns", of which the
+    first counts) and maybe "target". Raises PromptError for a file with nothing usable, and as
+    `prompts.read_lines` does."""
     samples = [
         Sample(line) if isinstance(line, str) else _from_object(line, where)
         for where, line in read_lines(file, "data")
@@ -145,10 +143,8 @@ def collect(
     taps: Sequence[str] = (),
 ) -> list[Ids]:
     """Fill `rows`, going on behind the samples that they have; returns the prompt of each sample.
-
     taps: hidden states to keep before the final one, side by side; a sample's rows then begin with
-    those of its prompt. Raises PromptError where fewer than two samples are of use.
-    """
+    those of its prompt. Raises PromptError where fewer than two samples are of use."""
     longest = pair.target.max_length or config.length
     config = replace(config, length=min(config.length, longest))
     pieces = list(islice(_pieces(pair, samples, config), config.samples))

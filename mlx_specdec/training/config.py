@@ -13,12 +13,10 @@ MOST_DRAFTED = 32
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which texts are learned from.
-
-    samples: most texts. length: tokens of one, prompt included (of the continuation alone for
-    encoder-decoder models). self_distill: the model continues the prompts itself, `texts_at_once`
-    of them in one pass, and as many at each of the `temperatures`.
-    """
+    """Which texts are learned from. samples: most texts. length: tokens of one, prompt included (of
+    the continuation alone for encoder-decoder models). self_distill: the model continues the
+    prompts itself, `texts_at_once` of them in one pass, and as many at each of the
+    `temperatures`."""
 
     samples: int = 500
     length: int = 256
@@ -38,11 +36,9 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How anything learns.
-
-    batch: what one step sees. patience: epochs without progress on held-out texts that end the
-    training. The learning rate rises over the first `warm_up` of all steps, then falls as a cosine.
-    """
+    """How anything learns. batch: what one step sees. patience: epochs without progress on held-out
+    texts that end the training. The learning rate rises over the first `warm_up` of all steps, then
+    falls as a cosine."""
 
     batch: int = 256
     epochs: int = 20
@@ -59,11 +55,8 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class HeadsConfig(TrainConfig):
-    """What heads are, and how they learn.
-
-    own_output: an output layer for each, from which the base's is the start; else the base's own.
-    batch: hidden states of one step.
-    """
+    """What heads are, and how they learn. own_output: an output layer for each, from which the
+    base's is the start; else the base's own. batch: hidden states of one step."""
 
     heads: int = 3
     layers: int = 1
@@ -78,11 +71,9 @@ class HeadsConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class DistillConfig(TrainConfig):
-    """How a draft learns its target's distribution.
-
-    batch: texts of one step. divergence: what is minimized: forward is KL(target || draft), reverse
-    the other way round, jsd between, tvd the rejected share itself.
-    """
+    """How a draft learns its target's distribution. batch: texts of one step. divergence: what is
+    minimized: forward is KL(target || draft), reverse the other way round, jsd between, tvd the
+    rejected share itself."""
 
     batch: int = 8
     learning_rate: float = 5e-4
@@ -91,11 +82,9 @@ class DistillConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class DrafterConfig(TrainConfig):
-    """What a drafter on hidden states is, and how it learns.
-
-    batch: texts of one step. layers: the transformer layers of one that drafts blocks; None: by the
-    target's depth. num_draft: how many tokens it learns to draft in a round.
-    """
+    """What a drafter on hidden states is, and how it learns. batch: texts of one step. layers: the
+    transformer layers of one that drafts blocks; None: by the target's depth. num_draft: how many
+    tokens it learns to draft in a round."""
 
     kind: Literal["dspark", "eagle3"] = "dspark"
     batch: int = 8
@@ -112,11 +101,9 @@ class DrafterConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """A draft to begin with where there is none.
-
-    layers: how many, of the target's own, evenly chosen. width: of hidden states; the weights are
-    then random ones, and the draft has to learn everything.
-    """
+    """A draft to begin with where there is none. layers: how many, of the target's own, evenly
+    chosen. width: of hidden states; the weights are then random ones, and the draft has to learn
+    everything."""
 
     layers: int
     width: int | None = None

@@ -79,12 +79,10 @@ DIVERGENCES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
 
 @dataclass(frozen=True)
 class Closeness:
-    """On texts that were held out, averaged over their tokens.
-
-    loss: the divergence that is minimized. acceptance: probability that a token drafted at
-    temperature 1 is accepted, sum min(p, q) (Leviathan et al., arXiv 2211.17192, corollary 3.6).
-    agreement: share of rows with the same likeliest token, accepted at temperature 0.
-    """
+    """On texts that were held out, averaged over their tokens. loss: the divergence that is
+    minimized. acceptance: probability that a token drafted at temperature 1 is accepted, sum min(p,
+    q) (Leviathan et al., arXiv 2211.17192, corollary 3.6). agreement: share of rows with the same
+    likeliest token, accepted at temperature 0."""
 
     loss: float
     acceptance: float
@@ -96,11 +94,8 @@ class Closeness:
 
 
 class DraftTask(Task):
-    """Task of a draft, whose examples are the rows' samples.
-
-    base, rows: the target and its hidden states. prompts: what stands before each sample.
-    vocabulary: how many ids both models have.
-    """
+    """Task of a draft, whose examples are the rows' samples. base, rows: the target and its hidden
+    states. prompts: what stands before each sample. vocabulary: how many ids both models have."""
 
     def __init__(
         self,
@@ -168,11 +163,8 @@ class Initial:
 @contextmanager
 def initial(pair: Pair, shape: DraftConfig | None, seed: int) -> Iterator[Initial]:
     """Return the pair's own draft or, where it has none, a new one of a shape; its files exist
-    during the block.
-
-    Raises OptionError for a target that is heads, VocabularyError for a draft that lacks tokens of
-    the target, CheckpointError as loading does.
-    """
+    during the block. Raises OptionError for a target that is heads, VocabularyError for a draft
+    that lacks tokens of the target, CheckpointError as loading does."""
     if pair.heads is not None:
         raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
     if pair.drafter_network is not None and pair.draft_name is not None:
@@ -252,13 +244,10 @@ def train(
     config: DistillConfig,
     watcher: Watcher,
 ) -> Trained:
-    """Train a draft for `pair`'s target and write it as a directory that loads.
-
-    pair: its draft is the start, unless a shape is given. The best draft on held-out texts is
-    written, and that may be the start. Raises PromptError for
-    data with nothing usable, OptionError and VocabularyError for models that cannot be trained so,
-    OutputError where `output` exists or cannot be written.
-    """
+    """Train a draft for `pair`'s target and write it as a directory that loads. pair: its draft is
+    the start, unless a shape is given. The best draft on held-out texts is written, and that may be
+    the start. Raises PromptError for data with nothing usable, OptionError and VocabularyError for
+    models that cannot be trained so, OutputError where `output` exists or cannot be written."""
     with (
         work_directory(output) as directory,
         initial(pair, shape, config.seed) as begun,
@@ -284,12 +273,10 @@ EMBEDDING_SPREAD = 0.02
 def shaped(
     model: Base, config: Mapping[str, Any], layers: int, width: int | None, seed: int
 ) -> tuple[Base, dict[str, Any]]:
-    """A model with `layers` of the decoder's layers, and its config.json.
-
-    config: the model's. width: of hidden states; None keeps it and takes the model's own layers,
-    evenly chosen, with all that is around them. seed: of random weights. Raises OptionError for a
-    shape that the model cannot have.
-    """
+    """A model with `layers` of the decoder's layers, and its config.json. config: the model's.
+    width: of hidden states; None keeps it and takes the model's own layers, evenly chosen, with all
+    that is around them. seed: of random weights. Raises OptionError for a shape that the model
+    cannot have."""
     family, network = families.of_model(model), model.network
     depth = len(family.layers(network))
     if layers > depth:

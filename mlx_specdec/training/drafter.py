@@ -62,11 +62,9 @@ GAMMA = 4.0
 
 @dataclass(frozen=True)
 class Texts:
-    """What the shape and the first weights of a drafter depend on.
-
-    by_use: the target's tokens, the most frequent first. final: (width,), the size of each number
-    of the head's inputs. features: the size of the hidden states that are read.
-    """
+    """What the shape and the first weights of a drafter depend on. by_use: the target's tokens, the
+    most frequent first. final: (width,), the size of each number of the head's inputs. features:
+    the size of the hidden states that are read."""
 
     by_use: np.ndarray
     final: mx.array
@@ -293,13 +291,11 @@ def train(
     config: DrafterConfig,
     watcher: Watcher,
 ) -> Trained:
-    """Train a drafter for `pair`'s target and write it as a directory that loads with it.
-
-    pair: as engine.loading.load returns it, without a draft. The target's hidden states of all
-    texts are saved beside `output` until the end: they never change, and a pass of the target would
-    take a third of every step. Raises PromptError for data with nothing usable, OptionError for a
-    target that shows no hidden states, OutputError where `output` exists or cannot be written.
-    """
+    """Train a drafter for `pair`'s target and write it as a directory that loads with it. pair: as
+    engine.loading.load returns it, without a draft. The target's hidden states of all texts are
+    saved beside `output` until the end: they never change, and a pass of the target would take a
+    third of every step. Raises PromptError for data with nothing usable, OptionError for a target
+    that shows no hidden states, OutputError where `output` exists or cannot be written."""
     with work_directory(output) as directory:
         target = pair.target
         taps = tuple(map(after, tapped(target.layers)))

@@ -48,12 +48,9 @@ Measured = Callable[[int, Any], None]
 
 
 class Task(ABC):
-    """Something to train.
-
-    module: whose trainable parameters are learned. train, held_out: numbers of the examples to
-    learn from and to evaluate on. What it measures, its figures, has a `score`: the smaller the
-    better.
-    """
+    """Something to train. module: whose trainable parameters are learned. train, held_out: numbers
+    of the examples to learn from and to evaluate on. What it measures, its figures, has a `score`:
+    the smaller the better."""
 
     def __init__(
         self, module: nn.Module, config: TrainConfig, train: np.ndarray, held_out: np.ndarray
@@ -128,11 +125,9 @@ class Outcome:
 
 
 class Fit:
-    """One training of a task's module, which ends as the best of all epochs.
-
-    file: the checkpoint, read where it exists and written on the way. start: figures of the module
-    as it is, where that is one of those that may be the best; it is then epoch 0.
-    """
+    """One training of a task's module, which ends as the best of all epochs. file: the checkpoint,
+    read where it exists and written on the way. start: figures of the module as it is, where that
+    is one of those that may be the best; it is then epoch 0."""
 
     def __init__(self, task: Task, config: TrainConfig, file: Path, start: Any = None) -> None:
         self._task = task
@@ -237,11 +232,8 @@ class Trained:
 
 
 class Training:
-    """Texts with the target's hidden states, in `directory`, and the fit to them.
-
-    prompts: those of the rows' samples. taps: see `collect`. Raises PromptError
-    for data with nothing usable.
-    """
+    """Texts with the target's hidden states, in `directory`, and the fit to them. prompts: those of
+    the rows' samples. taps: see `collect`. Raises PromptError for data with nothing usable."""
 
     def __init__(
         self,
@@ -345,10 +337,8 @@ def stored_type(network: nn.Module, name: str, array: mx.array) -> mx.Dtype:
 @contextmanager
 def work_directory(output: Path) -> Iterator[Path]:
     """Enter the hidden directory; it is removed when the block ends well, and stays otherwise.
-
     Raises OutputError where `output` exists or has a name that MLX cannot write to, and for
-    anything the system refuses in the block.
-    """
+    anything the system refuses in the block."""
     try:
         str(output).encode("utf-8")
     except UnicodeError:

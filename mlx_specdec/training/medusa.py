@@ -44,10 +44,8 @@ class Accuracy:
 
 
 class HeadTask(Task):
-    """Task of some heads, whose examples are rows.
-
-    A batch is states (n, width), and targets (n, heads) int32, -1 where a head has nothing to say.
-    """
+    """Task of some heads, whose examples are rows. A batch is states (n, width), and targets (n,
+    heads) int32, -1 where a head has nothing to say."""
 
     def __init__(self, heads: MedusaHeads, rows: Rows, config: TrainConfig) -> None:
         _, held_out = rows.split(HELD_OUT)
@@ -98,9 +96,7 @@ class HeadTask(Task):
 
 def initial_heads(base: Base, count: int, layers: int, *, own_output: bool) -> MedusaHeads:
     """Heads that say what the base says of the next token: residual layers that add nothing.
-
-    float32, whatever the base's dtype: steps are too small for half precision.
-    """
+    float32, whatever the base's dtype: steps are too small for half precision."""
     width = base.width
     zeros = [(mx.zeros((count, width, width)), mx.zeros((count, width))) for _ in range(layers)]
     heads = MedusaHeads(base, zeros)
@@ -127,11 +123,9 @@ def train(
     config: HeadsConfig,
     watcher: Watcher,
 ) -> Trained:
-    """Train heads for `pair`'s target and write them as a directory that loads with it.
-
-    pair: as `load` gives it. Raises PromptError for data with nothing usable, OptionError
-    for a model that is heads, OutputError where `output` exists or cannot be written.
-    """
+    """Train heads for `pair`'s target and write them as a directory that loads with it. pair: as
+    `load` gives it. Raises PromptError for data with nothing usable, OptionError for a model that
+    is heads, OutputError where `output` exists or cannot be written."""
     with work_directory(output) as directory:
         training = Training(pair, file, directory, data, watcher)
         shape = config.heads, config.layers

@@ -72,12 +72,10 @@ class Settings(dict[str, Any]):
 @dataclass(frozen=True)
 class LayerSizes:
     """The sizes of a drafter and of its transformer layers, which are Llama's or Qwen 3's; a kind
-    whose layers mlx-lm computes has the first two alone.
-
-    width: of its hidden states. eps: of its norms. rope_theta, rope_scaling, max_positions: of its
-    rotary positions. interleaved: neighboring entries are rotated together. encoder_width: width of
-    the output of the target's encoder, where layers attend to it.
-    """
+    whose layers mlx-lm computes has the first two alone. width: of its hidden states. eps: of its
+    norms. rope_theta, rope_scaling, max_positions: of its rotary positions. interleaved:
+    neighboring entries are rotated together. encoder_width: width of the output of the target's
+    encoder, where layers attend to it."""
 
     width: int
     eps: float
@@ -133,11 +131,9 @@ def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
 
 @dataclass(frozen=True)
 class Description:
-    """What config.json says of a drafter with Llama's or Qwen 3's layers.
-
-    layered: the package `speculators` wrote it, which describes the layers in a part of their own.
-    vocabulary: the target's, in tokens. drafted: the drafter's.
-    """
+    """What config.json says of a drafter with Llama's or Qwen 3's layers. layered: the package
+    `speculators` wrote it, which describes the layers in a part of their own. vocabulary: the
+    target's, in tokens. drafted: the drafter's."""
 
     settings: Settings
     sizes: LayerSizes

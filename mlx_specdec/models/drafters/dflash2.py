@@ -58,10 +58,8 @@ def read(directory: Path, config: Config, weights: Weights | None) -> DFlash2Fil
 
 
 class Convolution(nn.Module):
-    """Two convolutions over the slots of a block, one before a part of a layer and one behind it.
-
-    A slot sees itself and those before it. Each state adds to the kernels, in groups of entries.
-    """
+    """Two convolutions over the slots of a block, one before a part of a layer and one behind it. A
+    slot sees itself and those before it. Each state adds to the kernels, in groups of entries."""
 
     def __init__(self, files: DFlash2Files) -> None:
         super().__init__()

@@ -31,11 +31,9 @@ first, and the other has one row."""
 
 class StoredTensors(Mapping[str, mx.array]):
     """The tensors of a drafter by its kind's names for them. Each is read when it is looked up, and
-    lazily where the format allows it; d2t is not among them.
-
-    names: to those in the files, d2t's as well. shapes: for quantized matrices that of the whole.
-    quantized: the path of such a matrix -> how.
-    """
+    lazily where the format allows it; d2t is not among them. names: to those in the files, d2t's as
+    well. shapes: for quantized matrices that of the whole. quantized: the path of such a matrix ->
+    how."""
 
     def __init__(
         self, directory: Path, readers: Mapping[str, Callable[[], mx.array]], shapes: Shapes
@@ -124,14 +122,11 @@ _DEPTHS = ("num_decoder_layers", "num_hidden_layers", "num_layers", "n_layers", 
 
 @dataclass(frozen=True)
 class DrafterFiles:
-    """A hidden-state drafter in a directory.
-
-    kind: its name in the table of kinds. tapped: the target's layers, counted from 0, whose outputs
-    it reads, in the order in which it puts them side by side; None for the kind's usual ones. taps:
-    their number. target_width: of each. vocabulary: the target's, as config.json says. target_ids:
-    the target's token for each of the drafter's; None where they are the same. tensors: checked,
-    each of the shape that the kind asks for.
-    """
+    """A hidden-state drafter in a directory. kind: its name in the table of kinds. tapped: the
+    target's layers, counted from 0, whose outputs it reads, in the order in which it puts them side
+    by side; None for the kind's usual ones. taps: their number. target_width: of each. vocabulary:
+    the target's, as config.json says. target_ids: the target's token for each of the drafter's;
+    None where they are the same. tensors: checked, each of the shape that the kind asks for."""
 
     directory: Path
     kind: str

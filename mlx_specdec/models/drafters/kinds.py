@@ -50,9 +50,7 @@ def kind_named(name: str) -> Kind:
 
 def kind_of(directory: Path) -> str | None:
     """Return the kind of drafter that a directory holds; None for a whole model, or no drafter.
-
-    Raises CheckpointError for a drafter of a kind that is known and not supported.
-    """
+    Raises CheckpointError for a drafter of a kind that is known and not supported."""
     file = directory / "config.json"
     if not file.is_file():
         return None
@@ -83,9 +81,8 @@ def check_is_none(directory: Path) -> None:
 
 def read(directory: Path) -> DrafterFiles | None:
     """Open the drafter that a directory holds, every tensor's shape checked; None as in `kind_of`.
-
-    Raises CheckpointError for files that are damaged, contradict one another, or are not supported.
-    """
+    Raises CheckpointError for files that are damaged, contradict one another, or are not
+    supported."""
     name = kind_of(directory) if directory.is_dir() else None
     if name is None:
         return None
@@ -148,11 +145,9 @@ def on_target(files: DrafterFiles, target: Any) -> DrafterNetwork:
 
 
 def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterNetwork:
-    """Load the drafter of a directory on its target.
-
-    numbers: what it computes in. Raises CheckpointError where it was made for another target, and
-    OptionError where the target does not show or lend what it reads.
-    """
+    """Load the drafter of a directory on its target. numbers: what it computes in. Raises
+    CheckpointError where it was made for another target, and OptionError where the target does not
+    show or lend what it reads."""
     files.check(target.width, target.layers, target.vocabulary)
     network = on_target(files, target)
     scores = try_out(network, target)

@@ -91,11 +91,9 @@ def linear(present: Collection[str], path: str, inputs: int, outputs: int) -> nn
 
 
 class Attention(nn.Module):
-    """Attention with grouped heads and rotary positions.
-
-    present: names of all tensors. inputs: width of the inputs of queries, keys and values. source:
-    of those of keys and values of the encoder's output, whose positions are not rotated.
-    """
+    """Attention with grouped heads and rotary positions. present: names of all tensors. inputs:
+    width of the inputs of queries, keys and values. source: of those of keys and values of the
+    encoder's output, whose positions are not rotated."""
 
     def __init__(
         self,

@@ -18,14 +18,11 @@ from ..base import Base
 
 
 class MedusaHeads(nn.Module):
-    """All heads of one base, stacked along their first axis.
-
-    Parameters: `weights`, `biases`: per layer (heads, width, width) and (heads, width);
-    `output`: (heads, vocabulary, width), absent where heads share the base's output layer.
-
-    Heads see "final", what the base's output layer is given, scaled where a T5 scales it: in those
-    small numbers a residual layer can take away as well as add.
-    """
+    """All heads of one base, stacked along their first axis. Parameters: `weights`, `biases`: per
+    layer (heads, width, width) and (heads, width); `output`: (heads, vocabulary, width), absent
+    where heads share the base's output layer. Heads see "final", what the base's output layer is
+    given, scaled where a T5 scales it: in those small numbers a residual layer can take away as
+    well as add."""
 
     def __init__(self, base: Base, layers: list[tuple[mx.array, mx.array]]) -> None:
         super().__init__()

@@ -55,12 +55,9 @@ class Kind:
 
 
 class DrafterNetwork(nn.Module):
-    """A network that drafts from hidden states of a target. Parameters are named as in files.
-
-    taps: the hidden states that it reads, side by side; without layers to read, those that the
-    target's head is given. normed: it has a norm behind its layers. most: tokens that a round may
-    draft.
-    """
+    """A network that drafts from hidden states of a target. Parameters are named as in files. taps:
+    the hidden states that it reads, side by side; without layers to read, those that the target's
+    head is given. normed: it has a norm behind its layers. most: tokens that a round may draft."""
 
     layers: list[Layer]
     normed = True
@@ -192,10 +189,8 @@ class DrafterNetwork(nn.Module):
 
 class Reading(RowsContext):
     """One sequence in a network. Keys and values that were made of the target's hidden states stay,
-    those that were made while guessing are dropped.
-
-    layers: the number of caches. cache: makes that of one layer.
-    """
+    those that were made while guessing are dropped. layers: the number of caches. cache: makes that
+    of one layer."""
 
     _network: DrafterNetwork
 
@@ -243,12 +238,10 @@ Attend = Callable[[int, Attention, mx.array], mx.array]
 
 
 class Chain(DrafterNetwork):
-    """A network whose own output takes the place of the target's hidden state in its next step.
-
-    A kind has `first`, which returns the residual and the inputs of the first layer's attention,
-    from tokens and the states before them; and `ends`, which returns the inputs of the head and of
-    the next step, from the output of the last layer.
-    """
+    """A network whose own output takes the place of the target's hidden state in its next step. A
+    kind has `first`, which returns the residual and the inputs of the first layer's attention, from
+    tokens and the states before them; and `ends`, which returns the inputs of the head and of the
+    next step, from the output of the last layer."""
 
     def open(self) -> Reading:
         return ChainReading(self, len(self.layers))

@@ -92,12 +92,10 @@ class RewindableCache:
             self._boundaries.append(_Boundary(self.length, copies))
 
     def rewind(self, length: int) -> int:
-        """Go back to `length` tokens, or to the longest earlier length that can be reached.
-
-        Returns the length reached, from which the caller feeds the accepted tokens again. What
-        stays is final. Raises RewindError where no such length exists, or where a cache does not
-        hold what it must afterwards; the caches are then no longer to be used.
-        """
+        """Go back to `length` tokens, or to the longest earlier length that can be reached. Returns
+        the length reached, from which the caller feeds the accepted tokens again. What stays is
+        final. Raises RewindError where no such length exists, or where a cache does not hold what
+        it must afterwards; the caches are then no longer to be used."""
         target = self._reachable(length)
         for number in (*self._window, *self._opaque):
             self._return(number, target)
@@ -166,11 +164,9 @@ def slots(holder: list[Any]) -> list[Slot]:
 
 def _can_cut(window: RotatingKVCache, count: int) -> bool:
     """Whether dropping the newest `count` >= 1 entries leaves what plain decoding would have.
-
     Either no entry has left yet (then the write position is the offset), or the last pass had
     several tokens: those are appended in order to the max_size - 1 newest ones, and what is left
-    must still fill the window. Single tokens overwrite in a ring, whose position stays below.
-    """
+    must still fill the window. Single tokens overwrite in a ring, whose position stays below."""
     held = window._idx
     return held == window.offset or held - count >= window.max_size
 

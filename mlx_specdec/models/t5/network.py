@@ -326,12 +326,10 @@ class T5(nn.Module):
         source_mask: mx.array | None = None,
         outputs: list[mx.array] | None = None,
     ) -> mx.array:
-        """Return the input of the head: (batch, m, d_model), normed and scaled.
-
-        tokens: (batch, m) int32, the next positions after what the caches hold; without caches, the
-        first. source: from `project_encoded`. masks: from `Stack.masks`. source_mask: (batch, n)
-        bool, False for the source's padding. outputs: each layer's output is appended to it.
-        """
+        """Return the input of the head: (batch, m, d_model), normed and scaled. tokens: (batch, m)
+        int32, the next positions after what the caches hold; without caches, the first. source:
+        from `project_encoded`. masks: from `Stack.masks`. source_mask: (batch, n) bool, False for
+        the source's padding. outputs: each layer's output is appended to it."""
         states = self.shared(tokens)
         hidden = _hide(source_mask, states.dtype)
         for block, cache, given, mask in zip(
