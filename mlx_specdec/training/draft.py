@@ -248,10 +248,7 @@ def train(
     the start, unless a shape is given. The best draft on held-out texts is written, and that may be
     the start. Raises PromptError for data with nothing usable, OptionError and VocabularyError for
     models that cannot be trained so, OutputError where `output` exists or cannot be written."""
-    with (
-        work_directory(output) as directory,
-        initial(pair, shape, config.seed) as begun,
-    ):
+    with work_directory(output) as directory, initial(pair, shape, config.seed) as begun:
         student = trainable(begun.model)
         training = Training(pair, file, directory, data, watcher)
         weights = [*Weights(begun.directory).paths, begun.directory / "config.json"]

@@ -284,12 +284,7 @@ class Begun:
 
 
 def train(
-    pair: Pair,
-    file: Path,
-    output: Path,
-    data: DataConfig,
-    config: DrafterConfig,
-    watcher: Watcher,
+    pair: Pair, file: Path, output: Path, data: DataConfig, config: DrafterConfig, watcher: Watcher
 ) -> Trained:
     """Train a drafter for `pair`'s target and write it as a directory that loads with it. pair: as
     engine.loading.load returns it, without a draft. The target's hidden states of all texts are

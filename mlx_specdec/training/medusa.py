@@ -116,12 +116,7 @@ def _weighted(sums: mx.array, counts: mx.array) -> mx.array:
 
 
 def train(
-    pair: Pair,
-    file: Path,
-    output: Path,
-    data: DataConfig,
-    config: HeadsConfig,
-    watcher: Watcher,
+    pair: Pair, file: Path, output: Path, data: DataConfig, config: HeadsConfig, watcher: Watcher
 ) -> Trained:
     """Train heads for `pair`'s target and write them as a directory that loads with it. pair: as
     `load` gives it. Raises PromptError for data with nothing usable, OptionError for a model that
