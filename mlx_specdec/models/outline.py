@@ -1,7 +1,6 @@
-"""Models of which only the configuration is known, and random weights to measure them with.
-
-A kernel's time depends on shapes and types, not on values, as long as none is infinite or vanishes.
-"""
+"""Models of which only the configuration is known, and random weights to measure them with. A
+kernel's time depends on shapes and types, not on values, as long as none is infinite or
+vanishes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""How many positions each sequence of a context has, and where a pass writes the next ones.
-
-After a round every sequence of a batch has another length. A pass is a rectangle all the same: each
-sequence writes behind its length, and a mask hides what lies there from earlier passes.
-"""
+"""How many positions each sequence of a context has, and where a pass writes the next ones. After a
+round every sequence of a batch has another length. A pass is a rectangle all the same: each
+sequence writes behind its length, and a mask hides what lies there from earlier passes."""
 
 from __future__ import annotations
 

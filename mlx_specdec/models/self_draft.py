@@ -1,8 +1,5 @@
-"""A model at fewer bits, as a draft of itself.
-
-Norms, positions, biases and tables that are only looked up are shared with the target and take no
-memory; of a T5 the whole encoder is.
-"""
+"""A model at fewer bits, as a draft of itself. Norms, positions, biases and tables that are only
+looked up are shared with the target and take no memory; of a T5 the whole encoder is."""
 
 from __future__ import annotations
 

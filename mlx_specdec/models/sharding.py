@@ -1,8 +1,6 @@
-"""Linear layers divided between the ranks of a group, so that each rank computes a part of them.
-
-A layer whose outputs are divided is followed by one whose inputs are, and what the second one gives
-is added up over all ranks (Shoeybi et al., arXiv 1909.08053). Nothing is computed here.
-"""
+"""Linear layers divided between the ranks of a group, so that each rank computes a part of them. A
+layer whose outputs are divided is followed by one whose inputs are, and what the second one gives
+is added up over all ranks (Shoeybi et al., arXiv 1909.08053). Nothing is computed here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""What training needs of a network, and how texts of different lengths lie in one array.
-
-Passes over whole texts, several side by side and without caches: what is padded lies behind a text,
-where nothing of it looks.
-"""
+"""What training needs of a network, and how texts of different lengths lie in one array. Passes
+over whole texts, several side by side and without caches: what is padded lies behind a text, where
+nothing of it looks."""
 
 from __future__ import annotations
 

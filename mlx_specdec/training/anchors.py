@@ -1,7 +1,5 @@
-"""Attention of many drafts at once, each behind its own anchor of a text.
-
-A query sees the rows of its text before its anchor, and whatever stands behind the same anchor.
-"""
+"""Attention of many drafts at once, each behind its own anchor of a text. A query sees the rows of
+its text before its anchor, and whatever stands behind the same anchor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Hidden states and the tokens after them, on disk: written sample by sample, read row by row.
-
-A sample is there once its length is written; what lies behind it is cut off on opening.
-"""
+"""Hidden states and the tokens after them, on disk: written sample by sample, read row by row. A
+sample is there once its length is written; what lies behind it is cut off on opening."""
 
 from __future__ import annotations
 

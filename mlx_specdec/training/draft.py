@@ -1,8 +1,6 @@
-"""A draft and the texts that it learns its target's distribution on, as a task to fit.
-
-A batch holds texts of about one length; memory holds one batch of logits. Source of the
-divergences: DistillSpec (Zhou et al., arXiv 2310.08461, sections 3 and 4).
-"""
+"""A draft and the texts that it learns its target's distribution on, as a task to fit. A batch
+holds texts of about one length; memory holds one batch of logits. Source of the divergences:
+DistillSpec (Zhou et al., arXiv 2310.08461, sections 3 and 4)."""
 
 from __future__ import annotations
 

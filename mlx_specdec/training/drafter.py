@@ -1,9 +1,7 @@
-"""Training of a hidden-state drafter: a directory of random weights, its tasks, and its end.
-
-It begins as a directory like any other drafter's, which is read as those are. Layouts: DSpark as
-the package `speculators` writes it, EAGLE-3 as its authors do.
-Source: arXiv 2602.06036, section 4 (DFlash), arXiv 2607.05147 (DSpark), arXiv 2503.01840 (EAGLE-3).
-"""
+"""Training of a hidden-state drafter: a directory of random weights, its tasks, and its end. It
+begins as a directory like any other drafter's, which is read as those are. Layouts: DSpark as the
+package `speculators` writes it, EAGLE-3 as its authors do. Source: arXiv 2602.06036, section 4
+(DFlash), arXiv 2607.05147 (DSpark), arXiv 2503.01840 (EAGLE-3)."""
 
 from __future__ import annotations
 

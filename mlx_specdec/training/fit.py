@@ -1,9 +1,7 @@
 """What all trainings share: texts and their hidden states, steps, held-out figures, early stop,
-checkpoints, and a hidden directory beside the output to resume from.
-
-Interrupted at any moment and started again with the same settings, a training ends with the very
-weights that it would have had anyway.
-"""
+checkpoints, and a hidden directory beside the output to resume from. Interrupted at any moment and
+started again with the same settings, a training ends with the very weights that it would have had
+anyway."""
 
 from __future__ import annotations
 

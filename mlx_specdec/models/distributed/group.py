@@ -1,9 +1,7 @@
-"""How the ranks that share a target meet, what they compare, and how they end.
-
-A rank that is gone leaves the others in a sum that nothing interrupts. A thread watches the sockets
-that MLX has opened to the neighbors: the end of a process closes them, and the kernel asks about a
-link that is cut. Backends without sockets (MPI, NCCL) notice by themselves.
-"""
+"""How the ranks that share a target meet, what they compare, and how they end. A rank that is gone
+leaves the others in a sum that nothing interrupts. A thread watches the sockets that MLX has opened
+to the neighbors: the end of a process closes them, and the kernel asks about a link that is cut.
+Backends without sockets (MPI, NCCL) notice by themselves."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""A target that ranks share: rank 0 leads, and the others follow its orders.
-
-Rank 0 runs the whole program over contexts that send each call to the others, which do the same
-with their part of the target. An order is one array of a fixed size for each pass: every rank
-enters the same sums in the same order, and all but rank 0 add zeros.
-"""
+"""A target that ranks share: rank 0 leads, and the others follow its orders. Rank 0 runs the whole
+program over contexts that send each call to the others, which do the same with their part of the
+target. An order is one array of a fixed size for each pass: every rank enters the same sums in the
+same order, and all but rank 0 add zeros."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Hidden-state drafters: networks that draft from a target's hidden states, one module a kind.
-
-Imports no MLX: options name the kinds.
-"""
+Imports no MLX: options name the kinds."""
 
 from __future__ import annotations
 

@@ -19,25 +19,10 @@ ATTENDS = "encoder_attention"
 """The name in config.json that says whether layers have it; false where the target has no encoder.
 This name and encoder_hidden_size are this package's own: no other program has drafters for
 encoder-decoder models."""
-_DEFAULTS: Mapping[str, Mapping[str, int]] = {
-    "llama": {
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "vocab_size": 32000,
-    },
-    "qwen3": {
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "num_hidden_layers": 32,
-        "head_dim": 128,
-        "vocab_size": 151936,
-    },
-}
-"""The defaults of transformers, which configurations of `speculators` leave out."""
+_SHAPE = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
+    *("num_key_value_heads", "head_dim"),
+)
 
 
 class Settings(dict[str, Any]):
@@ -58,6 +43,14 @@ class Settings(dict[str, Any]):
         """Return a list of whole numbers; None where there is none, or an empty one, which
         templates have."""
         return tuple(map(int, self.get(name, ()))) or None
+
+    def tapped(self, by_input: str) -> tuple[int, ...] | None:
+        """Return the layers whose outputs are read. by_input: the entry that names layers by their
+        inputs; inside of eagle_config, and as target_layer_ids, they are named by their outputs."""
+        if (layers := self.ids(by_input)) is not None:
+            return tuple(layer - 1 for layer in layers)
+        inside = Settings(self.file, self.get("eagle_config")).ids(by_input)
+        return self.ids("target_layer_ids") if inside is None else inside
 
     def token(self, name: str, vocabulary: int) -> int:
         if not 0 <= (token := int(self[name])) < vocabulary:
@@ -94,7 +87,13 @@ class LayerSizes:
 def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
     """Return the sizes of a drafter's layers. model_type: whose defaults hold where config.json is
     silent; None where it may not be silent. Raises CheckpointError."""
-    settings = Settings(settings.file, settings, _DEFAULTS.get(str(model_type)))
+    if model_type in ("llama", "qwen3") and not settings.keys() >= {*_SHAPE}:
+        from transformers import AutoConfig  # whose defaults `speculators` leaves out
+
+        stated = {name: settings[name] for name in _SHAPE if name in settings}
+        settings = Settings(
+            settings.file, settings, vars(AutoConfig.for_model(model_type, **stated))
+        )
     for name, usual in (("hidden_act", "silu"), ("partial_rotary_factor", 1)):
         if settings.get(name, usual) != usual:
             raise settings.wrong(name, str(usual))

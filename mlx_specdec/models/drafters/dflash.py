@@ -1,9 +1,7 @@
 """DFlash, which drafts a block of tokens in one pass, and DSpark, a DFlash with two more heads.
-
 DSpark's Markov head adds to the logits of a slot what the token before it says, and its confidence
-head estimates how likely each slot is to be accepted.
-Source: arXiv 2602.06036 (DFlash) and arXiv 2607.05147 (DSpark).
-"""
+head estimates how likely each slot is to be accepted. Source: arXiv 2602.06036 (DFlash) and arXiv
+2607.05147 (DSpark)."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ CONFIDENCE = "confidence_head.proj.weight"
 CONFIDENCE_BIAS = "confidence_head.proj.bias"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockFiles(DrafterFiles):
     """slots: of one block, the newest token's included. skipped: the number of slots that draft
     nothing. mask_token: stands in a slot that is to be filled. windows: how many positions each
@@ -75,7 +73,7 @@ def read(kind: str, directory: Path, config: Config, weights: Weights | None) ->
     # What some files repeat of the target, since training freezes it.
     own_head = () if drafted != vocabulary else ("lm_head.weight",)
     stored = StoredTensors.of(directory, weights, _own_name, ("embed_tokens.weight", *own_head))
-    tapped = _tapped(settings)
+    tapped = settings.tapped(IDS)
     target_width = int(settings.get("target_hidden_size", sizes.width))
     rank = int(settings.get("markov_rank", 0))
     if W1 in stored.shapes:
@@ -112,14 +110,6 @@ def read(kind: str, directory: Path, config: Config, weights: Weights | None) ->
 def _own_name(name: str) -> str:
     # A codebook may be stored as a plain parameter.
     return re.sub(r"_codebook$", "_codebook.weight", name.removeprefix("model."))
-
-
-def _tapped(settings: Settings) -> tuple[int, ...] | None:
-    """Return the layers whose outputs are read. `speculators` names layers by their inputs, the
-    others by their outputs."""
-    if (by_input := settings.ids(IDS)) is not None:
-        return tuple(layer - 1 for layer in by_input)
-    return settings.ids("target_layer_ids")
 
 
 def _windows(settings: Settings, layers: int) -> tuple[int | None, ...]:

@@ -1,8 +1,6 @@
 """DFlash 2: DFlash 1 with short convolutions around each part of a layer, and a selector that walks
-through each slot's likeliest tokens.
-
-Source: z-lab/dflash, and the files that `speculators` writes.
-"""
+through each slot's likeliest tokens. Source: z-lab/dflash, and the files that `speculators`
+writes."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from .layers import Layer, Source
 from .network import Config, Kind
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DFlash2Files(BlockFiles):
     """reach: the number of slots that a convolution looks at. group_size: entries of a state that
     share what the state adds to the kernels. top_k: tokens of a slot that the selector weighs.

@@ -1,8 +1,6 @@
-"""EAGLE-1, EAGLE-2 and HASS: a layer on the inputs of the target's head.
-
-They differ in how they were trained, and in the trees that they were made for; their files do not.
-Source: Li et al., arXiv 2401.15077 and 2406.16858; Zhang et al., arXiv 2408.15766.
-"""
+"""EAGLE-1, EAGLE-2 and HASS: a layer on the inputs of the target's head. They differ in how they
+were trained, and in the trees that they were made for; their files do not. Source: Li et al., arXiv
+2401.15077 and 2406.16858; Zhang et al., arXiv 2408.15766."""
 
 from __future__ import annotations
 
@@ -36,11 +34,8 @@ def read(directory: Path, config: Config, weights: Weights | None) -> DrafterFil
         directory=directory,
         kind="eagle",
         sizes=sizes,
-        tapped=(),
-        taps=0,
         target_width=sizes.width,
         vocabulary=int(settings["vocab_size"]),
-        target_ids=None,
         tensors=StoredTensors.of(directory, weights, _own_name, UNUSED),
     )
 

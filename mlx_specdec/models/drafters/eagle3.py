@@ -1,7 +1,5 @@
-"""EAGLE-3 in its three dialects: the authors' own, that of `speculators`, and SpecForge's.
-
-Source: Li et al., arXiv 2503.01840, and the files that the authors, vLLM and SGLang read.
-"""
+"""EAGLE-3 in its three dialects: the authors' own, that of `speculators`, and SpecForge's. Source:
+Li et al., arXiv 2503.01840, and the files that the authors, vLLM and SGLang read."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import Weights
-from .config import Description, LayerSizes, Settings, is_named
+from .config import Description, LayerSizes, is_named
 from .files import DrafterFiles, StoredTensors
 from .layers import Layer
 from .network import Chain, Config, Kind
@@ -24,7 +22,7 @@ USUAL_TAPS = 3
 USUAL_VOCABULARY = 32000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Eagle3Files(DrafterFiles):
     """norm_before_residual: the residual of the first layer is normed. norms_before_head: logits
     are made of the output of the last norm. feeds_back_normed: so is the feature of the next step.
@@ -55,7 +53,7 @@ def read(
         raise settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")
     stored = StoredTensors.of(directory, weights, _own_name)
     target_width = int(settings.get("target_hidden_size", sizes.width))
-    tapped = _tapped(settings, config)
+    tapped = settings.tapped(IDS)
     return Eagle3Files(
         directory=directory,
         kind=kind,
@@ -71,15 +69,6 @@ def read(
         norms_before_head=described.layered or bool(settings.get("norm_output", True)),
         feeds_back_normed=described.layered and bool(settings.get("norm_output")),
     )
-
-
-def _tapped(settings: Settings, config: Config) -> tuple[int, ...] | None:
-    """Return the layers whose outputs are read. The key decides how they are counted: IDS names
-    layers by their inputs; inside of eagle_config, and as DeepSpec calls it, by their outputs."""
-    if (by_input := settings.ids(IDS)) is not None:
-        return tuple(layer - 1 for layer in by_input)
-    inside = Settings(settings.file, config.get("eagle_config")).ids(IDS)
-    return settings.ids("target_layer_ids") if inside is None else inside
 
 
 def _own_name(name: str) -> str:

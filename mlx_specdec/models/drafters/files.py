@@ -120,7 +120,7 @@ _DEPTHS = ("num_decoder_layers", "num_hidden_layers", "num_layers", "n_layers", 
 """The names of both in the config.json of whole models."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DrafterFiles:
     """A hidden-state drafter in a directory. kind: its name in the table of kinds. tapped: the
     target's layers, counted from 0, whose outputs it reads, in the order in which it puts them side
@@ -131,11 +131,11 @@ class DrafterFiles:
     directory: Path
     kind: str
     sizes: LayerSizes
-    tapped: tuple[int, ...] | None
-    taps: int
+    tapped: tuple[int, ...] | None = ()
+    taps: int = 0
     target_width: int
     vocabulary: int
-    target_ids: tuple[int, ...] | None
+    target_ids: tuple[int, ...] | None = None
     tensors: StoredTensors
 
     @property

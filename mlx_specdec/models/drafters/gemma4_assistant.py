@@ -1,7 +1,5 @@
-"""Gemma 4's assistants: a few layers that attend to the target's own keys and values.
-
-Source: google/gemma-4-*-it-assistant, as transformers reads them.
-"""
+"""Gemma 4's assistants: a few layers that attend to the target's own keys and values. Source:
+google/gemma-4-*-it-assistant, as transformers reads them."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ POSITIONS: Mapping[str, Mapping[str, Any]] = {
 """Where config.json says nothing of them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AssistantFiles(DrafterFiles):
     """attentions: the kind of each layer's. head_dims: of each kind. window: how many tokens a
     sliding one looks back, its own included. positions: of each kind, as mlx-lm takes them.
@@ -90,11 +88,8 @@ def read(directory: Path, config: Config, weights: Weights | None) -> AssistantF
         directory=directory,
         kind="gemma4_assistant",
         sizes=sizes,
-        tapped=(),
-        taps=0,
         target_width=int(outer["backbone_hidden_size"]),
         vocabulary=vocabulary,
-        target_ids=None,
         tensors=stored,
         attentions=kinds,
         head_dims={kind: dims[kind] for kind in kinds},

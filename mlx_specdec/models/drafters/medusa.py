@@ -1,8 +1,6 @@
-"""Medusa heads: the arithmetic, and how tensors become heads of a loaded base model.
-
-Source: Medusa (Cai et al., arXiv 2401.10774, section 2.1.1): residual layers on the base's last
-hidden state, then an output layer, each head's own or the base's.
-"""
+"""Medusa heads: the arithmetic, and how tensors become heads of a loaded base model. Source: Medusa
+(Cai et al., arXiv 2401.10774, section 2.1.1): residual layers on the base's last hidden state, then
+an output layer, each head's own or the base's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Layers for multi-token prediction, of a checkpoint of their own or the target's.
-
-mlx-lm computes such a layer as the only layer of a model.
-"""
+"""Layers for multi-token prediction, of a checkpoint of their own or the target's. mlx-lm computes
+such a layer as the only layer of a model."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ _ALONE: Mapping[str, Any] = {
 _OF_OTHER_LAYERS = ("layer_types", "quantization", "quantization_config", "text_config")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MtpFiles(DrafterFiles):
     """block: the configuration of a model of this one layer, as mlx-lm reads it. renamed: the
     layer's tensors already have mlx-lm's names."""
@@ -135,10 +133,8 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
         kind="mtp",
         sizes=LayerSizes(width, float(settings.get("rms_norm_eps", 1e-6))),
         tapped=None,
-        taps=0,
         target_width=width,
         vocabulary=int(settings["vocab_size"]),
-        target_ids=None,
         tensors=StoredTensors.made(directory, tensors),
         block=block,
         renamed=family not in NUMBERED,

@@ -1,7 +1,5 @@
-"""What all kinds of hidden-state drafters share: what a kind is, its network, and its sequences.
-
-A target lends its embedding and its head to drafters that have none of their own.
-"""
+"""What all kinds of hidden-state drafters share: what a kind is, its network, and its sequences. A
+target lends its embedding and its head to drafters that have none of their own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""P-EAGLE: an EAGLE-3 that drafts all its tokens in one pass.
-
-Source: arXiv 2602.01469, and the files that `speculators` and vLLM read.
-"""
+"""P-EAGLE: an EAGLE-3 that drafts all its tokens in one pass. Source: arXiv 2602.01469, and the
+files that `speculators` and vLLM read."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ USUAL_DEPTHS = 8
 """Tokens drafted at once where nothing says how many."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PEagleFiles(Eagle3Files):
     """mask_token: stands in the place of a token that is not known. depths: how many tokens it was
     trained to draft."""

@@ -1,7 +1,5 @@
-"""Every decoder-only model that mlx-lm implements; see `families.Family`.
-
-Imports mlx-lm and with it transformers (about a second).
-"""
+"""Every decoder-only model that mlx-lm implements; see `families.Family`. Imports mlx-lm and with
+it transformers (about a second)."""
 
 from __future__ import annotations
 

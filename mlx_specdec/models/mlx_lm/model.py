@@ -1,8 +1,6 @@
-"""A decoder-only model of mlx-lm, and its caches: those it makes, quantized ones, or windows.
-
-A quantized cache is one from the first token on, so that no pass sees it change, and a window does
-not hold on to first tokens: mlx-lm masks those away in passes of several rows.
-"""
+"""A decoder-only model of mlx-lm, and its caches: those it makes, quantized ones, or windows. A
+quantized cache is one from the first token on, so that no pass sees it change, and a window does
+not hold on to first tokens: mlx-lm masks those away in passes of several rows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""A network of mlx-lm, and hidden states of it that it was written without showing.
-
-A tapped module gets a subclass of its own class, so its parameters, its name in the model and
-whatever else is known of it stay as they are.
-"""
+"""A network of mlx-lm, and hidden states of it that it was written without showing. A tapped module
+gets a subclass of its own class, so its parameters, its name in the model and whatever else is
+known of it stay as they are."""
 
 from __future__ import annotations
 

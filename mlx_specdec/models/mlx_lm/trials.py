@@ -1,9 +1,7 @@
-"""What is tried out on a model of mlx-lm, since no list of families would hold.
-
-Speculation rests on a pass over several rows computing what passes over single rows compute, and
-batches on a position for each sequence. Some models break that, by a mask of the wrong type or a
-window one token wider for all rows but the first. Differences from rounding are no failure.
-"""
+"""What is tried out on a model of mlx-lm, since no list of families would hold. Speculation rests
+on a pass over several rows computing what passes over single rows compute, and batches on a
+position for each sequence. Some models break that, by a mask of the wrong type or a window one
+token wider for all rows but the first. Differences from rounding are no failure."""
 
 from __future__ import annotations
 
