@@ -66,13 +66,6 @@ class Files(Flags):
     )
     quiet: bool = flag(False, "Print no statistics.")
 
-    def most_at_once(self) -> int | Literal["auto"]:
-        """Return the batch size. Raises OptionError."""
-        size = count_or_auto("--batch-size", self.batch_size)
-        if size != "auto" and size < 1:
-            raise OptionError(f"--batch-size must be 1 or more, not {size}")
-        return size
-
 
 @dataclass(frozen=True)
 class Made(Constraints, Sampling, Memory, Texts):
@@ -88,7 +81,10 @@ def batch(files: Files, flags: Made) -> None:
 
     A text is what its prompt becomes alone. The same command goes on where an interrupted one was.
     """
-    options, batch_size, budget = flags.options(), files.most_at_once(), flags.memory()
+    options, batch_size = flags.options(), count_or_auto("--batch-size", files.batch_size)
+    if batch_size != "auto" and batch_size < 1:
+        raise OptionError(f"--batch-size must be 1 or more, not {batch_size}")
+    budget = flags.memory()
     flags.loading()
     settings = {name: value for name, value in vars(flags).items() if name not in NO_MATTER}
     for name in ("json_schema", "regex", "grammar"):
@@ -164,17 +160,13 @@ def parse_line(line: Line, options: Options, *, as_json: bool) -> LineRequest:
 
     try:
         entry = json_object(line.text, "the line")
-        request = replace(request, id=_id(entry))
+        name = entry.get("id")
+        if name is not None and (isinstance(name, bool) or not isinstance(name, int)):
+            name = _text("id", name)
+        request = replace(request, id=name)
         return replace(request, prompt=_prompt(entry), options=_options(entry, options))
     except SpecdecError as problem:
         return replace(request, error=str(problem))
-
-
-def _id(entry: Mapping[str, Any]) -> str | int | None:
-    given = entry.get("id")
-    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
-        return given
-    return _text("id", given)
 
 
 def _prompt(entry: Mapping[str, Any]) -> str | Messages:

@@ -60,7 +60,8 @@ class Lines:
                 if line.text is None or line.text.strip():
                     self.prompts += 1
                     if self.prompts == 1 and line.text is not None:
-                        self.as_json = self.as_json or _is_object(line.text)
+                        with suppress(ValueError, RecursionError):
+                            self.as_json |= isinstance(json.loads(line.text), dict)
             if not self.prompts:
                 raise PromptError(f"{file} has no prompts: write one a line")
         except PromptError:
@@ -102,13 +103,6 @@ class Lines:
 
 def _is_cut(part: bytes) -> bool:
     return len(part) == LONGEST and not part.endswith(b"\n")
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 class Journal:

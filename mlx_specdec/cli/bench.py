@@ -144,12 +144,9 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
     if sizes:
         if simulated:
             raise OptionError("simulate-acceptance measures one text: leave it out or --batch-size")
-        for flags, given in (
-            ("length in --num-draft", lengths),
-            ("--proposer", proposers),
-            ("--draft-model", drafts),
-        ):
-            if len(given) > 1:
+        counts = {"length in --num-draft": len(lengths), "--proposer": len(proposers)}
+        for flags, count in {**counts, "--draft-model": len(drafts)}.items():
+            if count > 1:
                 raise OptionError(f"with --batch-size, name one {flags}")
     if options.max_tokens < 1:
         raise OptionError(f"max-tokens must be 1 or more, not {options.max_tokens}")
@@ -177,11 +174,17 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
     if sizes:
         analysis, notes = _throughput(pairs[0], options, prompts, proposers, measuring)
     else:
-        cluster = None
+        shared = None
         # Medusa heads do not tell what their target looks like.
         if one.distributed is not None and pairs[0].heads is None:
-            cluster = _cluster(model, one)
-        analysis, notes = _speculation(pairs, options, prompts, proposers, measuring, cluster)
+            from ..measure.estimate import model_source
+            from ..measure.prediction import Link, cluster
+            from ..models.distributed.group import join
+
+            target = model_source(model, one.revision, one.dtype, one.q_bits)
+            link = Link(join().size, 0.0, one.distributed == "pipeline")
+            shared = cluster(link, target.outline(), 0)
+        analysis, notes = _speculation(pairs, options, prompts, proposers, measuring, shared)
     from ..measure.report import write_report
     from ..measure.table import as_dict, setting
 
@@ -204,17 +207,6 @@ def _check_report(file: Path) -> None:
         raise OptionError(f"{file} is no regular file: name another one for the report")
     if not os.access(file.parent, os.W_OK):
         raise OptionError(f"the report cannot be written to {file.parent}")
-
-
-def _cluster(model: str, models: Models) -> Cluster:
-    """Return how many exchanges a pass of a shared target has, and each machine's share of it."""
-    from ..measure.estimate import model_source
-    from ..measure.prediction import Link, cluster
-    from ..models.distributed.group import join
-
-    target = model_source(model, models.revision, models.dtype, models.q_bits)
-    link = Link(join().size, 0.0, models.distributed == "pipeline")
-    return cluster(link, target.outline(), 0)
 
 
 def _speculation(

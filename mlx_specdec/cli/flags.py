@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -151,21 +151,19 @@ class ChatTemplate(Flags):
     )
 
     def for_options(self) -> dict[str, Any]:
+        text, config = self.chat_template_config or "{}", None
+        with suppress(ValueError, RecursionError):
+            config = json.loads(text)
+        if not isinstance(config, dict):
+            raise OptionError(
+                '--chat-template-config must be a JSON object, for example {"key": true}, not '
+                f"{text!r:.80}"
+            )
         return {
             **super().for_options(),
             "chat_template": not self.no_chat_template,
-            "chat_template_config": self._config(),
+            "chat_template_config": config,
         }
-
-    def _config(self) -> dict[str, Any]:
-        text = self.chat_template_config or "{}"
-        with suppress(ValueError, RecursionError):
-            if isinstance(parsed := json.loads(text), dict):
-                return parsed
-        raise OptionError(
-            '--chat-template-config must be a JSON object, for example {"key": true}, not '
-            f"{text!r:.80}"
-        )
 
 
 @dataclass(frozen=True)
@@ -297,22 +295,18 @@ class Penalties(Flags):
     )
 
     def for_options(self) -> dict[str, Any]:
+        biases: dict[int, float] = {}
+        for item in self.logit_bias or ():
+            token, _, value = item.partition("=")
+            try:
+                biases[int(token)] = float(value)
+            except ValueError:
+                raise OptionError(
+                    f"--logit-bias must look like ID=VALUE, for example 42=-5, not {item!r}"
+                ) from None
         return {
             **super().for_options(),
-            "logit_bias": _biases(self.logit_bias or ()),
+            "logit_bias": biases,
             "stop": tuple(self.stop or ()),
             "extra_eos_token": tuple(self.extra_eos_token or ()),
         }
-
-
-def _biases(items: Sequence[str]) -> dict[int, float]:
-    biases: dict[int, float] = {}
-    for item in items:
-        token, _, value = item.partition("=")
-        try:
-            biases[int(token)] = float(value)
-        except ValueError:
-            raise OptionError(
-                f"--logit-bias must look like ID=VALUE, for example 42=-5, not {item!r}"
-            ) from None
-    return biases

@@ -271,7 +271,13 @@ def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -
             f"it does not build a model of type {adapted.get('model_type')}: {first_line(problem)}"
         ) from problem
     given = {name: hugging.torch.from_numpy(array) for name, array in weights(network).items()}
-    _check_names(model, given)
+    known = model.state_dict()
+    # Parameters that are tied come once, under their first name.
+    lacking = {name for name, _ in model.named_parameters()} - given.keys()
+    both = given.keys() & known.keys()
+    others = {name for name in both if given[name].shape != known[name].shape}
+    if strange := sorted((given.keys() - known.keys()) | lacking | others):
+        raise NoBaselineError(f"its model has other tensors than ours, {strange[0]} among them")
     model.load_state_dict(given, strict=False, assign=True)
     model.tie_weights()
     if HEAD in given:
@@ -285,17 +291,6 @@ def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -
             model.config.tie_word_embeddings = network.config.scales_output
     model.generation_config = hugging.transformers.GenerationConfig()
     return model.eval()
-
-
-def _check_names(model: Any, given: Mapping[str, Any]) -> None:
-    """Raise NoBaselineError unless all parameters are given, apart from tied ones."""
-    known = model.state_dict()
-    # Parameters that are tied come once, under their first name.
-    lacking = {name for name, _ in model.named_parameters()} - given.keys()
-    both = given.keys() & known.keys()
-    others = {name for name in both if given[name].shape != known[name].shape}
-    if strange := sorted((given.keys() - known.keys()) | lacking | others):
-        raise NoBaselineError(f"its model has other tensors than ours, {strange[0]} among them")
 
 
 def transformers_methods(

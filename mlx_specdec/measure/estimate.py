@@ -7,7 +7,7 @@ are timed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..checkpoints.source import resolve_config
 from ..checkpoints.tensors import dtype_name
 from ..engine.loading import SELF_BITS
 from ..errors import OptionError, SpecdecError, first_line
-from ..interfaces import Context, Progress, Scores, ignore_progress
+from ..interfaces import Context, Progress, ignore_progress
 from ..models.base import Base
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.kinds import on_target
@@ -33,6 +33,7 @@ from .passes import (
     NEEDED,
     SIZES,
     Clock,
+    Kind,
     PassCosts,
     PassTimer,
     extended,
@@ -266,8 +267,7 @@ class Lender:
 
 
 class DrafterOutline:
-    """A drafter on hidden states, known as an `Outline` knows a model. most: draft tokens in a
-    round."""
+    """A drafter on hidden states, as an `Outline` is a model. most: draft tokens in a round."""
 
     def __init__(self, source: DrafterSource, target: Outline) -> None:
         files = source.files
@@ -305,50 +305,33 @@ class DrafterOutline:
         width = sum(map(self._network.width_of, self._network.taps))
         reading.read(states(rows, width), mx.zeros((1, rows), dtype=mx.int32))
         reading.evaluate()
-        return DraftTimer(Drafts(reading, states(1, width)), self.most, clock)
-
-
-class Drafts:
-    """A Context as far as a PassTimer needs one: each pass drafts a token, and the first pass of a
-    round reads a row of the target's hidden states before. reading: of a network. count: draft
-    tokens of the round. hidden: (1, 1, taps x target's width), the row."""
-
-    replays = False
-
-    def __init__(self, reading: Any, hidden: mx.array) -> None:
-        self.count = 1
-        self._reading = reading
-        self._hidden = hidden
-        self._length: int | None = None
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Number of rows read."""
-        return (self._reading.length,)
-
-    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """Draft a token after `tokens`, (1, 1)."""
-        if self._length is not None:
-            return Scores(self._reading.guess_after(tokens))
-        self._reading.read(self._hidden, tokens)
-        self._length = self._reading.length
-        return Scores(self._reading.guess(self.count))
-
-    def rewind(self, lengths: tuple[int, ...]) -> None:
-        """End the round: the rows that were read stay, as in decoding."""
-        if self._length is not None:
-            self._reading.rewind((self._length,))
-        self._length = None
+        return DraftTimer(reading, states(1, width), self.most, clock)
 
 
 class DraftTimer(PassTimer):
-    """Times the drafts of a drafter. most: tokens of the longest draft."""
+    """Times the drafts of rounds, each of which reads a row of the target's hidden states before.
 
-    def __init__(self, drafts: Drafts, most: int, clock: Clock) -> None:
-        context: Context = drafts  # type: ignore[assignment]
-        super().__init__(context, draft=context, chain=min(CHAIN, most), clock=clock)
-        self._drafts = drafts
+    reading: of a network, where the rows that were read stay. hidden: (1, 1, taps x target's
+    width), the row. most: tokens of the longest draft.
+    """
 
-    def _round(self, drafted: int, size: int) -> None:
-        self._drafts.count = drafted
-        super()._round(drafted, size)
+    def __init__(self, reading: Any, hidden: mx.array, most: int, clock: Clock) -> None:
+        super().__init__(reading, draft=reading, chain=min(CHAIN, most), clock=clock)
+        self._reading = reading
+        self._hidden = hidden
+
+    def time(self, kind: Kind) -> None:
+        """Add one sample of a draft of so many tokens."""
+        reading, (_, count) = self._reading, kind
+        mx.synchronize()
+        started = self._clock()
+        chosen = mx.array([[1]], dtype=mx.int32)
+        reading.read(self._hidden, chosen)
+        length = reading.length
+        for place in range(count):
+            logits = reading.guess_after(chosen) if place else reading.guess(count)
+            chosen = mx.argmax(logits, axis=-1)[:, -1:]
+            mx.async_eval(chosen)
+        chosen.tolist()
+        self._samples[kind].append(self._clock() - started)
+        reading.rewind((length,))

@@ -126,6 +126,8 @@ class PassTimer:
             # Behind another draft step.
             behind = _typical(chain) - first
             draft = first if self._chain == 1 else max(0.0, behind / (self._chain - 1))
+        spread = steps or chain
+        middle = _typical(spread)
         return PassCosts(
             draft=draft,
             passes={
@@ -135,7 +137,7 @@ class PassTimer:
             step=_typical(steps) / STEPS if steps else 0.0,
             replays=self._target.replays,
             samples=min(max(len(samples) - 1, 1) for samples in used.values()),
-            spread=_spread(steps or chain),
+            spread=_typical([abs(one - middle) for one in spread]) / middle if middle else 0.0,
         )
 
     def _plain_steps(self, count: int) -> None:
@@ -180,11 +182,6 @@ def _submit(context: Context, tokens: mx.array, proposed: int) -> mx.array:
 
 def _typical(samples: Sequence[float]) -> float:
     return median(samples[1:] or samples)
-
-
-def _spread(samples: Sequence[float]) -> float:
-    middle = _typical(samples)
-    return median(abs(one - middle) for one in samples[1:] or samples) / middle if middle else 0.0
 
 
 def measure(

@@ -60,7 +60,12 @@ def page(analysis: Measured, setting: Setting) -> str:
         for name in ("report.html", "report.css")
     )
     data = json.dumps(as_dict(analysis, setting), ensure_ascii=False, allow_nan=False)
-    differences = list(_differences(analysis))
+    differences = [
+        f"{one.name}, prompt {each.prompt + 1}, token {each.position}"
+        + ("" if each.margin is None else f", least margin {each.margin:.3g}")
+        for one in analysis.methods
+        for each in one.differences
+    ]
     return (
         Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
         .from_string(template)
@@ -119,13 +124,6 @@ def _tiles(analysis: Measured) -> Iterator[tuple[str, str]]:
     if compared:
         same = compared - sum(len(one.differences) for one in others)
         yield f"{same} of {compared}", "sequences are plain decoding's own, token for token"
-
-
-def _differences(analysis: Measured) -> Iterator[str]:
-    for one in analysis.methods:
-        for each in one.differences:
-            margin = "" if each.margin is None else f", least margin {each.margin:.3g}"
-            yield f"{one.name}, prompt {each.prompt + 1}, token {each.position}{margin}"
 
 
 def _short(name: str) -> str:

@@ -153,15 +153,10 @@ def _number(value: float | None, form: str) -> str:
 
 def cluster_table(cluster: ClusterFigures) -> Table:
     """Return what each method gains there and on one machine."""
-    rows = [
-        (
-            one.name,
-            f"{one.speed_up:.2f}",
-            f"{one.alone:.2f}",
-            "never" if one.break_even_us is None else f"{one.break_even_us:.0f} us",
-        )
-        for one in cluster.gains
-    ]
+    rows = []
+    for one in cluster.gains:
+        even = "never" if one.break_even_us is None else f"{one.break_even_us:.0f} us"
+        rows.append((one.name, f"{one.speed_up:.2f}", f"{one.alone:.2f}", even))
     return Table(CLUSTER_COLUMNS, tuple(rows))
 
 
