@@ -91,8 +91,9 @@ def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
         from transformers import AutoConfig  # whose defaults `speculators` leaves out
 
         stated = {name: settings[name] for name in _SHAPE if name in settings}
+        whole = AutoConfig.for_model(model_type, **stated)
         settings = Settings(
-            settings.file, settings, vars(AutoConfig.for_model(model_type, **stated))
+            settings.file, settings, {name: getattr(whole, name) for name in _SHAPE}
         )
     for name, usual in (("hidden_act", "silu"), ("partial_rotary_factor", 1)):
         if settings.get(name, usual) != usual:
