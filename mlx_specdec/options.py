@@ -130,12 +130,8 @@ class Options(Sampling):
         yield "stop", several, "be a string or several"
         for name in ("system_prompt", "regex", "grammar"):
             yield name, isinstance(getattr(self, name), str | None), "be a string"
-        for one in fields(self):
-            yield (
-                one.name,
-                one.type != "bool" or getattr(self, one.name) in (True, False),
-                "be bool",
-            )
+        for name in (one.name for one in fields(self) if one.type == "bool"):
+            yield name, getattr(self, name) in (True, False), "be bool"
         for name in ("chat_template_config", "logit_bias"):
             yield name, isinstance(getattr(self, name), Mapping), "map names or token ids to values"
         ids = self.xtc_special_tokens

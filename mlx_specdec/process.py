@@ -106,17 +106,6 @@ def directory(kind: str) -> Path:
     return user_cache_path("mlx-specdec") / kind
 
 
-def write_text(file: Path, text: str) -> None:
-    """Replace a file by a text, as a whole or not at all; anything else, such as a pipe, is written
-    to directly. Raises OSError."""
-    file = file.resolve()
-    if file.exists() and not file.is_file():
-        file.write_text(text, encoding="utf-8")
-        return
-    with replacing(file, make_parents=False) as stream:
-        stream.write(text.encode())
-
-
 @contextlib.contextmanager
 def replacing(file: Path, *, make_parents: bool = True) -> Iterator[BinaryIO]:
     """Replace a file, at the end of the block, by what was written to the stream, or not at all.

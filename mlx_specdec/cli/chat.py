@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
-from ..process import write_text
 from . import interrupts, render
 from .flags import Flags, command, flag
 from .loading import Texts, count_or_auto, load_drafting
@@ -164,7 +163,8 @@ class Conversation:
         if not name:
             raise OptionError("say where: /save FILE")
         try:
-            write_text(Path(name), render.as_json({"messages": self._messages}))
+            text = render.as_json({"messages": self._messages})
+            Path(name).write_text(text, encoding="utf-8")
         except OSError as problem:
             raise OutputError(f"cannot write {name}: {problem.strerror}") from None
         render.tell(f"{len(self._messages)} messages are in {name}")

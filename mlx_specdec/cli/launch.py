@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -172,22 +173,17 @@ def _run(words: Sequence[str]) -> None:
             process.wait()
             return
         except KeyboardInterrupt:
-            for child in _children(process.pid) or [process.pid]:
-                os.kill(child, signal.SIGINT)
+            children = ""
+            with suppress(FileNotFoundError):  # a machine without pgrep
+                pgrep = ["pgrep", "-P", str(process.pid)]
+                children = subprocess.run(pgrep, capture_output=True, text=True).stdout
+            for child in children.split() or [str(process.pid)]:
+                os.kill(int(child), signal.SIGINT)
 
 
 def _interrupt(number: int, frame: object) -> None:
     """Raise as Python's handler does. Ranks may take longer to end than `interrupts` waits."""
     raise KeyboardInterrupt
-
-
-def _children(parent: int) -> list[int]:
-    """Return the processes that a process has started; none on a machine without pgrep."""
-    try:
-        found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True).stdout
-    except FileNotFoundError:
-        return []
-    return [*map(int, found.split())]
 
 
 def _status(host: str, status: Path) -> int:

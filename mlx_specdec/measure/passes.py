@@ -106,7 +106,13 @@ class PassTimer:
         held = [context.lengths for context in contexts]
         started = self._clock()
         if name == "steps":
-            self._plain_steps(count)
+            # Each step is submitted before the one before it is read.
+            pending = _submit(self._target, _any_token(), 0)
+            for _ in range(count - 1):
+                following = _submit(self._target, pending, 0)
+                pending.tolist()
+                pending = following
+            pending.tolist()
         else:
             self._round(count, 0) if name == "chain" else self._round(1, count)
         self._samples[kind].append(self._clock() - started)
@@ -139,15 +145,6 @@ class PassTimer:
             samples=min(max(len(samples) - 1, 1) for samples in used.values()),
             spread=_typical([abs(one - middle) for one in spread]) / middle if middle else 0.0,
         )
-
-    def _plain_steps(self, count: int) -> None:
-        """Take plain steps, each submitted before the one before it is read."""
-        pending = _submit(self._target, _any_token(), 0)
-        for _ in range(count - 1):
-            following = _submit(self._target, pending, 0)
-            pending.tolist()
-            pending = following
-        pending.tolist()
 
     def _round(self, drafted: int, size: int) -> None:
         """Take `drafted` single steps, then a pass over `size` tokens, and read its result."""
