@@ -31,7 +31,7 @@ from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.opening import Opener
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.engine.request import Job, Part, Request, Trials
+from mlx_specdec.engine.request import Job, Part, Request
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.models.distributed.leader import Channel, Follower, Leader, Op, Order, led
@@ -39,6 +39,7 @@ from mlx_specdec.models.mlx_lm.context import DecoderOnlyContext
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.draft_model import DraftModel
+from mlx_specdec.proposers.drafter import Trial
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.serve.engine import STOPPING, Engine
 from mlx_specdec.text.stream import TextStream
@@ -99,7 +100,7 @@ BOUNDARIES = [
     Boundary("observe", DraftModel, "observe"),
     Boundary("end a round", Stopwatch, "finish"),
     Boundary("statistics", Recorder, "on_round", own=True, at=3),
-    Boundary("trials", Trials, "on_round", own=True, at=3),
+    Boundary("trials", Trial, "caution", own=True, at=3),
     Boundary("learn a length", FixedLength, "on_round"),
     Boundary("join", Batch, "join", at=1),
     Boundary("join contexts", DecoderOnlyContext, "join", at=1),

@@ -90,11 +90,8 @@ class Emission:
 
 
 class StopCriteria:
-    """Takes committed tokens in order and says where to stop.
-
-    eos: ids that end the text wherever they appear. max_tokens: most tokens that may be emitted.
-    remaining: how many may still be emitted.
-    """
+    """Takes committed tokens in order and says where to stop. eos: ids that end the text.
+    remaining: how many tokens may still be emitted."""
 
     def __init__(
         self,
@@ -137,15 +134,12 @@ class StopCriteria:
         count = min(drafted, len(emitted))
         if reason is None:
             return Emission(tuple(emitted), tuple(pieces), drafted=count)
-        last = self._end(reason, is_draft=len(emitted) <= drafted)
+        last = self.finish(reason, is_draft=len(emitted) <= drafted)
         pieces += last.pieces
         return replace(last, tokens=tuple(emitted), pieces=tuple(pieces), drafted=count)
 
-    def finish(self, reason: FinishReason) -> Emission:
+    def finish(self, reason: FinishReason, *, is_draft: bool = False) -> Emission:
         """End here, with nothing more to emit than text held back so far."""
-        return self._end(reason, is_draft=False)
-
-    def _end(self, reason: FinishReason, *, is_draft: bool) -> Emission:
         rest = self._rest()
         # What was held back may complete a stop string only now.
         return Emission(

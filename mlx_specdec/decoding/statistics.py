@@ -95,12 +95,13 @@ class Statistics:
 
 
 class Recorder:
-    """A RoundListener that collects the statistics of one text."""
+    """A RoundListener that collects the statistics of one text. drafts: of each speculative round,
+    who drafted, and the tokens drafted and accepted."""
 
     def __init__(self) -> None:
         self._passes = 0
         self._generated = 0
-        self._drafts: list[tuple[str, int, int]] = []
+        self.drafts: list[tuple[str, int, int]] = []
         self._times: list[tuple[bool, RoundTimes]] = []
         self._rows: list[SequenceRound] = []
         self._waiting = 0
@@ -121,7 +122,7 @@ class Recorder:
                     self._submit()
             if report.size:
                 drafted = min(each.drafted, each.emitted) if each.ended else each.drafted
-                self._drafts.append((each.source, drafted, min(each.accepted, each.emitted)))
+                self.drafts.append((each.source, drafted, min(each.accepted, each.emitted)))
         if report.ended:
             self._flush()
 
@@ -177,10 +178,10 @@ class Recorder:
         load, prompt, decoding: seconds of loading, reading the prompt, and all after it.
         """
         self._flush()
-        drafted = [each for _, each, _ in self._drafts]
-        accepted = [each for _, _, each in self._drafts]
+        drafted = [each for _, each, _ in self.drafts]
+        accepted = [each for _, _, each in self.drafts]
         positions = range(max(drafted, default=0))
-        sources = dict.fromkeys(source for source, _, _ in self._drafts if source)
+        sources = dict.fromkeys(source for source, _, _ in self.drafts if source)
         speculative = [times for drafts, times in self._times if drafts]
         timed = [times for times in speculative if times.draft is not None]
         draft, verify, other = self._parts(speculative, timed, decoding)
@@ -204,7 +205,7 @@ class Recorder:
         )
 
     def _figures(self, source: str) -> SourceFigures:
-        its = [counts for name, *counts in self._drafts if name == source]
+        its = [counts for name, *counts in self.drafts if name == source]
         return SourceFigures(len(its), sum(n for n, _ in its), sum(n for _, n in its))
 
     def _parts(

@@ -51,9 +51,9 @@ def load(
     distributed: Mode | None = None,
     progress: Progress | None = None,
 ) -> Pair:
-    """Load a target and, if named, what drafts for it: a draft model with the same vocabulary, or a
-    drafter that reads the target's hidden states, as its files say. Layers for multi-token
-    prediction in the target's own checkpoint draft where nothing else is named.
+    """Load a target and, if named, what drafts for it: a draft model, or a drafter that reads the
+    target's hidden states. Layers for multi-token prediction in the target's checkpoint draft where
+    nothing else is named.
 
     model, draft_model: a directory or a name on the Hugging Face Hub; a model that is Medusa heads
     brings the base model that it names, and the draft "self" is the target's own layers at
@@ -79,10 +79,8 @@ def load(
             "a draft model, or draft by lookup"
         )
     if ranks is not None and random_weights:
-        raise OptionError(
-            "simulate-acceptance fills in random weights, and ranks would draw different ones: "
-            "leave out distributed"
-        )
+        why = "simulate-acceptance fills in random weights, and ranks would draw different ones"
+        raise OptionError(f"{why}: leave out distributed")
     started = time.perf_counter()
     loader = Loader(
         dtype, expand_weights, caches, random_weights, progress, ranks, distributed == "pipeline"
@@ -217,10 +215,8 @@ class Loader:
             return replace(pair, drafter_network=network, draft_bytes=network.nbytes)
         loaded, tokenizer = self._load_draft(source.directory, q_bits)
         if loaded.kind != kind:
-            raise OptionError(
-                f"the draft model is {loaded.kind} and the target {kind}: give a draft of the "
-                "target's own kind"
-            )
+            kinds_differ = f"the draft model is {loaded.kind} and the target {kind}"
+            raise OptionError(f"{kinds_differ}: give a draft of the target's own kind")
         draft = loaded.model
         notes = (*pair.notes, loaded.note) if loaded.note else pair.notes
         pair = replace(pair, notes=notes, draft=draft, draft_bytes=draft.nbytes)

@@ -18,7 +18,6 @@ from ..decoding.statistics import DAMAGED, Recorder, Statistics, Timed
 from ..draft_length.length import DraftLength
 from ..errors import DecodingError, OptionError
 from ..interfaces import FINAL, NoiseSource, Progress, Proposer, Rule
-from ..interfaces.results import RoundReport
 from ..models.base import check_prompt
 from ..options import Options
 from ..proposers.drafter import Drafter
@@ -73,7 +72,7 @@ class Overrides:
 
 
 def device_name() -> str:
-    """Where MLX computes: "cpu", or the accelerator's own name."""
+    """Where MLX computes: "cpu", or the accelerator's name."""
     if mx.default_device() == mx.Device(mx.cpu):
         return "cpu"
     return str(mx.device_info().get("device_name", "gpu"))
@@ -84,36 +83,6 @@ HOTTEST_TRIAL = 1.0
 LAYERS_COUNTED = (
     ", or its config.json counts layers otherwise, which mlx-specdec inspect --probe tells"
 )
-
-
-class Trials:
-    """Notices drafters that are hardly ever right, as a RoundListener. Hot texts, and those that a
-    constraint or a simulation decides, do not count."""
-
-    def __init__(self, pair: Pair, chosen: Sequence[Drafter], options: Options) -> None:
-        self._pair = pair
-        telling = options.temperature <= HOTTEST_TRIAL and options.constraint is None
-        counts = telling and options.simulated_acceptance is None
-        self._tried = {each.name: each for each in chosen if each.nbytes and counts}
-        # Rounds name who drafted only where several may.
-        self._alone = chosen[0].name if len(chosen) == 1 else ""
-
-    def on_round(self, report: RoundReport) -> None:
-        """Counts up to the end of each drafter's trial."""
-        for each in report.sequences:
-            name = each.source or self._alone
-            if each.drafted and name in self._tried:
-                self._pair.trials[name].count(each.drafted, each.accepted)
-
-    def tell(self) -> None:
-        """Warns of a drafter that has failed, once for the pair."""
-        network = self._pair.drafter_network
-        for name, each in self._tried.items():
-            counted = network is not None and network.kind == name and FINAL not in network.taps
-            layers = LAYERS_COUNTED if counted else ""
-            shown = each.identity or f"{name} of {self._pair.name}"
-            if caution := self._pair.trials[name].caution(shown, layers):
-                warnings.warn(caution, RuntimeWarning, stacklevel=8)
 
 
 def proposer_kind(chosen: Sequence[Drafter]) -> str:
@@ -201,7 +170,7 @@ class Job:
     labels: Labels
     reads_with: object
     rule: object
-    trials: Trials
+    chosen: Sequence[Drafter]
     prediction: tuple[int, ...] = ()
     recorder: Recorder = field(default_factory=Recorder)
     pieces: list[Piece] = field(default_factory=list)
@@ -252,7 +221,7 @@ class Job:
             (replace(options, seed=0, max_tokens=1, stop=()), request.prediction),
             # Greedy texts draw nothing, so that several settings mean one rule.
             (rule, options.delta, options.posterior_threshold, options.posterior_alpha),
-            Trials(pair, chosen, options),
+            chosen,
             tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
         )
 
@@ -275,7 +244,7 @@ class Job:
     def _result(self, reason: FinishReason | None, now: float) -> Result:
         if reason is None or reason in NO_TEXT:
             raise DecodingError(NO_TEXT.get(reason, DAMAGED))
-        self.trials.tell()
+        self._warn_of_misfits()
         read = self.read or now  # an interrupt may come before the prompt was read
         stats = self.recorder.summary(
             load=self.pair.load_seconds,
@@ -287,6 +256,23 @@ class Job:
         )
         text = "".join(piece.text for piece in self.pieces)
         return Result(text, tuple(self.tokens), reason, self.labels, stats)
+
+    def _warn_of_misfits(self) -> None:
+        """Warn of drafters that are hardly ever right, once for the pair. Hot texts, and those that
+        a constraint or a simulation decides, do not count."""
+        options, network = self.options, self.pair.drafter_network
+        decided = options.constraint is not None or options.simulated_acceptance is not None
+        if decided or options.temperature > HOTTEST_TRIAL:
+            return
+        # Rounds name who drafted only where several may.
+        alone = self.chosen[0].name if len(self.chosen) == 1 else ""
+        for name, each in ((each.name, each) for each in self.chosen if each.nbytes):
+            rounds = [counts for who, *counts in self.recorder.drafts if (who or alone) == name]
+            counted = network is not None and network.kind == name and FINAL not in network.taps
+            shown = each.identity or f"{name} of {self.pair.name}"
+            causes = LAYERS_COUNTED if counted else ""
+            if caution := self.pair.trials[name].caution(rounds, shown, causes):
+                warnings.warn(caution, RuntimeWarning, stacklevel=8)
 
 
 def most_drafted(options: Options) -> int:

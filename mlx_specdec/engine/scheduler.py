@@ -208,7 +208,7 @@ class Scheduler:
         PromptError and OptionError."""
         job = self._opener.job(0, request)
         self._jobs[job.sequence] = job
-        self._reading.append(self._open([job]))
+        self._reading.append(Group(self._opener.open([job], self._watch), [job]))
 
     def cancel(self, number: int) -> None:
         if (job := self._find(number)) is not None:
@@ -229,16 +229,12 @@ class Scheduler:
             own = report if alone else replace(report, sequences=(each,), ended=each.ended)
             try:
                 job.recorder.on_round(own)
-                job.trials.on_round(own)
             except DecodingError:
                 sequence.finish("damaged")
             except Exception as problem:
                 if self._raises:
                     raise
                 sequence.fail(problem)
-
-    def _open(self, jobs: list[Job]) -> Group:
-        return Group(self._opener.open(jobs, self._watch), jobs)
 
     def _find(self, number: int) -> Job | None:
         return next((job for job in self._jobs.values() if job.number == number), None)
@@ -273,7 +269,7 @@ class Scheduler:
         while jobs := self._next_jobs():
             self._waiting = [each for each in self._waiting if each not in jobs]
             try:
-                self._reading.append(self._open(jobs))
+                self._reading.append(Group(self._opener.open(jobs, self._watch), jobs))
             except Exception as problem:
                 self._fail(jobs, problem, a_pass=True)
 

@@ -86,12 +86,9 @@ class Model(Protocol):
         model, the decoder's start token of an encoder-decoder model. Never empty."""
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        """Return a context that has seen the part of `prefix(prompt)` that is `cached`.
-
-        An encoder-decoder model has its source and encodes it with the first pass. cached: of the
-        prompt's beginning, from a context's `reusable`. Raises PromptError for a prompt that is
-        empty or longer than `max_length`.
-        """
+        """Return a context that has seen the part of `prefix(prompt)` that is `cached`, from a
+        context's `reusable`. An encoder-decoder model encodes its source with the first pass.
+        Raises PromptError for a prompt that is empty or longer than `max_length`."""
 
     @property
     def batches(self) -> bool:
@@ -101,9 +98,7 @@ class Model(Protocol):
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:
         """Return a context of several sequences, each as in `open`, which others may join. cached:
-        one entry per sequence, or none at all.
-
-        Raises PromptError as `open` does, and OptionError for models that cannot.
+        one entry per sequence, or none. Raises PromptError, and OptionError for models that cannot.
         """
 
 
@@ -214,9 +209,8 @@ class Proposer(Protocol):
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """Take in what the target has seen since the last call: a piece of the prompt, or a round.
 
-        tokens: per sequence, all of them committed. scores: per sequence, the target's rows of
-        just these tokens, lazy. Called after every pass over the prompt and after every round but
-        the one that ended the sequence; the newest committed token was not seen.
+        tokens: per sequence, all of them committed, without the newest one. scores: per sequence,
+        the target's rows of just these tokens, lazy. Not called after the round that ended it.
         """
         return None
 

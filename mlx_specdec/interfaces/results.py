@@ -173,10 +173,9 @@ class RoundTimes:
 class RoundReport:
     """One finished round.
 
-    size: the most tokens drafted for a sequence, 0 for a plain step. source: the name of who
-    drafted, where several may; the costliest where sequences differ. passes: of the target that
-    were submitted in it. pipelined: the pass for the next token is in flight already. ended: it was
-    the last round, after which nothing is rewound.
+    size: the most tokens drafted for a sequence, 0 for a plain step. source: see Proposal. passes:
+    of the target that were submitted in it. pipelined: the pass for the next token is in flight.
+    ended: it was the last round, after which nothing is rewound.
     """
 
     size: int
@@ -242,9 +241,8 @@ class KVSlice:
 class Snapshot:
     """State after exactly `length` tokens, which cannot be cut to fewer.
 
-    value: for the model that made it, never written to; None where the arrays are all of it.
-    arrays: all that it holds. exact: whether it can be reused for this very text only and not for a
-    longer one, as with an encoder, which looks both ways.
+    value: for the model that made it, never written to; None where the arrays are all of it. exact:
+    it can be reused for this very text only, as with an encoder, which looks both ways.
     """
 
     length: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -96,22 +96,18 @@ class Trial:
         self._drafted = self._verified = self._accepted = 0
         self._warned = False
 
-    @property
-    def over(self) -> bool:
-        """Whether enough was drafted; later proposals do not count."""
-        return self._drafted >= TRIAL and self._verified >= LEAST_VERIFIED
-
-    def count(self, drafted: int, accepted: int) -> None:
-        if not self.over:
+    def caution(self, rounds: Iterable[Sequence[int]], name: str, more_causes: str = "") -> str:
+        """Count the tokens drafted and accepted in further rounds, and return a warning about the
+        drafter of this name if it has failed; empty after the first time, and where it has not."""
+        over = False
+        for drafted, accepted in (*rounds, (0, 0)):
+            over = self._drafted >= TRIAL and self._verified >= LEAST_VERIFIED
+            if over:
+                break
             self._drafted += drafted
             self._verified += min(drafted, accepted + 1)
             self._accepted += accepted
-
-    def caution(self, name: str, more_causes: str = "") -> str:
-        """Return a warning about a drafter of this name that failed; empty after the first time,
-        and where it did not fail."""
-        failed = self.over and self._accepted < LEAST_ACCEPTED * self._verified
-        if self._warned or not failed:
+        if self._warned or not over or self._accepted >= LEAST_ACCEPTED * self._verified:
             return ""
         self._warned = True
         return (

@@ -41,6 +41,7 @@ class Alphabet:
         self.eos_token_id = len(texts)
         self.tokens = [*(text or b"" for text in texts), b"<end>"]
         self.special_token_ids = [*(id for id in special if id < len(texts)), len(texts)]
+        self._specials = frozenset(self.special_token_ids)
         self._encode = encode
         self._spaced = spaced
         self._fresh = functools.lru_cache(KEPT)(self._matcher)
@@ -108,23 +109,16 @@ class Alphabet:
         return llguidance.LLTokenizer(wrapped, n_vocab=len(self.tokens))
 
     @functools.cached_property
-    def _specials(self) -> frozenset[int]:
-        return frozenset(self.special_token_ids)
-
-    @functools.cached_property
     def _ids(self) -> dict[bytes, int]:
         return {own: id for id, own in enumerate(self.tokens) if own and id not in self._specials}
 
     def _longest(self, text: bytes) -> Iterable[int]:
+        most = max(map(len, self._ids), default=0)
         while text:
-            sizes = range(min(len(text), self._most), 0, -1)
+            sizes = range(min(len(text), most), 0, -1)
             size = next((size for size in sizes if text[:size] in self._ids), 0)
             yield self._ids[text[:size]] if size else self.eos_token_id
             text = text[max(size, 1) :]
-
-    @functools.cached_property
-    def _most(self) -> int:
-        return max(map(len, self._ids), default=0)
 
 
 Answer = TypeVar("Answer")

@@ -295,11 +295,8 @@ def margin(scored: mx.array) -> mx.array:
 
 
 def _contenders(scored: mx.array) -> mx.array:
-    """A few entries of each row, the two largest among them.
-
-    Rows are cut into segments: the second largest is in the same segment as the largest, or is the
-    largest of another one. Copies of whole rows, which this avoids, are most of its cost.
-    """
+    """A few entries of each row, the two largest among them: the second largest is in the same
+    segment as the largest, or is the largest of another one. Copying whole rows costs more."""
     width = scored.shape[-1] // SEGMENTS
     if width < 2:
         return scored
@@ -353,11 +350,8 @@ def cut_margin(scored: mx.array, cut: Cut) -> mx.array:
 
 
 def _top_p(top: mx.array, least: mx.array, own: mx.array, p: float) -> tuple[mx.array, mx.array]:
-    """Return the change that excludes the token of log p `own`, and the one that includes the best
-    token that top-p dropped.
-
-    top: (1, rows, n), what top-p was given. least: of what passed. Returns (1, rows, 1) each.
-    """
+    """Return the changes, (1, rows, 1) each, that exclude the token of log p `own`, and include the
+    best token that top-p dropped. top: (1, rows, n), its input. least: of what passed."""
     best = mx.max(top, axis=-1, keepdims=True)
     mass = mx.exp(top - best)
     inside = mx.sum(mass * (top >= least), axis=-1, keepdims=True)

@@ -306,8 +306,7 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def _thoughts(markers: Markers, thinking: bool) -> tuple[str, list[str]]:
-    """Return what precedes the calls, the rest of the reasoning or optionally all of it, and its
-    rules."""
+    """Return what precedes the calls, the rest of the reasoning or all of it, and its rules."""
     begin, end = markers.think_begin, markers.think_end
     if begin is None or end is None:
         return "", []

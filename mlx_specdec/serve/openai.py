@@ -268,8 +268,7 @@ def usage(choices: Sequence[Choice], prompt_tokens: int) -> Payload:
 
 
 def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
-    """Return the times of prompts and answers and the numbers of drafted tokens, under llama.cpp's
-    names; nothing where every choice was cut."""
+    """Return llama.cpp's figures of times and drafts; nothing where every choice was cut."""
     results = [each.result for each in choices if each.result is not None]
     if not results:
         return {}
@@ -278,17 +277,11 @@ def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
     cache_n = sum(each.labels.cached_tokens for each in results)
     prompt_n = sum(each.labels.prompt_tokens for each in results) - cache_n
     predicted_n = sum(len(each.tokens) for each in results)
-    figures = {
-        "cache_n": cache_n,
-        "prompt_n": prompt_n,
-        "prompt_ms": round(prompt_ms, 3),
-        "prompt_per_token_ms": _ratio(prompt_ms, prompt_n),
-        "prompt_per_second": _ratio(1000 * prompt_n, prompt_ms),
-        "predicted_n": predicted_n,
-        "predicted_ms": round(predicted_ms, 3),
-        "predicted_per_token_ms": _ratio(predicted_ms, predicted_n),
-        "predicted_per_second": _ratio(1000 * predicted_n, predicted_ms),
-    }
+    figures: Payload = {"cache_n": cache_n}
+    for name, n, ms in (("prompt", prompt_n, prompt_ms), ("predicted", predicted_n, predicted_ms)):
+        figures[f"{name}_n"], figures[f"{name}_ms"] = n, round(ms, 3)
+        figures[f"{name}_per_token_ms"] = _ratio(ms, n)
+        figures[f"{name}_per_second"] = _ratio(1000 * n, ms)
     if any(each.labels.proposer != "none" for each in results):
         figures["draft_n"] = sum(each.stats.drafted for each in results)
         figures["draft_n_accepted"] = sum(each.stats.accepted for each in results)
