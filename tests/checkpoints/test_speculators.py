@@ -181,6 +181,7 @@ def test_positions_are_the_drafters_own(tmp_path: Path) -> None:
         (eagle3(tmp_path / "1"), 10000.0),
         (eagle3(tmp_path / "2", rope_theta=500000), 500000.0),
         (speculators_eagle3(tmp_path / "3", inner={"rope_parameters": {"rope_theta": 7.0}}), 7.0),
+        (speculators_eagle3(tmp_path / "9", inner={"rope_theta": 5, "head_dim": None}), 5.0),
         (dflash(tmp_path / "4", rope_theta=1000000.0), 1000000.0),
     ):
         assert files_of(directory).sizes.rope_theta == theta

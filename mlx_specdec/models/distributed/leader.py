@@ -128,7 +128,11 @@ class Follower:
 
     def do(self, order: Order, message: Message) -> None:
         if order.op is Op.OPEN:
-            self._contexts[order.context] = self._opened(order.numbers)
+            joins, count, *rest = order.numbers
+            ends = list(itertools.accumulate(rest[:count], initial=count))
+            prompts = [rest[begin:end] for begin, end in itertools.pairwise(ends)]
+            opened = self._model.open_batch(prompts) if joins else self._model.open(prompts[0])
+            self._contexts[order.context] = opened
         elif order.op is Op.CLOSE:  # one that has joined another is no more
             self._contexts.pop(order.context, None)
         elif order.op is Op.ADVANCE:
@@ -142,14 +146,6 @@ class Follower:
             self._contexts[order.context].rewind(order.numbers)
         else:
             self._contexts[order.context].filter(order.numbers)
-
-    def _opened(self, numbers: tuple[int, ...]) -> Context:
-        joins, count, *rest = numbers
-        prompts, place = [], count
-        for length in rest[:count]:
-            prompts.append(rest[place : place + length])
-            place += length
-        return self._model.open_batch(prompts) if joins else self._model.open(prompts[0])
 
 
 def follow(model: Base, channel: Channel) -> int:
@@ -189,7 +185,8 @@ def time_sums(model: Base, channel: Channel, rows: int, count: int) -> float:
 
 
 class Leader:
-    """Sends orders to the other ranks; what can wait goes along with the next pass."""
+    """Sends orders to the other ranks; what can wait goes along with the next pass. lost: a pass
+    was left in its middle; all ranks then have to be started again."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -197,15 +194,10 @@ class Leader:
         self.numbers = itertools.count()
         self._inside = False
         self._interrupted = False
-        self._broken = False
+        self.lost = False
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._interrupt)
-
-    @property
-    def lost(self) -> bool:
-        """Whether a pass was left in its middle; all ranks then have to be started again."""
-        return self._broken
 
     def queue(self, order: Order) -> None:
         self._queued.append(order)
@@ -223,19 +215,19 @@ class Leader:
     def end(self, code: int) -> None:
         """Have all others exit with this code. Where a pass was left in its middle nobody would
         understand the order."""
-        if not self._broken:
+        if not self.lost:
             mx.eval(self.send(Order(Op.END, 0, (code,))).whole)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Keep an interrupt from dividing an order from this rank's part. Raises DecodingError
         where something else has."""
-        if self._broken:
+        if self.lost:
             raise DecodingError("the ranks have lost step: start again")
-        self._inside = self._broken = True
+        self._inside = self.lost = True
         try:
             yield
-            self._broken = False
+            self.lost = False
         finally:
             self._inside = False
         if self._interrupted:
