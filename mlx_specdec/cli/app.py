@@ -15,10 +15,9 @@ from ..errors import OutputError, SpecdecError
 from . import interrupts, render
 from .batch import batch
 from .bench import bench
-from .calibrate import calibrate
 from .chat import chat
 from .convert import convert
-from .estimate import estimate
+from .estimate import calibrate, estimate
 from .flags import Command, Version
 from .generate import generate
 from .inspect import inspect

@@ -1,7 +1,8 @@
-"""The estimate command: what a pair would need and gain here, before it is downloaded."""
+"""The commands that measure what rounds of a pair cost: before it is downloaded, and after."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from .. import process
 from ..checkpoints.disk import show
+from ..draft_length.saved import directory
 from ..errors import OptionError
 from ..options import SELF
 from . import render
-from .flags import MAX_TOKENS, Flags, Json, command, flag
-from .loading import Sources, named
+from .flags import MAX_TOKENS, TEMPERATURE, Flags, Json, command, flag
+from .loading import Models, Sources, load_pair, named
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -174,3 +176,33 @@ def _on_cluster(cluster: Cluster | None, speeds: Speeds) -> Sequence[Table | str
         even = "-" if one.break_even_us is None else f"{one.break_even_us:.0f}"
         table.add_row(*_cells(one, step), f"{one.pays_below_us:.0f}", even)
     return text, table
+
+
+@dataclass(frozen=True)
+class Rounds(Flags):
+    """How rounds are measured."""
+
+    panel = "Measuring"
+    temperature: float = flag(0.0, TEMPERATURE, "--temp")
+    turns: int = flag(8, "The number of rounds of every draft length.", min=2)
+
+
+@command(
+    "mlx-specdec calibrate --model weights/py-llama \\",
+    "  --draft-model weights/py-llama-draft",
+)
+def calibrate(models: Models, rounds: Rounds) -> None:
+    """Measure what rounds of a pair cost on this machine.
+
+    The costs are kept, and --num-draft auto begins with them.
+    """
+    pair = load_pair(*named(models), **models.loading())
+    from ..measure.calibrate import calibrate as measure
+
+    with render.progress("measuring") as report:
+        costs = measure(pair, **vars(rounds), progress=report)
+    lines = (f"{n:2d} drafted: {cost:.2f} plain steps\n" for n, cost in costs.items())
+    render.write(sys.stdout, "".join(lines))
+    place = directory()
+    writable = os.access(place, os.W_OK)
+    render.tell(f"{'kept' if writable else 'they cannot be kept'} for --num-draft auto in {place}")

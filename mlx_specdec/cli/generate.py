@@ -31,7 +31,6 @@ LONGEST = 1 << 25
 """Characters of the longest prompt: more than any model takes; a device has no end."""
 TURNS = 3
 """How often plain and speculative decoding are timed, in turns, after a first text of each."""
-NEXT_PROMPT = "Where is the station?"
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,7 @@ def print_speedup(pair: Pair, prompt: str, options: Options, first: Result) -> N
         return
     same = "the same text" if first.tokens == plain.tokens else "another text"
     program = "./scripts/run.sh" if Path(sys.argv[0]).name == "main.py" else "mlx-specdec generate"
-    hint = f'next: {program} --show-drafts "{NEXT_PROMPT}"'
+    hint = f'next: {program} --show-drafts "Where is the station?"'
     if first.stats.device == "cpu" and process.is_slow():
         hint = "what is missing is a fast BLAS: ./scripts/setup.sh --fast-cpu"
     render.tell(

@@ -32,8 +32,6 @@ NOT_SHIPPED = (
     "the sample models come with a clone of the repository only: name a pair, such as --model "
     "google/flan-t5-large --draft-model google/flan-t5-small; mlx-specdec pairs lists more"
 )
-SEARCHING = ("auto", "ngram")
-"""Proposers that search documents."""
 WORTH_MEASURING = 50
 """Tokens of a text from which on it pays to measure what rounds cost before its first token."""
 DRAFTLESS = ("ngram", "medusa", "none")
@@ -212,7 +210,7 @@ class Drafting(CostCache, KVCache):
             proposer = "auto"
         elif self.speculate is not None and self.guessed:
             proposer = "ngram"
-        if self.searches and proposer not in SEARCHING:
+        if self.searches and proposer not in ("auto", "ngram"):
             raise OptionError("--lookup-file is for lookup: give --proposer ngram or auto")
         number = self.num_draft if self.speculate is None else str(self.speculate)
         return {

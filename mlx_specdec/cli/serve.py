@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 PROGRAM = __name__.partition(".")[0]
 NEEDED = ("starlette", "uvicorn")
-LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
             f"the server needs {' and '.join(missing)}: run ./scripts/setup.sh, or pip install "
             "'mlx-specdec[server]'"
         )
-    logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     # Other libraries log at their own levels.
     logging.getLogger(PROGRAM).setLevel(network.log_level.upper())
     from ..engine.prompt_cache_files import Store

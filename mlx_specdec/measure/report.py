@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -36,11 +35,9 @@ ALL_COUNT = "the time of all together counts, prompt passes included, as the med
 
 
 def write_report(analysis: Measured, setting: Setting, file: Path) -> None:
-    """Write the page, whole or not at all. Raises OutputError."""
-    started = file.with_name(f".{file.name}.part")
+    """Write the page. Raises OutputError."""
     try:
-        started.write_text(page(analysis, setting), encoding="utf-8")
-        os.replace(started, file)
+        file.write_text(page(analysis, setting), encoding="utf-8")
     except OSError as problem:
         raise OutputError(f"cannot write the report to {file}: {problem.strerror}") from None
 
