@@ -3,7 +3,7 @@ no arithmetic, and there is one blocking synchronization a round."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +136,7 @@ class Decoding:
     """Decodes a batch: call `step` until its emissions have finish reasons.
 
     target: a context on the prompts; the reader feeds it. watch: times the stages of each round.
+    meanwhile: is called while a pass of the target is in flight, for work that nothing waits for.
     """
 
     def __init__(
@@ -148,9 +149,11 @@ class Decoding:
         draft_length: DraftLength,
         reader: PromptReader,
         watch: Stopwatch,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         self._target = target
         self._proposer = proposer
+        self._meanwhile = meanwhile
         self._rule = rule
         self._batch = batch
         self._draft_length = draft_length
@@ -289,6 +292,8 @@ class Decoding:
         rows, log_p = self._batch.log_probabilities(scores.logits, following)
         verdict = self._rule.verify(log_p, proposal.for_rules(), noise)
         mx.async_eval(verdict.next, verdict.accepted)
+        if self._meanwhile is not None:
+            self._meanwhile()
         return _Pass(proposal, scores, verdict, self._batch.cuts(rows, verdict, noise))
 
     def _commit(self, done: _Pass) -> tuple[Emission, ...]:

@@ -198,8 +198,9 @@ class Opener:
             shadow.forget()
         options = jobs[0].options
         prompts = [job.ids for job in jobs]
-        if isinstance(self.lengths, AutoLength) and not self.batched:
-            self.lengths.begin(len(jobs[0].sequence.committed), len(jobs[0].ids))
+        learning = self.lengths if isinstance(self.lengths, AutoLength) else None
+        if learning and not self.batched:
+            learning.begin(len(jobs[0].sequence.committed), len(jobs[0].ids))
         proposer = self._overrides.proposer or self._make_proposer(jobs)
         cached = [self._cached(job, proposer) for job in jobs]
         kept = [each.target for each in cached]
@@ -226,6 +227,7 @@ class Opener:
                 [each.proposer for each in cached],
             ),
             watch=watch,
+            meanwhile=learning.learn if learning else None,
         )
 
     def waits(self, job: Job, before: Sequence[Job]) -> bool:
@@ -253,6 +255,7 @@ class Opener:
         given = self._overrides.proposer is not None or self._overrides.draft_length is not None
         if not isinstance(self.lengths, AutoLength) or given:
             return
+        self.lengths.learn()
         learned = self.lengths.knowledge
         if self._options.cost_cache:
             saved.add(pair_key(self._pair), learned)

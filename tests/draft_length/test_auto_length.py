@@ -26,6 +26,7 @@ from ..support.draft_length_simulator import (
     Machine,
     Texts,
     a_round,
+    hear,
     bimodal,
     constant,
     drifting,
@@ -54,7 +55,7 @@ def rounds_of(lengths: AutoLength, count: int, what: Round, room: int = 10_000) 
     for number in range(count):
         drafted.append(lengths.choose(room))
         accepted, seconds = what(drafted[-1])
-        lengths.on_round(a_round(drafted[-1], accepted, seconds, position=number))
+        hear(lengths, a_round(drafted[-1], accepted, seconds, position=number))
     return drafted
 
 
@@ -97,8 +98,8 @@ def test_asking_changes_nothing_in_whatever_order() -> None:
             return first
 
         def on_round(self, report: RoundReport) -> None:
-            queried.on_round(report)
-            silent.on_round(copy.copy(report))
+            hear(queried, report)
+            hear(silent, copy.copy(report))
 
     for seed in range(3):
         machine.time(Curious(), 80, seed)
@@ -157,11 +158,11 @@ def test_one_stalled_round_changes_nothing(at: int) -> None:
 def test_a_plain_step_that_fills_or_empties_the_pipeline_tells_no_cost() -> None:
     lengths = AutoLength([DRAFT])
     for _ in range(3):
-        lengths.on_round(a_round(0, 0, 1.0))
+        hear(lengths, a_round(0, 0, 1.0))
     known = lengths.knowledge.costs["draft"][1]
     drained = replace(a_round(0, 0, 0.1), pipelined=False)
     for report in (drained, a_round(0, 0, 4.0)) * 20:
-        lengths.on_round(report)
+        hear(lengths, report)
     later = lengths.knowledge.costs["draft"][1]
     assert (later.mean == known.mean).all()
 
@@ -189,8 +190,8 @@ def test_what_has_to_be_read_is_paid_for_and_no_cost_of_a_length() -> None:
     for number in range(60):
         # Ten plain steps, whose tokens a draft then reads.
         for _ in range(10):
-            lengths.on_round(a_round(0, 0, 1.0, position=number))
-        lengths.on_round(a_round(2, 1, 1.4 + 10 * 0.03, position=number))
+            hear(lengths, a_round(0, 0, 1.0, position=number))
+        hear(lengths, a_round(2, 1, 1.4 + 10 * 0.03, position=number))
     costs = np.exp(lengths.knowledge.costs["draft"][1].mean[:3])
     assert costs == pytest.approx([1.2, 1.4, 1.6], rel=0.2)
 
@@ -207,7 +208,7 @@ def test_of_several_that_take_time_one_drafts_and_the_faster_one_wins() -> None:
             count = limits.get(name, 0)
             accepted = round(0.6 * count) if number % 2 else 0
             seconds = 1 + each.get(name, 0.0) * count
-            lengths.on_round(a_round(count, accepted, seconds, name, number))
+            hear(lengths, a_round(count, accepted, seconds, name, number))
             drafted.append(name)
         assert drafted[-200:].count(better) > 150
 
@@ -243,7 +244,7 @@ def test_a_new_size_begins_with_what_its_neighbors_know_and_sizes_learn_apart() 
     assert lengths.choose(1000, 2) > 0
     for _ in range(300):
         count = lengths.choose(1000, 16)
-        lengths.on_round(a_batch(count, min(count, 3), 16, 1.0 + 2.0 * count))
+        hear(lengths, a_batch(count, min(count, 3), 16, 1.0 + 2.0 * count))
     assert lengths.choose(1000, 16) == 0 and lengths.choose(1000, 1) > 0
     assert lengths.choose(1000, 9) == lengths.choose(1000, 16)
 

@@ -11,7 +11,7 @@ import pytest
 from mlx_specdec.draft_length.auto_length import AutoLength, Source, _ending_sooner
 from mlx_specdec.proposers.hidden_state import Confidence
 
-from ..support.draft_length_simulator import CURVES, a_round, verify_cost
+from ..support.draft_length_simulator import CURVES, a_round, hear, verify_cost
 
 BLOCK, DRAFT, LOOK = 7, 0.15, 0.02
 """Tokens of a block; what drafting it, and reading how sure the drafter is, cost in plain steps."""
@@ -23,7 +23,7 @@ def learned(*, stops: bool, rounds: int = 120) -> AutoLength:
     for _ in range(rounds):
         queried = lengths.choose(10_000)
         drafted = min(queried, 1)
-        lengths.on_round(a_round(drafted, drafted, 1.0 + 0.1 * drafted))
+        hear(lengths, a_round(drafted, drafted, 1.0 + 0.1 * drafted))
     return lengths
 
 
@@ -41,7 +41,7 @@ def test_a_draft_that_the_end_of_the_text_cut_says_nothing_of_the_next_token() -
     for stops in (True, False):
         lengths = AutoLength([Source(most=4, stops=stops)], learned(stops=False).knowledge)
         assert lengths.choose(10_000) > 1
-        lengths.on_round(last)
+        hear(lengths, last)
         counts.append(lengths.knowledge.counts["draft"].tolist())
     assert counts[0] == counts[1]
 
@@ -55,7 +55,7 @@ def test_prices_are_there_once_they_are_known_and_not_in_trials() -> None:
         prices = lengths.prices("")
         if prices is not None:
             content.append(prices)
-        lengths.on_round(a_round(queried, min(queried, 3), 1.0 + 0.1 * queried))
+        hear(lengths, a_round(queried, min(queried, 3), 1.0 + 0.1 * queried))
     assert len(content) > 50
     assert content[-1].rounds[3] - content[-1].rounds[2] == pytest.approx(0.1, rel=0.5)
     # Four tokens for the price of a round of three or four.
@@ -88,7 +88,7 @@ def speed(curve: str, law: tuple[float, float], *, stops: bool) -> float:
         confidence.learn(accepted)
         cost = DRAFT + verify_cost(CURVES[curve], size + 1) + looked if queried else 1.0
         cost *= 1 + 0.03 * abs(generator.standard_normal())
-        lengths.on_round(a_round(size, accepted, cost))
+        hear(lengths, a_round(size, accepted, cost))
         seconds, tokens = seconds + cost, tokens + accepted + 1
     return tokens / seconds
 

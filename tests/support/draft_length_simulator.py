@@ -96,6 +96,12 @@ def a_round(
     return RoundReport(drafted, (its,), RoundTimes(seconds), source, pipelined=not drafted)
 
 
+def hear(lengths: AutoLength, report: RoundReport) -> None:
+    """A round whose successor is in flight by now."""
+    lengths.on_round(report)
+    lengths.learn()
+
+
 @dataclass(frozen=True)
 class Text:
     """Of each position: whether the draft is right, whether lookup finds something, and whether
@@ -356,6 +362,8 @@ class Decoding:
         return came if enough or free == self._size else []
 
     def _finish(self, made: Proposal, *, ahead: bool) -> None:
+        if isinstance(self._lengths, AutoLength):
+            self._lengths.learn()
         machine, rows, reports = self._machine, self._rows, list[SequenceRound]()
         # The next pass is submitted before this one is read, unless somebody leaves or joins.
         waits = any(row.left <= 0 for row in rows) or self._joining()
@@ -386,7 +394,14 @@ class Decoding:
         self._in_flight = ahead and not waits and any(row.left > 0 for row in rows)
         seconds = RoundTimes(took * next(self._slow))
         self._lengths.on_round(
-            RoundReport(made.size, tuple(reports), seconds, made.source, pipelined=self._in_flight)
+            RoundReport(
+                made.size,
+                tuple(reports),
+                seconds,
+                made.source,
+                pipelined=self._in_flight,
+                ended=not self._waiting and all(row.left <= 0 for row in rows),
+            )
         )
 
 
