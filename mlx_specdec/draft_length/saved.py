@@ -1,13 +1,17 @@
 """What texts have taught of a pair, one file for each in the platform's cache directory.
 
-What cannot be read is as good as absent, and what cannot be written is not.
+A process reads a file once and writes it at most once in WRITE_EVERY seconds, and when it ends: a
+short text takes a few times as long as that. What cannot be read is as good as absent, and what
+cannot be written is not.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +22,7 @@ import numpy as np
 from .. import process
 from .costs import SIZE, Block
 
+WRITE_EVERY = 1.0
 _LOWER = np.tril_indices(SIZE)
 
 
@@ -52,8 +57,46 @@ def directory() -> Path:
 def read(key: Mapping[str, Any]) -> Knowledge:
     """Return what is known of the pair, device and versions that `key` names; nothing where the
     file is not sound."""
+    file = _file(key)
+    if file not in _files:
+        _files[file] = _File(file, key, _load(file, key))
+    return _files[file].known
+
+
+def add(key: Mapping[str, Any], learned: Knowledge) -> None:
+    """Know what texts have learned from now on, and write it when it is time."""
+    read(key)
+    file = _files[_file(key)]
+    file.known = file.known.updated(learned)
+    file.unwritten = (file.unwritten or Knowledge()).updated(learned)
+    if time.monotonic() >= file.due:
+        _write(file)
+
+
+@dataclass
+class _File:
+    """unwritten: what the file lacks of what is known. due: when it may be written again."""
+
+    path: Path
+    key: Mapping[str, Any]
+    known: Knowledge
+    unwritten: Knowledge | None = None
+    due: float = 0.0
+
+
+_files: dict[Path, _File] = {}
+
+
+@atexit.register
+def _write_all() -> None:
+    for file in _files.values():
+        if file.unwritten is not None:
+            _write(file)
+
+
+def _load(file: Path, key: Mapping[str, Any]) -> Knowledge:
     try:
-        content = json.loads(_file(key).read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
         budget = content["budget"]
         _require(content["key"] == key and (budget is None or abs(budget) < 100))
         return Knowledge(
@@ -68,11 +111,12 @@ def read(key: Mapping[str, Any]) -> Knowledge:
         return Knowledge()
 
 
-def add(key: Mapping[str, Any], learned: Knowledge) -> None:
-    """Put what texts have learned into the file, whole or not at all."""
-    known = read(key).updated(learned)
+def _write(file: _File) -> None:
+    """Put what the file lacks into it, whole or not at all; others may have written it too."""
+    known = _load(file.path, file.key).updated(file.unwritten or Knowledge())
+    file.unwritten, file.due = None, time.monotonic() + WRITE_EVERY
     content = {
-        "key": key,
+        "key": file.key,
         "costs": {
             name: {rows: [_short(b.mean), _short(b.covariance[_LOWER])] for rows, b in its.items()}
             for name, its in known.costs.items()
@@ -80,7 +124,7 @@ def add(key: Mapping[str, Any], learned: Knowledge) -> None:
         "counts": {name: [_short(row) for row in its] for name, its in known.counts.items()},
         "budget": known.budget,
     }
-    with contextlib.suppress(OSError, ValueError), process.replacing(_file(key)) as stream:
+    with contextlib.suppress(OSError, ValueError), process.replacing(file.path) as stream:
         stream.write(json.dumps(content, allow_nan=False).encode())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,19 @@ def learned() -> Knowledge:
     lengths = AutoLength([DRAFT])
     Machine(CURVES["M4 Pro 4-bit"], 0.1, constant(0.7)).time(lengths, 200, 1)
     return lengths.knowledge
+
+
+@pytest.fixture(autouse=True)
+def processes_that_know_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sees what is in the file, and writes it at once."""
+    monkeypatch.setattr(saved, "_files", Forgetful())
+
+
+class Forgetful(dict[Path, Any]):
+    """Never has what it was given before the last `add`."""
+
+    def __contains__(self, path: object) -> bool:
+        return False
 
 
 def file() -> Path:
@@ -156,3 +170,15 @@ def test_what_is_never_drafted_is_not_doubted_more_and_more() -> None:
         covariance = costs.block(name).covariance
         assert (np.diagonal(covariance) <= before + 2 * DOUBT).all()
         assert np.linalg.eigvalsh(covariance)[0] > -1e-9
+
+
+def test_a_process_writes_once_a_second_and_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch, learned: Knowledge
+) -> None:
+    monkeypatch.setattr(saved, "_files", {})
+    saved.add(KEY, Knowledge(budget=0.5))
+    saved.add(KEY, learned)
+    assert set(saved.read(KEY).costs) == {"draft"}
+    assert json.loads(file().read_text())["costs"] == {}
+    saved._write_all()
+    assert set(json.loads(file().read_text())["costs"]) == {"draft"}
