@@ -26,10 +26,10 @@ from ..support.draft_length_simulator import (
     Machine,
     Texts,
     a_round,
-    hear,
     bimodal,
     constant,
     drifting,
+    hear,
     verify_cost,
 )
 
