@@ -64,29 +64,12 @@ class _Plan:
     trials: Mapping[str, int] = field(default_factory=dict)
     plain: int = 0
 
-    def after(self, report: RoundReport) -> _Plan:
-        """Return what remains of the plan after a round: a trial is one draft, or `plain` steps."""
-        if not (report.size or self.plain):
-            return self
-        if self.plain > 1 and not report.size:
-            return replace(self, plain=self.plain - 1)
-        return replace(self, limits=self.best, trials={}, plain=0) if self.trials else self
 
-
-@dataclass(frozen=True)
-class _Heard:
-    """A round that nothing was learned from yet. plan: it was made by. lengths: of its texts."""
-
-    report: RoundReport
-    plan: _Plan
-    lengths: Sequence[int]
-
-
-@dataclass(eq=False)
+@dataclass
 class _Size:
     """What belongs to batches of one size. drafting: share of the rows that drafted, by source.
     unread: tokens a row that the source has not read. arriving: those of newcomers, a round.
-    stretch: plain steps since the last draft. due: a plan."""
+    stretch: plain steps since the last draft."""
 
     costs: Costs
     plan: _Plan
@@ -95,7 +78,15 @@ class _Size:
     arriving: float = 0.0
     rounds: int = 0
     stretch: int = 0
-    due: bool = False
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """A round that nothing was learned from yet. lengths: of its texts by then."""
+
+    size: _Size
+    report: RoundReport
+    lengths: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -162,7 +153,7 @@ class AutoLength:
         self._sizes: dict[int, _Size] = {}
         self._rounds = 0
         self._begun = False
-        self._heard: list[tuple[_Size, _Heard]] = []
+        self._heard: list[_Heard] = []
         self._changes: deque[Change] = deque(maxlen=1000)
 
     @property
@@ -216,32 +207,30 @@ class AutoLength:
         self._begun = True
 
     def on_round(self, report: RoundReport) -> None:
-        """Take note of a round: `learn` learns from it, or the end of the text."""
+        """Take note of a round. From one that the next ones depend on it learns at once, from
+        others when `learn` is called."""
         rows = len(report.sequences)
         size = self._sizes.setdefault(_rounded_up(rows), self._size(rows))
         lengths = [len(each.committed) for each in report.sequences]
-        self._heard.append((size, _Heard(report, size.plan, lengths)))
-        size.plan = size.plan.after(report)
-        if report.ended:
+        self._heard.append(_Heard(size, report, lengths))
+        learns = report.size and self._acceptance[self._drafter(report.source).name].undecided
+        if report.ended or learns or size.plan.trials or size.costs.plain_steps < EVERY:
             self.learn()
 
     def learn(self) -> None:
         """Learn from the rounds since the last call and plan the next ones, best while a pass is in
         flight."""
         heard, self._heard = self._heard, []
-        for size, its in heard:
-            self._learn(size, its)
-        for size, its in heard:
-            if size.due and not size.plan.plain:
-                self._plan_next(size, len(its.lengths))
+        for its in heard:
+            self._learn(its)
 
     def _drafter(self, name: str) -> Source:
         """The source of that name; rounds name none where there is one, and drafters whose lengths
         a caller has passed are none of its sources."""
         return self._sources.get(name) or next(iter(self._sources.values()))
 
-    def _learn(self, size: _Size, its: _Heard) -> None:
-        report, lengths, rows = its.report, its.lengths, len(its.lengths)
+    def _learn(self, its: _Heard) -> None:
+        size, report, lengths, rows = its.size, its.report, its.lengths, len(its.lengths)
         source, drafted, seconds = self._drafter(report.source), report.size, report.times.total
         arrived = [
             max(MOST, length - each.accepted - 1)
@@ -262,7 +251,7 @@ class AutoLength:
                 acceptance.fade()
             for each in report.sequences:
                 if each.drafted:
-                    self._judge(each, self._sources.get(each.source, source), its.plan)
+                    self._judge(each, self._sources.get(each.source, source), size.plan)
             context = sum(lengths) / rows
             if drafted:
                 share = sum(each.drafted > 0 for each in report.sequences) / rows
@@ -272,10 +261,8 @@ class AutoLength:
                     size.costs.add(source.costs, drafted, seconds, context, unread)
             elif size.stretch > 1 or size.rounds == 1:
                 size.costs.add_plain(seconds, context)
-            self._pay(size, source, its)
-            learns = drafted and self._acceptance[source.name].undecided
-            tried = (drafted and its.plan.trials) or its.plan.plain == 1
-            size.due = size.due or bool(tried or learns or size.rounds % EVERY == 0)
+            self._pay(size, source, report)
+            self._plan_next(size, report)
         emitted = sum(each.accepted + 1 for each in report.sequences) / rows
         for name in self._paid:
             size.unread[name] += emitted
@@ -291,26 +278,31 @@ class AutoLength:
         if source.name not in plan.trials and not its.ended:
             self._reached[source.name].add(asked, its.drafted)
 
-    def _pay(self, size: _Size, source: Source, its: _Heard) -> None:
+    def _pay(self, size: _Size, source: Source, report: RoundReport) -> None:
         """Earn a share of the round's time, and pay for a trial what it must be expected to lose
         now: of one round luck tells most."""
-        plan, drafted, lost = its.plan, its.report.size, 0.0
-        took = its.report.times.total / size.costs.plain if size.costs.paced else 1.0
+        took = report.times.total / size.costs.plain if size.costs.paced else 1.0
         self._budget = min(self._budget + SHARE * min(took, 5.0), SAVED)
-        if plan.plain and not drafted:
+        plan, lost = size.plan, 0.0
+        if plan.plain and not report.size:
             lost = 1 - 1 / plan.speed
-        elif drafted and plan.trials.get(source.name) == drafted:
-            lost = float(self._arms(size, source).losses(plan.speed)[drafted])
+        elif report.size and plan.trials.get(source.name) == report.size:
+            lost = float(self._arms(size, source).losses(plan.speed)[report.size])
         self._budget = max(-SAVED, self._budget - max(0.0, lost))
 
-    def _plan_next(self, size: _Size, rows: int) -> None:
-        before, size.due = size.plan, False
-        size.plan = self._plan(size, rows)
-        for name, length in size.plan.best.items():
-            if length != before.best[name] or not self._changes:
-                speed = self._arms(size, self._sources[name]).speed(length)
-                named = name if len(self._sources) > 1 else ""
-                self._changes.append(Change(self._rounds, length, speed, named))
+    def _plan_next(self, size: _Size, report: RoundReport) -> None:
+        before = size.plan
+        tried = before.trials and (report.size or before.plain)
+        learns = report.size and self._acceptance[self._drafter(report.source).name].undecided
+        if before.plain > 1 and not report.size:
+            size.plan = replace(before, plain=before.plain - 1)
+        elif tried or learns or size.rounds % EVERY == 0:
+            size.plan = self._plan(size, len(report.sequences))
+            for name, length in size.plan.best.items():
+                if length != before.best[name] or not self._changes:
+                    speed = self._arms(size, self._sources[name]).speed(length)
+                    named = name if len(self._sources) > 1 else ""
+                    self._changes.append(Change(self._rounds, length, speed, named))
 
     def _size(self, rows: int) -> _Size:
         """Return what is known of batches of such a size; of a new one from the nearest size."""
