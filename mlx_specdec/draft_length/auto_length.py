@@ -67,12 +67,13 @@ class _Plan:
 
 @dataclass
 class _Size:
-    """What belongs to batches of one size. drafting: share of the rows that drafted, by source.
+    """What belongs to batches of one size. next: the plan after the round in flight. drafting: share of the rows that drafted, by source.
     unread: tokens a row that the source has not read. arriving: those of newcomers, a round.
     stretch: plain steps since the last draft."""
 
     costs: Costs
     plan: _Plan
+    next: _Plan
     drafting: dict[str, float]
     unread: dict[str, float]
     arriving: float = 0.0
@@ -82,9 +83,10 @@ class _Size:
 
 @dataclass(frozen=True)
 class _Heard:
-    """A round that nothing was learned from yet. lengths: of its texts by then."""
+    """A round by `plan` that nothing was learned from yet. lengths: of its texts by then."""
 
     size: _Size
+    plan: _Plan
     report: RoundReport
     lengths: Sequence[int]
 
@@ -202,7 +204,7 @@ class AutoLength:
         size = self._sizes.setdefault(1, self._size(1))
         size.costs.behind(context)
         size.unread = dict.fromkeys(size.unread, float(prompt))
-        size.plan = self._plan(size, 1)
+        size.plan = size.next = self._plan(size, 1)
         size.unread |= {name: 0.0 for name in self._sources if self.eager(name)}
         self._begun = True
 
@@ -212,10 +214,11 @@ class AutoLength:
         rows = len(report.sequences)
         size = self._sizes.setdefault(_rounded_up(rows), self._size(rows))
         lengths = [len(each.committed) for each in report.sequences]
-        self._heard.append(_Heard(size, report, lengths))
+        self._heard.append(_Heard(size, size.plan, report, lengths))
         learns = report.size and self._acceptance[self._drafter(report.source).name].undecided
         if report.ended or learns or size.plan.trials or size.costs.plain_steps < EVERY:
             self.learn()
+        size.plan = size.next
 
     def learn(self) -> None:
         """Learn from the rounds since the last call and plan the next ones, best while a pass is in
@@ -251,7 +254,7 @@ class AutoLength:
                 acceptance.fade()
             for each in report.sequences:
                 if each.drafted:
-                    self._judge(each, self._sources.get(each.source, source), size.plan)
+                    self._judge(each, self._sources.get(each.source, source), its.plan)
             context = sum(lengths) / rows
             if drafted:
                 share = sum(each.drafted > 0 for each in report.sequences) / rows
@@ -261,8 +264,10 @@ class AutoLength:
                     size.costs.add(source.costs, drafted, seconds, context, unread)
             elif size.stretch > 1 or size.rounds == 1:
                 size.costs.add_plain(seconds, context)
-            self._pay(size, source, report)
-            self._plan_next(size, report)
+            self._pay(its, source)
+            # What is not a round of a trial that is under way must not end it.
+            if its.plan is size.plan or not size.plan.trials:
+                self._plan_next(its)
         emitted = sum(each.accepted + 1 for each in report.sequences) / rows
         for name in self._paid:
             size.unread[name] += emitted
@@ -278,28 +283,28 @@ class AutoLength:
         if source.name not in plan.trials and not its.ended:
             self._reached[source.name].add(asked, its.drafted)
 
-    def _pay(self, size: _Size, source: Source, report: RoundReport) -> None:
+    def _pay(self, its: _Heard, source: Source) -> None:
         """Earn a share of the round's time, and pay for a trial what it must be expected to lose
         now: of one round luck tells most."""
-        took = report.times.total / size.costs.plain if size.costs.paced else 1.0
+        costs, plan, drafted, lost = its.size.costs, its.plan, its.report.size, 0.0
+        took = its.report.times.total / costs.plain if costs.paced else 1.0
         self._budget = min(self._budget + SHARE * min(took, 5.0), SAVED)
-        plan, lost = size.plan, 0.0
-        if plan.plain and not report.size:
+        if plan.plain and not drafted:
             lost = 1 - 1 / plan.speed
-        elif report.size and plan.trials.get(source.name) == report.size:
-            lost = float(self._arms(size, source).losses(plan.speed)[report.size])
+        elif drafted and plan.trials.get(source.name) == drafted:
+            lost = float(self._arms(its.size, source).losses(plan.speed)[drafted])
         self._budget = max(-SAVED, self._budget - max(0.0, lost))
 
-    def _plan_next(self, size: _Size, report: RoundReport) -> None:
-        before = size.plan
-        tried = before.trials and (report.size or before.plain)
+    def _plan_next(self, its: _Heard) -> None:
+        size, plan, report = its.size, its.plan, its.report
+        tried = plan.trials and (report.size or plan.plain)
         learns = report.size and self._acceptance[self._drafter(report.source).name].undecided
-        if before.plain > 1 and not report.size:
-            size.plan = replace(before, plain=before.plain - 1)
+        if plan.plain > 1 and not report.size:
+            size.next = replace(plan, plain=plan.plain - 1)
         elif tried or learns or size.rounds % EVERY == 0:
-            size.plan = self._plan(size, len(report.sequences))
-            for name, length in size.plan.best.items():
-                if length != before.best[name] or not self._changes:
+            best, size.next = size.next.best, self._plan(size, len(report.sequences))
+            for name, length in size.next.best.items():
+                if length != best[name] or not self._changes:
                     speed = self._arms(size, self._sources[name]).speed(length)
                     named = name if len(self._sources) > 1 else ""
                     self._changes.append(Change(self._rounds, length, speed, named))
@@ -312,8 +317,9 @@ class AutoLength:
         costs = Costs({name: self._block(name, rows) for name in self._known})
         nobody = dict.fromkeys(self._sources, 0)
         drafting, unread = dict.fromkeys(nobody, 1.0), dict.fromkeys(nobody, 0.0)
-        size = _Size(costs, _Plan(nobody, nobody), drafting, unread)
-        size.plan = self._plan(size, rows)
+        nothing = _Plan(nobody, nobody)
+        size = _Size(costs, nothing, nothing, drafting, unread)
+        size.plan = size.next = self._plan(size, rows)
         return size
 
     def _block(self, name: str, rows: int) -> Block:
@@ -340,7 +346,7 @@ class AutoLength:
             1 + share * (lucky - 1),
             costs,
             errors,
-            size.plan.best[name],
+            size.next.best[name],
             size.costs.reading(source.costs, size.unread[name]),
             luck,
         )
