@@ -118,7 +118,7 @@ def taught(pair: Pair, options: Options, one: float, budget: float) -> None:
         block = Block(mean, 0.001 * covariance)
         counts = np.array([[100.0] * its.most, [50.0] * its.most])
         known = Knowledge({its.costs: {1: block}}, {its.text: counts}, budget)
-        saved.add(pair_key(pair), known)
+        saved.memory(pair_key(pair)).add(known)
 
 
 @pytest.mark.parametrize("proposer", ["draft", "auto"])
@@ -138,12 +138,12 @@ def test_proposers_and_lengths_that_a_caller_passes_teach_nothing_of_the_pair(
 ) -> None:
     options = Options(max_tokens=12, proposer=proposer)
     text = generate(pair, "hello", options).tokens
-    before = saved.read(pair_key(pair))
+    before = saved.memory(pair_key(pair)).knowledge
     [*_, draft] = drafters(pair, options)
     own = draft.make(Setup(options.sampling))
     for passed in ({"proposer": own}, {"draft_length": AutoLength()}):
         assert stream_generate(pair, "hello", options, **passed).result().tokens == text
-    after = saved.read(pair_key(pair))
+    after = saved.memory(pair_key(pair)).knowledge
     assert after.budget == before.budget
     assert set(after.costs) == set(before.costs)
 

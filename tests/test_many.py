@@ -241,7 +241,7 @@ def test_batches_save_what_they_learned_by_size(pair: Pair, proposer: str) -> No
     options = Options(max_tokens=40, num_draft="auto", proposer=proposer, temperature=0.5)
     prompts = [[number + 5, 9, 11] for number in range(6)]
     generate_many(pair, prompts, options, batch_size=4)
-    known = saved.read(pair_key(pair))
+    known = saved.memory(pair_key(pair)).knowledge
     draft = next(each for each in drafters(pair, options) if each.name == "draft")
     its = source(draft, options)
     assert 4 in known.costs[its.costs]

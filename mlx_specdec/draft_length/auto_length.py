@@ -67,9 +67,9 @@ class _Plan:
 
 @dataclass
 class _Size:
-    """What belongs to batches of one size. next: the plan after the round in flight. drafting: share of the rows that drafted, by source.
-    unread: tokens a row that the source has not read. arriving: those of newcomers, a round.
-    stretch: plain steps since the last draft."""
+    """What belongs to batches of one size. next: the plan after the round in flight. drafting:
+    share of the rows that drafted, by source. unread: tokens a row that the source has not read.
+    arriving: those of newcomers, a round. stretch: plain steps since the last draft."""
 
     costs: Costs
     plan: _Plan

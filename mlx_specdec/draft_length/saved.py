@@ -1,8 +1,6 @@
-"""What texts have taught of a pair, one file for each in the platform's cache directory.
+"""What texts have taught of a pair: a file for each in the platform's cache directory.
 
-A process reads a file once and writes it at most once in WRITE_EVERY seconds, and when it ends: a
-short text takes a few times as long as that. What cannot be read is as good as absent, and what
-cannot be written is not.
+What cannot be read is as good as absent, and what cannot be written is not.
 """
 
 from __future__ import annotations
@@ -12,7 +10,8 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from .. import process
 from .costs import SIZE, Block
 
 WRITE_EVERY = 1.0
-_LOWER = np.tril_indices(SIZE)
+"""Seconds between two writings of a file, which take as long as two rounds of a small pair."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,52 @@ class Knowledge:
         return Knowledge({**self.costs, **costs}, {**self.counts, **newer.counts}, budget)
 
 
-@dataclass
 class Memory:
-    """What the texts of this process have taught, where nothing is read or saved."""
+    """What is known now. path: a file that is read once, and written at most every WRITE_EVERY
+    seconds and when the process ends; None keeps nothing for other processes."""
 
-    knowledge: Knowledge = field(default_factory=Knowledge)
+    def __init__(self, path: Path | None = None) -> None:
+        self.knowledge = Knowledge() if path is None else _read(path)
+        self._path, self._due = path, 0.0
+        self._unwritten: Knowledge | None = None
+
+    def add(self, learned: Knowledge) -> None:
+        """Know what texts have learned."""
+        self.knowledge = self.knowledge.updated(learned)
+        self._unwritten = (self._unwritten or Knowledge()).updated(learned)
+        if time.monotonic() >= self._due:
+            self.write()
+
+    def write(self) -> None:
+        """Put what the file lacks into it, whole or not at all; others may have written it too."""
+        if self._path is None or self._unwritten is None:
+            return
+        known = _read(self._path).updated(self._unwritten)
+        self._unwritten, self._due = None, time.monotonic() + WRITE_EVERY
+        blocks = [(n, r, block) for n, its in known.costs.items() for r, block in its.items()]
+        arrays = {f"costs {rows} {name}": np.vstack(block) for name, rows, block in blocks}
+        arrays |= {f"counts {name}": counts for name, counts in known.counts.items()}
+        arrays |= {} if known.budget is None else {"budget": np.array(known.budget)}
+        with contextlib.suppress(OSError), process.replacing(self._path) as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
+
+
+_memories: dict[Path, Memory] = {}
+
+
+@atexit.register
+def _write_all() -> None:
+    for memory in _memories.values():
+        memory.write()
+
+
+def memory(key: Mapping[str, Any]) -> Memory:
+    """Return what is known of the pair, device and versions that `key` names."""
+    digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16)
+    path = directory() / f"{digest.hexdigest()}.npz"
+    if path not in _memories:
+        _memories[path] = Memory(path)
+    return _memories[path]
 
 
 def directory() -> Path:
@@ -54,111 +94,40 @@ def directory() -> Path:
     return process.directory("draft-length")
 
 
-def read(key: Mapping[str, Any]) -> Knowledge:
-    """Return what is known of the pair, device and versions that `key` names; nothing where the
-    file is not sound."""
-    file = _file(key)
-    if file not in _files:
-        _files[file] = _File(file, key, _load(file, key))
-    return _files[file].known
-
-
-def add(key: Mapping[str, Any], learned: Knowledge) -> None:
-    """Know what texts have learned from now on, and write it when it is time."""
-    read(key)
-    file = _files[_file(key)]
-    file.known = file.known.updated(learned)
-    file.unwritten = (file.unwritten or Knowledge()).updated(learned)
-    if time.monotonic() >= file.due:
-        _write(file)
-
-
-@dataclass
-class _File:
-    """unwritten: what the file lacks of what is known. due: when it may be written again."""
-
-    path: Path
-    key: Mapping[str, Any]
-    known: Knowledge
-    unwritten: Knowledge | None = None
-    due: float = 0.0
-
-
-_files: dict[Path, _File] = {}
-
-
-@atexit.register
-def _write_all() -> None:
-    for file in _files.values():
-        if file.unwritten is not None:
-            _write(file)
-
-
-def _load(file: Path, key: Mapping[str, Any]) -> Knowledge:
+def _read(path: Path) -> Knowledge:
+    costs: dict[str, dict[int, Block]] = {}
+    counts: dict[str, np.ndarray] = {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        budget = content["budget"]
-        _require(content["key"] == key and (budget is None or abs(budget) < 100))
-        return Knowledge(
-            {
-                name: {_rows(rows): _block(*block) for rows, block in blocks.items()}
-                for name, blocks in content["costs"].items()
-            },
-            {name: _counts(*counts) for name, counts in content["counts"].items()},
-            budget,
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        with path.open("rb") as stream, np.load(stream) as arrays:
+            for name in set(arrays.files) - {"budget"}:
+                kind, _, rest = name.partition(" ")
+                if kind == "costs":
+                    rows, _, source = rest.partition(" ")
+                    costs.setdefault(source, {})[int(rows)] = _block(arrays[name])
+                else:
+                    counts[rest] = _counts(arrays[name])
+            budget = float(arrays["budget"]) if "budget" in arrays else None
+        _require(min((rows for its in costs.values() for rows in its), default=1) > 0)
+        _require(budget is None or abs(budget) < 100)
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
         return Knowledge()
+    return Knowledge(costs, counts, budget)
 
 
-def _write(file: _File) -> None:
-    """Put what the file lacks into it, whole or not at all; others may have written it too."""
-    known = _load(file.path, file.key).updated(file.unwritten or Knowledge())
-    file.unwritten, file.due = None, time.monotonic() + WRITE_EVERY
-    content = {
-        "key": file.key,
-        "costs": {
-            name: {rows: [_short(b.mean), _short(b.covariance[_LOWER])] for rows, b in its.items()}
-            for name, its in known.costs.items()
-        },
-        "counts": {name: [_short(row) for row in its] for name, its in known.counts.items()},
-        "budget": known.budget,
-    }
-    with contextlib.suppress(OSError, ValueError), process.replacing(file.path) as stream:
-        stream.write(json.dumps(content, allow_nan=False).encode())
-
-
-def _short(values: np.ndarray) -> list[float]:
-    return [float(f"{value:.7g}") for value in values]
-
-
-def _block(mean: Sequence[float], lower: Sequence[float]) -> Block:
-    covariance = np.zeros((SIZE, SIZE))
-    covariance[_LOWER] = lower
-    covariance += np.tril(covariance, -1).T
-    block = Block(np.array(mean, dtype=float), covariance)
-    _require(block.mean.shape == (SIZE,) and np.abs(block.mean).max() < 20)
-    _require(np.abs(covariance).max() < 100 and np.linalg.eigvalsh(covariance)[0] > -1e-4)
+def _block(values: np.ndarray) -> Block:
+    _require(values.shape == (1 + SIZE, SIZE) and np.isfinite(values).all())
+    block = Block(values[0], values[1:])
+    _require(np.abs(block.mean).max() < 20 and np.abs(block.covariance).max() < 100)
+    _require(np.linalg.eigvalsh(block.covariance)[0] > -1e-4)
     return block
 
 
-def _counts(reached: Sequence[float], passed: Sequence[float]) -> np.ndarray:
-    counts = np.array([reached, passed], dtype=float)
-    _require(counts.ndim == 2 and (counts[1] <= counts[0]).all())
-    _require((counts >= 0).all() and (counts < 1e6).all())
-    return counts
-
-
-def _rows(text: str) -> int:
-    _require(int(text) > 0)
-    return int(text)
+def _counts(values: np.ndarray) -> np.ndarray:
+    _require(values.ndim == 2 and len(values) == 2)
+    _require((values[1] <= values[0]).all() and (values >= 0).all() and (values < 1e6).all())
+    return values
 
 
 def _require(sound: bool | np.bool_) -> None:
     if not sound:
         raise ValueError("the file is not sound")
-
-
-def _file(key: Mapping[str, Any]) -> Path:
-    digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16)
-    return directory() / f"{digest.hexdigest()}.json"

@@ -70,8 +70,13 @@ def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -
         return FixedLength(options.num_draft)
     if not chosen:
         return FixedLength(0)
-    known = saved.read(pair_key(pair)) if options.cost_cache else pair.learned.knowledge
+    known = memory(pair, options).knowledge
     return AutoLength([source(each, options) for each in chosen], known)
+
+
+def memory(pair: Pair, options: Options) -> saved.Memory:
+    """Return what texts of the pair have taught."""
+    return saved.memory(pair_key(pair)) if options.cost_cache else pair.learned
 
 
 FREE = "ngram"
@@ -256,11 +261,7 @@ class Opener:
         if not isinstance(self.lengths, AutoLength) or given:
             return
         self.lengths.learn()
-        learned = self.lengths.knowledge
-        if self._options.cost_cache:
-            saved.add(pair_key(self._pair), learned)
-        else:
-            self._pair.learned.knowledge = self._pair.learned.knowledge.updated(learned)
+        memory(self._pair, self._options).add(self.lengths.knowledge)
 
     def _reason_against_batches(self, batch_size: int) -> str | None:
         pair = self._pair

@@ -71,7 +71,7 @@ def calibrate(
             "other programs, or give more turns; what was known stays in "
             f"{saved.directory()}"
         )
-    saved.add(pair_key(pair), survey.knowledge)
+    saved.memory(pair_key(pair)).add(survey.knowledge)
     return survey.measured
 
 
@@ -95,7 +95,7 @@ def calibrate_first(pair: Pair, options: Options, *, seconds: float = 1.0, turns
     if paid is None:
         return
     its = source(paid, options)
-    known = saved.read(pair_key(pair)).costs.get(its.costs, {}).get(1)
+    known = saved.memory(pair_key(pair)).knowledge.costs.get(its.costs, {}).get(1)
     if known is not None:
         _, errors = Costs({its.costs: known}).logarithms(its.costs, FIRST_LENGTHS[-1])
         if errors[-1] <= UNSURE:
@@ -113,7 +113,7 @@ def calibrate_first(pair: Pair, options: Options, *, seconds: float = 1.0, turns
     for _ in run:
         if survey.turns == turns or time.perf_counter() > ends:
             break
-    saved.add(pair_key(pair), survey.first_guess)
+    saved.memory(pair_key(pair)).add(survey.first_guess)
 
 
 class Survey:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +11,8 @@ import pytest
 from mlx_specdec.draft_length import saved
 from mlx_specdec.draft_length.acceptance import Acceptance
 from mlx_specdec.draft_length.auto_length import AutoLength
-from mlx_specdec.draft_length.costs import DOUBT, Costs, unknown
-from mlx_specdec.draft_length.saved import Knowledge
+from mlx_specdec.draft_length.costs import DOUBT, SIZE, Costs, unknown
+from mlx_specdec.draft_length.saved import Knowledge, Memory
 
 from ..support.draft_length_simulator import CURVES, DRAFT, Machine, constant
 
@@ -28,86 +26,91 @@ def learned() -> Knowledge:
     return lengths.knowledge
 
 
-@pytest.fixture(autouse=True)
-def processes_that_know_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each sees what is in the file, and writes it at once."""
-    monkeypatch.setattr(saved, "_files", Forgetful())
+def add(learned: Knowledge) -> None:
+    """As one process does."""
+    Memory(path()).add(learned)
 
 
-class Forgetful(dict[Path, Any]):
-    """Never has what it was given before the last `add`."""
-
-    def __contains__(self, path: object) -> bool:
-        return False
+def read() -> Knowledge:
+    """As another process does."""
+    return Memory(path()).knowledge
 
 
-def file() -> Path:
-    [only] = saved.directory().iterdir()
-    return only
+def path() -> Path:
+    return saved.directory() / "pair.npz"
 
 
 def test_what_was_learned_is_read_again_and_only_for_its_key(learned: Knowledge) -> None:
-    saved.add(KEY, learned)
-    known = saved.read(KEY)
+    saved.memory(KEY).add(learned)
+    known = Memory(next(saved.directory().iterdir())).knowledge
     assert known.budget == learned.budget
     block, again = learned.costs["draft"][1], known.costs["draft"][1]
-    assert again.mean == pytest.approx(block.mean, rel=1e-5)
-    assert again.covariance == pytest.approx(block.covariance, rel=1e-5, abs=1e-9)
-    assert known.counts["draft"] == pytest.approx(learned.counts["draft"], abs=1e-3)
+    assert (again.mean == block.mean).all() and (again.covariance == block.covariance).all()
+    assert (known.counts["draft"] == learned.counts["draft"]).all()
     assert AutoLength([DRAFT], known).choose(100) == AutoLength([DRAFT], learned).choose(100)
-    assert saved.read({**KEY, "mlx": "2"}) == Knowledge()
+    assert saved.memory({**KEY, "mlx": "2"}).knowledge == Knowledge()
 
 
 def test_sources_and_sizes_that_a_text_did_not_use_stay(learned: Knowledge) -> None:
-    saved.add(KEY, Knowledge({"other": {1: unknown()}, "draft": {4: unknown()}}, budget=1.0))
-    saved.add(KEY, learned)
-    known = saved.read(KEY)
-    assert set(known.costs) == {"draft", "other"} and set(known.costs["draft"]) == {1, 4}
-    saved.add(KEY, Knowledge())
-    assert saved.read(KEY).budget == learned.budget
+    add(Knowledge({"other": {1: unknown()}, "draft": {4: unknown()}}, budget=1.0))
+    add(learned)
+    assert set(read().costs) == {"draft", "other"} and set(read().costs["draft"]) == {1, 4}
+    add(Knowledge())
+    assert read().budget == learned.budget
+
+
+def test_a_process_writes_once_a_second_and_when_it_ends(learned: Knowledge) -> None:
+    first, second = Memory(path()), Memory(path())
+    first.add(Knowledge(budget=0.5))
+    first.add(learned)
+    second.add(Knowledge({"other": {1: unknown()}}))
+    assert set(first.knowledge.costs) == {"draft"} and set(read().costs) == {"other"}
+    first.write()
+    assert set(read().costs) == {"draft", "other"}
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("name", "value"),
     [
-        lambda content: content.pop("costs"),
-        lambda content: content.update(budget="much"),
-        lambda content: content.update(budget=float("inf")),
-        lambda content: content["counts"].update(draft=[[1.0], [2.0]]),
-        lambda content: content["counts"].update(draft=[[1.0, 2.0], [float("nan"), 0.0]]),
-        lambda content: content["counts"].update(draft=7),
-        lambda content: content["costs"]["draft"]["1"][0].pop(),
-        lambda content: content["costs"]["draft"]["1"][1].pop(),
-        lambda content: content["costs"]["draft"]["1"][0].__setitem__(3, 1e9),
-        lambda content: content["costs"]["draft"]["1"][1].__setitem__(0, -1.0),
-        lambda content: content["costs"].update(draft={"one": [[], []]}),
-        lambda content: content["costs"]["draft"].update({"0": content["costs"]["draft"]["1"]}),
-        lambda content: content.update(key={}),
+        ("budget", np.array("much")),
+        ("budget", np.array(np.inf)),
+        ("budget", np.array([1, None], dtype=object)),
+        ("counts draft", np.array([[1.0], [2.0]])),
+        ("counts draft", np.array([[1.0, 2.0], [np.nan, 0.0]])),
+        ("counts draft", np.array(7)),
+        ("costs 1 draft", np.ones((SIZE, SIZE))),
+        ("costs 1 draft", np.full((1 + SIZE, SIZE), 1e9)),
+        ("costs 1 draft", np.full((1 + SIZE, SIZE), -1.0)),
+        ("costs one draft", np.zeros((1 + SIZE, SIZE))),
+        ("costs 0 draft", np.zeros((1 + SIZE, SIZE))),
     ],
 )
-def test_a_damaged_file_is_as_good_as_none_and_is_replaced(damage, learned: Knowledge) -> None:
-    saved.add(KEY, learned)
-    content = json.loads(file().read_text())
-    damage(content)
-    file().write_text(json.dumps(content))
-    assert saved.read(KEY) == Knowledge()
-    saved.add(KEY, learned)
-    assert saved.read(KEY).budget == learned.budget
+def test_a_damaged_file_is_as_good_as_none_and_is_replaced(
+    name: str, value: np.ndarray, learned: Knowledge
+) -> None:
+    add(learned)
+    assert read() != Knowledge()
+    with np.load(path()) as content:
+        damaged = {**content, name: value}
+    np.savez(path(), **damaged)
+    assert read() == Knowledge()
+    add(learned)
+    assert read().budget == learned.budget
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff\x00", b'{"key": 1'])
+@pytest.mark.parametrize("content", [b"", b"[]", b"PK\x03\x04", b"\x80\x04N."])
 def test_so_is_what_is_no_such_file(content: bytes, learned: Knowledge) -> None:
-    saved.add(KEY, learned)
-    file().write_bytes(content)
-    assert saved.read(KEY) == Knowledge()
+    add(learned)
+    path().write_bytes(content)
+    assert read() == Knowledge()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_directory_that_cannot_be_written_harms_nobody(learned: Knowledge) -> None:
     saved.directory().mkdir(parents=True)
     saved.directory().chmod(0o500)
-    saved.add(KEY, learned)
-    assert saved.read(KEY) == Knowledge()
+    add(learned)
+    assert read() == Knowledge()
 
 
 def test_counts_of_another_length_count_as_far_as_they_go() -> None:
@@ -170,15 +173,3 @@ def test_what_is_never_drafted_is_not_doubted_more_and_more() -> None:
         covariance = costs.block(name).covariance
         assert (np.diagonal(covariance) <= before + 2 * DOUBT).all()
         assert np.linalg.eigvalsh(covariance)[0] > -1e-9
-
-
-def test_a_process_writes_once_a_second_and_when_it_ends(
-    monkeypatch: pytest.MonkeyPatch, learned: Knowledge
-) -> None:
-    monkeypatch.setattr(saved, "_files", {})
-    saved.add(KEY, Knowledge(budget=0.5))
-    saved.add(KEY, learned)
-    assert set(saved.read(KEY).costs) == {"draft"}
-    assert json.loads(file().read_text())["costs"] == {}
-    saved._write_all()
-    assert set(json.loads(file().read_text())["costs"]) == {"draft"}
