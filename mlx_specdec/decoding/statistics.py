@@ -245,12 +245,13 @@ class Stopwatch:
         *,
         timed: Timed = "none",
         shared: Callable[[], bool] = lambda: False,
+        waiting: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.clock = clock
         self._listeners = tuple(listeners)
         self._which = timed
-        self._shared = shared
+        self._shared, self._waiting = shared, waiting
         self._speculative = 0
         self._passes = 0
         self._timed = False
@@ -302,7 +303,14 @@ class Stopwatch:
         self._speculative += proposal.size > 0
         passes, self._passes, self._timed = self._passes, 0, False
         report = RoundReport(
-            proposal.size, sequences, times, proposal.source, passes, pipelined, ended
+            proposal.size,
+            sequences,
+            times,
+            proposal.source,
+            passes,
+            pipelined,
+            ended,
+            self._waiting(),
         )
         for listener in self._listeners:
             listener.on_round(report)

@@ -302,7 +302,10 @@ class AutoLength:
         if plan.plain > 1 and not report.size:
             size.next = replace(plan, plain=plan.plain - 1)
         elif tried or learns or size.rounds % EVERY == 0:
-            best, size.next = size.next.best, self._plan(size, len(report.sequences))
+            best, size.next = (
+                size.next.best,
+                self._plan(size, len(report.sequences), report.waiting),
+            )
             for name, length in size.next.best.items():
                 if length != best[name] or not self._changes:
                     speed = self._arms(size, self._sources[name]).speed(length)
@@ -351,9 +354,10 @@ class AutoLength:
             luck,
         )
 
-    def _plan(self, size: _Size, rows: int) -> _Plan:
+    def _plan(self, size: _Size, rows: int, waiting: bool = False) -> _Plan:
         arms = {name: self._arms(size, each) for name, each in self._sources.items()}
-        floor = promised = MARGIN ** math.log2(_rounded_up(rows))
+        # Places of rows that have ended stay empty, unless somebody waits for them.
+        floor = promised = MARGIN ** (math.log2(_rounded_up(rows)) / (2 if waiting else 1))
         best, speed = dict.fromkeys(self._sources, 0), floor
         main: _Arms | None = None
         for name in self._paid:

@@ -114,6 +114,7 @@ class Scheduler:
             [self, *self._opener.listeners],
             timed=overrides.timed,
             shared=lambda: len(self._running) + len(self._reading) > 1,
+            waiting=lambda: bool(self._waiting),
         )
         self._waiting: list[Job] = []
         self._failed: list[Part] = []

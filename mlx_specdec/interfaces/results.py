@@ -175,7 +175,8 @@ class RoundReport:
 
     size: the most tokens drafted for a sequence, 0 for a plain step. source: see Proposal. passes:
     of the target that were submitted in it. pipelined: the pass for the next token is in flight.
-    ended: it was the last round, after which nothing is rewound.
+    ended: it was the last round, after which nothing is rewound. waiting: requests wait for places
+    of the batch.
     """
 
     size: int
@@ -185,6 +186,7 @@ class RoundReport:
     passes: int = 1
     pipelined: bool = False
     ended: bool = False
+    waiting: bool = False
 
     @property
     def accepted(self) -> int:

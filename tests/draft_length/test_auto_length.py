@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlx_specdec.draft_length.auto_length import SAVED, AutoLength, Source
+from mlx_specdec.draft_length.auto_length import EVERY, SAVED, AutoLength, Source
 from mlx_specdec.draft_length.costs import MOST, Block, unknown
 from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.draft_length.saved import Knowledge
@@ -237,6 +237,30 @@ def test_what_hardly_pays_is_drafted_for_one_sequence_and_not_in_a_batch() -> No
     for rows, drafts in ((1, True), (16, False)):
         lengths = AutoLength([DRAFT], known(costs, 0.5, -SAVED, rows))
         assert (lengths.choose(1000, rows) == 1) is drafts
+
+
+def test_it_is_drafted_in_a_batch_where_requests_wait_for_its_places() -> None:
+    # One drafted token is half accepted: 1.5 tokens for the price of 1.32.
+    costs = [1.0 + 0.32 * n for n in range(1, MOST + 1)]
+    for waiting in (False, True):
+        lengths = AutoLength([DRAFT], known(costs, 0.5, -SAVED, 16))
+        for _ in range(2 * EVERY):
+            report = replace(a_batch(0, 0, 16, 1.0), pipelined=True, waiting=waiting)
+            hear(lengths, report)
+        assert (lengths.choose(1000, 16) == 1) is waiting
+
+
+def test_a_plan_counts_from_the_round_after_the_one_in_flight() -> None:
+    lengths = AutoLength([DRAFT], known([1.0 + 0.1 * n for n in range(1, MOST + 1)], 0.9))
+    longest = 0
+    for number in range(200):
+        before = lengths.choose(1000)
+        lengths.learn()
+        assert lengths.choose(1000) == before
+        accepted = before if number < 20 else 0
+        lengths.on_round(a_round(before, accepted, 1.0 + 0.1 * before, position=number + 1))
+        longest = before if number < 20 else longest
+    assert before < longest
 
 
 def test_a_new_size_begins_with_what_its_neighbors_know_and_sizes_learn_apart() -> None:

@@ -401,6 +401,7 @@ class Decoding:
                 made.source,
                 pipelined=self._in_flight,
                 ended=not self._waiting and all(row.left <= 0 for row in rows),
+                waiting=any(text.comes <= self.clock for text in self._waiting),
             )
         )
 
