@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import OptionError
@@ -222,7 +223,6 @@ def _speculation(
     from ..engine.request import encode
     from ..measure.analysis import analyse, of_cluster
     from ..measure.methods import TURNS, measure, own_methods, pass_timer
-    from ..measure.passes import LinkTimer
     from ..models.distributed.group import join
 
     lengths = measuring.lengths()
@@ -238,13 +238,15 @@ def _speculation(
     first = encode(pair, prompts[0].turns[0], options)
     passes = pass_timer(pairs, first, [method.num_draft for method in methods])
     sizes = [1, *(length + 1 for length in lengths if length != "auto")]
-    link = LinkTimer(join(), pair.target, sizes, cluster.exchanges) if cluster else None
+    exchanges: dict[int, list[float]] = {size: [] for size in sorted(set(sizes))}
     turns = -(-TURNS // (measuring.repeats * len(prompts)))
 
     def between() -> None:
         passes.turn(turns)
-        if link is not None:
-            link.turn(turns)
+        if cluster is not None:
+            ranks, count = join(), cluster.exchanges
+            for size, seconds in [*exchanges.items()] * turns:
+                seconds.append(ranks.time_sums(pair.target, size, count) / count)
 
     how: dict[str, Any] = {"repeats": measuring.repeats, "warmup": measuring.warmup}
     with render.progress("measuring") as bar:
@@ -255,8 +257,9 @@ def _speculation(
     analysis = analyse(measured, passes.costs())
     if analysis is None:
         raise KeyboardInterrupt
-    if cluster is not None and link is not None and (seconds := link.seconds()):
-        analysis = replace(analysis, cluster=of_cluster(analysis, cluster, seconds))
+    if cluster is not None and all(exchanges.values()):
+        medians = {size: median(seconds) for size, seconds in exchanges.items()}
+        analysis = replace(analysis, cluster=of_cluster(analysis, cluster, medians))
     return analysis, notes
 
 

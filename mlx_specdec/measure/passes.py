@@ -1,4 +1,4 @@
-"""Times passes of models as decoding runs them, behind one prompt, and sums between machines."""
+"""Times passes of models as decoding runs them, behind one prompt."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from statistics import median
 import mlx.core as mx
 
 from ..interfaces import Context, Model, Progress, ignore_progress
-from ..models.base import Base
-from ..models.distributed.group import Ranks
 from ..models.outline import Outline
 from .prediction import RoundCost
 
@@ -259,23 +257,3 @@ def _reach(weights: Sequence[int], begin: int, end: int, period: int, least: int
     while end < len(weights) and sum(weights[begin:end]) < least:
         end += period
     return end
-
-
-class LinkTimer:
-    """Times sums over machines. sizes: tokens of the passes. sums: number of sums in a pass."""
-
-    def __init__(self, ranks: Ranks, target: Base, sizes: Sequence[int], sums: int) -> None:
-        self._ranks = ranks
-        self._target = target
-        self._sums = sums
-        self._seconds: dict[int, list[float]] = {size: [] for size in sorted(set(sizes))}
-
-    def turn(self, times: int = 1) -> None:
-        """Time the sums of a pass of every size, `times` over."""
-        for _ in range(times):
-            for size, taken in self._seconds.items():
-                taken.append(self._ranks.time_sums(self._target, size, self._sums) / self._sums)
-
-    def seconds(self) -> dict[int, float]:
-        """Return the median of one sum by the tokens of its pass; empty before the first turn."""
-        return {size: median(taken) for size, taken in self._seconds.items() if taken}
