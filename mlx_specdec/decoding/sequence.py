@@ -71,10 +71,9 @@ class Piece:
 class Emission:
     """The output of one step for one sequence.
 
-    tokens: newly emitted ids, an EOS included. pieces: the text that became printable with them,
-    EOS and stop strings left out. finish_reason: None while the text goes on. logprobs: of the
-    tokens, where they are requested. drafted: how many of the tokens, from the front, were drafted.
-    stop: the stop string that ended the text, "" where none did.
+    tokens: newly emitted ids, an EOS included. pieces: the text that became printable, EOS and stop
+    strings left out. finish_reason: None while the text goes on. logprobs: where requested.
+    drafted: how many tokens, from the front, were drafted. stop: the string that ended the text.
     """
 
     tokens: tuple[int, ...]
@@ -256,11 +255,8 @@ class Sequence:
 
 
 class Batch:
-    """Sequences that go through passes together; a single one is a batch of one.
-
-    committed: all committed tokens, one list per sequence. constrained: whether a sequence has a
-    grammar, so that all its tokens must be known before what may follow them is.
-    """
+    """Sequences that go through passes together. committed: all committed tokens, one list per
+    sequence. constrained: whether one has a grammar, which must know all tokens before a mask."""
 
     def __init__(self, sequences: Seq[Sequence]) -> None:
         self._set(sequences)
@@ -350,11 +346,8 @@ class Batch:
     def commit(
         self, proposal: Proposal, verdict: Verdict, cuts: Seq[Cut | None]
     ) -> tuple[tuple[Emission, ...], tuple[SequenceRound, ...]]:
-        """Wait for the verdict and commit the accepted tokens, and the token after them.
-
-        cuts: of the verdict's rows. A sequence whose row is damaged ends with the reason "damaged",
-        one of several for which this fails with "failed".
-        """
+        """Wait for the verdict and commit the accepted tokens, and the token after them. A sequence
+        whose row is damaged ends with the reason "damaged", one that fails here with "failed"."""
         following: Any = verdict.next.tolist()
         size, several = proposal.size, len(self.sequences) > 1
         accepted_rows: Any = verdict.accepted.tolist() if size else None

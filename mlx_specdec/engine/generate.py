@@ -119,14 +119,11 @@ def stream_many(
     """Decode many prompts, up to `batch_size` of them in one pass of the target; "auto" takes what
     brings most tokens a second.
 
-    prompts: may be an endless iterator; a Request has options of its own, of which proposer and
-    rule must be those of `options`; its draft length limits that of `options`, which is one number
-    for all. A completion is what its prompt becomes alone.
-    memory_budget: bytes for all texts together, in addition to the models; texts that do not fit
-    wait, and one that can never fit gives a part with an error. None leaves the machine a reserve.
-    Where the model cannot take several sequences, they are decoded one after the other.
-    Raises OptionError, CheckpointError for a chat template that refuses settings for it, and
-    PromptError for anything but a list or an iterator of prompts.
+    prompts: may be an endless iterator; a Request's options have the proposer and rule of
+    `options`, whose draft length they limit. A completion is what its prompt becomes alone.
+    memory_budget: bytes for all texts together; texts that do not fit wait, and one that can never
+    fit gives a part with an error. None leaves the machine a reserve. Raises OptionError,
+    CheckpointError for a chat template that refuses settings, and PromptError for a string.
     """
     options = options or Options()
     for_model(pair, options)

@@ -57,8 +57,7 @@ RESERVE = 1 / 16
 
 @dataclass(frozen=True)
 class Extent:
-    """The lengths of a sequence in tokens. prompt: of its prompt. now: of its caches. end: of its
-    caches if it goes on until max_tokens."""
+    """Lengths in tokens: of a prompt, of its caches now, and of these at max_tokens."""
 
     prompt: int
     now: int
@@ -106,7 +105,7 @@ class MemoryBudget:
         self.of_caches([Extent(1, 1, 1)])  # arrays of all kinds are met here, in this thread
 
     def even(self, rows: Sequence[Extent]) -> bool:
-        """Return whether caches of these current lengths waste little memory as one group."""
+        """Return whether caches of these lengths waste little memory as one group."""
         return even([self._row(each.prompt, each.now) for each in rows], self._spare)
 
     def of_caches(self, rows: Sequence[Extent]) -> int:

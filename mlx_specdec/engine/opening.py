@@ -80,7 +80,7 @@ def memory(pair: Pair, options: Options) -> saved.Memory:
 
 
 FREE = "ngram"
-"""The drafter that costs nothing: `auto` asks it before the one with weights."""
+"""The drafter that costs nothing: `auto` calls it before the one with weights."""
 
 
 def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
@@ -141,10 +141,9 @@ DEBUG = "MLX_SPECDEC_DEBUG"
 class Opener:
     """Opens requests that share options: which drafters they have, and what is cached of them.
 
-    cache: not used for a target whose rows disagree, see models.base. failed: called with what the
-    cache raises. one_by_one: whether each request may have a grammar or a prediction of its own.
-    batched: whether several sequences go through one pass. why_not: the reason otherwise. lengths:
-    chooses how many tokens are drafted.
+    failed: called with what the cache raises. one_by_one: whether each request may have a grammar
+    or a prediction of its own. batched: whether several sequences go through one pass. why_not: the
+    reason otherwise. lengths: chooses how many tokens are drafted.
     """
 
     def __init__(

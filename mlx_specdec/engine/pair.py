@@ -29,13 +29,11 @@ class Pair:
     """A target, its tokenizer, and a draft model where there is one; shared by many generations.
 
     vocabulary: number of token ids that target and tokenizer both know; every distribution has
-    this width. translation: for a draft whose vocabulary is another. documents: what lookup
-    searches beside prompt and text. heads: of the target, where it has some. drafter_network: of a
-    hidden-state drafter in the draft's place; with no draft named, the one that the target's
-    checkpoint carries. unusable: drafters that the target brings and that cannot be used
-    -> why. draft_bytes: what either takes beside the target, in bytes. task_prefix: what the target
-    wants every prompt to begin with; mostly nothing. notes: lines for the user on how weights are
-    computed with. trials: of drafters with weights, by name. learned: about draft lengths.
+    this width. translation: for a draft whose vocabulary is another. documents: for lookup.
+    drafter_network: of a hidden-state drafter in the draft's place. unusable: drafters that the
+    target brings and that cannot be used -> why. draft_bytes: what drafts take in addition to the
+    target. task_prefix: what every prompt has to begin with. notes: lines for the user on how
+    weights are computed with. trials: of drafters with weights. learned: about draft lengths.
     """
 
     name: str

@@ -22,9 +22,7 @@ SHARED = 256
 
 class Node:
     """A stretch of tokens after the parent's, the first of them at place `begin` of the text.
-
-    columns: arrays by name. snapshots: by name, of the text up to the node's end.
-    """
+    columns, snapshots: by name; the latter are of the text up to the node's end."""
 
     def __init__(self, parent: Node | None, begin: int, tokens: Sequence[int]) -> None:
         self.parent = parent
@@ -50,12 +48,9 @@ class Node:
 
 
 class PromptCache:
-    """What was computed of earlier texts of one pair of models.
-
-    max_bytes: of all arrays; the least recently used nodes are removed first. nbytes: of all arrays
-    now. lags: by name, how many later tokens columns depend on. changed: whether anything was added
-    or removed since it was loaded.
-    """
+    """What was computed of earlier texts of one pair; the least recently used nodes are removed
+    first. lags: by name, how many later tokens columns depend on. changed: whether anything was
+    added or removed since it was loaded."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

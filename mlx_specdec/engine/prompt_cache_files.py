@@ -39,11 +39,8 @@ Arrays = dict[str, mx.array]
 
 @dataclass(frozen=True)
 class Store:
-    """Opens and saves the prompt cache of a pair.
-
-    max_bytes: limit of the cache; None is the default and 0 caches nothing. file: None for a cache
-    in memory alone. Raises OptionError for a file that exists and is no prompt cache.
-    """
+    """Opens and saves the prompt cache of a pair. max_bytes: None is the default, 0 caches nothing.
+    file: None for memory alone. Raises OptionError for a file that is no prompt cache."""
 
     max_bytes: int | None = None
     file: Path | None = None

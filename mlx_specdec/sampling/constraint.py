@@ -18,12 +18,9 @@ MARKERS = ("", ".", "a")
 
 
 class Alphabet:
-    """What a model can write, and in which tokens.
-
-    texts: per token id its bytes, None where it has none; as many as a distribution has entries.
-    special: ids that are no text. encode: token ids of a text, maybe with special ones around it.
-    spaced: the first token's leading space is not printed.
-    """
+    """What a model can write, and in which tokens. texts: bytes per token id, as many as a
+    distribution has entries. special: ids that are no text. encode: token ids of a text, maybe with
+    special ones around it. spaced: the first token's leading space is not printed."""
 
     bos_token_id = None
 
@@ -260,8 +257,7 @@ class Constraint:
         return words if words.any() else None
 
     def _take_back(self, count: int) -> None:
-        """Forget `count` tokens. An error, which a draft can lead into, stays with a matcher for
-        good: then another one reads the committed tokens."""
+        """Forget `count` tokens. A matcher with an error, which a draft can cause, is replaced."""
         if self._matcher.is_error() or (count and not self._matcher.rollback(count)):
             self._matcher = self._fresh.deep_copy()
             self._matcher.try_consume_tokens(self._taken)

@@ -134,12 +134,8 @@ def last_rows(logits: mx.array, count: int) -> mx.array:
 
 
 class Distribution:
-    """The distributions of one sequence in one model: settings, vocabulary, and the tokens counted.
-
-    Target and draft each own one, because each may look at a different moment of the sequence.
-    prompt: token ids, which with the seed decide where top choices are excluded. constraint: of
-    the target, whose state is that behind the committed tokens.
-    """
+    """The distributions of one sequence in one model, target or draft. prompt: decides with the
+    seed where top choices are excluded. constraint: of the target, behind the committed tokens."""
 
     def __init__(
         self,
@@ -282,11 +278,8 @@ def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
 
 
 def margin(scored: mx.array) -> mx.array:
-    """How far the best entry of each row is above the second best; 0 where two are equal.
-
-    scored: (..., vocabulary), at least two entries. Returns (...) float32: infinite where there is
-    no second candidate, NaN where the best entry is no finite number.
-    """
+    """How far the best entry of each row is above the second best, (...) float32: infinite where
+    there is no second one, NaN where the best is not finite. scored: (..., vocabulary >= 2)."""
     few = _contenders(scored)
     top = mx.max(few, axis=-1)
     others = without(few, mx.argmax(few, axis=-1, keepdims=True))

@@ -51,11 +51,8 @@ def parse(data: bytes) -> Body:
 
 
 def loads(data: bytes) -> Any:
-    """Parse a JSON text in UTF-8.
-
-    Raises ValueError where it is no JSON or has more than MOST_CONTAINERS, UnicodeEncodeError where
-    a string has a lone surrogate, which no tokenizer can read, and RecursionError.
-    """
+    """Parse a JSON text in UTF-8. Raises ValueError where it is no JSON, has more than
+    MOST_CONTAINERS, or has a lone surrogate, which no tokenizer can read, and RecursionError."""
     letters = np.frombuffer(data.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
     outside_strings = ~np.bitwise_xor.accumulate(letters == ord('"'))
     commas, *others = (

@@ -1,8 +1,5 @@
 """The messages and tools of a chat, from a request to token ids: by the model's chat template, by
-plain role prefixes, or as the one source of an encoder-decoder.
-
-The role prefixes are those of mlx_lm.server, for models without a template.
-"""
+the role prefixes of mlx_lm.server, or as the one source of an encoder-decoder."""
 
 from __future__ import annotations
 
@@ -57,9 +54,8 @@ def text_of(content: str | Sequence[Message]) -> str:
 
 
 def tool_call(given: Message) -> Message:
-    """Return a call in an earlier message with its arguments as an object, as templates need it.
-    Arguments that are no JSON object, such as those of an answer that was cut, become an object
-    with that string."""
+    """Return a call in an earlier message with its arguments as an object, as templates need it:
+    that of the string where they are no JSON object, as in an answer that was cut."""
     function = given["function"]
     arguments = text = function.get("arguments") or "{}"
     if isinstance(text, str):
@@ -69,11 +65,8 @@ def tool_call(given: Message) -> Message:
             arguments = None
     if not isinstance(arguments, dict):
         arguments = {"arguments": text}
-    return {
-        **given,
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
+    called = {"name": function["name"], "arguments": arguments}
+    return {**given, "type": "function", "function": called}
 
 
 def ending_of(body: Body, messages: Sequence[Message]) -> Ending:
@@ -111,9 +104,8 @@ def ids_of(
     settings: Mapping[str, Any],
     ending: Ending = "answer",
 ) -> list[int]:
-    """Return the token ids of messages, up to where the model begins to write. settings: variables
-    for the template, which override those of the options. Raises Problem, PromptError,
-    CheckpointError."""
+    """Return the token ids of messages, up to where the model begins to write. settings: override
+    those of the options. Raises Problem, PromptError, CheckpointError."""
     if options.system_prompt is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": options.system_prompt}, *messages]
     way = way_of(pair, options)

@@ -133,12 +133,9 @@ def _lark(parts: Parts, name: str = "", marks: Mapping[str | int, str] = EMPTY) 
 
 @dataclass(frozen=True)
 class Tags:
-    """Arguments that stand between tags, as Qwen3-Coder, GLM and MiniMax write them:
-    strings as they are, everything else as JSON.
-
-    before: what precedes an argument. end: of its value. behind: what stands between the end and
-    the next argument. trimmed: parsers strip white space around a string.
-    """
+    """Arguments that stand between tags, as Qwen3-Coder, GLM and MiniMax write them: strings as
+    they are, everything else as JSON. before: what precedes an argument. end: of its value. behind:
+    what follows the end. trimmed: parsers strip white space around a string."""
 
     before: Parts
     end: str
@@ -219,11 +216,8 @@ LINE = r"/\n?/"
 
 @dataclass(frozen=True)
 class Shape:
-    """How a model writes a section of calls.
-
-    before: what precedes the arguments of a call, behind: what follows them. between: two calls.
-    first, last: the begin and end of the section. tags: None where arguments are JSON.
-    """
+    """How a model writes a section of calls. before, behind: around the arguments of a call.
+    between: two calls. first, last: of the section. tags: None where arguments are JSON."""
 
     before: Parts
     behind: Parts = ()
