@@ -24,7 +24,8 @@ class Buffer:
     def parts(self) -> list[Buffer]:
         return [self]
 
-    def write(self, new: mx.array, place: Place) -> None:
+    def write(self, new: mx.array, place: Place) -> mx.array:
+        """Write (batch, heads, m, width) at its place; returns all columns in use."""
         buffer = self.array
         if buffer is None or place.end > buffer.shape[2]:
             capacity = _capacity(place.end, new.shape[0])
@@ -35,6 +36,7 @@ class Buffer:
             columns = mx.broadcast_to(place.columns[:, None, :, None], new.shape)
             buffer = mx.put_along_axis(buffer, columns, new, axis=2)
         self.array = buffer
+        return buffer[:, :, : place.end]
 
     def columns(self, end: int) -> mx.array:
         assert self.array is not None
@@ -75,13 +77,10 @@ class QuantizedBuffer:
         self._bits = bits
         self.parts = [Buffer(), Buffer(), Buffer()]
 
-    def write(self, new: mx.array, place: Place) -> None:
+    def write(self, new: mx.array, place: Place) -> tuple[mx.array, ...]:
         arrays = mx.quantize(new, group_size=self._group_size, bits=self._bits)
-        for part, array in zip(self.parts, arrays, strict=True):
-            part.write(array, place)
-
-    def columns(self, end: int) -> tuple[mx.array, ...]:
-        return tuple(part.columns(end) for part in self.parts)
+        parts = zip(self.parts, arrays, strict=True)
+        return tuple(part.write(array, place) for part, array in parts)
 
 
 class KVCache:
@@ -103,9 +102,7 @@ class KVCache:
     def append(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Add (batch, heads, m, width) keys and values; returns all columns in use."""
         place = self._rows.place
-        self._keys.write(keys, place)
-        self._values.write(values, place)
-        return self._keys.columns(place.end), self._values.columns(place.end)
+        return self._keys.write(keys, place), self._values.write(values, place)
 
     def columns(self, start: int) -> tuple[mx.array, mx.array]:
         end = max(self._rows.lengths)

@@ -147,9 +147,10 @@ class Dense(nn.Module):
         self.wo = shard_inputs(self.wo, group)
 
     def __call__(self, states: mx.array) -> mx.array:
-        first, *gate = (self[name](states) for name in self._names)
-        inner = self._act(first)
-        return self.wo(inner * gate[0] if gate else inner)
+        inner = self._act(self[self._names[0]](states))
+        if len(self._names) > 1:
+            inner = inner * self[self._names[1]](states)
+        return self.wo(inner)
 
 
 class FeedForwardLayer(nn.Module):
