@@ -87,8 +87,17 @@ class Writer(ABC):
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
-        """Return the status of an error, and the payload that also ends a stream early."""
+        """Return the status and the payload of an error."""
         return problem.status, problem.as_dict()
+
+    def failed(self, problem: Problem) -> list[Payload]:
+        """Return the payloads that end a stream early."""
+        return [self.error(problem)[1]]
+
+    def silence(self) -> list[Payload]:
+        """Return the payloads of a stream in which nothing was sent for a while; without any, a
+        comment is sent."""
+        return []
 
     @abstractmethod
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:

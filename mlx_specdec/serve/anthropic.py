@@ -168,6 +168,9 @@ class MessagesWriter(Writer):
         kind = ERRORS.get(problem.status, problem.type)
         return problem.status, {"type": "error", "error": {"type": kind, "message": message}}
 
+    def silence(self) -> list[Payload]:
+        return [{"type": "ping"}]
+
     def answer(self, choices: Sequence[Choice]) -> Payload:
         """Return the message that a stream of these events would make."""
         [choice] = choices

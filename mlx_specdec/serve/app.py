@@ -24,13 +24,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
-from . import anthropic, llama_cpp, openai, tgi
+from . import anthropic, llama_cpp, openai, responses, tgi
 from .answers import Payload
 from .body import OBJECT, TEXT, WHOLE, Schema, either, several
 from .problems import Problem, failed
 from .service import EVENTS, JSON, Endpoint, Service, error_response
 
-STATUSES = (400, 401, 403, 404, 408, 413, 422, 424, 429, 500, 503)
+STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 500, 503)
 PUBLIC = ("/health", "/v1/health")
 PAGE = (("GET", "/"), ("HEAD", "/"))
 """The page asks for the key itself."""
@@ -63,7 +63,7 @@ def make_app(service: Service, access: Access) -> Starlette:
     cors = Middleware(
         CORSMiddleware,
         allow_origins=access.origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
     )
     between = [cors] if access.origins else []
@@ -109,9 +109,10 @@ def openapi(service: Service, request: Request) -> Payload:
     paths: dict[str, Schema] = {}
     for endpoint in ENDPOINTS:
         operations = paths.setdefault(endpoint.path.replace(":path", ""), {})
-        if "{id" in endpoint.path:
-            id_ = {"name": "id", "in": "path", "required": True, "schema": {"enum": [service.name]}}
-            operations["parameters"] = [id_]
+        for name, schema in (("id", {"enum": [service.name]}), ("response_id", TEXT)):
+            if f"{{{name}" in endpoint.path:
+                parameter = {"name": name, "in": "path", "required": True, "schema": schema}
+                operations["parameters"] = [parameter]
         operations[endpoint.method.lower()] = _operation(endpoint)
     return {
         "openapi": "3.1.0",
@@ -165,6 +166,14 @@ def _answers() -> dict[str, Schema]:
             stop_reason=TEXT,
             usage=_answer(input_tokens=WHOLE, output_tokens=WHOLE),
         ),
+        "Response": _answer(
+            id=TEXT,
+            object={"const": "response"},
+            status={"enum": ["completed", "incomplete"]},
+            model=TEXT,
+            output=several(_answer(id=TEXT, type=TEXT, status=TEXT), 1),
+            usage=_answer(input_tokens=WHOLE, output_tokens=WHOLE, total_tokens=WHOLE),
+        ),
         "Count": _answer(input_tokens=WHOLE),
         "Generated": _answer(generated_text=TEXT),
         "AnyGenerated": several(_answer(generated_text=TEXT), 1, 1),
@@ -189,6 +198,7 @@ def _answer(**properties: Schema) -> Schema:
 
 ENDPOINTS = (
     *openai.ENDPOINTS,
+    *responses.ENDPOINTS,
     *anthropic.ENDPOINTS,
     *tgi.ENDPOINTS,
     *llama_cpp.ENDPOINTS,

@@ -142,6 +142,13 @@ def tools_of(body: Body) -> Tools:
         each["name"]: {name: value for name, value in each.items() if value is not None}
         for each in given
     }
+    allowed = choice.get("allowed_tools") if isinstance(choice, dict) else None
+    if allowed is not None:
+        names = {each["function"]["name"] for each in allowed["tools"]}
+        functions = {name: each for name, each in functions.items() if name in names}
+        choice = allowed["mode"]
+        if not functions:
+            raise invalid("tool_choice allows none of the functions in tools", "tool_choice")
     tools = tuple({"type": "function", "function": each} for each in functions.values())
     most = None if body.get("parallel_tool_calls", True) else 1
     if choice == "none" or (choice == "auto" and not tools):

@@ -5,8 +5,6 @@ A field that is not named here is ignored, and so is an optional field that is n
 
 from __future__ import annotations
 
-import functools
-
 from ..options import MOST_DRAFTED
 from ..sampling.settings import LARGEST, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURES
 from ..text.chat import RESERVED
@@ -86,6 +84,10 @@ FUNCTION = fields("name", name=NAME, description=TEXT, parameters=PARAMETERS)
 TOOL = fields("function", type={"const": "function"}, function=FUNCTION)
 CALL = fields("function", function=fields("name", name=TEXT, arguments=either(TEXT, OBJECT)))
 CALLED = fields("name", name=TEXT)
+FUNCTION_CHOICE = typed("function", "function", function=CALLED)
+ALLOWED = fields(
+    "mode tools", mode={"enum": ["auto", "required"]}, tools=several(FUNCTION_CHOICE, 1)
+)
 MESSAGE = described(
     '{"role": ..., "content": ...}',
     fields(
@@ -273,7 +275,6 @@ ONE_TEXT = rule(
 )
 
 
-@functools.lru_cache(maxsize=8)
 def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[str, Schema]:
     """Return the schemas of all bodies by name.
 
@@ -320,7 +321,9 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         top_logprobs=within(0, TOP_LOGPROBS, WHOLE),
         tools=tools,
         tool_choice=either(
-            {"enum": ["none", "auto", "required"]}, typed("function", "function", function=CALLED)
+            {"enum": ["none", "auto", "required"]},
+            FUNCTION_CHOICE,
+            typed("allowed_tools", "allowed_tools", allowed_tools=ALLOWED),
         ),
         parallel_tool_calls=TRUTH,
         functions=several(FUNCTION, 0, limits.tools),

@@ -6,7 +6,7 @@ import functools
 import math
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..engine.memory import MemoryBudget
@@ -16,7 +16,7 @@ from ..errors import PromptError, SpecdecError
 from ..options import Options
 from ..sampling.settings import LARGEST
 from ..text.markers import NONE, Markers, markers_of
-from . import constraints, fields
+from . import constraints, fields, items
 from .answers import ParsedRequest
 from .body import Body, Schema, characters, read
 from .chat import (
@@ -31,7 +31,8 @@ from .chat import (
 )
 from .events import Reader
 from .problems import CONTEXT, Problem, invalid, unsupported
-from .settings import ServiceSettings
+from .settings import Limits, ServiceSettings
+from .stored import StoredResponses
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 SAME = ("temperature", "top_p", "min_p", "xtc_probability", "xtc_threshold", *PENALTIES)
@@ -45,13 +46,14 @@ ENDLESS = 4096
 @dataclass(frozen=True)
 class RequestParser:
     """Parses the bodies of requests for a model. name: as clients see it. options: the defaults.
-    budget: of memory; None takes any request."""
+    budget: of memory; None takes any request. responses: those that a request may continue."""
 
     pair: Pair
     options: Options
     settings: ServiceSettings
     name: str
     budget: MemoryBudget | None = None
+    responses: StoredResponses = field(default_factory=StoredResponses)
 
     @property
     def longest(self) -> int:
@@ -64,7 +66,7 @@ class RequestParser:
     def schemas(self) -> dict[str, Schema]:
         """The schemas of all bodies, by name."""
         name = self.name if self.settings.strict_model else None
-        return fields.requests(name, self.settings.limits, self.pair.vocabulary, self.longest)
+        return _schemas(name, self.settings.limits, self.pair.vocabulary, self.longest)
 
     def check(self, kind: str, body: Body) -> Body:
         """Return the canonical form of a body of the schema of this name. Raises Problem."""
@@ -242,18 +244,24 @@ class RequestParser:
         wanted = body.get("max_tokens", options.max_tokens)
         most = min(wanted, room) if wanted >= 0 else room
         if self.budget is not None:
-            field = prompt
+            named = prompt
             try:
                 fits = self.budget.room(len(ids), most)
                 if most == body.get("max_tokens"):
-                    field = "max_tokens"
+                    named = "max_tokens"
                     self.budget.check(len(ids), most)
             except PromptError as error:
-                raise invalid(str(error), field, CONTEXT) from None
+                raise invalid(str(error), named, CONTEXT) from None
             most = fits
         options = replace(options, max_tokens=most)
         prepared(self.pair, ids, options)
         return options
+
+
+@functools.lru_cache(maxsize=8)
+def _schemas(name: str | None, limits: Limits, ids: int, longest: int) -> dict[str, Schema]:
+    of_texts = fields.requests(name, limits, ids, longest)
+    return of_texts | items.requests(of_texts["ChatRequest"]["properties"], limits.tools)
 
 
 def unknown_model(named: str, served: str) -> Problem:

@@ -24,6 +24,7 @@ from .events import Event
 from .problems import Problem, busy, failed, invalid
 from .requests import RequestParser
 from .settings import ServiceSettings
+from .stored import StoredResponses
 
 JSON, EVENTS = "application/json", "text/event-stream"
 SMALL_BODY = 1 << 16
@@ -47,9 +48,9 @@ def error_response(problem: Problem) -> Response:
 class Endpoint:
     """A path, how it is answered, and what /openapi.json says about it.
 
-    handler: of (Service, Request) for a GET; for a POST of (RequestParser, Body), which returns the
-    answer or what has to be generated. answer, body: names of schemas; a GET has no body. error:
-    the status and payload of a Problem.
+    handler: for a POST of (RequestParser, Body), which returns the answer or what has to be
+    generated; for others of (Service, Request). answer, body: names of schemas; only a POST has a
+    body. error: the status and payload of a Problem. verb: of a path without a body.
     """
 
     path: str
@@ -59,11 +60,12 @@ class Endpoint:
     body: str = ""
     media: str = JSON
     error: Callable[[Problem], tuple[int, Payload]] = Writer.error
+    verb: str = "GET"
 
     @property
     def method(self) -> str:
-        """GET or POST."""
-        return "POST" if self.body else "GET"
+        """POST for a path with a body."""
+        return "POST" if self.body else self.verb
 
 
 class Service:
@@ -77,6 +79,7 @@ class Service:
         limits = replace(settings.limits, choices=min(settings.limits.choices, most))
         self.settings = replace(settings, limits=limits)
         self.created = int(time.time())
+        self.responses = StoredResponses()
         self._large_bytes = 0
 
     def parser(self) -> RequestParser:
@@ -84,7 +87,14 @@ class Service:
         engine = self.engine
         if not engine.ready.is_set():
             raise busy("Loading model", code="loading")
-        return RequestParser(engine.pair, engine.options, self.settings, self.name, engine.budget)
+        return RequestParser(
+            engine.pair,
+            engine.options,
+            self.settings,
+            self.name,
+            engine.budget,
+            self.responses,
+        )
 
     async def respond(self, endpoint: Endpoint, request: Request) -> Response:
         """Answer a request. Raises ClientDisconnect."""
@@ -106,6 +116,9 @@ class Service:
         """Return what `read` makes of a body, in another thread. Raises Problem, also for a body
         that is too large, too slow or no JSON."""
         parser, limits = self.parser(), self.settings.limits
+        if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+            message = f"a body with the content encoding {coding:.20} is not read: send it plainly"
+            raise Problem(415, message)
         data, large = bytearray(), 0
         try:
             async with asyncio.timeout(limits.body_seconds):
@@ -191,7 +204,7 @@ class ResponseStream:
             yield sent([each for index in range(len(self.choices)) for each in writer.start(index)])
             async for step in self._steps(HEARTBEAT_SECONDS):
                 if step is None:
-                    yield HEARTBEAT
+                    yield sent(writer.silence()) or HEARTBEAT
                     continue
                 index, emission, events = step
                 choice = self.choices[index]
@@ -201,7 +214,7 @@ class ResponseStream:
                 yield sent(payloads)
             yield sent(writer.rest(self.choices)) + writer.done
         except Problem as problem:
-            yield sent([writer.error(problem)[1]])
+            yield sent(writer.failed(problem))
 
     def figures(self) -> dict[str, int]:
         """Return the numbers of tokens, for the log."""

@@ -1,0 +1,292 @@
+"""Input items and tools of OpenAI's Responses API, turned into the messages and tools of a chat.
+
+Field names as in openai-python (types/responses) and codex-rs (protocol/src/models.rs).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .body import (
+    OBJECT,
+    TEXT,
+    TRUTH,
+    Body,
+    Schema,
+    either,
+    fields,
+    named,
+    off,
+    same_as,
+    several,
+    typed,
+)
+from .fields import ANTHROPIC_FORMAT, CONSTRAINTS, MAX_TOKENS, NAME, PARAMETERS
+
+ENCRYPTED = "mlx-specdec reasoning: "
+"""How `encrypted_content` of reasoning begins that this server wrote; the rest is the text."""
+ITEMS = (
+    "message",
+    "reasoning",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+)
+"""Types of items that are read; others are skipped, since clients have more every month."""
+SAME = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "speculative",
+    "parallel_tool_calls",
+)
+"""Fields that a chat completion has as well."""
+INPUT = {"type": "string"}
+CUSTOM: Schema = {
+    **OBJECT,
+    "properties": {"input": INPUT},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""Parameters of a custom tool, whose input is a text, as the model sees them."""
+LONGEST_NAME = 64
+log = logging.getLogger(__name__)
+
+
+def _other(*known: str) -> Schema:
+    """Return the schema of an object of another type than these."""
+    return fields("type", type={**TEXT, "pattern": rf"^(?!({'|'.join(known)})$)"})
+
+
+PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
+PART = either(
+    *(typed(each, "text", text=TEXT) for each in PARTS[:-1]),
+    typed("refusal", "refusal", refusal=TEXT),
+    _other(*PARTS),
+    description="a part with a type, such as input_text with a text",
+)
+CONTENT = either(TEXT, several(PART))
+ITEM = either(
+    fields(
+        "role content",
+        type={"enum": ["message"]},
+        role={"enum": ["user", "assistant", "system", "developer"]},
+        content=CONTENT,
+    ),
+    typed("reasoning", "", **named("summary content", several(PART)), encrypted_content=TEXT),
+    typed("function_call", "name arguments call_id", **named("name arguments call_id", TEXT)),
+    typed("custom_tool_call", "name input call_id", **named("name input call_id", TEXT)),
+    typed("function_call_output", "call_id output", call_id=TEXT, output=CONTENT),
+    typed("custom_tool_call_output", "call_id output", call_id=TEXT, output=CONTENT),
+    _other(*ITEMS),
+    description="a message with role and content, or an item with a type and its fields",
+)
+FUNCTION = typed("function", "name", name=NAME, description=TEXT, parameters=PARAMETERS)
+CUSTOM_TOOL = typed(
+    "custom",
+    "name",
+    name=NAME,
+    description=TEXT,
+    format=fields("type", **named("type definition", TEXT)),
+)
+TOOL = either(
+    FUNCTION,
+    CUSTOM_TOOL,
+    typed(
+        "namespace",
+        "name tools",
+        name=NAME,
+        tools=several(either(FUNCTION, CUSTOM_TOOL, _other("function", "custom"))),
+    ),
+    _other("function", "custom", "namespace"),
+    description="a tool with a type, such as a function with name and parameters",
+)
+NAMED = [typed(kind, "name", **named("name namespace", TEXT)) for kind in ("function", "custom")]
+TOOL_CHOICE = either(
+    {"enum": ["none", "auto", "required"]},
+    *NAMED,
+    typed(
+        "allowed_tools",
+        "mode tools",
+        mode={"enum": ["auto", "required"]},
+        tools=several(either(*NAMED, _other("function", "custom")), 1),
+    ),
+    _other("function", "custom", "allowed_tools"),
+)
+
+
+def requests(chat: Mapping[str, Schema], most_tools: int) -> dict[str, Schema]:
+    """Return the schemas of bodies for /v1/responses by name. chat: the fields of a chat."""
+    prompt: dict[str, Schema] = {
+        "model": chat["model"],
+        "input": either(TEXT, several(ITEM, 1)),
+        **named("instructions previous_response_id", TEXT),
+        "tools": several(TOOL, 0, most_tools),
+        "tool_choice": TOOL_CHOICE,
+        "parallel_tool_calls": TRUTH,
+        "reasoning": fields(effort=TEXT),
+        **named("conversation prompt", off()),
+    }
+    answer = {
+        **{name: chat[name] for name in SAME},
+        "max_output_tokens": MAX_TOKENS,
+        "max_tokens": same_as("max_output_tokens", MAX_TOKENS),
+        "text": fields(format=either(typed("text"), typed("json_object"), ANTHROPIC_FORMAT)),
+        "structured_outputs": CONSTRAINTS["structured_outputs"],
+        "include": several(TEXT),
+        "store": TRUTH,
+        "metadata": OBJECT,
+        **named("user safety_identifier prompt_cache_key service_tier truncation", TEXT),
+        "background": off(False),
+        "top_logprobs": off(0),
+    }
+    return {
+        "ResponsesRequest": fields("input", **{**answer, **prompt}),
+        "InputTokensRequest": fields("input", **prompt),
+    }
+
+
+@dataclass(frozen=True)
+class ToolName:
+    """How a client names a tool. custom: its input is a text instead of JSON."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+
+def items_of(body: Body) -> list[Body]:
+    """Return the input of a request as items."""
+    given = body["input"]
+    return [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+
+
+def as_chat(body: Body, items: Iterable[Body]) -> dict[str, Any]:
+    """Return what makes the prompt, as fields of a chat completion. items: of the conversation."""
+    instructions = body.get("instructions")
+    messages = [{"role": "system", "content": instructions}] if instructions else []
+    for item in items:
+        _add(messages, item)
+    tools = [_as_function(name, tool) for name, tool in _named_tools(body)]
+    return {
+        "messages": messages or [{"role": "user", "content": ""}],
+        "tools": tools,
+        "tool_choice": _tool_choice(body.get("tool_choice", "auto")),
+        "parallel_tool_calls": body.get("parallel_tool_calls", True),
+        "reasoning_effort": body.get("reasoning", {}).get("effort"),
+    }
+
+
+def tool_names(body: Body) -> dict[str, ToolName]:
+    """Return how the client names tools, by the names that the model sees."""
+    return {_shown(name): name for name, _ in _named_tools(body)}
+
+
+def _add(messages: list[dict[str, Any]], item: Body) -> None:
+    """Add an item to messages. What the assistant says, thinks and calls without anybody else in
+    between is one message, so that results follow the message with their calls."""
+    kind = item.get("type", "message")
+    if kind == "message" and item["role"] != "assistant":
+        messages.append({"role": item["role"], "content": _text(item["content"])})
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        content = _text(item["output"])
+        messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+    elif kind not in ITEMS:
+        _log_skipped("an input item", kind[:LONGEST_NAME])
+    else:
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        turn = messages[-1]
+        if kind == "message":
+            turn["content"] = "\n".join(filter(None, [turn["content"], _text(item["content"])]))
+        elif kind == "reasoning":
+            said = [turn.get("reasoning_content", ""), _reasoning(item)]
+            turn["reasoning_content"] = "\n".join(filter(None, said))
+        else:
+            custom = kind == "custom_tool_call"
+            name = ToolName(item["name"], item.get("namespace"), custom)
+            arguments = {"input": item["input"]} if custom else item["arguments"]
+            function = {"name": _shown(name), "arguments": arguments}
+            turn.setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
+
+
+def _reasoning(item: Body) -> str:
+    encrypted = item.get("encrypted_content", "")
+    if encrypted.startswith(ENCRYPTED):
+        return str(encrypted[len(ENCRYPTED) :])
+    return _text(item.get("content", ())) or _text(item.get("summary", ()))
+
+
+def _text(content: str | Sequence[Body]) -> str:
+    """Return the text of a content. What is no text is named: refusing it would end a conversation
+    whose client sends the whole history again."""
+    if isinstance(content, str):
+        return content
+    return "".join(
+        each["text" if kind != "refusal" else kind]
+        if (kind := each["type"]) in PARTS
+        else f"[{kind[:LONGEST_NAME]} left out: this model reads only text]"
+        for each in content
+    )
+
+
+def _named_tools(body: Body) -> list[tuple[ToolName, Body]]:
+    """Return the tools that the model can call, those in namespaces included."""
+    found: list[tuple[ToolName, Body]] = []
+    for tool in body.get("tools", ()):
+        space = tool["name"] if tool["type"] == "namespace" else None
+        for each in (tool,) if space is None else tool["tools"]:
+            kind = each["type"]
+            if kind in ("function", "custom"):
+                found.append((ToolName(each["name"], space, kind == "custom"), each))
+            else:
+                _log_skipped("a tool", kind[:LONGEST_NAME])
+    return found
+
+
+def _shown(name: ToolName) -> str:
+    """Return the name by which the model knows a tool."""
+    if name.namespace is None:
+        return name.name
+    return f"{name.namespace.rstrip('_')}__{name.name}"[-LONGEST_NAME:]
+
+
+def _as_function(name: ToolName, tool: Body) -> dict[str, Any]:
+    function = {"name": _shown(name), "description": tool.get("description")}
+    if not name.custom:
+        return {"function": {**function, "parameters": tool.get("parameters")}}
+    if grammar := tool.get("format", {}).get("definition"):
+        text = f"{function['description'] or ''}\n\nThe input follows this grammar:\n{grammar}"
+        function["description"] = text.strip()
+    return {"function": {**function, "parameters": CUSTOM}}
+
+
+def _tool_choice(choice: str | Body) -> object:
+    if isinstance(choice, str):
+        return choice
+    if choice["type"] == "allowed_tools":
+        allowed = [_called(each) for each in choice["tools"] if "name" in each]
+        return {**choice, "allowed_tools": {"mode": choice["mode"], "tools": allowed}}
+    return _called(choice) if choice["type"] in ("function", "custom") else "auto"
+
+
+def _called(choice: Body) -> Body:
+    name = _shown(ToolName(choice["name"], choice.get("namespace")))
+    return {"type": "function", "function": {"name": name}}
+
+
+@functools.lru_cache(maxsize=64)
+def _log_skipped(what: str, kind: str) -> None:
+    """Log what is skipped, once for each type."""
+    log.info("skipped %s of the type %r, which this server does not know", what, kind)

@@ -1,0 +1,329 @@
+"""OpenAI's Responses API: items in, items out, whole or as a stream of named events.
+
+Which fields clients need: openresponses/openresponses (schema), openai/codex
+(codex-rs/codex-api/src/sse/responses.rs).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.requests import Request
+
+from ..decoding.sequence import Emission
+from .answers import Choice, ParsedRequest, Payload, Writer, cached_tokens
+from .body import Body
+from .events import Arguments, Call, Event, joined
+from .items import ENCRYPTED, SAME, ToolName, as_chat, items_of, tool_names
+from .openai import timings
+from .problems import Problem
+from .requests import RequestParser
+from .service import Endpoint, Service
+from .stored import NO_CONVERSATION, Conversation
+
+PARAMS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+}
+"""Fields of a chat -> those of a Response."""
+INCLUDE_REASONING = "reasoning.encrypted_content"
+ECHOED: Payload = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "store": True,
+    "tool_choice": "auto",
+    "tools": [],
+    "truncation": "disabled",
+    "user": None,
+}
+"""Fields of a response that repeat those of the request, with their defaults."""
+KINDS = {"content": "message", "reasoning": "reasoning"}
+"""Kinds of texts -> types of items."""
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+}
+TEXTS = {
+    "message": ("response.output_text", "text"),
+    "reasoning": ("response.reasoning_text", "text"),
+    "function_call": ("response.function_call_arguments", "arguments"),
+    "custom_tool_call": ("response.custom_tool_call_input", "input"),
+}
+"""How the events of an item's text are named, and the field that has it at the end."""
+EMPTY: dict[str, Payload] = {
+    "message": {"role": "assistant", "content": []},
+    "reasoning": {"summary": [], "content": []},
+    "function_call": {"arguments": ""},
+    "custom_tool_call": {"input": ""},
+}
+REFUSED = {"background": False, "service_tier": "default", "top_logprobs": 0}
+"""Fields of a response that are always the same here."""
+
+
+def read_responses(parser: RequestParser, body: Body) -> tuple[ParsedRequest, ResponsesWriter]:
+    """Read a body for /v1/responses. Raises Problem."""
+    body = parser.check("ResponsesRequest", body)
+    before = _before(parser, body)
+    chat = {name: body[name] for name in SAME if name in body}
+    chat |= as_chat(body, [*before.items, *items_of(body)])
+    # Codex counts an answer that was cut as a failure: by default, only the context cuts one.
+    chat["max_tokens"] = body.get("max_output_tokens", -1)
+    chat["response_format"] = body.get("text", {}).get("format")
+    chat["structured_outputs"] = body.get("structured_outputs")
+    parsed = parser.chat(chat)
+    return parsed, ResponsesWriter(parser, body, parsed, before)
+
+
+def count_tokens(parser: RequestParser, body: Body) -> Payload:
+    """Count the tokens of a body for /v1/responses/input_tokens. Raises Problem."""
+    body = parser.check("InputTokensRequest", body)
+    chat = as_chat(body, [*_before(parser, body).items, *items_of(body)])
+    ids = parser.chat_ids(parser.check("ChatRequest", chat))
+    return {"object": "response.input_tokens", "input_tokens": len(ids)}
+
+
+def _before(parser: RequestParser, body: Body) -> Conversation:
+    """Return what a request continues. Raises Problem where that is not stored."""
+    id = body.get("previous_response_id")
+    return NO_CONVERSATION if id is None else parser.responses.get(id)
+
+
+def get_response(service: Service, request: Request) -> Payload:
+    """Return a stored response. Raises Problem."""
+    return service.responses.get(request.path_params["response_id"]).response
+
+
+def delete_response(service: Service, request: Request) -> Payload:
+    """Delete a stored response. Raises Problem."""
+    id = request.path_params["response_id"]
+    service.responses.delete(id)
+    return {"id": id, "object": "response.deleted", "deleted": True}
+
+
+class ResponsesWriter(Writer):
+    """Writes a response, which has one choice. before: what it continues."""
+
+    named = True
+
+    def __init__(
+        self, parser: RequestParser, body: Body, request: ParsedRequest, before: Conversation
+    ) -> None:
+        options = request.requests[0].options
+        self._body = body
+        self._before = before
+        self._stored = parser.responses if body.get("store", True) else None
+        self._names = tool_names(body)
+        self._count = lambda text: len(parser.pair.tokenizer.encode(text))
+        self._input_tokens = request.prompt_tokens
+        self._events = 0
+        self._reasoning_tokens = 0
+        self._output: list[Payload] = []
+        # The pieces of the last item's text; None when it is done.
+        self._pieces: list[str] | None = None
+        text = body.get("text", {})
+        self._head: Payload = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": parser.name,
+            **ECHOED,
+            **{name: body[name] for name in ECHOED if name in body},
+            **REFUSED,
+            "text": {**text, "format": text.get("format") or {"type": "text"}},
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "presence_penalty": options.presence_penalty,
+            "frequency_penalty": options.frequency_penalty,
+        }
+
+    @staticmethod
+    def error(problem: Problem) -> tuple[int, Payload]:
+        payload = problem.as_dict()
+        error = payload["error"]
+        error["param"] = PARAMS.get(error["param"], error["param"])
+        # Codex tries again after a 503, and never after a 429.
+        return 503 if problem.status == 429 else problem.status, payload
+
+    def failed(self, problem: Problem) -> list[Payload]:
+        error = {"code": problem.code or "server_error", "message": problem.message}
+        return [self._event("response.failed", response=self._response("failed", error=error))]
+
+    def silence(self) -> list[Payload]:
+        """Return an event, since Codex waits 300 s for one and does not count comments."""
+        return [self._event("response.in_progress", response=self._response("in_progress"))]
+
+    def answer(self, choices: Sequence[Choice]) -> Payload:
+        [choice] = choices
+        for event in joined(choice.events):
+            self._read(event)
+        last = self.end(0, choice)[-1]
+        return {**last["response"], **timings(choices)}
+
+    def start(self, index: int) -> list[Payload]:
+        response = self._response("in_progress")
+        return [self._event("response.created", response=response), *self.silence()]
+
+    def piece(
+        self, index: int, choice: Choice, emission: Emission, events: Sequence[Event]
+    ) -> list[Payload]:
+        return [payload for event in events for payload in self._read(event)]
+
+    def end(self, index: int, choice: Choice) -> list[Payload]:
+        cut = choice.finish_reason not in ("eos", "stop")
+        status = "incomplete" if cut else "completed"
+        empty = [] if self._output else self._begin("message")
+        payloads = [*empty, *self._close(status)]
+        response = self._response(status, usage=self._usage(choice))
+        if cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            response["completed_at"] = int(time.time())
+        if self._stored is not None:
+            self._stored.put(response, self._before, items_of(self._body))
+        last = self._event(f"response.{status}", response=response)
+        return [*payloads, {**last, **timings([choice])}]
+
+    def _read(self, event: Event) -> list[Payload]:
+        if isinstance(event, Call):
+            tool = self._names.get(event.name, ToolName(event.name))
+            called: Payload = {"call_id": event.id, "name": tool.name}
+            if tool.namespace is not None:
+                called["namespace"] = tool.namespace
+            return self._begin("custom_tool_call" if tool.custom else "function_call", **called)
+        kind = "" if isinstance(event, Arguments) else KINDS[event.kind]
+        begun = self._begin(kind) if kind and (self._pieces is None or self._kind != kind) else []
+        assert self._pieces is not None, "arguments came before their call"
+        self._pieces.append(event.text)
+        if self._kind == "custom_tool_call":
+            return begun  # what is within the JSON string is known at its end
+        more: Payload = {"logprobs": []} if self._kind == "message" else {}
+        return [*begun, self._of_item(f"{TEXTS[self._kind][0]}.delta", delta=event.text, **more)]
+
+    @property
+    def _kind(self) -> str:
+        """The type of the last item."""
+        return str(self._output[-1]["type"])
+
+    def _begin(self, kind: str, **called: object) -> list[Payload]:
+        closed = self._close("completed")
+        id = f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
+        item = {"id": id, "type": kind, "status": "in_progress", **called, **EMPTY[kind]}
+        self._output.append(item)
+        self._pieces = []
+        begun = [self._event("response.output_item.added", item=dict(item), **self._place())]
+        if kind == "message":
+            begun.append(self._of_item("response.content_part.added", part=_output_text("")))
+        return [*closed, *begun]
+
+    def _close(self, status: str) -> list[Payload]:
+        """End the last item, unless that has ended. status: how."""
+        if self._pieces is None:
+            return []
+        kind, text = self._kind, "".join(self._pieces)
+        name, field = TEXTS[kind]
+        ended: list[Payload] = []
+        more: Payload = {}
+        part = _output_text(text)
+        if kind == "message":
+            content: Payload = {"content": [part]}
+            more = {"logprobs": []}
+        elif kind == "reasoning":
+            content = {"content": [{"type": "reasoning_text", "text": text}]}
+            self._reasoning_tokens += self._count(text)
+            if INCLUDE_REASONING in self._body.get("include", ()):
+                content["encrypted_content"] = ENCRYPTED + text
+        elif kind == "function_call":
+            content, more = {field: text}, {"name": self._output[-1]["name"]}
+        else:
+            text = custom_input(text)
+            content = {field: text}
+            ended.append(self._of_item(f"{name}.delta", delta=text))
+        self._output[-1] = {**self._output[-1], **content, "status": status}
+        ended.append(self._of_item(f"{name}.done", **{field: text}, **more))
+        if kind == "message":
+            ended.append(self._of_item("response.content_part.done", part=part))
+        self._pieces = None
+        item = self._output[-1]
+        return [*ended, self._event("response.output_item.done", item=item, **self._place())]
+
+    def _place(self) -> Payload:
+        return {"output_index": len(self._output) - 1}
+
+    def _of_item(self, kind: str, **fields: object) -> Payload:
+        """Return an event of the last item."""
+        content = {"content_index": 0} if self._kind in ("message", "reasoning") else {}
+        place = {"item_id": self._output[-1]["id"], **self._place(), **content}
+        return self._event(kind, **place, **fields)
+
+    def _event(self, kind: str, **fields: object) -> Payload:
+        number, self._events = self._events, self._events + 1
+        return {"type": kind, "sequence_number": number, **fields}
+
+    def _response(self, status: str, **more: object) -> Payload:
+        ended = dict.fromkeys(("completed_at", "incomplete_details", "error", "usage"))
+        output = [] if status == "in_progress" else self._output
+        return {**self._head, **ended, "status": status, "output": output, **more}
+
+    def _usage(self, choice: Choice) -> Payload:
+        return {
+            "input_tokens": self._input_tokens,
+            "input_tokens_details": {"cached_tokens": cached_tokens([choice], self._input_tokens)},
+            "output_tokens": choice.tokens,
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "total_tokens": self._input_tokens + choice.tokens,
+        }
+
+
+def _output_text(text: str) -> Payload:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def custom_input(arguments: str) -> str:
+    """Return the text in the arguments of a custom tool, {"input": "..."}, which may be cut."""
+    head = re.match(r'\s*\{\s*"input"\s*:\s*"', arguments)
+    if head is None:
+        return arguments
+    letters = re.compile(r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*').match(arguments, head.end())
+    try:
+        return str(json.loads(f'"{letters[0] if letters else ""}"', strict=False))
+    except ValueError:
+        return arguments
+
+
+ENDPOINTS = (
+    Endpoint(
+        "/v1/responses",
+        read_responses,
+        "Response",
+        "Answers items, as Codex asks",
+        "ResponsesRequest",
+        error=ResponsesWriter.error,
+    ),
+    Endpoint(
+        "/v1/responses/input_tokens",
+        count_tokens,
+        "Count",
+        "Counts tokens",
+        "InputTokensRequest",
+        error=ResponsesWriter.error,
+    ),
+    Endpoint("/v1/responses/{response_id}", get_response, "Response", "A stored response"),
+    Endpoint(
+        "/v1/responses/{response_id}", delete_response, "Anything", "Deletes it", verb="DELETE"
+    ),
+)
