@@ -86,8 +86,9 @@ class PromptCache(Flags):
     )
     keep_billing_lines: bool = flag(
         False,
-        "Leave the line x-anthropic-billing-header in system prompts of Claude Code; it changes "
-        "with every request, so that nothing behind it is read from the prompt cache.",
+        "Leave lines x-anthropic-billing-header and countdowns (total_tokens) in system prompts of "
+        "Claude Code; they change with every request, so that nothing behind them is read from the "
+        "prompt cache.",
     )
 
     def size(self) -> int | None:

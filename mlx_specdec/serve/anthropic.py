@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
-import re
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,11 +20,6 @@ from .service import Endpoint
 
 SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "speculative")
 """Fields that a chat completion has as well."""
-BILLING = re.compile(r"x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
-"""Claude Code's attribution, as it begins the first block of its system prompt:
-`x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch=a5145;`
-(musistudio/claude-code-router issue 1220). `cch` changes with every request, so that the prompt
-cache finds nothing after it."""
 FUNCTION = {"name": "name", "description": "description", "parameters": "input_schema"}
 """OpenAI's fields of a function -> Anthropic's of a tool."""
 TOOL_CHOICES: Mapping[object, object] = {"auto": "auto", "any": "required", "none": "none"}
@@ -58,7 +51,7 @@ log = logging.getLogger(__name__)
 def read_messages(parser: RequestParser, body: Body) -> tuple[ParsedRequest, MessagesWriter]:
     """Read a body for /v1/messages. Raises Problem."""
     body = parser.check("MessagesRequest", body)
-    chat = {name: body[name] for name in SAME if name in body} | _as_chat(parser, body)
+    chat = {name: body[name] for name in SAME if name in body} | _as_chat(body)
     # `effort`, which output_config has as well, is a hint.
     given = body.get("output_config", {}).get("format") or body.get("output_format")
     if given is not None:
@@ -69,20 +62,15 @@ def read_messages(parser: RequestParser, body: Body) -> tuple[ParsedRequest, Mes
 
 def count_tokens(parser: RequestParser, body: Body) -> Payload:
     """Count the tokens of a body for /v1/messages/count_tokens. Raises Problem."""
-    chat = _as_chat(parser, parser.check("CountRequest", body))
+    chat = _as_chat(parser.check("CountRequest", body))
     return {"input_tokens": len(parser.chat_ids(parser.check("ChatRequest", chat)))}
 
 
-def _as_chat(parser: RequestParser, body: Body) -> dict[str, Any]:
+def _as_chat(body: Body) -> dict[str, Any]:
     """Return what makes the prompt, as fields of a chat completion."""
     messages = [one for each in body["messages"] for one in _messages_of(each)]
     if "system" in body:
-        system = text_of(body["system"])
-        billing = None if parser.settings.keep_billing else BILLING.match(system)
-        if billing is not None:
-            system = system[billing.end() :]
-            _log_billing_once()
-        messages = [{"role": "system", "content": system}, *messages]
+        messages = [{"role": "system", "content": body["system"]}, *messages]
     last = messages[-1]
     # A last message of the assistant is the beginning of the answer.
     begun = last["role"] == "assistant" and last["content"] and not last.get("tool_calls")
@@ -109,14 +97,6 @@ def _tool_choice(choice: Body) -> Body:
     }
 
 
-@functools.cache
-def _log_billing_once() -> None:
-    log.info(
-        "left the line x-anthropic-billing-header out of system prompts, which would defeat the "
-        "prompt cache: --keep-billing-lines keeps it"
-    )
-
-
 def _messages_of(message: Body) -> list[dict[str, Any]]:
     """Return a message in OpenAI's format, after a message for each result of a tool."""
     blocks = message["content"]
@@ -133,9 +113,10 @@ def _messages_of(message: Body) -> list[dict[str, Any]]:
         }
         for each in of_type.get("tool_result", ())
     ]
-    if results and not of_type.keys() & {"text", "thinking", "tool_use"}:
+    if results and not of_type.keys() & {"text", "document", "thinking", "tool_use"}:
         return results
-    rest = {**message, "content": of_type.get("text", "")}
+    texts = [_text_part(each) for each in blocks if each["type"] in ("text", "document")]
+    rest = {**message, "content": texts or ""}
     if thoughts := of_type.get("thinking"):
         rest["reasoning_content"] = "".join(each.get("thinking", "") for each in thoughts)
     if calls := of_type.get("tool_use"):
@@ -147,6 +128,16 @@ def _messages_of(message: Body) -> list[dict[str, Any]]:
             for each in calls
         ]
     return [*results, rest]
+
+
+def _text_part(block: Body) -> Body:
+    """Return a block of text, or a document of text as one."""
+    if block["type"] == "text":
+        return block
+    source = block["source"]
+    text = text_of(source["data" if source["type"] == "text" else "content"])
+    parts = [block.get("title"), block.get("context"), text]
+    return {"type": "text", "text": "\n".join(filter(None, parts)) + "\n\n"}
 
 
 class MessagesWriter(Writer):

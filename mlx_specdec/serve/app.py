@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import logging
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -75,8 +76,10 @@ def make_app(service: Service, access: Access) -> Starlette:
     }
     return Starlette(
         routes=[
-            Route(each.path, functools.partial(service.respond, each), methods=[each.method])
+            Route(path, functools.partial(service.respond, each), methods=[each.method])
             for each in ENDPOINTS
+            # Clients leave out either.
+            for path in dict.fromkeys((each.path, each.path.removeprefix("/v1")))
         ],
         middleware=middleware,
         exception_handlers=handlers,
@@ -264,7 +267,8 @@ def _key_of(headers: Headers) -> bytes:
 
 
 class AccessLog:
-    """Logs a line for each request: client, path, status, seconds and numbers of tokens."""
+    """Logs a line for each request: client, path, status, seconds and numbers of tokens. Gives each
+    answer an id, under the names that OpenAI's and Anthropic's clients read."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -272,16 +276,19 @@ class AccessLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Monitoring asks for these every few seconds.
         level = logging.DEBUG if scope.get("path") in WATCHED else logging.INFO
-        if scope["type"] != "http" or not log.isEnabledFor(level):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started, fields = time.perf_counter(), scope.setdefault("log_fields", {})
+        id = f"req_{uuid.uuid4().hex}"
         status = 500  # Starlette's answer to an exception, sent when all middleware has been left
 
         async def listen(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers.update({"x-request-id": id, "request-id": id})
             await send(message)
 
         try:
@@ -290,4 +297,5 @@ class AccessLog:
             client = (scope.get("client") or ("unknown",))[0]
             line = f"client={client} method={quote(scope['method'])} path={quote(scope['path'])}"
             line += f" status={status} seconds={time.perf_counter() - started:.3f}"
+            fields["request"] = id
             log.log(level, " ".join([line, *(f"{name}={fields[name]}" for name in fields)]))

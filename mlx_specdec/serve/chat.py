@@ -3,18 +3,38 @@ the role prefixes of mlx_lm.server, or as the one source of an encoder-decoder."
 
 from __future__ import annotations
 
+import functools
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 from ..engine.pair import Pair
 from ..engine.request import encode
+from ..errors import CheckpointError
 from ..models.t5.context import EncoderDecoderModel
 from ..options import Options
 from ..text.chat import Ending
+from ..text.tokenizer import Tokenizer
 from .body import Body, loads
 from .problems import invalid, unsupported
 
+BILLING = re.compile(r"x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
+"""Claude Code's attribution, as it begins the first block of its system prompt:
+`x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch=a5145;`
+(musistudio/claude-code-router issue 1220, vllm-project/vllm pull request 36829). `cch` changes with
+every request, so that the prompt cache finds nothing after it. Where no line break follows, the
+next text may begin right after the last semicolon."""
+COUNTDOWN = re.compile(r"\s*<total_tokens>[\d,.]+ tokens left</total_tokens>\s*")
+"""Claude Code's budget, a system message or a block of one after prompts and results of tools
+(anthropics/claude-code issue 90018, farion1231/cc-switch issue 7428)."""
+SYSTEM = ("system", "developer")
+ORDER = ("type", "function", "name", "description", "parameters", "properties", "required")
+"""Keys of tools, in the order of prompts; all others follow in the order of the alphabet."""
+UNSEEN = ("cache_control", "defer_loading", "eager_input_streaming")
+"""Keys of tools that say something to the server and nothing to the model."""
 Way = Literal["template", "role prefixes", "single user message"]
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -25,6 +45,7 @@ THINKING = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
 """Template variables that turn reasoning on or off: the first is read by Qwen, GLM and others, the
 second by DeepSeek, Granite and Kimi."""
+log = logging.getLogger(__name__)
 
 
 def way_of(pair: Pair, options: Options) -> Way:
@@ -39,13 +60,118 @@ def messages_of(given: Sequence[Message]) -> list[Message]:
     """Convert the messages of a request to those of chat templates, whose contents are strings."""
     messages = []
     for each in given:
-        role = "system" if each["role"] == "developer" else each["role"]
+        role = "system" if each["role"] in SYSTEM else each["role"]
         message = {"role": role, "content": text_of(each.get("content", ""))}
         message |= {name: each[name] for name in MESSAGE_FIELDS if name in each}
         if role == "assistant" and each.get("tool_calls"):
             message["tool_calls"] = [tool_call(call) for call in each["tool_calls"]]
         messages.append(message)
     return messages
+
+
+def without_volatile(given: Sequence[Message]) -> list[Message]:
+    """Leave out of system messages what clients change with every request and what tells the model
+    nothing, so that prompts begin as earlier ones did. Texts of the user stay as they are."""
+    left = []
+    for message in given:
+        content = message.get("content", "")
+        blocks = [content] if isinstance(content, str) else [each["text"] for each in content]
+        stable = [
+            ""
+            if COUNTDOWN.fullmatch(each)
+            else BILLING.sub("", each, 1)
+            if BILLING.match(each)
+            else each
+            for each in blocks
+        ]
+        if message["role"] not in SYSTEM or stable == blocks:
+            left.append(message)
+            continue
+        _log_volatile_once()
+        if text := "".join(stable):
+            left.append({**message, "content": text})
+    return left or [{**given[-1], "content": ""}]
+
+
+def _stable(text: str) -> str:
+    billing = BILLING.match(text)
+    return "" if COUNTDOWN.fullmatch(text) else text[billing.end() if billing else 0 :]
+
+
+@functools.cache
+def _log_volatile_once() -> None:
+    log.info(
+        "left lines of billing (x-anthropic-billing-header) or countdowns (total_tokens) out of "
+        "system prompts, which would defeat the prompt cache: --keep-billing-lines keeps them"
+    )
+
+
+def with_late_system(messages: Sequence[Message]) -> list[Message]:
+    """Fold system messages into the messages before them, for templates that take one at the
+    beginning only: the leading ones are joined, a later one ends the user's message or the tool's
+    result before it, or begins the user's message after it. No message changes when others
+    follow."""
+    folded: list[Message] = []
+    held: list[str] = []
+    leading = True
+    for message in [*messages, {"role": "end", "content": ""}]:
+        role, text = message["role"], message["content"]
+        if role == "system" and (leading or folded[-1]["role"] != "assistant"):
+            if folded:
+                folded[-1] = {**folded[-1], "content": _paragraphs(folded[-1]["content"], text)}
+            else:
+                folded.append(message)
+            continue
+        leading = False
+        if role == "system":
+            held.append(text)
+            continue
+        if held and role == "user":
+            message = {**message, "content": _paragraphs(*held, text)}
+        elif held and role == "tool":
+            message = {**message, "content": _paragraphs(text, *held)}
+        elif held:
+            folded.append({"role": "user", "content": _paragraphs(*held)})
+        held = []
+        folded.append(message)
+    return folded[:-1]
+
+
+def _paragraphs(*texts: str) -> str:
+    return "\n\n".join(filter(None, texts))
+
+
+@functools.lru_cache(maxsize=1)
+def renders_late_system(tokenizer: Tokenizer) -> bool:
+    """Return whether the chat template writes a later system message where it stands, and changes
+    nothing before it (vLLM probes templates like this, in entrypoints/anthropic)."""
+    talk = [
+        {"role": "system", "content": "alpha"},
+        {"role": "user", "content": "bravo"},
+        {"role": "assistant", "content": "charlie"},
+    ]
+    system, user = ({"role": role, "content": role * 2} for role in ("system", "user"))
+    try:
+        late = tokenizer.apply_chat([*talk, system, user])
+        without = tokenizer.apply_chat([*talk, user])
+    except CheckpointError:
+        return False
+    same = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(late, without, strict=False))
+    )
+    before, after = tokenizer.decode(late[:same]), tokenizer.decode(late[same:])
+    return "charlie" in before and 0 <= after.find("systemsystem") < after.find("useruser")
+
+
+def in_order(value: Any) -> Any:
+    """Return tools with the keys of their objects in one order, so that they give one prompt."""
+    if isinstance(value, list):
+        return [in_order(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    rank = {name: place for place, name in enumerate(ORDER)}
+    names = sorted(value, key=lambda name: (rank.get(name, len(rank)), name))
+    return {name: in_order(value[name]) for name in names}
 
 
 def text_of(content: str | Sequence[Message]) -> str:
@@ -110,6 +236,9 @@ def ids_of(
         messages = [{"role": "system", "content": options.system_prompt}, *messages]
     way = way_of(pair, options)
     if way == "template":
+        late = any(each["role"] == "system" for each in messages[1:])
+        if late and not renders_late_system(pair.tokenizer):
+            messages = with_late_system(messages)
         variables = {**options.chat_template_config, **settings}
         return pair.tokenizer.apply_chat(messages, variables, ending=ending)
     if way == "role prefixes":
@@ -139,7 +268,9 @@ def tools_of(body: Body) -> Tools:
     given = [each["function"] for each in body.get("tools", ())] or body.get("functions", ())
     choice = body.get("tool_choice", body.get("function_call", "auto"))
     functions = {
-        each["name"]: {name: value for name, value in each.items() if value is not None}
+        each["name"]: {
+            name: value for name, value in each.items() if value is not None and name not in UNSEEN
+        }
         for each in given
     }
     allowed = choice.get("allowed_tools") if isinstance(choice, dict) else None

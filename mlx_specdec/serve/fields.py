@@ -121,11 +121,19 @@ ENDING = rule(
 )
 BLOCK = either(
     PART,
+    typed(
+        "document",
+        "source",
+        **named("title context", TEXT),
+        source=either(
+            typed("text", "data", data=TEXT), typed("content", "content", content=CONTENT)
+        ),
+    ),
     typed("tool_use", "name", id=TEXT, name=TEXT, input=OBJECT),
     typed("tool_result", "", tool_use_id=TEXT, content=CONTENT),
     typed("thinking", "", thinking=TEXT),
     typed("redacted_thinking"),
-    description="a block of text, thinking, tool_use or tool_result",
+    description="a block of text, thinking, tool_use or tool_result, or a document of text",
 )
 BLOCKS_MESSAGE = fields("role content", role=ROLE, content=either(TEXT, several(BLOCK)))
 ANTHROPIC_TOOL = either(
@@ -405,6 +413,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         "MessagesRequest": messages,
         "CountRequest": fields("messages", **counted),
         "GenerateRequest": fields("inputs", inputs=WRITTEN, stream=TRUTH, parameters=parameters),
+        "TemplateRequest": fields("messages", **tokenized),
         "TokenizeRequest": {**tokenized, "allOf": [ENDING, ONE_TEXT]},
         "DetokenizeRequest": fields("tokens", tokens=several(id_, 0, MOST_CHARACTERS * longest)),
     }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .answers import FINGERPRINT, Payload
+from ..text.tokenizer import DirectoryTokenizer
+from .answers import FINGERPRINT, Payload, token_pieces
 from .body import Body
 from .chat import way_of
 from .metrics import CONTENT_TYPE
@@ -24,6 +25,18 @@ def tokenize(parser: RequestParser, body: Body) -> Payload:
     return {"tokens": ids, "count": len(ids), "max_model_len": parser.longest}
 
 
+def apply_template(parser: RequestParser, body: Body) -> Payload:
+    """Return the text of messages, as the model reads it, with its special tokens."""
+    ids = parser.chat_ids(parser.check("TemplateRequest", body))
+    tokenizer = parser.pair.tokenizer
+    texts, names = token_pieces(tokenizer), tokenizer.pieces()
+    pieces = (
+        (names[id] or "").encode() if id in tokenizer.special_ids else texts[id] or b""
+        for id in ids
+    )
+    return {"prompt": b"".join(pieces).decode("utf-8", "replace")}
+
+
 def detokenize(parser: RequestParser, body: Body) -> Payload:
     """Return the text of token ids without special tokens."""
     tokens = parser.check("DetokenizeRequest", body)["tokens"]
@@ -38,8 +51,15 @@ def props(service: Service, request: Request) -> Payload:
     generation = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
     seed = None if service.settings.drawn_seeds else options.seed
     shown = ("body_bytes", "waiting", "seconds", "choices", "stops", "schema_bytes", "schema_depth")
+    tokenizer = pair.tokenizer
+    template = ""
+    if isinstance(tokenizer, DirectoryTokenizer) and tokenizer.has_chat_template:
+        template = tokenizer.templated.chat_template
     return {
         "model_alias": service.name,
+        "model_path": service.name,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": template,
         "total_slots": service.engine.batch_size,
         "n_ctx": parser.longest,
         "chat": way_of(pair, options),
@@ -49,7 +69,7 @@ def props(service: Service, request: Request) -> Payload:
         "num_draft": 0 if options.regular else options.num_draft,
         "has_draft_model": pair.draft is not None,
         "default_generation_settings": {name: getattr(options, name) for name in generation}
-        | {"seed": seed},
+        | {"seed": seed, "n_ctx": parser.longest},
         "limits": {name: getattr(limits, name) for name in shown},
         "build_info": FINGERPRINT,
     }
@@ -85,6 +105,9 @@ def metrics(service: Service, request: Request) -> Response:
 
 ENDPOINTS = (
     Endpoint("/tokenize", tokenize, "Tokens", "Token ids of a text or a chat", "TokenizeRequest"),
+    Endpoint(
+        "/apply-template", apply_template, "Anything", "The text of a chat", "TemplateRequest"
+    ),
     Endpoint(
         "/detokenize", detokenize, "Detokenized", "The text of token ids", "DetokenizeRequest"
     ),

@@ -320,8 +320,10 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def models(service: Service, request: Request) -> Payload:
-    """List the one model."""
-    return {"object": "list", "data": [_model(service)]}
+    """List the one model: `data` as OpenAI and Anthropic do, `models` as Codex reads it."""
+    model = _model(service)
+    listed = {"object": "list", "data": [model], "models": [_codex_model(service, model)]}
+    return {**listed, "first_id": model["id"], "last_id": model["id"], "has_more": False}
 
 
 def model(service: Service, request: Request) -> Payload:
@@ -332,8 +334,42 @@ def model(service: Service, request: Request) -> Payload:
 
 
 def _model(service: Service) -> Payload:
-    model = {"id": service.name, "object": "model", "created": service.created}
-    return {**model, "owned_by": "mlx-specdec"}
+    model: Payload = {"id": service.name, "object": "model", "created": service.created}
+    model |= {"owned_by": "mlx-specdec", "type": "model", "display_name": service.name}
+    if not service.engine.ready.is_set():
+        return model
+    # The names of vLLM, of OpenRouter and of llama.cpp.
+    longest = service.parser().longest
+    return {
+        **model,
+        "max_model_len": longest,
+        "context_length": longest,
+        "meta": {"n_ctx_train": longest},
+    }
+
+
+def _codex_model(service: Service, model: Payload) -> Payload:
+    """Return an entry of Codex's catalogue, which is dropped where a field is missing
+    (ollama/ollama, cmd/launch/codex.go)."""
+    return {
+        "slug": service.name,
+        "display_name": service.name,
+        "description": "",
+        "context_window": model.get("context_length"),
+        "shell_type": "default",
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": 0,
+        "truncation_policy": {"mode": "bytes", "limit": 10_000},
+        "input_modalities": ["text"],
+        "base_instructions": "",
+        "support_verbosity": False,
+        "default_verbosity": "low",
+        "supports_parallel_tool_calls": False,
+        "supports_reasoning_summaries": False,
+        "supported_reasoning_levels": [],
+        "experimental_supported_tools": [],
+    }
 
 
 ENDPOINTS = (

@@ -23,11 +23,13 @@ from .chat import (
     Tools,
     ending_of,
     ids_of,
+    in_order,
     messages_of,
     template_settings,
     text_of,
     tools_of,
     way_of,
+    without_volatile,
 )
 from .events import Reader
 from .problems import CONTEXT, Problem, invalid, unsupported
@@ -103,13 +105,15 @@ class RequestParser:
     def chat_ids(self, body: Body) -> list[int]:
         """Return the token ids of a checked body's messages and tools. Raises Problem."""
         self._check_characters([body.get(name) for name in TEMPLATE_FIELDS], "messages")
-        messages, settings = messages_of(body["messages"]), template_settings(body)
+        given = body["messages"]
+        messages = messages_of(given if self.settings.keep_billing else without_volatile(given))
+        settings = template_settings(body)
         ending = ending_of(body, messages)
         ids = ids_of(self.pair, messages, self.options, settings, ending)
         tools = tools_of(body).given
         if not tools:
             return ids
-        settings["tools"] = list(tools)
+        settings["tools"] = in_order(list(tools))
         with_tools = ids_of(self.pair, messages, self.options, settings, ending)
         if with_tools == ids:
             raise unsupported("tools", "this model's chat template does not support tools")

@@ -37,8 +37,8 @@ class ServiceSettings:
     """How requests are read and answered.
 
     drawn_seeds: a request without a seed gets a random one instead of that of the options. metrics:
-    answers include vLLM's figures of speculative decoding. keep_billing: the billing lines of
-    Claude Code stay in system prompts. strict_model: requests that name another model are refused.
+    answers include vLLM's figures of speculative decoding. keep_billing: billing lines and
+    countdowns of Claude Code stay in system prompts. strict_model: requests that name another model are refused.
     """
 
     limits: Limits = Limits()

@@ -13,7 +13,7 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.serve import anthropic
+from mlx_specdec.serve import chat
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.service import Service
@@ -140,7 +140,7 @@ def test_lines_of_billing_are_left_out_of_prompts(
     client: TestClient, engine: Engine, system: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    anthropic._log_billing_once.cache_clear()
+    chat._log_volatile_once.cache_clear()
     plain = answer_to(client)
     assert not any("billing" in each for each in caplog.messages)
     for _ in range(2):

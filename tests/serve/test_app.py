@@ -251,9 +251,37 @@ def test_the_page_is_one_file_and_asks_this_server_alone(engine: Engine) -> None
 def test_what_is_described_is_there(client: TestClient) -> None:
     answer = client.get("/openapi.json").json()
     paths = {route.path.replace(":path", "") for route in client.app.routes}
-    assert answer["paths"].keys() == paths
+    described = answer["paths"].keys()
+    assert paths == {*described, *(each.removeprefix("/v1") for each in described)}
     references = re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(answer))
     assert {*references} == answer["components"]["schemas"].keys()
+
+
+def test_paths_without_v1_are_the_same(client: TestClient) -> None:
+    body = {"prompt": "def", "max_tokens": 4, "seed": 1}
+    one, other = (ok(client, path, **body)["choices"] for path in (COMPLETIONS, "/completions"))
+    assert one == other
+    assert client.get("/models").json() == client.get("/v1/models").json()
+
+
+def test_every_answer_has_an_id(client: TestClient) -> None:
+    answers = [client.get("/health"), client.get("/nothing"), client.post(CHAT, json={})]
+    ids = {answer.headers["x-request-id"] for answer in answers}
+    assert len(ids) == 3 and {answer.headers["request-id"] for answer in answers} == ids
+
+
+def test_the_model_is_listed_as_clients_read_it(client: TestClient) -> None:
+    listed = client.get("/v1/models").json()
+    [one], [other] = listed["data"], listed["models"]
+    assert one["id"] == one["display_name"] == other["slug"] == "tiny"
+    size = one["context_length"]
+    assert size == one["max_model_len"] == one["meta"]["n_ctx_train"] == other["context_window"]
+    # One missing field drops Codex's whole catalogue.
+    assert {"display_name", "shell_type", "visibility", "supported_in_api", "priority"} <= {*other}
+    assert {"truncation_policy", "base_instructions", "supported_reasoning_levels"} <= {*other}
+    properties = client.get("/props").json()
+    assert properties["default_generation_settings"]["n_ctx"] == size
+    assert properties["modalities"] == {"vision": False, "audio": False}
 
 
 def test_tokens_and_texts(client: TestClient, pair: Pair) -> None:

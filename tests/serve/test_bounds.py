@@ -180,7 +180,7 @@ def body_of(*chunks: bytes) -> Any:
             yield chunk
             await asyncio.sleep(0)
 
-    return SimpleNamespace(stream=stream)
+    return SimpleNamespace(stream=stream, headers={})
 
 
 def test_large_bodies_have_a_bound_together_and_leave_room_for_small_ones() -> None:

@@ -1,0 +1,175 @@
+"""Prompts of a conversation begin alike, whatever clients change that means nothing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra server is not installed")
+
+from starlette.testclient import TestClient
+
+from mlx_specdec.engine.prompt_cache_files import Store
+from mlx_specdec.serve import chat
+from mlx_specdec.serve.app import Access, make_app
+from mlx_specdec.serve.service import Service
+from mlx_specdec.serve.settings import ServiceSettings
+
+from ..support.serving import SCHEMA, client_of, ok, running, user
+from ..support.tooled import CALLS, TEMPLATE, make_tooled
+
+LEFT = "<total_tokens>12345 tokens left</total_tokens>"
+HOISTING = (
+    "{% for m in messages if m.role == 'system' %}[system] {{ m.content }}\n{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+RAISING = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('a system message must come first') }}{% endif %}"
+    "[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+FORGETFUL = (
+    "{% set last = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set last.user = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}] {% if m.reasoning_content and loop.index0 > last.user %}"
+    "<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+SYSTEM, ANSWER = {"role": "system", "content": "S"}, {"role": "assistant", "content": "A"}
+
+
+def say(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def test_countdowns_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    chat._log_volatile_once.cache_clear()
+    talk = [SYSTEM, user(LEFT), say("system", LEFT), ANSWER]
+    assert chat.without_volatile(talk) == [SYSTEM, user(LEFT), ANSWER]
+    parts = [{"type": "text", "text": each} for each in (f" {LEFT}\n", "Be calm.")]
+    assert chat.without_volatile([{**SYSTEM, "content": parts}]) == [say("system", "Be calm.")]
+    assert len(caplog.messages) == 1
+    for text in (f"{LEFT} and more", "<total_tokens>none</total_tokens>"):
+        assert chat.without_volatile([say("system", text)]) == [say("system", text)]
+    assert chat.without_volatile([say("system", LEFT)]) == [say("system", "")]
+
+
+def test_later_system_messages_are_folded_where_they_stand() -> None:
+    call = {**ANSWER, "tool_calls": [{}]}
+    talk = [SYSTEM, say("system", "S2"), user("U"), say("system", "a"), call]
+    talk += [say("system", "b"), say("tool", "T1"), say("tool", "T2"), say("system", "c"), ANSWER]
+    talk += [say("system", "d"), user("V"), ANSWER, say("system", "e")]
+    folded = [say("system", "S\n\nS2"), user("U\n\na"), call, say("tool", "T1\n\nb")]
+    folded += [say("tool", "T2\n\nc"), ANSWER, user("d\n\nV"), ANSWER, user("e")]
+    assert chat.with_late_system(talk) == folded
+    # Each prompt extends the one before.
+    for end in range(1, len(talk)):
+        if talk[end]["role"] == "assistant":
+            begun = chat.with_late_system(talk[:end])
+            assert folded[: len(begun)] == begun
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        (HOISTING, "[system] S\n[user] U\n\nX\n[assistant] A\n[user] V\n[assistant]"),
+        (RAISING, "[system] S\n[user] U\n\nX\n[assistant] A\n[user] V\n[assistant]"),
+        (TEMPLATE, "[system] S[user] U[system] X[assistant] A[user] V[assistant]"),
+    ],
+    ids=["hoisting", "raising", "in place"],
+)
+def test_templates_are_tried(template: str, prompt: str, tmp_path: Path) -> None:
+    with running((make_tooled(tmp_path, template=template), None)) as engine:
+        client = client_of(engine)
+        talk = [user("U"), say("system", "X"), ANSWER, user("V")]
+        assert ok(client, "/apply-template", messages=[SYSTEM, *talk])["prompt"] == prompt
+        body = {"system": "S", "messages": talk, "max_tokens": 2}
+        assert ok(client, "/v1/messages", **body)["usage"]["input_tokens"] > 4
+
+
+def test_keys_of_tools_have_one_order_and_nothing_for_servers_in_it(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    template = "{{ tools | tojson }}" + TEMPLATE
+    directory = make_tooled(tmp_path_factory.mktemp("tools"), template=template, marks=CALLS)
+
+    def shuffled(value: Any, dice: random.Random) -> Any:
+        if not isinstance(value, dict):
+            return value
+        names = dice.sample(list(value), len(value))
+        return {name: shuffled(value[name], dice) for name in names}
+
+    with running((directory, None)) as engine:
+        client = client_of(engine)
+        function = {"name": "keep", "description": "Keeps.", "parameters": SCHEMA}
+        prompts = set()
+        for seed in range(5):
+            tool = shuffled({"type": "function", "function": function}, random.Random(seed))
+            tool["function"] |= {"cache_control": {"type": "ephemeral"}} if seed else {}
+            given = {"messages": [user("Who?")], "tools": [tool]}
+            prompts.add(ok(client, "/apply-template", **given)["prompt"])
+        [prompt] = prompts
+        assert prompt.startswith('[{"type": "function", "function": {"name": "keep", "description"')
+        assert "cache_control" not in prompt
+        mark = {"cache_control": {"type": "ephemeral"}}
+        tool = {"name": "keep", "input_schema": SCHEMA}
+        text = {"type": "text", "text": "Who?"}
+        bodies = (
+            {"system": [{**text, **more}], "tools": [{**tool, **more}], "messages": messages}
+            for more in ({}, mark)
+            for messages in ([{"role": "user", "content": [{**text, **more}]}],)
+        )
+        counts = {
+            ok(client, "/v1/messages/count_tokens", **each)["input_tokens"] for each in bodies
+        }
+        assert len(counts) == 1
+
+
+def test_what_changes_means_nothing_to_the_prompt_cache(tmp_path: Path) -> None:
+    """Two turns of Claude Code, and reasoning that the template drops with the next question."""
+    directory = make_tooled(tmp_path, template=FORGETFUL)
+    with running((directory, None), store=Store(1 << 26)) as engine:
+        keeping = TestClient(
+            make_app(Service(engine, "tiny", ServiceSettings(keep_billing=True)), Access())
+        )
+
+        def turn(number: int, rest: list[Any], client: TestClient) -> dict[str, Any]:
+            billing = f"x-anthropic-billing-header: cc_version=2.1; cch={number:05};"
+            system = [{"type": "text", "text": each} for each in (billing, "You edit files. " * 9)]
+            body = {"system": system, "messages": rest, "max_tokens": 4, "stream": False}
+            return ok(client, "/v1/messages", **body)["usage"]
+
+        question = [user("Who? " * 20), say("system", LEFT)]
+        thought = {"type": "thinking", "thinking": "Hm. " * 20}
+        answer = {"role": "assistant", "content": [thought, {"type": "text", "text": "Me."}]}
+        talk = [*question, answer, user("Why?"), say("system", LEFT.replace("1", "2"))]
+        client = client_of(engine)
+        first = turn(1, question, client)
+        before = first["input_tokens"] + first["cache_read_input_tokens"]
+        assert turn(2, talk, client)["cache_read_input_tokens"] >= before - 1
+        assert turn(3, question, keeping)["cache_read_input_tokens"] < before / 2
+
+
+def test_documents_of_text_are_read(tmp_path: Path) -> None:
+    with running((make_tooled(tmp_path), None)) as engine:
+        client = client_of(engine)
+
+        def count(*blocks: Any) -> int:
+            body = {"messages": [{"role": "user", "content": list(blocks)}]}
+            return ok(client, "/v1/messages/count_tokens", **body)["input_tokens"]
+
+        source = {"type": "text", "media_type": "text/plain", "data": "Files."}
+        document = {"type": "document", "title": "T", "source": source}
+        asked = {"type": "text", "text": "Who?"}
+        assert count(document, asked) == count({"type": "text", "text": "T\nFiles.\n\n"}, asked)
+        parts = {"type": "content", "content": [{"type": "text", "text": "Files."}]}
+        assert count({**document, "source": parts}, asked) == count(document, asked)
+        pdf = {**document, "source": {"type": "base64", "data": "JVBE"}}
+        body = {"messages": [{"role": "user", "content": [pdf]}], "max_tokens": 1}
+        assert client.post("/v1/messages", json=body).status_code == 400
