@@ -25,40 +25,22 @@ from .body import (
     several,
     typed,
 )
-from .fields import ANTHROPIC_FORMAT, CONSTRAINTS, MAX_TOKENS, NAME, PARAMETERS
+from .fields import ANTHROPIC_FORMAT, MAX_TOKENS, NAME, PARAMETERS
 
 ENCRYPTED = "mlx-specdec reasoning: "
 """How `encrypted_content` of reasoning begins that this server wrote; the rest is the text."""
-ITEMS = (
-    "message",
-    "reasoning",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
+_READ = (
+    "message reasoning function_call custom_tool_call function_call_output custom_tool_call_output"
 )
+ITEMS = tuple(_READ.split())
 """Types of items that are read; others are skipped, since clients have more every month."""
-SAME = (
-    "model",
-    "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "seed",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "speculative",
-    "parallel_tool_calls",
+_SAME = (
+    "model stream temperature top_p top_k seed stop presence_penalty frequency_penalty speculative "
+    "parallel_tool_calls structured_outputs"
 )
+SAME = tuple(_SAME.split())
 """Fields that a chat completion has as well."""
-INPUT = {"type": "string"}
-CUSTOM: Schema = {
-    **OBJECT,
-    "properties": {"input": INPUT},
-    "required": ["input"],
-    "additionalProperties": False,
-}
+CUSTOM: Schema = {**OBJECT, "properties": {"input": TEXT}, "required": ["input"]}
 """Parameters of a custom tool, whose input is a text, as the model sees them."""
 LONGEST_NAME = 64
 log = logging.getLogger(__name__)
@@ -87,8 +69,7 @@ ITEM = either(
     typed("reasoning", "", **named("summary content", several(PART)), encrypted_content=TEXT),
     typed("function_call", "name arguments call_id", **named("name arguments call_id", TEXT)),
     typed("custom_tool_call", "name input call_id", **named("name input call_id", TEXT)),
-    typed("function_call_output", "call_id output", call_id=TEXT, output=CONTENT),
-    typed("custom_tool_call_output", "call_id output", call_id=TEXT, output=CONTENT),
+    *(typed(each, "call_id output", call_id=TEXT, output=CONTENT) for each in ITEMS[-2:]),
     _other(*ITEMS),
     description="a message with role and content, or an item with a type and its fields",
 )
@@ -143,7 +124,6 @@ def requests(chat: Mapping[str, Schema], most_tools: int) -> dict[str, Schema]:
         "max_output_tokens": MAX_TOKENS,
         "max_tokens": same_as("max_output_tokens", MAX_TOKENS),
         "text": fields(format=either(typed("text"), typed("json_object"), ANTHROPIC_FORMAT)),
-        "structured_outputs": CONSTRAINTS["structured_outputs"],
         "include": several(TEXT),
         "store": TRUTH,
         "metadata": OBJECT,

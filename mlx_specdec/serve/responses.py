@@ -25,54 +25,36 @@ from .requests import RequestParser
 from .service import Endpoint, Service
 from .stored import NO_CONVERSATION, Conversation
 
-PARAMS = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "response_format": "text",
-    "reasoning_effort": "reasoning",
-}
+PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
 """Fields of a chat -> those of a Response."""
 INCLUDE_REASONING = "reasoning.encrypted_content"
+_NULL = (
+    "instructions max_output_tokens max_tool_calls previous_response_id prompt_cache_key "
+    "safety_identifier user"
+)
 ECHOED: Payload = {
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
+    **dict.fromkeys(_NULL.split()),
     "metadata": {},
     "parallel_tool_calls": True,
-    "previous_response_id": None,
-    "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
     "store": True,
     "tool_choice": "auto",
     "tools": [],
     "truncation": "disabled",
-    "user": None,
 }
 """Fields of a response that repeat those of the request, with their defaults."""
+FIXED = {"background": False, "service_tier": "default", "top_logprobs": 0}
+"""Fields of a response that are always the same here."""
 KINDS = {"content": "message", "reasoning": "reasoning"}
 """Kinds of texts -> types of items."""
-PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "custom_tool_call": "ctc",
+ITEMS: dict[str, tuple[str, str, str, Payload]] = {
+    "message": ("msg", "output_text", "text", {"role": "assistant", "content": []}),
+    "reasoning": ("rs", "reasoning_text", "text", {"summary": [], "content": []}),
+    "function_call": ("fc", "function_call_arguments", "arguments", {"arguments": ""}),
+    "custom_tool_call": ("ctc", "custom_tool_call_input", "input", {"input": ""}),
 }
-TEXTS = {
-    "message": ("response.output_text", "text"),
-    "reasoning": ("response.reasoning_text", "text"),
-    "function_call": ("response.function_call_arguments", "arguments"),
-    "custom_tool_call": ("response.custom_tool_call_input", "input"),
-}
-"""How the events of an item's text are named, and the field that has it at the end."""
-EMPTY: dict[str, Payload] = {
-    "message": {"role": "assistant", "content": []},
-    "reasoning": {"summary": [], "content": []},
-    "function_call": {"arguments": ""},
-    "custom_tool_call": {"input": ""},
-}
-REFUSED = {"background": False, "service_tier": "default", "top_logprobs": 0}
-"""Fields of a response that are always the same here."""
+"""By type of item: how ids begin, how the events of its text are named, the field of the whole text
+in the last of them, and the item without a text."""
 
 
 def read_responses(parser: RequestParser, body: Body) -> tuple[ParsedRequest, ResponsesWriter]:
@@ -84,7 +66,6 @@ def read_responses(parser: RequestParser, body: Body) -> tuple[ParsedRequest, Re
     # Codex counts an answer that was cut as a failure: by default, only the context cuts one.
     chat["max_tokens"] = body.get("max_output_tokens", -1)
     chat["response_format"] = body.get("text", {}).get("format")
-    chat["structured_outputs"] = body.get("structured_outputs")
     parsed = parser.chat(chat)
     return parsed, ResponsesWriter(parser, body, parsed, before)
 
@@ -143,7 +124,7 @@ class ResponsesWriter(Writer):
             "model": parser.name,
             **ECHOED,
             **{name: body[name] for name in ECHOED if name in body},
-            **REFUSED,
+            **FIXED,
             "text": {**text, "format": text.get("format") or {"type": "text"}},
             "temperature": options.temperature,
             "top_p": options.top_p,
@@ -212,7 +193,10 @@ class ResponsesWriter(Writer):
         if self._kind == "custom_tool_call":
             return begun  # what is within the JSON string is known at its end
         more: Payload = {"logprobs": []} if self._kind == "message" else {}
-        return [*begun, self._of_item(f"{TEXTS[self._kind][0]}.delta", delta=event.text, **more)]
+        return [
+            *begun,
+            self._of_item(f"response.{ITEMS[self._kind][1]}.delta", delta=event.text, **more),
+        ]
 
     @property
     def _kind(self) -> str:
@@ -221,8 +205,9 @@ class ResponsesWriter(Writer):
 
     def _begin(self, kind: str, **called: object) -> list[Payload]:
         closed = self._close("completed")
-        id = f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
-        item = {"id": id, "type": kind, "status": "in_progress", **called, **EMPTY[kind]}
+        prefix, _, _, empty = ITEMS[kind]
+        id = f"{prefix}_{uuid.uuid4().hex}"
+        item = {"id": id, "type": kind, "status": "in_progress", **called, **empty}
         self._output.append(item)
         self._pieces = []
         begun = [self._event("response.output_item.added", item=dict(item), **self._place())]
@@ -235,7 +220,7 @@ class ResponsesWriter(Writer):
         if self._pieces is None:
             return []
         kind, text = self._kind, "".join(self._pieces)
-        name, field = TEXTS[kind]
+        _, name, field, _ = ITEMS[kind]
         ended: list[Payload] = []
         more: Payload = {}
         part = _output_text(text)
@@ -252,9 +237,9 @@ class ResponsesWriter(Writer):
         else:
             text = custom_input(text)
             content = {field: text}
-            ended.append(self._of_item(f"{name}.delta", delta=text))
+            ended.append(self._of_item(f"response.{name}.delta", delta=text))
         self._output[-1] = {**self._output[-1], **content, "status": status}
-        ended.append(self._of_item(f"{name}.done", **{field: text}, **more))
+        ended.append(self._of_item(f"response.{name}.done", **{field: text}, **more))
         if kind == "message":
             ended.append(self._of_item("response.content_part.done", part=part))
         self._pieces = None

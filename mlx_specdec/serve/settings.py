@@ -38,7 +38,8 @@ class ServiceSettings:
 
     drawn_seeds: a request without a seed gets a random one instead of that of the options. metrics:
     answers include vLLM's figures of speculative decoding. keep_billing: billing lines and
-    countdowns of Claude Code stay in system prompts. strict_model: requests that name another model are refused.
+    countdowns of Claude Code stay in system prompts. strict_model: requests that name another model
+    are refused.
     """
 
     limits: Limits = Limits()

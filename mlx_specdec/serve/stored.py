@@ -18,8 +18,7 @@ STORED_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Conversation:
-    """A response as clients got it, with all items of its conversation: those that it continues,
-    its input and its output. nbytes: of all of this as JSON."""
+    """A response, with all items of its conversation up to its output. nbytes: of both as JSON."""
 
     response: dict[str, Any]
     items: Sequence[Body]
@@ -30,11 +29,8 @@ NO_CONVERSATION = Conversation({}, (), 0)
 
 
 class StoredResponses:
-    """Responses by their ids, the oldest of which go first. Used by several threads.
-
-    most_bytes: bound of all together. A response that continues another counts all items of the
-    conversation, although both share them.
-    """
+    """Responses by their ids, the oldest of which go first; used by several threads. Each counts
+    all items of its conversation, although those that continue one another share them."""
 
     def __init__(self, most_bytes: int = STORED_BYTES) -> None:
         self.nbytes = 0

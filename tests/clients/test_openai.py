@@ -129,6 +129,44 @@ def test_predicted_outputs(client: OpenAI) -> None:
     assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
 
 
+RESPONSE = {"model": MODEL, "input": "Who?", "max_output_tokens": 30, "temperature": 1.0}
+FLAT = {"type": "function", **TOOLS[0]["function"]}
+
+
+def test_responses(client: OpenAI) -> None:
+    assert client.responses.create(**RESPONSE).status == "incomplete"
+    # The helper raises for texts that are cut at a length.
+    ending = {"seed": 4, "structured_outputs": {"regex": "[a-z ]{20}"}}
+    whole = client.responses.create(**RESPONSE, extra_body=ending)
+    assert len(whole.output_text) == 20 and whole.status == "completed"
+    with client.responses.stream(**RESPONSE, extra_body=ending) as stream:
+        deltas = [each.delta for each in stream if each.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(deltas) == final.output_text == whole.output_text
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    assert client.responses.retrieve(whole.id).output_text == whole.output_text
+    counted = client.responses.input_tokens.count(model=MODEL, input="Who?")
+    assert counted.input_tokens == whole.usage.input_tokens
+    client.responses.delete(whole.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(**RESPONSE, previous_response_id=whole.id)
+
+
+def test_tools_and_formats_of_responses(client: OpenAI) -> None:
+    body = {**RESPONSE, "max_output_tokens": 200}
+    parsed = client.responses.parse(**body, text_format=Person)
+    assert isinstance(parsed.output_parsed, Person)
+    choice = {"type": "function", "name": "keep"}
+    with client.responses.stream(**body, tools=[FLAT], tool_choice=choice) as stream:
+        kinds = {each.type for each in stream}
+        [call] = stream.get_final_response().output
+    assert "response.function_call_arguments.done" in kinds
+    assert json.loads(call.arguments).keys() == {"name", "age"}
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "kept"}
+    talk = [{"role": "user", "content": "Who?"}, call.model_dump(exclude_none=True), result]
+    assert client.responses.create(**{**RESPONSE, "input": talk}, tools=[FLAT]).output
+
+
 def test_errors_have_their_classes(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.models.retrieve("other")
