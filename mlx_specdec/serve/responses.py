@@ -27,6 +27,8 @@ from .stored import NO_CONVERSATION, Conversation
 
 PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
 """Fields of a chat -> those of a Response."""
+PREFIX = "resp_"
+"""Of ids, so that no other path below /v1/responses is taken for one."""
 INCLUDE_REASONING = "reasoning.encrypted_content"
 _NULL = (
     "instructions max_output_tokens max_tool_calls previous_response_id prompt_cache_key "
@@ -86,14 +88,18 @@ def _before(parser: RequestParser, body: Body) -> Conversation:
 
 def get_response(service: Service, request: Request) -> Payload:
     """Return a stored response. Raises Problem."""
-    return service.responses.get(request.path_params["response_id"]).response
+    return service.responses.get(_id(request)).response
 
 
 def delete_response(service: Service, request: Request) -> Payload:
     """Delete a stored response. Raises Problem."""
-    id = request.path_params["response_id"]
+    id = _id(request)
     service.responses.delete(id)
     return {"id": id, "object": "response.deleted", "deleted": True}
+
+
+def _id(request: Request) -> str:
+    return f"{PREFIX}{request.path_params['response_id']}"
 
 
 class ResponsesWriter(Writer):
@@ -118,13 +124,14 @@ class ResponsesWriter(Writer):
         self._pieces: list[str] | None = None
         text = body.get("text", {})
         self._head: Payload = {
-            "id": f"resp_{uuid.uuid4().hex}",
+            "id": f"{PREFIX}{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
             "model": parser.name,
             **ECHOED,
             **{name: body[name] for name in ECHOED if name in body},
             **FIXED,
+            "tools": [_with_all_fields(each) for each in body.get("tools", ())],
             "text": {**text, "format": text.get("format") or {"type": "text"}},
             "temperature": options.temperature,
             "top_p": options.top_p,
@@ -274,6 +281,12 @@ class ResponsesWriter(Writer):
         }
 
 
+def _with_all_fields(tool: Body) -> Body:
+    """Return a tool as responses repeat it: with what the schema requires of functions."""
+    optional = ("description", "parameters", "strict") if tool["type"] == "function" else ()
+    return {**dict.fromkeys(optional), **tool}
+
+
 def _output_text(text: str) -> Payload:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
@@ -307,8 +320,14 @@ ENDPOINTS = (
         "InputTokensRequest",
         error=ResponsesWriter.error,
     ),
-    Endpoint("/v1/responses/{response_id}", get_response, "Response", "A stored response"),
     Endpoint(
-        "/v1/responses/{response_id}", delete_response, "Anything", "Deletes it", verb="DELETE"
+        f"/v1/responses/{PREFIX}{{response_id}}", get_response, "Response", "A stored response"
+    ),
+    Endpoint(
+        f"/v1/responses/{PREFIX}{{response_id}}",
+        delete_response,
+        "Anything",
+        "Deletes it",
+        verb="DELETE",
     ),
 )

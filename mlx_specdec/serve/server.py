@@ -64,6 +64,8 @@ def serve(
     )
     address, port = listener.getsockname()[:2]
     loopback = ipaddress.ip_address(address).is_loopback
+    where = f"[{address}]" if ":" in address else address
+    reached = "127.0.0.1" if address in ("0.0.0.0", "::") else where
     access = replace(access, loopback_name=host if loopback else None)
     files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
@@ -87,9 +89,9 @@ def serve(
             timeout_graceful_shutdown=int(DRAIN_SECONDS) + CUT_SECONDS,
         ),
         engine,
+        configuration(f"http://{reached}:{port}", _name_of(model), access.key),
     )
     engine.start(then=server.loaded)
-    where = f"[{address}]" if ":" in address else address
     log.info("listening on http://%s:%d", where, port)
     if access.key is None and not loopback:
         log.warning("anybody who reaches %s may ask: set an --api-key", where)
@@ -104,6 +106,24 @@ def serve(
         os._exit(0)
     if engine.problem is not None:
         raise engine.problem
+
+
+def configuration(url: str, model: str, key: str | None) -> str:
+    """Return the lines by which clients use this server, as docs/agents.md explains them."""
+    word = "unused" if key is None else "$MLX_SPECDEC_API_KEY"
+    env_key = "" if key is None else ', env_key="MLX_SPECDEC_API_KEY"'
+    provider = f'{{name="local", base_url="{url}/v1", wire_api="responses"{env_key}}}'
+    options = f'"options": {{"baseURL": "{url}/v1"}}, "models": {{"{model}": {{}}}}'
+    package = '"npm": "@ai-sdk/openai-compatible"'
+    continued = f"provider: openai, apiBase: {url}/v1, apiKey: {word}, model: {model}"
+    return f"""\
+OpenAI SDK   OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={word}
+Codex        codex -m {model} -c model_provider=local -c 'model_providers.local={provider}'
+Claude Code  ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={word} claude --model {model}
+Cline        provider OpenAI Compatible, base URL {url}/v1, key {word}, model {model}
+Continue     models: [{{name: local, {continued}}}]
+opencode     {{"provider": {{"local": {{{package}, {options}}}}}}}
+"""
 
 
 class Connection(H11Protocol):
@@ -161,9 +181,10 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Engine, configuration: str) -> None:
         super().__init__(config)
         self._engine = engine
+        self._configuration = configuration
 
     def loaded(self) -> None:
         """Called when the engine has loaded, or failed to."""
@@ -171,6 +192,7 @@ class _Server(uvicorn.Server):
             self.should_exit = True
         else:
             log.info("ready")
+            print(self._configuration, end="", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at a signal, where uvicorn would raise it again at the end."""
