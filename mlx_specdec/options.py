@@ -56,6 +56,8 @@ class Options(Sampling):
     regular: plain decoding, no proposer. chat_template: apply it where the model has one; also the
         one task prefix that a T5's config.json asks for. system_prompt: the message that the
         template puts first. chat_template_config: more variables for it.
+    target_lang, source_lang: the languages of a translation model, by its own codes: the one to
+    translate into, and that of the prompt, where the model wants to know.
     prefill_step_size: tokens of the prompt in one pass; None takes 512, and 2,048 on an accelerator
         with room for it.
     How tokens are drawn: see `sampling.settings.Sampling`.
@@ -84,6 +86,8 @@ class Options(Sampling):
     chat_template: bool = True
     system_prompt: str | None = None
     chat_template_config: Mapping[str, Any] = field(default_factory=dict)
+    target_lang: str | None = None
+    source_lang: str | None = None
     prefill_step_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -128,7 +132,7 @@ class Options(Sampling):
         texts = [self.stop] if isinstance(self.stop, str | bytes) else self.stop
         several = isinstance(texts, Iterable) and all(isinstance(text, str) for text in texts)
         yield "stop", several, "be a string or several"
-        for name in ("system_prompt", "regex", "grammar"):
+        for name in ("system_prompt", "regex", "grammar", "target_lang", "source_lang"):
             yield name, isinstance(getattr(self, name), str | None), "be a string"
         for name in (one.name for one in fields(self) if one.type == "bool"):
             yield name, getattr(self, name) in (True, False), "be bool"

@@ -18,11 +18,11 @@ from mlx_specdec.engine.request import Result
 from mlx_specdec.errors import RewindError
 from mlx_specdec.interfaces import Model, Noise, Proposal, Proposer, Scores
 from mlx_specdec.models.cache_settings import CacheSettings
+from mlx_specdec.models.encoder_decoder.context import EncoderDecoderContext
 from mlx_specdec.models.mlx_lm import rewinding
 from mlx_specdec.models.mlx_lm.context import DecoderOnlyContext
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.mlx_lm.rewinding import RewindableCache
-from mlx_specdec.models.t5.context import EncoderDecoderContext
 from mlx_specdec.options import Options
 from mlx_specdec.testing import CheckedModel
 

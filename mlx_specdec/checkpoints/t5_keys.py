@@ -11,8 +11,8 @@ from ..errors import CheckpointError
 from .quantization import MIXED, MODES, Quantization
 from .quantization import PARTS as QUANTIZED_PARTS
 
-ENCODER_DECODER = ("t5", "mt5", "umt5")
-
+T5 = ("t5", "mt5", "umt5")
+"""model_type of a T5."""
 SHARED, HEAD = "shared.weight", "lm_head.weight"
 TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 LARGEST = 2**31 - 1
@@ -34,10 +34,6 @@ WIDER_BITS = 8
 # Tables of positions are tiny, and their error would go into every attention score.
 _NEVER = re.compile(r"relative_attention_bias")
 _SENSITIVE = re.compile(r"(encoder|decoder)\.block\.(\d+)\..*\.(v|wo)\.weight")
-
-
-def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") in ENCODER_DECODER
 
 
 def names(stored: Iterable[str]) -> dict[str, str]:

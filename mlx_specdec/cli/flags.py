@@ -144,6 +144,16 @@ class ChatTemplate(Flags):
         "Variables for the chat template, for example '{\"enable_thinking\": false}'.",
         metavar="JSON",
     )
+    target_lang: str | None = flag(
+        None,
+        "The language to translate into, by the model's code for it.",
+        metavar="CODE",
+    )
+    source_lang: str | None = flag(
+        None,
+        "The language of the prompt, where a translation model needs it.",
+        metavar="CODE",
+    )
     prefill_step_size: int | None = flag(
         None,
         "The number of tokens of the prompt in one pass.",

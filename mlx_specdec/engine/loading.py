@@ -88,6 +88,7 @@ def load(
     if ranks is None:
         source, directory = loader.find(draft_model, str(model), revision)
         target, tokenizer, heads = loader.load_target(directory, q_bits, adapter_path)
+        network = target.model.network
     else:
         named = None if ranks.rank else draft_model  # rank 0 alone drafts
         source, directory = ranks.together(lambda: loader.find(named, str(model), revision))
@@ -95,6 +96,7 @@ def load(
         target, tokenizer, heads = ranks.together(
             lambda: loader.load_target(directory, q_bits, adapter_path)
         )
+        network = target.model.network
         target = replace(target, model=ranks.share(target.model))
     pair = Pair(
         name=str(model),
@@ -108,6 +110,7 @@ def load(
         load_seconds=0.0,
         heads=heads,
         task_prefix=target.task_prefix,
+        languages=families.of_network(network).languages(network, tokenizer),
         notes=(target.note,) if target.note else (),
     )
     if source is not None:

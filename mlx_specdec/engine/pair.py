@@ -20,6 +20,7 @@ from ..proposers.drafter import Trial
 from ..sampling.constraint import Alphabet, Constraint
 from ..sampling.grammar import Grammar
 from ..text import prompts as documents
+from ..text.languages import Languages
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import Translation, written_texts
 
@@ -32,8 +33,9 @@ class Pair:
     this width. translation: for a draft whose vocabulary is another. documents: for lookup.
     drafter_network: of a hidden-state drafter in the draft's place. unusable: drafters that the
     target brings and that cannot be used -> why. draft_bytes: what drafts take in addition to the
-    target. task_prefix: what every prompt has to begin with. notes: lines for the user on how
-    weights are computed with. trials: of drafters with weights. learned: about draft lengths.
+    target. task_prefix: what every prompt has to begin with. languages: of a target that
+    translates. notes: lines for the user on how weights are computed with. trials: of drafters with
+    weights. learned: about draft lengths.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Pair:
     unusable: Mapping[str, str] = field(default_factory=dict, compare=False)
     draft_bytes: int = 0
     task_prefix: str = ""
+    languages: Languages | None = None
     notes: tuple[str, ...] = ()
     trials: defaultdict[str, Trial] = field(
         default_factory=lambda: defaultdict(Trial), compare=False, repr=False

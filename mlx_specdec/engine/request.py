@@ -193,7 +193,7 @@ class Job:
         ids, bound, options = prepared(pair, request.prompt, request.options)
         if request.ignore_eos:
             bound = replace(bound, eos_token_ids=frozenset())
-        prefix, sampling = bound.target.prefix(ids), options.sampling
+        prefix, sampling = beginning(bound, ids, options), options.sampling
         constraint = bound.constraint(options.constraint, sampling.logit_bias)
         longest = bound.target.max_length
         room = sys.maxsize if longest is None else longest - len(prefix)
@@ -380,6 +380,8 @@ def encode(pair: Pair, prompt: Prompt, options: Options) -> list[int]:
     """Return the token ids of a prompt; see `text.prompts.prompt_ids`."""
     if isinstance(prompt, str) and prompt.strip():
         prompt = missing_prefix(pair, prompt, options) + prompt
+        if pair.languages is not None:
+            return pair.languages.source(prompt, pair.tokenizer.encode, *_languages(pair, options))
     return prompt_ids(
         pair.tokenizer,
         prompt,
@@ -387,6 +389,31 @@ def encode(pair: Pair, prompt: Prompt, options: Options) -> list[int]:
         system_prompt=options.system_prompt,
         chat_settings=options.chat_template_config,
     )
+
+
+def beginning(pair: Pair, ids: Sequence[int], options: Options) -> list[int]:
+    """Return the committed tokens before the first generated one, in the language to translate
+    into. ids: of the prompt. Raises OptionError for a language that the target does not have."""
+    prefix, target = pair.target.prefix(ids), _languages(pair, options)[1]
+    return prefix if pair.languages is None else pair.languages.prefix(prefix, target)
+
+
+def _languages(pair: Pair, options: Options) -> tuple[str | None, str | None]:
+    """Return the codes of source and target language. Raises OptionError."""
+    languages, target, source = pair.languages, options.target_lang, options.source_lang
+    if languages is None:
+        if target is not None or source is not None:
+            raise OptionError(
+                "target-lang and source-lang are for translation models that name their languages, "
+                "and this model names none: leave them out"
+            )
+        return None, None
+    if target is None and languages.required:
+        raise OptionError(
+            "target-lang must be given, the language that the model is to translate into: "
+            + ", ".join(sorted(languages.known))
+        )
+    return languages.find("source-lang", source), languages.find("target-lang", target)
 
 
 def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:

@@ -26,6 +26,7 @@ from ..checkpoints import files
 from ..checkpoints.source import as_directory, resolve_config
 from ..engine.pair import Pair
 from ..errors import first_line
+from ..models.encoder_decoder.context import Network
 from ..models.mlx_lm.model import DecoderOnlyModel
 from ..models.number_format import expanded
 from ..models.t5.network import T5
@@ -259,7 +260,7 @@ def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -
     """Return transformers' model, in float32 on the CPU, that computes what `network` does. Raises
     NoBaselineError where transformers lacks it, or has other tensors."""
     adapted = settings(config, network)
-    kind = "AutoModelForSeq2SeqLM" if isinstance(network, T5) else "AutoModelForCausalLM"
+    kind = "AutoModelForSeq2SeqLM" if isinstance(network, Network) else "AutoModelForCausalLM"
     try:
         model = getattr(hugging.transformers, kind).from_config(
             hugging.transformers.AutoConfig.for_model(**adapted),

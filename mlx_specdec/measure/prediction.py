@@ -241,7 +241,7 @@ def cluster(link: Link, target: Outline, caches_bytes: int) -> Cluster:
     """Return what each machine holds of a target, and its share of a pass. Raises OptionError for a
     family that has no pipeline."""
     if link.pipeline and target.kind == "encoder-decoder":
-        raise OptionError("a T5 model cannot be a pipeline: leave out --pipeline")
+        raise OptionError("an encoder-decoder model cannot be a pipeline: leave out --pipeline")
     machines, layers = link.machines, sum(target.layer_nbytes)
     # Embedding and head are on every machine, and a step reads the head.
     tables = target.token_nbytes

@@ -1,17 +1,19 @@
-"""The table of families of models. A family is a module, imported when it is first needed, so that
-T5 does not wait for mlx-lm; a new one is such a module and a line in `of_config`."""
+"""The table of families of models. A family is imported when it is first needed, so that T5 does not
+wait for mlx-lm; a new one is a module with an `encoder_decoder.family.EncoderDecoderFamily` called
+`family`, and a line in ENCODER_DECODERS. Decoder-only families are mlx-lm's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints import t5_keys as keys
-from ..text.tokenizer import Kind
+from ..text.languages import Languages
+from ..text.tokenizer import Kind, Tokenizer
 from .base import Base
 from .cache_settings import CacheSettings
 from .number_format import NumberFormat
@@ -19,10 +21,12 @@ from .outline import Outline
 from .trainable import Trainable
 
 Config = Mapping[str, Any]
+ENCODER_DECODERS = {"t5": "t5.family", "mt5": "t5.family", "umt5": "t5.family"}
+"""model_type of config.json -> the module of the family."""
 
 
 class Family(Protocol):
-    """What the module of a family has."""
+    """What a family has, as a module or as an object."""
 
     kind: Kind
 
@@ -63,18 +67,26 @@ class Family(Protocol):
         """A model of this configuration whose weights do not count. Raises OptionError where there
         is none. like: a network of the family, for what config.json does not say."""
 
+    def languages(self, network: Any, tokenizer: Tokenizer) -> Languages | None:
+        """Return the languages of a model that translates, None where it names none."""
+
+
+def is_encoder_decoder(config: Config) -> bool:
+    return str(config.get("model_type")) in ENCODER_DECODERS
+
 
 def of_config(config: Config) -> Family:
-    if keys.is_encoder_decoder(config):
-        from .t5 import family as t5_family
-
-        return t5_family
+    if is_encoder_decoder(config):
+        module = import_module(f".{ENCODER_DECODERS[str(config['model_type'])]}", __package__)
+        return cast(Family, module.family)
     from .mlx_lm import family as decoder_family
 
     return decoder_family
 
 
-def of_model(model: Base) -> Family:
-    from .t5.network import T5
+def of_network(network: nn.Module) -> Family:
+    return of_config({"model_type": getattr(network, "model_type", None)})
 
-    return of_config({"model_type": "t5"} if isinstance(model.network, T5) else {})
+
+def of_model(model: Base) -> Family:
+    return of_network(model.network)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ..engine.pair import Pair
 from ..engine.request import encode
 from ..errors import CheckpointError
-from ..models.t5.context import EncoderDecoderModel
+from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..options import Options
 from ..text.chat import Ending
 from ..text.tokenizer import Tokenizer

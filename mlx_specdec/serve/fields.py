@@ -225,6 +225,7 @@ COMPLETION: dict[str, Schema] = {
         '{"type": "content", "content": ...}', typed("content", "content", content=CONTENT)
     ),
     "truncate_prompt_tokens": within(1, kind=WHOLE),
+    **named("target_lang source_lang", TEXT),
     # What changes the text, and is not supported.
     **named("adapters allowed_token_ids audio chat_template frequency_context_size", off()),
     **named("json_schema presence_context_size repetition_context_size role_mapping", off()),

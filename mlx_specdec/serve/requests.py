@@ -37,7 +37,8 @@ from .settings import Limits, ServiceSettings
 from .stored import StoredResponses
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-SAME = ("temperature", "top_p", "min_p", "xtc_probability", "xtc_threshold", *PENALTIES)
+LANGUAGES = ("target_lang", "source_lang")
+SAME = ("temperature", "top_p", "min_p", "xtc_probability", "xtc_threshold", *PENALTIES, *LANGUAGES)
 """Fields that mean what the options of the same name mean."""
 TEMPLATE_FIELDS = ("messages", "tools", "functions", "chat_template_kwargs", "reasoning_effort")
 """Fields that chat templates read."""
@@ -81,7 +82,8 @@ class RequestParser:
         """Parse a body for /v1/chat/completions. Raises Problem."""
         body = self.check("ChatRequest", body)
         top = body.get("top_logprobs", 0) if body.get("logprobs") else None
-        return self._parsed(body, lambda: [self.chat_ids(body)], top, tools_of(body))
+        speaking = self._speaking(body)
+        return speaking._parsed(body, lambda: [speaking.chat_ids(body)], top, tools_of(body))
 
     def completions(self, body: Body) -> ParsedRequest:
         """Parse a body for /v1/completions. Raises Problem."""
@@ -90,9 +92,12 @@ class RequestParser:
         # A text, token ids, or a list of either.
         prompts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
         top = body.get("logprobs", False)
-        parsed = self._parsed(
+        speaking = self._speaking(body)
+        parsed = speaking._parsed(
             body,
-            lambda: [self.text_ids(each) if isinstance(each, str) else each for each in prompts],
+            lambda: [
+                speaking.text_ids(each) if isinstance(each, str) else each for each in prompts
+            ],
             None if top is False else top,
         )
         if not body.get("echo"):
@@ -101,6 +106,11 @@ class RequestParser:
         texts = [each if isinstance(each, str) else decode(each) for each in prompts]
         choices = len(parsed.requests) // len(prompts)
         return replace(parsed, echoed=tuple(each for each in texts for _ in range(choices)))
+
+    def _speaking(self, body: Body) -> RequestParser:
+        """Return the parser with the languages of a body, in which its prompts are read."""
+        named = {name: body[name] for name in LANGUAGES if name in body}
+        return replace(self, options=replace(self.options, **named)) if named else self
 
     def chat_ids(self, body: Body) -> list[int]:
         """Return the token ids of a checked body's messages and tools. Raises Problem."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ..checkpoints.disk import check_regular, read_json
 from ..checkpoints.files import has_vocabulary
+from ..checkpoints.t5_keys import T5
 from ..errors import CheckpointError, first_line, is_panic
 from . import chat
 from .chat import Ending, Messages
@@ -77,9 +78,9 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
     named = (directory / "config.json", directory / "tokenizer_config.json")
     config, settings = (read_json(file) if file.is_file() else {} for file in named)
     if (directory / "tokenizer.json").is_file():
-        return FileTokenizer(directory, settings, ends_with_eos=kind == "encoder-decoder")
+        return FileTokenizer(directory, settings, ends_with_eos=config.get("model_type") in T5)
     elif kind == "encoder-decoder" and (directory / "spiece.model").is_file():
-        return SentencePieceTokenizer(directory, settings)
+        return SentencePieceTokenizer(directory, settings, config.get("vocab_size"))
     kind_named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     # transformers makes an empty tokenizer of a class's name alone; of ByT5's it is a whole one.
     if kind_named != "ByT5Tokenizer" and not has_vocabulary(directory):
@@ -262,16 +263,20 @@ def _by_id(vocabulary: Mapping[str, int], size: int) -> list[str | None]:
 
 class SentencePieceTokenizer(DirectoryTokenizer):
     """T5's and mT5's spiece.model, read by sentencepiece, with extra ids behind it, of which
-    <extra_id_0> is the last."""
+    <extra_id_0> is the last. vocabulary: the model's size, by config.json."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, directory: Path, settings: Mapping[str, Any], vocabulary: int | None = None
+    ) -> None:
         super().__init__(directory)
         self._processor = read_sentence_piece(directory / "spiece.model")
         self._count: int = self._processor.get_piece_size()
         # Some of these pieces may be sentinels (mT5's).
         last = str(self._processor.id_to_piece(self._count - 1)) if self._count else ""
         extra = settings.get("extra_ids")
-        extra = (0 if "<extra_id_" in last else EXTRA) if extra is None else extra
+        # MADLAD-400's pieces are the model's whole vocabulary.
+        full = isinstance(vocabulary, int) and self._count >= vocabulary
+        extra = (0 if full or "<extra_id_" in last else EXTRA) if extra is None else extra
         if type(extra) is not int or not 0 <= extra <= MOST_EXTRA:
             given = f"tokenizer_config.json has extra_ids {extra!r:.40}"
             raise CheckpointError(f"{given}: need a number")

@@ -16,7 +16,7 @@ from ..models.base import Base
 from ..models.drafters.config import Shapes
 from ..models.drafters.layers import Attention, Source
 from ..models.drafters.network import DrafterNetwork
-from ..models.t5.context import EncoderDecoderModel
+from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..models.trainable import Ids
 from .collect import Rows
 from .config import DrafterConfig

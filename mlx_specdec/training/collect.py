@@ -20,7 +20,7 @@ from ..engine.pair import Pair
 from ..engine.request import Request, missing_prefix
 from ..errors import PromptError
 from ..interfaces import FINAL, Progress
-from ..models.t5.context import EncoderDecoderModel
+from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..options import Options
 from ..text.prompts import read_lines
 from .config import DataConfig

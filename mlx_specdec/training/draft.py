@@ -30,9 +30,9 @@ from ..engine.pair import Pair
 from ..errors import OptionError, VocabularyError
 from ..models import families
 from ..models.base import Base
+from ..models.encoder_decoder.family import EncoderDecoderFamily
 from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
-from ..models.t5.network import T5
 from ..models.trainable import Ids, Trainable
 from ..options import SELF
 from .collect import Rows
@@ -227,9 +227,9 @@ def _config(network: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
     left = ("quantization", "torch_dtype")
     changed = {key: value for key, value in config.items() if not key.startswith(left)}
     changed["dtype"] = str(STORED).rpartition(".")[2]
-    if isinstance(network, T5):
-        changed["tie_word_embeddings"] = not network.config.own_head
-        changed["scale_decoder_outputs"] = keys.scales_output(config)
+    family = families.of_config(config)
+    if isinstance(family, EncoderDecoderFamily):
+        return family.written_config(changed, dict(tree_flatten(network.parameters())))
     return changed
 
 

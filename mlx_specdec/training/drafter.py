@@ -30,8 +30,8 @@ from ..models.drafters.eagle3 import Eagle3
 from ..models.drafters.kinds import attach, describe, read
 from ..models.drafters.layers import Attention
 from ..models.drafters.network import DrafterNetwork
+from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..models.number_format import NumberFormat
-from ..models.t5.context import EncoderDecoderModel
 from . import anchors as behind_anchors
 from .anchors import Anchored, AnchorTask, KeysValues, compared
 from .collect import Rows

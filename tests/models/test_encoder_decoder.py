@@ -9,8 +9,8 @@ import pytest
 
 from mlx_specdec.errors import OptionError, PromptError, RewindError
 from mlx_specdec.interfaces import FINAL, after
+from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.t5.context import EncoderDecoderModel
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "t5" / "own-head-scaled"
 

@@ -15,15 +15,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.t5 import network as t5
-from mlx_specdec.models.t5.config import T5Config
-from mlx_specdec.models.t5.context import (
+from mlx_specdec.models.encoder_decoder.context import (
     EncoderDecoderContext,
     EncoderDecoderModel,
     Source,
     padding_mask,
 )
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.t5 import network as t5
+from mlx_specdec.models.t5.config import T5Config
 from mlx_specdec.models.t5.network import T5
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"

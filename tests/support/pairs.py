@@ -15,9 +15,9 @@ from mlx_specdec.interfaces import Model
 from mlx_specdec.interfaces.results import RoundReport
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.medusa import MedusaHeads
+from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.t5.context import EncoderDecoderModel
 
 from . import tiny
 

@@ -20,7 +20,7 @@ from ...checkpoints.writer import Change
 from ...errors import CheckpointError, OptionError
 from ..report import TensorReport
 
-PLANS = ("drafter", "t5", "decoder_only")
+PLANS = ("drafter", "encoder_decoder", "decoder_only")
 """Modules, of which the first that has a plan is taken."""
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from ...checkpoints.disk import read_json
 from ...checkpoints.files import Weights
 from ...checkpoints.quantization import PARTS, Quantization, stored_quantization
-from ...checkpoints.t5_keys import is_encoder_decoder
 from ...errors import CheckpointError
+from ..families import is_encoder_decoder
 from .config import LayerSizes, Shapes
 
 D2T = "d2t"

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from ...checkpoints.files import LAYERS, check_runs_no_code
 from ...errors import CheckpointError, OptionError, first_line
 from ...interfaces import FINAL
-from ...text.tokenizer import Kind
+from ...text.tokenizer import Kind, Tokenizer
 from ..base import Base
 from ..number_format import NumberFormat, stored_dtype
 from ..outline import Outline
@@ -92,6 +92,10 @@ _WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads")
 def layers(network: nn.Module) -> Sequence[nn.Module]:
     """Empty where a model does not name them so."""
     return list(getattr(network, "layers", ()))
+
+
+def languages(network: nn.Module, tokenizer: Tokenizer) -> None:
+    """Chat templates and instructions say the language."""
 
 
 def with_width(config: Mapping[str, Any], width: int) -> dict[str, Any]:

@@ -11,13 +11,11 @@ import mlx.nn as nn
 import numpy as np
 from mlx.nn.layers.distributed import shard_inplace
 
+from ..encoder_decoder.context import KeysValues, Network, Source
 from ..kv_cache import STEP, KVCache
+from ..rows import Place
 from ..sharding import shard_inputs
 from .config import T5Config
-
-KeysValues = Sequence[mx.array]
-"""Two, (batch, heads, n, d_kv) each."""
-
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     # nn.relu is compiled, which costs the CPU more than it saves.
@@ -237,12 +235,11 @@ class Stack(nn.Module):
         biases = [mx.take(table, index, axis=1)[None] for table in self.bias_tables(reach)]
         return self._for_layers(biases)
 
-    def masks(
-        self, tables: Sequence[mx.array], reach: int, positions: np.ndarray
-    ) -> list[mx.array]:
+    def masks(self, tables: Sequence[mx.array], positions: np.ndarray) -> list[mx.array]:
         """Per layer (batch, heads, rows, width): what to add to the scores of new positions (batch,
-        rows), `width` being the end of the longest sequence; a batch of 1 for alike ones."""
-        width = int(positions.max()) + 1
+        rows), `width` being the end of the longest sequence; a batch of 1 for alike ones. tables:
+        from `bias_tables`."""
+        width, reach = int(positions.max()) + 1, tables[0].shape[1] // 2
         if positions.size == 1:
             first = reach - width
             masks = [table[None, :, None, first : first + width] for table in tables]
@@ -260,17 +257,30 @@ SOURCE_ROWS = 512
 not with its square."""
 
 
-class T5(nn.Module):
-    """The whole model. Parameters are named as in Hugging Face checkpoints."""
+class T5(Network):
+    """The whole model."""
+
+    model_type = "t5"
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.config = config
+        self.vocabulary, self.width = config.vocab_size, config.d_model
+        self.start = (config.decoder_start_token_id,)
+        self.trained_length = config.trained_length
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(config, config.num_layers, is_decoder=False)
         self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
         if config.own_head:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        return list(self.decoder.block)
+
+    @property
+    def dtype(self) -> mx.Dtype:  # type: ignore[override]
+        return self.decoder.final_layer_norm.weight.dtype
 
     def shard(self, group: mx.distributed.Group) -> None:
         """Keep this rank's heads and its part of the feed-forward networks, lazily; `config` is
@@ -284,7 +294,6 @@ class T5(nn.Module):
         )
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        """(batch, n) int32 -> (batch, n, d_model). mask: (batch, n) bool, False for padding."""
         length = tokens.shape[1]
         parts = -(-length // SOURCE_ROWS)
         rows = -(-length // parts)
@@ -297,40 +306,55 @@ class T5(nn.Module):
         return self.encoder.final_layer_norm(states)
 
     def source_nbytes(self, length: int) -> int:
-        """About the bytes that `encode` and `project_encoded` take for a source."""
         config = self.config
         scores = 5 * config.num_heads * min(length, SOURCE_ROWS)
         states = 6 * config.d_model + 3 * config.d_ff
         projected = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
-        return (
-            length * (scores + states + projected) * self.encoder.final_layer_norm.weight.dtype.size
-        )
+        return length * (scores + states + projected) * self.dtype.size
 
     def cache_nbytes(self, source: int, columns: int) -> int:
-        """Bytes of the encoder's output, and of all keys and values, in whole steps."""
-        config, number = self.config, self.encoder.final_layer_norm.weight.dtype.size
+        config, number = self.config, self.dtype.size
         row = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
         return number * (source * (config.d_model + row) + -(-columns // STEP) * STEP * row)
 
     def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
-        """Per decoder layer the cross-attention's keys and values, (batch, heads, n, d_kv), laid
-        out in that order: every later pass would copy a transposed view."""
+        # Every later pass would copy a transposed view.
         attentions = (block.layer[1].EncDecAttention for block in self.decoder.block)
         return [tuple(map(mx.contiguous, each.keys_values(encoded))) for each in attentions]
 
+    def tables(self, reach: int) -> list[mx.array]:
+        return self.decoder.bias_tables(reach)
+
     def decode(
+        self,
+        tokens: mx.array,
+        caches: Sequence[KVCache],
+        source: Source,
+        place: Place,
+        tables: Sequence[mx.array],
+        outputs: list[mx.array] | None = None,
+    ) -> mx.array:
+        positions = place.positions[:1] if place.even else place.positions
+        masks = self.decoder.masks(tables, positions)
+        return self._decoded(tokens, caches, source.projected, masks, source.mask, outputs)
+
+    def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
+        length = tokens.shape[1]
+        masks = self.decoder.masks(self.tables(length), np.arange(length)[None])
+        encoded = self.project_encoded(self.encode(sources, mask))
+        return self._decoded(tokens, [None] * len(encoded), encoded, masks, mask)
+
+    def _decoded(
         self,
         tokens: mx.array,
         caches: Sequence[KVCache | None],
         source: Sequence[KeysValues],
         masks: Sequence[mx.array],
-        source_mask: mx.array | None = None,
+        source_mask: mx.array | None,
         outputs: list[mx.array] | None = None,
     ) -> mx.array:
-        """Return the input of the head: (batch, m, d_model), normed and scaled. tokens: (batch, m)
-        int32, the next positions after what the caches hold; without caches, the first. source:
-        from `project_encoded`. masks: from `Stack.masks`. source_mask: (batch, n) bool, False for
-        the source's padding. outputs: each layer's output is appended to it."""
+        """Run the decoder. masks: from `Stack.masks`. source_mask: (batch, n) bool, False for the
+        source's padding."""
         states = self.shared(tokens)
         hidden = _hide(source_mask, states.dtype)
         for block, cache, given, mask in zip(
@@ -343,8 +367,10 @@ class T5(nn.Module):
         states = self.decoder.final_layer_norm(states)
         return states * self.config.d_model**-0.5 if self.config.scales_output else states
 
+    def embed(self, tokens: mx.array) -> mx.array:
+        return self.shared(tokens)
+
     def head(self, states: mx.array) -> mx.array:
-        """(batch, m, d_model) -> logits (batch, m, vocabulary)."""
         return self.lm_head(states) if self.config.own_head else self.shared.as_linear(states)
 
 

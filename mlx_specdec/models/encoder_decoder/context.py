@@ -1,4 +1,4 @@
-"""What a T5 has computed of the sources of a batch."""
+"""Contexts of encoder-decoder models, and what a family's arithmetic has to give them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from ...checkpoints import disk as sizes
 from ...errors import PromptError
@@ -16,7 +17,88 @@ from ..base import check_prompt, layer_of
 from ..kv_cache import STEP, KVCache, padded
 from ..number_format import nbytes
 from ..rows import Place, Rows, RowsContext
-from .network import T5, KeysValues
+
+KeysValues = Sequence[mx.array]
+"""Two, (batch, heads, n, head_dim) each."""
+
+
+class Network(nn.Module):
+    """The arithmetic of an encoder-decoder. Parameters are named as in Hugging Face checkpoints.
+
+    model_type: the family's name in `families.ENCODER_DECODERS`. vocabulary: width of the logits.
+    width: of the encoder's output and of hidden states. start: the tokens that every text begins
+    with, at least one. max_length: tokens of a source, and of a text, at most; None for any number.
+    trained_length: tokens of the longest sources in training. dtype: of hidden states.
+    """
+
+    model_type: str
+    vocabulary: int
+    width: int
+    start: tuple[int, ...]
+    max_length: int | None = None
+    trained_length: int
+    dtype: mx.Dtype
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """The decoder's."""
+        raise NotImplementedError
+
+    def context(
+        self, model: EncoderDecoderModel, read: Callable[[], Source], count: int
+    ) -> EncoderDecoderContext:
+        """Return a context of `count` sequences whose sources `read` encodes."""
+        return EncoderDecoderContext(model, read, count)
+
+    def shard(self, group: mx.distributed.Group) -> None:
+        """Keep this rank's part of every layer; see `EncoderDecoderFamily.check_shares`."""
+        raise NotImplementedError
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(batch, m) int32 -> (batch, m, width), what the decoder's first layer is given."""
+        raise NotImplementedError
+
+    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+        """(batch, n) int32 -> (batch, n, width). mask: (batch, n) bool, False for padding."""
+        raise NotImplementedError
+
+    def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
+        """Return each decoder layer's keys and values of the encoder's output, contiguous."""
+        raise NotImplementedError
+
+    def tables(self, reach: int) -> list[mx.array]:
+        """Return what is computed once of the first `reach` positions of a text; mostly nothing."""
+        return []
+
+    def decode(
+        self,
+        tokens: mx.array,
+        caches: Sequence[KVCache],
+        source: Source,
+        place: Place,
+        tables: Sequence[mx.array],
+        outputs: list[mx.array] | None = None,
+    ) -> mx.array:
+        """Return the input of the head for (batch, m) int32 tokens at `place`: (batch, m, width).
+        outputs: the output of each layer is appended to it."""
+        raise NotImplementedError
+
+    def head(self, states: mx.array) -> mx.array:
+        """(batch, m, width) -> logits (batch, m, vocabulary)."""
+        raise NotImplementedError
+
+    def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
+        """Return the input of the head for whole texts, without caches: (batch, m, width).
+        sources, mask: as of `encode`. tokens: (batch, m) int32."""
+        raise NotImplementedError
+
+    def source_nbytes(self, length: int) -> int:
+        """Estimate the bytes that `encode` and `project_encoded` take for a source."""
+        raise NotImplementedError
+
+    def cache_nbytes(self, source: int, columns: int) -> int:
+        """Bytes of the encoder's output, and of all keys and values, in whole steps."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -74,17 +156,19 @@ def padding_mask(lengths: Sequence[int]) -> mx.array | None:
 
 
 class EncoderDecoderModel:
-    """base.Base over a T5; prompts are source texts."""
+    """base.Base over a Network; prompts are source texts."""
 
-    max_length: int | None = None
-    # A T5's masks do not depend on the number of rows.
+    # Masks do not depend on the number of rows.
     rows_agree = batches = True
 
-    def __init__(self, network: T5, identity: str | None = None) -> None:
+    def __init__(self, network: Network, identity: str | None = None) -> None:
         self.network = network
         self.identity = identity
-        self.vocabulary, self.width = network.config.vocab_size, network.config.d_model
-        self.layers = len(network.decoder.block)
+        self.vocabulary, self.width = network.vocabulary, network.width
+        self.max_length = network.max_length
+        self.layers = len(network.layers)
+        self.embed, self.head = network.embed, network.head
+        self.cache_nbytes = network.cache_nbytes
         self._tables: list[mx.array] = []
         self._reach = 0
 
@@ -92,33 +176,22 @@ class EncoderDecoderModel:
     def nbytes(self) -> int:
         return nbytes(self.network)
 
-    def cache_nbytes(self, source: int, columns: int) -> int:
-        return self.network.cache_nbytes(source, columns)
-
     def reading_nbytes(self, prompt: int, step: int) -> int:
         return self.network.source_nbytes(prompt)
 
     @property
     def state_dtype(self) -> mx.Dtype:
-        return self.network.decoder.final_layer_norm.weight.dtype
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        """(batch, m) int32 -> (batch, m, width), what the decoder's first layer is given."""
-        return self.network.shared(tokens)
-
-    def head(self, states: mx.array) -> mx.array:
-        """The output head: (batch, m, width), as the hidden state FINAL is -> logits."""
-        return self.network.head(states)
+        return self.network.dtype
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
-        return [self.network.config.decoder_start_token_id]
+        return [*self.network.start]
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> EncoderDecoderContext:
         return self.open_batch([prompt], [cached])
 
     def caution(self, prompt_tokens: int) -> str:
-        """Relative positions go on working beyond the sources that the model was trained on."""
-        trained = self.network.config.trained_length
+        """Most positions go on working beyond the sources that the model was trained on."""
+        trained = self.network.trained_length
         if prompt_tokens <= trained:
             return ""
         takes_nbytes, memory = self.network.source_nbytes(prompt_tokens), sizes.usable_memory()
@@ -138,7 +211,7 @@ class EncoderDecoderModel:
     ) -> EncoderDecoderContext:
         """The first pass runs the encoder over all new sources at once."""
         for prompt in prompts:
-            check_prompt(prompt, self.vocabulary, None)
+            check_prompt(prompt, self.vocabulary, self.max_length)
         known = {row: each for row, each in enumerate(cached) if isinstance(each, Snapshot)}
         new = [row for row in range(len(prompts)) if row not in known]
 
@@ -151,7 +224,7 @@ class EncoderDecoderModel:
             sorted_rows = [order.index(row) for row in range(len(order))]
             return source if order == sorted(order) else source.filter(sorted_rows)
 
-        return EncoderDecoderContext(self, read, len(prompts))
+        return self.network.context(self, read, len(prompts))
 
     def _encoded(self, prompts: Sequence[Sequence[int]]) -> Source:
         lengths = tuple(map(len, prompts))
@@ -159,13 +232,12 @@ class EncoderDecoderModel:
         each = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
         return Source(each, self.network.project_encoded(encoded))
 
-    def masks(self, place: Place) -> list[mx.array]:
+    def tables(self, place: Place) -> list[mx.array]:
         if place.end > self._reach:
             self._reach = -(-place.end // STEP) * STEP
-            self._tables = self.network.decoder.bias_tables(self._reach)
+            self._tables = self.network.tables(self._reach)
             mx.eval(self._tables)
-        positions = place.positions[:1] if place.even else place.positions
-        return self.network.decoder.masks(self._tables, self._reach, positions)
+        return self._tables
 
 
 class EncoderDecoderContext(RowsContext):
@@ -186,14 +258,14 @@ class EncoderDecoderContext(RowsContext):
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         layers = {n: layer_of(n, self._model.layers) for n in taps if n != FINAL}
-        network, source = self._model.network, self._source
-        masks = self._model.masks(self._rows.advance(tokens, proposed))
+        model, source = self._model, self._source
+        place = self._rows.advance(tokens, proposed)
         outputs: list[mx.array] | None = [] if taps else None
-        states = network.decode(
-            tokens, self._caches, source.projected, masks, source.mask, outputs=outputs
+        states = model.network.decode(
+            tokens, self._caches, source, place, model.tables(place), outputs
         )
         hidden = {n: outputs[layers[n]] if n in layers else states for n in taps} if outputs else {}
-        return Scores(network.head(states), hidden, source.encoded)
+        return Scores(model.head(states), hidden, source.encoded)
 
     def evaluate(self) -> None:
         mx.eval(self._source.projected, [cache.state for cache in self._caches])
@@ -201,12 +273,14 @@ class EncoderDecoderContext(RowsContext):
 
     def join(self, other: Context) -> None:
         assert isinstance(other, EncoderDecoderContext)
+        source = self._source.join(other._source)
         super().join(other)
-        self._given = self._source.join(other._source)
+        self._given = source
 
     def filter(self, keep: Sequence[int]) -> None:
+        source = self._source.filter(keep)
         super().filter(keep)
-        self._given = self._source.filter(keep)
+        self._given = source
 
     def reusable(self, sequence: int) -> Reusable:
         length = self._source.lengths[sequence]

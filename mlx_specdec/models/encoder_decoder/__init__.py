@@ -1,0 +1,1 @@
+"""What all encoder-decoder families share: sources, contexts, loading, outlines, training."""

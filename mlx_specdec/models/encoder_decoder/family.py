@@ -1,0 +1,292 @@
+"""Loading, outlines and training of encoder-decoder models; see `families.Family`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from ...checkpoints import files
+from ...checkpoints import t5_keys as keys
+from ...checkpoints.quantization import Quantization, stored_quantization
+from ...checkpoints.tensors import DTYPES, check_weights, dtype_name
+from ...errors import CheckpointError, OptionError
+from ...text.languages import Languages
+from ...text.tokenizer import Kind, Tokenizer
+from ..base import Base, identity_of
+from ..cache_settings import CacheSettings
+from ..number_format import (
+    NumberFormat,
+    count,
+    evaluate,
+    expand,
+    is_quantized,
+    quantize,
+    stored_dtype,
+)
+from ..outline import Outline
+from ..trainable import Ids, padded, places
+from .context import EncoderDecoderModel, Network
+
+Config = Mapping[str, Any]
+
+
+class EncoderDecoderFamily(ABC):
+    """A `families.Family` of encoder-decoder models. A new one defines the abstract methods.
+
+    copies: names of tensors that repeat another, which is named as in `names`, and are not read.
+    """
+
+    kind: Kind = "encoder-decoder"
+    copies: ClassVar[Mapping[str, str]] = {}
+
+    @abstractmethod
+    def network(self, config: Config, tensors: Collection[str] | None) -> Network:
+        """Return the network of a configuration, with weights that nothing computes. tensors: the
+        names of the checkpoint's, by `places`; None where only config.json is known. Raises
+        CheckpointError for a configuration that no model has."""
+
+    @abstractmethod
+    def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
+        """Return the tensors to read: the network's name of each -> its name in the checkpoint."""
+
+    @abstractmethod
+    def with_layers(
+        self, config: Config, chosen: Sequence[int], encoder: int | None = None
+    ) -> dict[str, Any]:
+        """See `families.Family`. encoder: how many layers it has; None for as many as before."""
+
+    def check_shares(self, config: Config, ranks: int) -> None:
+        """Raise OptionError where ranks cannot have equal parts of every layer."""
+        raise OptionError(
+            f"ranks cannot share a model of type {config.get('model_type')}: take one machine"
+        )
+
+    def with_width(self, config: Config, width: int) -> dict[str, Any]:
+        """See `families.Family`."""
+        raise OptionError(
+            f"a model of type {config.get('model_type')} has no width that can be chosen: leave "
+            "width out, or give a draft model to begin with"
+        )
+
+    def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
+        """Return `names` of a checkpoint. Raises CheckpointError for one that writes no text."""
+        return self.names(config, weights.infos)
+
+    def unused(self, name: str) -> str:
+        """Return why a tensor of a checkpoint that is no copy is not read."""
+        return "nothing that reads or writes text needs it"
+
+    def written_config(self, config: Config, tensors: Collection[str]) -> dict[str, Any]:
+        """Return the config.json of a model that is written with these tensors."""
+        return dict(config)
+
+    def languages(self, network: Network, tokenizer: Tokenizer) -> Languages | None:
+        """Return the languages of a model that translates, None where it names none."""
+        return None
+
+    def load(
+        self,
+        directory: Path,
+        config: Config,
+        numbers: NumberFormat,
+        caches: CacheSettings | None,
+        adapter: Path | None = None,
+        group: mx.distributed.Group | None = None,
+        *,
+        pipeline: bool = False,
+    ) -> tuple[EncoderDecoderModel, tuple[int, ...], str]:
+        """See `families.Family.load`."""
+        if caches is not None and caches != CacheSettings():
+            raise OptionError(
+                f"{directory} is an encoder-decoder model, whose caches are neither quantized nor "
+                "cut: leave kv-bits and max-kv-size out"
+            )
+        if pipeline:
+            raise OptionError(
+                "an encoder-decoder model cannot be a pipeline: take distributed tensor"
+            )
+        if adapter is not None:
+            raise OptionError(
+                f"{directory} is an encoder-decoder model, for which mlx-lm has no adapters: leave "
+                "adapter-path out"
+            )
+        stored = stored_quantization(config)
+        numbers.check_plain(directory, stored)
+        if group is not None:
+            self.check_shares(config, group.size())
+        weights = files.Weights(directory)
+        places = self.places(directory, config, weights)
+        infos = {name: weights.infos[place] for name, place in places.items()}
+        try:
+            network = self.network(config, places)
+            if stored is not None:
+                _quantize(network, stored, lambda path, _: f"{path}.scales" in places)
+            shapes = {name: array.shape for name, array in tree_flatten(network.parameters())}
+            check_weights(shapes, {name: info.shape for name, info in infos.items()})
+        except CheckpointError as problem:
+            raise CheckpointError(f"{directory}: {problem}") from None
+        # The widest stored: some checkpoints keep in float32 what half precision cannot hold.
+        types = (DTYPES[info.dtype] for info in infos.values())
+        widest = mx.result_type(*filter(_is_float, types))
+        floating = numbers.floating(widest)
+        if numbers.q_bits is not None:
+            self._quantize_on_load(network, config, numbers)
+        if stored is not None and numbers.expands(count(network)):
+            network.load_weights([(name, weights.read(place)) for name, place in places.items()])
+            expand(network)
+            network.set_dtype(floating)
+            stored = None
+        else:
+            for name, place in places.items():
+                parts = _in_numbers(network, name, weights.read(place), floating)
+                if not weights.lazy:
+                    mx.eval(parts)  # so that the source's array can be freed
+                network.load_weights(parts, strict=False)
+        if group is not None:
+            network.shard(group)
+        evaluate(network)
+        words = dtype_name(network.dtype)
+        bits = numbers.q_bits or (stored or {}).get("bits")
+        words = words if bits is None else f"{bits}-bit, {words}"
+        identity = None if group is not None else identity_of(config, words)
+        return EncoderDecoderModel(network, identity), files.eos_token_ids(directory, config), words
+
+    def outline(
+        self, config: Config, name: str, numbers: NumberFormat, depth: int | None
+    ) -> Outline:
+        return EncoderDecoderOutline(self, config, name, numbers, depth)
+
+    def trainable(self, network: Network) -> TrainableEncoderDecoder:
+        return TrainableEncoderDecoder(network)
+
+    def model(self, network: Network, max_length: int | None) -> Base:
+        return EncoderDecoderModel(network)
+
+    def layers(self, network: Network) -> Sequence[nn.Module]:
+        return network.layers
+
+    def empty(self, config: Config, like: Network) -> Base:
+        """Which tensors there are is as in `like`."""
+        tensors = [name for name, _ in tree_flatten(like.parameters())]
+        return EncoderDecoderModel(self.network(config, tensors))
+
+    def quantized(
+        self, network: Network, config: Config, default: Quantization, mixed: str = ""
+    ) -> dict[str, Quantization]:
+        """Return how to quantize which weights, by name. mixed: see `keys.quantization_of`."""
+        chosen = {
+            name: keys.quantization_of(config, name, array.shape, default, mixed)
+            for name, array in tree_flatten(network.parameters())
+        }
+        return {name: how for name, how in chosen.items() if how is not None}
+
+    def _quantize_on_load(self, network: Network, config: Config, numbers: NumberFormat) -> None:
+        """Quantize as a conversion would. Raises OptionError where no matrix divides into
+        groups."""
+        assert numbers.q_bits is not None
+        default = Quantization(numbers.q_bits, numbers.q_group_size)
+        chosen = self.quantized(network, config, default)
+
+        def choose(path: str, module: nn.Module) -> Any:
+            how = chosen.get(f"{path}.weight")
+            return False if how is None else how.as_dict()
+
+        quantize(network, numbers.q_bits, numbers.q_group_size, choose)
+
+
+def _in_numbers(
+    network: Network, name: str, array: mx.array, floating: mx.Dtype
+) -> list[tuple[str, mx.array]]:
+    """Cast a tensor, quantize it if its layer is quantized and it is not, and return its parts."""
+    if not _is_float(array.dtype):
+        return [(name, array)]
+    array = array.astype(floating)
+    path, _, part = name.rpartition(".")
+    layer = reduce(lambda at, key: at[int(key) if key.isdigit() else key], path.split("."), network)
+    if part != "weight" or not hasattr(layer, "bits"):
+        return [(name, array)]
+    how = Quantization(layer.bits, layer.group_size, layer.mode)
+    return [(f"{path}.{part}", rows) for part, rows in how.quantize(array).items()]
+
+
+def _is_float(dtype: mx.Dtype) -> bool:
+    return mx.issubdtype(dtype, mx.floating)
+
+
+def _quantize(
+    network: Network, stored: Mapping[str, Any], choose: Callable[[str, tuple[int, ...]], bool]
+) -> None:
+    """Quantize as stored where rows divide into groups. choose: whether, by path and shape."""
+
+    def predicate(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        how, able = Quantization.of(stored, path), hasattr(module, "to_quantized")
+        fits = able and module.weight.shape[-1] % how.group_size == 0
+        return how.as_dict() if fits and choose(path, module.weight.shape) else False
+
+    nn.quantize(network, class_predicate=predicate)
+
+
+class EncoderDecoderOutline(Outline):
+    """Outline of an encoder-decoder; see `loading.outline`."""
+
+    kind: Kind = "encoder-decoder"
+
+    def __init__(
+        self,
+        family: EncoderDecoderFamily,
+        config: Config,
+        name: str,
+        numbers: NumberFormat,
+        depth: int | None,
+    ) -> None:
+        if depth is not None:
+            config = family.with_layers(config, range(depth), encoder=1)
+        network = family.network(config, None)
+        stored = stored_quantization(config)
+        numbers.check_plain(name, stored)
+        floating = numbers.floating(stored_dtype(config))
+        network.set_dtype(floating)
+        if stored is not None and not numbers.expands(count(network)):
+            _quantize(network, stored, lambda path, at: keys.quantizable(f"{path}.weight", at, 1))
+        if numbers.q_bits is not None:
+            family._quantize_on_load(network, config, numbers)
+        super().__init__(network, network.layers)
+        self.vocabulary = network.vocabulary
+        bits = numbers.q_bits or (stored or {}).get("bits")
+        self.dtype = f"{bits}-bit, " * is_quantized(network) + dtype_name(floating)
+
+    def cache_nbytes(self, prompt: int, generated: int) -> int:
+        return self.network.cache_nbytes(prompt, generated + 1)
+
+    def _model(self) -> Base:
+        return EncoderDecoderModel(self.network)
+
+
+class TrainableEncoderDecoder:
+    """trainable.Trainable: the encoder reads prompts, the decoder predicts texts."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+
+    def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
+        start = self.network.start
+        sources, lengths = padded(prompts), [len(prompt) for prompt in prompts]
+        mask = np.arange(sources.shape[1]) < np.array(lengths)[:, None]
+        fed = padded([[*start, *text[:-1]] for text in texts])
+        first = len(start) - 1
+        wanted = places([(first, first + len(text)) for text in texts], fed.shape[1])
+        return mx.array(sources), mx.array(mask), mx.array(fed), mx.array(wanted)
+
+    def logits(self, *inputs: mx.array) -> mx.array:
+        sources, mask, fed, wanted = inputs
+        states = self.network.teach(sources, mask, fed)
+        rows = states.reshape(-1, states.shape[-1])[wanted]
+        return self.network.head(rows[None])[0]
