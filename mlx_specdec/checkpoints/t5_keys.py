@@ -29,7 +29,7 @@ UNUSED = "no T5 has positions in its cross-attention"
 # Measured on an English-French T5 of 8 M weights, groups of 64, 120 unseen sentences: everything at
 # 4 bits costs 0.054 nats of KL divergence per token, with the tied embedding at 8 bits 0.030, for
 # 11 % more bytes. No other matrix helps as much: 8 bits for DenseReluDense.wo give 0.050.
-_WIDER = re.compile(r"(shared|lm_head)\.weight")
+_WIDER = re.compile(r"(.*\.)?(shared|embed_tokens|lm_head)\.weight")
 WIDER_BITS = 8
 # Tables of positions are tiny, and their error would go into every attention score.
 _NEVER = re.compile(r"relative_attention_bias")

@@ -1,5 +1,5 @@
-"""The table of families of models. A family is imported when it is first needed, so that T5 does not
-wait for mlx-lm; a new one is a module with an `encoder_decoder.family.EncoderDecoderFamily` called
+"""The table of families of models. A family is imported when it is first needed, so that T5 does
+not wait for mlx-lm; a new one is a module with an `encoder_decoder.family.EncoderDecoderFamily` called
 `family`, and a line in ENCODER_DECODERS. Decoder-only families are mlx-lm's."""
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from .outline import Outline
 from .trainable import Trainable
 
 Config = Mapping[str, Any]
-ENCODER_DECODERS = {"t5": "t5.family", "mt5": "t5.family", "umt5": "t5.family"}
+ENCODER_DECODERS = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), "t5.family"),
+    "t5gemma2": "t5gemma2",
+}
 """model_type of config.json -> the module of the family."""
 
 

@@ -105,7 +105,7 @@ class KVCache:
         return self._keys.write(keys, place), self._values.write(values, place)
 
     def columns(self, start: int) -> tuple[mx.array, mx.array]:
-        end = max(self._rows.lengths)
+        end = max(self._rows.ends)
         return self._keys.columns(end)[:, :, start:], self._values.columns(end)[:, :, start:]
 
     def join(self, other: KVCache) -> None:
@@ -115,7 +115,7 @@ class KVCache:
 
     def filter(self, keep: Sequence[int]) -> None:
         """Keep these sequences; the context's rows were filtered before."""
-        index, used = mx.array(list(keep), dtype=mx.int32), max(self._rows.lengths)
+        index, used = mx.array(list(keep), dtype=mx.int32), max(self._rows.ends)
         for buffer in self.buffers:
             buffer.filter(index, used)
 

@@ -64,6 +64,7 @@ def load_model(
         directory, config, numbers, caches, adapter, group, pipeline=pipeline
     )
     note = numbers.choice(directory.name, model.network, "quantization" in config)
+    note = "; ".join(filter(None, (note, getattr(model.network, "note", ""))))
     return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config), note)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from operator import add
 from typing import Any
 
 import mlx.core as mx
@@ -45,21 +46,27 @@ class Place:
 
 class Rows:
     """The lengths of `count` sequences, which the layers of a context share. mask_axes: of an
-    uneven pass's mask; 5 where scores have an axis for heads that share their keys."""
+    uneven pass's mask; 5 where scores have an axis for heads that share their keys. ahead: how many
+    columns each has before its first token."""
 
     def __init__(self, count: int, mask_axes: int = 4) -> None:
         self.mask_axes = mask_axes
-        self.lengths = (0,) * count
+        self.lengths = self.ahead = (0,) * count
         self.place = Place(self.lengths, 0)
         self._final = self.lengths
 
     def begin(self, lengths: tuple[int, ...]) -> None:
         self.lengths = self._final = lengths
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The columns in use by each sequence."""
+        return tuple(map(add, self.lengths, self.ahead))
+
     def advance(self, tokens: mx.array, proposed: int) -> Place:
         """Begin a pass over `tokens`, (batch, m). Raises ValueError as `check_pass` does."""
         rows = check_pass(tokens, proposed, len(self.lengths))
-        self.place = Place(self.lengths, rows)
+        self.place = Place(self.ends, rows)
         self.lengths = tuple(length + rows for length in self.lengths)
         if proposed < rows:
             self._final = tuple(length - proposed for length in self.lengths)
@@ -71,10 +78,12 @@ class Rows:
 
     def join(self, other: Rows) -> None:
         self.lengths += other.lengths
+        self.ahead += other.ahead
         self._final += other._final
 
     def filter(self, keep: Sequence[int]) -> None:
         self.lengths = tuple(self.lengths[row] for row in keep)
+        self.ahead = tuple(self.ahead[row] for row in keep)
         self._final = tuple(self._final[row] for row in keep)
 
 

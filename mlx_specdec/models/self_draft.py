@@ -3,6 +3,8 @@ looked up are shared with the target and take no memory; of a T5 the whole encod
 
 from __future__ import annotations
 
+import re
+
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
@@ -12,6 +14,7 @@ from .base import Base
 from .number_format import evaluate, expanded, twin_of
 
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
+_ENCODER = re.compile(r"(model\.)?encoder\.(block|layers)\.")
 BITS = (2, 3, 4, 5, 6, 8)
 WIDER_BITS = 8
 """Of a matrix that embeds and is the output head as well, at least: its errors hurt most."""
@@ -49,7 +52,7 @@ def quantized_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:
     quantized = [
         (path, smaller)
         for path, module in modules
-        if not path.startswith("encoder.")
+        if not _ENCODER.match(path)
         and path not in shared
         and (smaller := _quantized(module, bits, group_size)) is not None
     ]

@@ -205,8 +205,8 @@ class DrafterFiles:
         )
 
     def check_config(self, config: Mapping[str, Any]) -> None:
-        inner = config.get("text_config")
-        parts = [part for part in (inner, config) if isinstance(part, Mapping)]
+        inner = config.get("text_config"), config.get("decoder"), config
+        parts = [part for part in inner if isinstance(part, Mapping)]
 
         def stated(names: tuple[str, ...]) -> int | None:
             values = (part[name] for part in parts for name in names if name in part)

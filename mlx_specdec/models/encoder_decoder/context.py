@@ -28,7 +28,8 @@ class Network(nn.Module):
     model_type: the family's name in `families.ENCODER_DECODERS`. vocabulary: width of the logits.
     width: of the encoder's output and of hidden states. start: the tokens that every text begins
     with, at least one. max_length: tokens of a source, and of a text, at most; None for any number.
-    trained_length: tokens of the longest sources in training. dtype: of hidden states.
+    trained_length: tokens of the longest sources in training. dtype: of hidden states. note: a line
+    for the user on what is left out of the checkpoint.
     """
 
     model_type: str
@@ -38,6 +39,7 @@ class Network(nn.Module):
     max_length: int | None = None
     trained_length: int
     dtype: mx.Dtype
+    note: str = ""
 
     @property
     def layers(self) -> Sequence[nn.Module]:
@@ -53,6 +55,9 @@ class Network(nn.Module):
     def shard(self, group: mx.distributed.Group) -> None:
         """Keep this rank's part of every layer; see `EncoderDecoderFamily.check_shares`."""
         raise NotImplementedError
+
+    def check_source(self, prompt: Sequence[int]) -> None:
+        """Raise PromptError for a source that the model cannot read."""
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(batch, m) int32 -> (batch, m, width), what the decoder's first layer is given."""
@@ -212,6 +217,7 @@ class EncoderDecoderModel:
         """The first pass runs the encoder over all new sources at once."""
         for prompt in prompts:
             check_prompt(prompt, self.vocabulary, self.max_length)
+            self.network.check_source(prompt)
         known = {row: each for row, each in enumerate(cached) if isinstance(each, Snapshot)}
         new = [row for row in range(len(prompts)) if row not in known]
 
