@@ -45,6 +45,7 @@ from .support.shipped import ROOT, prompts
 from .support.tokenizers import byte_level
 
 TRANSLATOR = "own-head-scaled"
+T5GEMMA = "../t5gemma2/grouped"
 ROOM = 1 << 24
 SYSTEM = [11, 23, 5, 9, 31, 7, 8, 19, 33, 4]
 CONSTRAINTS: list[dict[str, Any]] = [
@@ -156,6 +157,8 @@ ROWS: dict[str, Row] = {
         kind: Row(lambda path, kind=kind: lettered(encoder_decoder(kind, 0.1)))
         for kind in sorted({path.name for path in FIXTURES.iterdir()} - {TRANSLATOR})
     },
+    T5GEMMA: Row(lambda path: with_heads(bound(T5GEMMA)), MAIN),
+    "../t5gemma2/old": Row(lambda path: bound("../t5gemma2/old")),
     "llama, 2 bits": decoder("llama", CacheSettings(2, 32), head_dim=32),
     "qwen3_moe, 4 bits": decoder("qwen3_moe", CacheSettings(4, 32), head_dim=32),
     "llama, newest 16": decoder("llama", CacheSettings(max_size=16)),
@@ -169,10 +172,11 @@ ROWS: dict[str, Row] = {
     **{
         f"{family}, {kind}": hidden_states(kind, family)
         for kind in drafter_pairs.MAKERS
-        for family in ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR)
+        for family in ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR, T5GEMMA)
     },
     **{
-        f"{TRANSLATOR}, attending {kind}": hidden_states(kind, TRANSLATOR, attending=True)
+        f"{family}, attending {kind}": hidden_states(kind, family, attending=True)
+        for family in (TRANSLATOR, T5GEMMA)
         for kind in ("dspark", "dflash2", "dflash", "eagle3")
     },
     **{f"{family}, its own layer": multi_token(family) for family in mtp.CONFIGS},
@@ -191,6 +195,7 @@ ROWS: dict[str, Row] = {
 FAST = {
     *(("llama", proposer) for proposer in MAIN),
     (TRANSLATOR, "auto"),
+    (T5GEMMA, "auto"),
     ("mamba2", "auto"),
     ("gemma3_wrapped", "draft"),
     ("llama, 2 bits", "draft"),
