@@ -67,18 +67,15 @@ def sentence_piece(directory: Path, **settings: object) -> Path:
     import sentencepiece
 
     directory.mkdir(parents=True, exist_ok=True)
+    usual = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT),
         model_prefix=str(directory / "spiece"),
         vocab_size=380,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
         byte_fallback=True,
         hard_vocab_limit=False,
         minloglevel=2,
-        **settings,
+        **{**usual, **settings},
     )
     (directory / "spiece.vocab").unlink()
     return directory

@@ -1,0 +1,120 @@
+"""MADLAD-400's form of a T5, and languages on their way from a flag to a prompt."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec import Options, Pair, generate, generate_many, load
+from mlx_specdec.conversion.convert import convert
+from mlx_specdec.engine.request import Job, Request, encode
+from mlx_specdec.errors import OptionError
+from mlx_specdec.serve.requests import RequestParser
+from mlx_specdec.serve.settings import ServiceSettings
+from mlx_specdec.text.languages import Languages
+
+from .support.tokenizers import sentence_piece
+
+FIXTURE = Path(__file__).parent / "fixtures" / "madlad"
+TEXTS = [json.loads(line) for line in (FIXTURE / "texts.jsonl").read_text().splitlines()]
+SPACES = "def  f(x):\n\n    return x"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = shutil.copytree(FIXTURE, tmp_path_factory.mktemp("madlad") / "madlad-3b")
+    tags = ["\n", "<2de>", "<2fr>", "<2pt_BR>"]
+    ids = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}
+    sentence_piece(made, user_defined_symbols=tags, remove_extra_whitespaces=False, **ids)
+    return made
+
+
+@pytest.fixture(scope="module")
+def pair(directory: Path) -> Pair:
+    return load(directory)
+
+
+def test_the_tokens_are_those_of_transformers_with_a_file_that_lacks_shared(pair: Pair) -> None:
+    network = pair.target.network
+    assert network.start == (0,) and not network.config.scales_output
+    assert pair.eos_token_ids == {2}
+    assert not mx.array_equal(network.shared.weight, network.lm_head.weight)
+    for line in TEXTS:
+        fed = [0, *line["text"][:-1]]
+        logits = pair.target.open(line["source"]).advance(mx.array([fed])).logits[0]
+        assert mx.argmax(logits, axis=-1).tolist() == line["text"]
+
+
+def test_white_space_survives_and_no_sentinels_are_added(pair: Pair, tmp_path: Path) -> None:
+    ids = pair.tokenizer.encode(SPACES)
+    assert ids[-1] == 2 and pair.tokenizer.decode(ids) == SPACES
+    full = shutil.copytree(Path(pair.name), tmp_path / "full")
+    pieces = pair.tokenizer.size - 100
+    config = json.loads((full / "config.json").read_text())
+    (full / "config.json").write_text(json.dumps({**config, "vocab_size": pieces}))
+    from mlx_specdec.text.tokenizer import load_tokenizer
+
+    assert load_tokenizer(full, kind="encoder-decoder").size == pieces
+
+
+def test_a_language_becomes_the_tag_before_the_text(pair: Pair) -> None:
+    plain = Options(max_tokens=6)
+    assert encode(pair, "<2fr> read", plain) == encode(
+        pair, "read", replace(plain, target_lang="fr")
+    )
+    texts = {
+        code: generate(pair, "read lines", replace(plain, target_lang=code)).tokens
+        for code in ("fr", "de", "pt")
+    }
+    assert texts["pt"] == generate(pair, "<2pt_BR> read lines", plain).tokens
+    many = generate_many(pair, ["read lines"], replace(plain, target_lang="de"))
+    assert many[0].tokens == texts["de"]
+    assert (
+        texts["fr"] == generate(pair, "<2fr> read lines", replace(plain, proposer="ngram")).tokens
+    )
+
+
+def test_an_unknown_language_is_refused_with_the_known_ones(pair: Pair) -> None:
+    with pytest.raises(OptionError, match=r"target-lang .*'klingon': de, fr, pt_BR$"):
+        generate(pair, "read", Options(target_lang="klingon"))
+    nameless = replace(pair, languages=None)
+    with pytest.raises(OptionError, match="names none"):
+        generate(nameless, "read", Options(target_lang="fr"))
+
+
+def test_a_language_may_be_the_beginning_of_the_text(pair: Pair) -> None:
+    class Forced(Languages):
+        required = True
+
+        def prefix(self, start, target):
+            return [self.known[target]]
+
+    forced = replace(pair, languages=Forced({"fr": 5, "de": 7}))
+    job = Job.of(forced, 0, Request([9, 2], Options(target_lang="de")), ())
+    assert job.sequence.committed == [7]
+    with pytest.raises(OptionError, match=r"target-lang must be given.*: de, fr$"):
+        Job.of(forced, 0, Request("read", Options()), ())
+
+
+def test_a_body_names_the_languages_of_its_prompts(pair: Pair) -> None:
+    parser = RequestParser(pair, Options(), ServiceSettings(), "madlad")
+    parsed = parser.completions({"prompt": ["read", "lines"], "target_lang": "fr"})
+    assert [each.prompt for each in parsed.requests] == [
+        pair.tokenizer.encode("<2fr> read"),
+        pair.tokenizer.encode("<2fr> lines"),
+    ]
+    chat = parser.chat({"messages": [{"role": "user", "content": "read"}], "target_lang": "de"})
+    assert chat.requests[0].prompt == pair.tokenizer.encode("<2de> read")
+
+
+def test_a_conversion_has_a_table_and_a_head_of_its_own(pair: Pair, tmp_path: Path) -> None:
+    report = convert(pair.name, tmp_path / "out")
+    assert report.tensor_report.renamed == {"shared.weight": "decoder.embed_tokens.weight"}
+    made = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert made["tie_word_embeddings"] is False and made["scale_decoder_outputs"] is False
+    assert load(tmp_path / "out").target.network.start == (0,)
