@@ -1,6 +1,6 @@
 """The table of families of models. A family is imported when it is first needed, so that T5 does
-not wait for mlx-lm; a new one is a module with an `encoder_decoder.family.EncoderDecoderFamily` called
-`family`, and a line in ENCODER_DECODERS. Decoder-only families are mlx-lm's."""
+not wait for mlx-lm; a new one is a module with an object `family`, an `EncoderDecoderFamily` of
+`encoder_decoder.family`, and a line in ENCODER_DECODERS. Decoder-only families are mlx-lm's."""
 
 from __future__ import annotations
 
