@@ -33,22 +33,15 @@ from .rows import Place
 
 SOURCE_ROWS = 512
 """Rows of a source that attend in one pass, which bounds the memory of their scores."""
-SLIDING = "sliding_attention"
-KINDS = (SLIDING, "full_attention")
+KINDS = ("sliding_attention", "full_attention")
+GELU = "gelu_pytorch_tanh"
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Rope:
-    """base: theta. scale: what positions are multiplied by."""
-
-    base: float
-    scale: float
-
-
-@dataclass(frozen=True)
 class Shape:
-    """One stack's shapes and facts. windows: of each layer; None for all positions."""
+    """One stack's shapes and facts. windows, ropes: of each layer, the positions that it sees (None
+    for all), and theta with the factor of positions. cap: of logits."""
 
     vocab_size: int
     hidden_size: int
@@ -59,38 +52,35 @@ class Shape:
     scale: float
     epsilon: float
     windows: tuple[int | None, ...]
-    ropes: tuple[Rope, ...]
+    ropes: tuple[tuple[float, float], ...]
     longest: int
     cap: float | None
 
     @classmethod
     def of(cls, config: Config) -> Shape:
         """Read the configuration of a stack. Raises CheckpointError."""
-        layers, heads = (
-            whole_number(config, name) for name in ("num_hidden_layers", "num_attention_heads")
-        )
-        kinds = config.get("layer_types") or _kinds(config, layers)
-        if layers > MOST_LAYERS or len(kinds) != layers or not {*kinds} <= {*KINDS}:
-            raise CheckpointError(f"config.json has layer_types that its {layers} layers cannot be")
-        if config.get("attn_logit_softcapping") is not None:
-            raise CheckpointError("config.json caps attention scores, which no T5Gemma 2 does")
-        if config.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
-            raise CheckpointError("config.json has a hidden_activation that no T5Gemma 2 has")
-        width, head_dim = whole_number(config, "hidden_size"), whole_number(config, "head_dim", 256)
-        window, ropes = whole_number(config, "sliding_window", 4096), _ropes(config)
+        layers = whole_number(config, "num_hidden_layers")
+        kinds, heads = _kinds(config, layers), whole_number(config, "num_attention_heads")
         kv_heads = whole_number(config, "num_key_value_heads", heads)
-        if heads % kv_heads or head_dim % 2:
-            raise CheckpointError("config.json has heads that cannot share their keys, or rotate")
+        window, ropes = whole_number(config, "sliding_window", 4096), _ropes(config)
+        refused = {
+            "layer_types that its layers cannot be": len(kinds) != layers or {*kinds} - {*KINDS},
+            "heads that cannot share their keys": heads % kv_heads,
+            "attn_logit_softcapping, which caps attention": config.get("attn_logit_softcapping"),
+            "an activation that no T5Gemma 2 has": config.get("hidden_activation", GELU) != GELU,
+        }
+        if what := next((name for name, is_so in refused.items() if is_so), ""):
+            raise CheckpointError(f"config.json has {what}")
         return cls(
             vocab_size=whole_number(config, "vocab_size"),
-            hidden_size=width,
+            hidden_size=whole_number(config, "hidden_size"),
             intermediate_size=whole_number(config, "intermediate_size"),
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=head_dim,
+            head_dim=whole_number(config, "head_dim", 256),
             scale=whole_number(config, "query_pre_attn_scalar", 256) ** -0.5,
             epsilon=_number(config, "rms_norm_eps", 1e-6),
-            windows=tuple(window if kind == SLIDING else None for kind in kinds),
+            windows=tuple(window if kind == KINDS[0] else None for kind in kinds),
             ropes=tuple(ropes[kind] for kind in kinds),
             longest=whole_number(config, "max_position_embeddings", 131072),
             cap=_number(config, "final_logit_softcapping", 0.0) or None,
@@ -105,31 +95,27 @@ def _number(config: Config, name: str, default: float) -> float:
     return float(value)
 
 
-def _kinds(config: Config, layers: int) -> list[str]:
-    """The layers' kinds as files without layer_types say them: every sixth is full, mostly."""
-    named = next(
-        (k for k in ("sliding_window_pattern", "_sliding_window_pattern") if k in config), ""
-    )
-    every = whole_number(config, named, 6)
-    return [KINDS[number % every == 0] for number in range(1, layers + 1)]
+def _kinds(config: Config, layers: int) -> Sequence[str]:
+    """Of each layer; in files without layer_types every sixth is full, mostly."""
+    if layers > MOST_LAYERS:
+        raise CheckpointError(f"config.json asks for {layers} layers: no T5Gemma 2 has them")
+    every = whole_number(config, "sliding_window_pattern", config.get("_sliding_window_pattern", 6))
+    usual = [KINDS[number % every == 0] for number in range(1, layers + 1)]
+    return config.get("layer_types") or usual
 
 
-def _ropes(config: Config) -> dict[str, Rope]:
+def _ropes(config: Config) -> dict[str, tuple[float, float]]:
     """How each kind of layer rotates, as new files say it, or old ones."""
-    said, old = config.get("rope_parameters"), config.get("rope_scaling")
-    said = said if isinstance(said, Mapping) else {}
-    old = old if isinstance(old, Mapping) else {}
+    older = dict(zip(KINDS, (("rope_local_base_freq", 1e4), ("rope_theta", 1e6)), strict=True))
+    said = config.get("rope_parameters") or {KINDS[1]: config.get("rope_scaling")}
     ropes = {}
-    for kind, name, base in zip(
-        KINDS, ("rope_local_base_freq", "rope_theta"), (1e4, 1e6), strict=True
-    ):
-        part = said.get(kind) or (old if kind != SLIDING and not said else {})
+    for kind, (name, base) in older.items():
+        part = said.get(kind) or {}
         how = part.get("rope_type") or part.get("type") or "default"
         if how not in ("default", "linear"):
             raise CheckpointError(f"config.json has rope_type {how!a:.40}: T5Gemma 2 has linear")
         factor = _number(part, "factor", 1.0) if how == "linear" else 1.0
-        theta = _number(part, "rope_theta", _number(config, name, base))
-        ropes[kind] = Rope(theta, 1 / (factor or 1.0))
+        ropes[kind] = _number(part, "rope_theta", _number(config, name, base)), 1 / (factor or 1.0)
     return ropes
 
 
@@ -148,14 +134,13 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Grouped queries with normed, rotated queries and keys."""
 
-    def __init__(self, shape: Shape, rope: Rope) -> None:
+    def __init__(self, shape: Shape, rope: tuple[float, float]) -> None:
         super().__init__()
         self._shape, self._rope = shape, rope
-        width, inner = shape.hidden_size, shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(width, shape.heads * shape.head_dim, bias=False)
-        self.k_proj = nn.Linear(width, inner, bias=False)
-        self.v_proj = nn.Linear(width, inner, bias=False)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, width, bias=False)
+        width, inner, shared = shape.hidden_size, shape.heads, shape.kv_heads
+        for name, heads in (("q_proj", inner), ("k_proj", shared), ("v_proj", shared)):
+            self[name] = nn.Linear(width, heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(inner * shape.head_dim, width, bias=False)
         self.q_norm = RMSNorm(shape.head_dim, shape.epsilon)
         self.k_norm = RMSNorm(shape.head_dim, shape.epsilon)
 
@@ -184,10 +169,9 @@ class Attention(nn.Module):
         return flat.reshape(batch, rows, -1, self._shape.head_dim).transpose(0, 2, 1, 3)
 
     def _rotated(self, heads: mx.array, offset: int | mx.array) -> mx.array:
-        base, scale = self._rope.base, self._rope.scale
-        return mx.fast.rope(
-            heads, heads.shape[-1], traditional=False, base=base, scale=scale, offset=offset
-        )
+        width, (base, scale) = self._shape.head_dim, self._rope
+        how: dict[str, Any] = {"base": base, "scale": scale, "offset": offset}
+        return mx.fast.rope(heads, width, traditional=False, **how)
 
 
 class FeedForward(nn.Module):
@@ -410,19 +394,21 @@ class T5Gemma2Family(EncoderDecoderFamily):
 
     def network(self, config: Config, tensors: Collection[str] | None) -> Network:
         encoder, decoder = _stacks(config)
-        shapes = Shape.of(encoder), Shape.of(decoder)
+        try:
+            shapes = Shape.of(encoder), Shape.of(decoder)
+        except (AttributeError, TypeError) as problem:
+            raise CheckpointError("config.json has lists or objects where others are") from problem
         if len({(each.vocab_size, each.hidden_size) for each in shapes}) > 1:
             raise CheckpointError("config.json has stacks of different widths or vocabularies")
         layers = max(len(each.windows) for each in shapes)
         if tensors is not None and layers > len(tensors):
             raise CheckpointError(f"config.json asks for {layers} layers of {len(tensors)} tensors")
-        parts = (config, decoder, {"bos_token_id": 2})
-        named = (part.get(n) for n in ("decoder_start_token_id", "bos_token_id") for part in parts)
-        start = next(each for each in named if each is not None)
-        if type(start) is not int or not 0 <= start < shapes[1].vocab_size:
-            raise CheckpointError(f"config.json has a start token {start!a:.40} that is none")
-        images = [config.get(f"{name}_token_index") for name in ("eoi", "image")]
-        network = T5Gemma2(*shapes, start, images[0] or 256_000, images[1] or 256_001)
+        start = whole_number(config, "decoder_start_token_id", decoder.get("bos_token_id", 2))
+        if start >= shapes[1].vocab_size:
+            raise CheckpointError(f"config.json has start token {start}, beyond its vocabulary")
+        named = {"eoi": 256_000, "image": 256_001}
+        images = (whole_number(config, f"{name}_token_index", id) for name, id in named.items())
+        network = T5Gemma2(*shapes, start, *images)
         if isinstance(config.get("encoder"), Mapping) and "vision_config" in config["encoder"]:
             network.note = "the vision tower was left out: only text is read here"
         return network
@@ -443,10 +429,10 @@ class T5Gemma2Family(EncoderDecoderFamily):
     def with_layers(
         self, config: Config, chosen: Sequence[int], encoder: int | None = None
     ) -> dict[str, Any]:
-        stacks = _stacks(config)
-        depth = whole_number(stacks[0], "num_hidden_layers") if encoder is None else encoder
-        text, decoder = _cut(stacks[0], range(depth)), _cut(stacks[1], chosen)
-        return {**config, "encoder": {**config["encoder"], "text_config": text}, "decoder": decoder}
+        text, decoder = _stacks(config)
+        depth = whole_number(text, "num_hidden_layers") if encoder is None else encoder
+        whole = {**config["encoder"], "text_config": _cut(text, range(depth))}
+        return {**config, "encoder": whole, "decoder": _cut(decoder, chosen)}
 
 
 def _stacks(config: Config) -> tuple[Config, Config]:
@@ -459,7 +445,7 @@ def _stacks(config: Config) -> tuple[Config, Config]:
 
 
 def _cut(stack: Config, chosen: Sequence[int]) -> dict[str, Any]:
-    kinds = stack.get("layer_types") or _kinds(stack, whole_number(stack, "num_hidden_layers"))
+    kinds = _kinds(stack, whole_number(stack, "num_hidden_layers"))
     layer_types = [kinds[number] for number in chosen]
     return {**stack, "num_hidden_layers": len(chosen), "layer_types": layer_types}
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from ..errors import OptionError
 from .tokenizer import Tokenizer
 
+Encode = Callable[[str], list[int]]
+
 
 class Languages:
     """The languages that a model names. A family says in a subclass where they go.
@@ -21,11 +23,7 @@ class Languages:
         self.known = known
 
     def source(
-        self,
-        text: str,
-        encode: Callable[[str], list[int]],
-        source: str | None,
-        target: str | None,
+        self, text: str, encode: Encode, source: str | None, target: str | None
     ) -> list[int]:
         """Return the token ids of a source text. encode: the tokenizer's. source, target: codes."""
         return encode(text)
@@ -67,11 +65,7 @@ class Tags(Languages):
         return cls(known, form) if len(known) > 1 else None
 
     def source(
-        self,
-        text: str,
-        encode: Callable[[str], list[int]],
-        source: str | None,
-        target: str | None,
+        self, text: str, encode: Encode, source: str | None, target: str | None
     ) -> list[int]:
         """The source's language is recognized by the model."""
         return encode(text if target is None else f"{self._form.format(target)} {text}")

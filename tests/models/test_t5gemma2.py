@@ -170,6 +170,7 @@ def test_a_conversion_keeps_the_numbers_and_says_what_it_drops(kind: str, tmp_pa
         ({"attn_logit_softcapping": 50.0}, "caps attention"),
         ({"hidden_size": 48}, "different widths"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "yarn"),
+        ({"rope_parameters": 7}, "lists or objects"),
         ({"num_hidden_layers": 9000, "layer_types": None}, "9000 layers"),
     ],
 )

@@ -182,6 +182,8 @@ class EncoderDecoderFamily(ABC):
         self, network: Network, config: Config, default: Quantization, mixed: str = ""
     ) -> dict[str, Quantization]:
         """Return how to quantize which weights, by name. mixed: see `keys.quantization_of`."""
+        if mixed and "num_layers" not in config:
+            raise OptionError("quant-predicate is for T5 and decoder-only models: leave it out")
         chosen = {
             name: keys.quantization_of(config, name, array.shape, default, mixed)
             for name, array in tree_flatten(network.parameters())
