@@ -5,6 +5,7 @@ This module imports no MLX, so that a wrong setting is reported at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -16,8 +17,14 @@ from .sampling.settings import Sampling, integer, number
 
 RULES = ("coupled", "token", "block", "typical")
 MOST_DRAFTED = 64
-SELF = "self"
-"""The name of a draft model that is the target's own layers at fewer bits."""
+_SELF = re.compile(r"self(?::([1-9]\d{0,3}))?")
+
+
+def own_layers(draft_model: object) -> int | None:
+    """Return of how many of the target's layers a draft of this name is made: 0 for "self", which
+    is all of them at fewer bits, N for "self:N", None for any other draft."""
+    match = _SELF.fullmatch(str(draft_model))
+    return match and int(match[1] or 0)
 
 
 def proposers() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from .. import process
 from ..checkpoints.disk import show
 from ..draft_length.saved import directory
 from ..errors import OptionError
-from ..options import SELF
+from ..options import own_layers
 from . import render
 from .flags import MAX_TOKENS, TEMPERATURE, Flags, Json, command, flag
 from .loading import Models, Sources, load_pair, named
@@ -81,8 +81,8 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
 
     target = model_source(model, sources.revision, sources.dtype, sources.q_bits)
     draft: ModelSource | DrafterSource
-    if draft_model == SELF:
-        draft = own_draft(target, sources.draft_q_bits)
+    if own_layers(draft_model) is not None:
+        draft = own_draft(target, draft_model, sources.draft_q_bits)
     else:
         numbers = sources.dtype, sources.draft_q_bits
         if files := outline(resolve_config(draft_model)):

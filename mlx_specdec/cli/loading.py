@@ -11,7 +11,7 @@ from ..checkpoints.disk import parse, show
 from ..errors import OptionError
 from ..models.cache_settings import CacheSettings
 from ..models.drafters import KINDS
-from ..options import SELF, Options, proposers
+from ..options import Options, own_layers, proposers
 from . import render
 from .flags import REQUIRED, ChatTemplate, CostCache, Flags, Lenience, Penalties, Rule, flag
 from .pairs import AUTO, draft_for
@@ -62,7 +62,8 @@ class Sources(Flags):
     draft_model: str | None = flag(
         None,
         "The draft, a model or a drafter on hidden states: a directory, a name on the Hub, self "
-        "for the target at fewer bits, or auto for the one in the table of pairs.",
+        "for the target at fewer bits, self:2 for two of its layers, or auto for the one in the "
+        "table of pairs.",
         "--draft-model-name",
     )
     revision: str | None = flag(None, REVISION)
@@ -271,7 +272,7 @@ def load_drafting(
 
         with render.progress("indexing what to look up") as report:
             pair = with_documents(pair, drafting.lookup_file or (), progress=report)
-    if draft_model == SELF and pair.draft is not None and not quiet:
+    if own_layers(draft_model) is not None and pair.draft is not None and not quiet:
         render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
     if pair.heads is not None and drafting.guessed and not drafting.lookup_file:
         options = replace(options, proposer=None)

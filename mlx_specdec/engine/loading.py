@@ -21,10 +21,11 @@ from ..models.distributed.group import Mode, Ranks, join
 from ..models.drafters import kinds, mtp
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.medusa import MedusaHeads, attach
+from ..models.encoder_decoder.context import share_equal_encoder
 from ..models.loading import Loaded, load_model, outline
 from ..models.number_format import NumberFormat
-from ..models.self_draft import self_draft
-from ..options import SELF
+from ..models.self_draft import added_nbytes, self_draft
+from ..options import own_layers
 from ..proposers.drafter import Trial
 from ..text.tokenizer import StandInTokenizer, Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
@@ -56,24 +57,25 @@ def load(
     nothing else is named.
 
     model, draft_model: a directory or a name on the Hugging Face Hub; a model that is Medusa heads
-    brings the base model that it names, and the draft "self" is the target's own layers at
-    `draft_q_bits` (4). adapter_path: a directory with an adapter that mlx-lm has trained for the
-    target. dtype: "auto" computes in float32 on the CPU and as stored elsewhere; or
-    float32, float16, bfloat16. q_bits: quantize on load. expand_weights: compute with whole weights
-    where the stored ones are quantized; None for where that is faster and the memory suffices.
-    caches: quantized or cut KV caches; a draft that cannot have them has its usual ones.
-    draft_vocab: "same" refuses a draft with other tokens, "intersect" drafts the tokens that both
-    have. random_weights: for measuring; a model without weights here gets random ones, no more than
-    config.json is downloaded, and vocabularies are not compared. distributed: the ranks that
-    mlx.launch has started share the target, "tensor" each layer and "pipeline" the layers; rank 0
-    alone gets a pair, and the others serve it until it ends, when SystemExit is raised there.
+    brings the base model that it names. The draft "self" is the target's own layers at
+    `draft_q_bits` (4), and "self:2" two of them as they are. adapter_path: a directory with an
+    adapter that mlx-lm has trained for the target. dtype: "auto" computes in float32 on the CPU and
+    as stored elsewhere; or float32, float16, bfloat16. q_bits: quantize on load. expand_weights:
+    compute with whole weights where the stored ones are quantized; None for where that is faster
+    and the memory suffices. caches: quantized or cut KV caches; a draft that cannot have them has
+    its usual ones. draft_vocab: "same" refuses a draft with other tokens, "intersect" drafts the
+    tokens that both have. random_weights: for measuring; a model without weights here gets random
+    ones, no more than config.json is downloaded, and vocabularies are not compared. distributed:
+    the ranks that mlx.launch has started share the target, "tensor" each layer and "pipeline" the
+    layers; rank 0 alone gets a pair, and the others serve it until it ends, when SystemExit is
+    raised there.
     Raises SourceError, CheckpointError, VocabularyError, OptionError.
     """
     if draft_vocab not in DRAFT_VOCABS:
         raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
     process.clear_at_end()
     ranks = None if distributed is None else join()
-    if ranks is not None and draft_model == SELF:
+    if ranks is not None and own_layers(draft_model) is not None:
         raise OptionError(
             "the draft self is made of all of the target's layers, and here no rank has them: name "
             "a draft model, or draft by lookup"
@@ -190,7 +192,7 @@ class Loader:
 
     def find_draft(self, draft_model: str | Path) -> DraftSource:
         name = str(draft_model)
-        if name == SELF:
+        if own_layers(name) is not None:
             return DraftSource(name, None, None)
         directory = self._fetch(name, None)
         return DraftSource(name, directory, kinds.read(directory))
@@ -211,7 +213,9 @@ class Loader:
         """Return the pair with a draft from a source. kind: of the target. Raises as `load`."""
         pair = replace(pair, draft_name=source.name)
         if source.directory is None:
-            draft, added = self_draft(pair.target, q_bits or SELF_BITS)
+            layers = own_layers(source.name) or 0
+            bits = q_bits or (None if layers else SELF_BITS)
+            draft, added = self_draft(pair.target, bits, layers=layers)
             return replace(pair, draft=draft, draft_bytes=added)
         if source.drafter is not None:
             network = kinds.attach(source.drafter, pair.target, self.numbers(q_bits))
@@ -222,7 +226,8 @@ class Loader:
             raise OptionError(f"{kinds_differ}: give a draft of the target's own kind")
         draft = loaded.model
         notes = (*pair.notes, loaded.note) if loaded.note else pair.notes
-        pair = replace(pair, notes=notes, draft=draft, draft_bytes=draft.nbytes)
+        share_equal_encoder(draft, pair.target)
+        pair = replace(pair, notes=notes, draft=draft, draft_bytes=added_nbytes(draft, pair.target))
         if self.random_weights:
             return replace(pair, vocabulary=min(pair.vocabulary, draft.vocabulary))
         widths = pair.target.vocabulary, draft.vocabulary

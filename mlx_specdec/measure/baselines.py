@@ -30,7 +30,7 @@ from ..models.encoder_decoder.context import Network
 from ..models.mlx_lm.model import DecoderOnlyModel
 from ..models.number_format import expanded
 from ..models.t5.network import T5
-from ..options import SELF, Options
+from ..options import Options, own_layers
 from .methods import Length, Method, Runner, Sample, any_token, room
 from .throughput import FileMethod, Prompts, Texts
 
@@ -303,7 +303,8 @@ def transformers_methods(
     runs: dict[int, Runner] = {0: generation.run}
     assisted = [length for length in lengths if isinstance(length, int) and length > 0]
     # An assistant has the target's vocabulary, and separate weights.
-    assists = pair.draft is not None and pair.translation is None and pair.draft_name != SELF
+    own = own_layers(pair.draft_name) is not None
+    assists = pair.draft is not None and pair.translation is None and not own
     if assists and assisted:
         draft = _built(hugging, str(pair.draft_name), pair.draft)
         runs |= {n: partial(generation.run, draft=draft, length=n) for n in assisted}

@@ -20,6 +20,7 @@ from ..checkpoints.tensors import dtype_name
 from ..engine.loading import SELF_BITS
 from ..errors import OptionError, SpecdecError, first_line
 from ..interfaces import Context, Progress, ignore_progress
+from ..models import families
 from ..models.base import Base
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.kinds import on_target
@@ -27,7 +28,7 @@ from ..models.drafters.network import DrafterNetwork
 from ..models.loading import outline
 from ..models.number_format import NumberFormat
 from ..models.outline import Outline, fill
-from ..options import SELF
+from ..options import own_layers
 from .passes import (
     CHAIN,
     NEEDED,
@@ -88,10 +89,14 @@ class DrafterSource:
     q_bits: int | None = None
 
 
-def own_draft(target: ModelSource, q_bits: int | None = None) -> ModelSource:
-    """Return the draft "self": the target's layers at q_bits a weight."""
+def own_draft(target: ModelSource, name: str, q_bits: int | None = None) -> ModelSource:
+    """Return the draft "self" or "self:N": the target's layers at q_bits a weight."""
     config = {k: v for k, v in target.config.items() if not k.startswith("quantization")}
-    return ModelSource(SELF, config, target.dtype, q_bits or SELF_BITS)
+    layers = own_layers(name) or 0
+    if layers:
+        config = families.of_config(config).with_layers(config, range(layers))
+        return ModelSource(name, config, target.dtype, q_bits)
+    return ModelSource(name, config, target.dtype, q_bits or SELF_BITS)
 
 
 def estimate(

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import OptionError
 from ..models.outline import Outline
-from ..options import SELF
+from ..options import own_layers
 
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Acceptance probabilities that are predicted for; the real one is unknown before."""
@@ -333,7 +333,7 @@ class Estimate:
                 f"the models have {self.target.vocabulary} and {self.draft.vocabulary} logits: "
                 "whether the tokens are the same only their tokenizers tell"
             )
-        if self.draft.name == SELF:
+        if own_layers(self.draft.name) is not None:
             yield (
                 "the draft shares an encoder and what is only looked up with the target, so that "
                 "it takes less memory than is said here"

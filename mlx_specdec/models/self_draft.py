@@ -1,16 +1,20 @@
-"""A model at fewer bits, as a draft of itself. Norms, positions, biases and tables that are only
-looked up are shared with the target and take no memory; of a T5 the whole encoder is."""
+"""A model at fewer bits or of fewer layers, as a draft of itself. Norms, positions, biases and
+tables that are only looked up are shared with the target and take no memory, and of an
+encoder-decoder the whole encoder and what it made of a source."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import OptionError, first_line
 from . import families
 from .base import Base
+from .encoder_decoder.context import EncoderDecoderModel
 from .number_format import evaluate, expanded, twin_of
 
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
@@ -20,23 +24,63 @@ WIDER_BITS = 8
 """Of a matrix that embeds and is the output head as well, at least: its errors hurt most."""
 
 
-def self_draft(target: Base, bits: int, group_size: int = 64) -> tuple[Base, int]:
-    """Return a draft of the target's layers at `bits` a weight, and the bytes that it adds. Raises
-    OptionError."""
-    if bits not in BITS:
+def self_draft(
+    target: Base, bits: int | None, group_size: int = 64, *, layers: int = 0
+) -> tuple[Base, int]:
+    """Return a draft of the target's layers at `bits` a weight, None for as they are, and the bytes
+    that it adds. layers: how many, 0 for all. Raises OptionError."""
+    if bits is not None and bits not in BITS:
         raise OptionError(f"draft-bits must be one of {', '.join(map(str, BITS))}, not {bits}")
-    network = target.network
-    twin = quantized_twin(network, bits, group_size)
+    family = families.of_model(target)
+    twin = target.network
+    if layers:
+        twin = _cut(twin, family.layers, layers)
+    if bits is not None:
+        twin = quantized_twin(twin, bits, group_size)
     evaluate(twin)
-    shared = {id(array) for _, array in tree_flatten(network.parameters())}
-    added = sum(a.nbytes for _, a in tree_flatten(twin.parameters()) if id(a) not in shared)
     try:
-        return families.of_model(target).model(twin, target.max_length), added
+        draft = family.model(twin, target.max_length)
+        if layers:
+            # Not every model can do with some of its layers.
+            mx.eval(draft.open([1]).advance(mx.array([[1]])).logits)
+    except (IndexError, KeyError) as problem:
+        raise OptionError("the target's layers cannot draft without the others") from problem
     except ValueError as problem:
         raise OptionError(
             f"the target's own layers cannot draft: it reads its weights past its layers, which "
             f"fails where they are quantized ({first_line(problem):.100})"
         ) from problem
+    if isinstance(draft, EncoderDecoderModel) and isinstance(target, EncoderDecoderModel):
+        draft.share_encoder(target)
+    return draft, added_nbytes(draft, target)
+
+
+def added_nbytes(draft: Base, target: Base) -> int:
+    """Count the bytes of a draft's weights that are not the target's as well."""
+    shared = {id(array) for _, array in tree_flatten(target.network.parameters())}
+    return sum(a.nbytes for _, a in tree_flatten(draft.network.parameters()) if id(a) not in shared)
+
+
+def evenly(count: int, depth: int) -> list[int]:
+    """Return the numbers of `count` layers of a model of `depth`, the first and the last among
+    them. Raises OptionError where there are not so many."""
+    if count > depth:
+        raise OptionError(f"layers must be 1 to the target's {depth}, not {count}")
+    return [round(at * (depth - 1) / max(1, count - 1)) for at in range(count)]
+
+
+def _cut(
+    network: nn.Module, layers_of: Callable[[nn.Module], Sequence[nn.Module]], count: int
+) -> nn.Module:
+    """Return another tree of modules with some of the layers that decode."""
+    twin = twin_of(network)
+    layers = list(layers_of(twin))
+    kept = [layers[number] for number in evenly(count, len(layers))]
+    for module in twin.modules():
+        for name, part in module.items():
+            if isinstance(part, list) and part and part[0] is layers[0]:
+                module[name] = kept
+    return twin
 
 
 def quantized_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:

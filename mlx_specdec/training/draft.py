@@ -33,8 +33,9 @@ from ..models.base import Base
 from ..models.encoder_decoder.family import EncoderDecoderFamily
 from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
+from ..models.self_draft import evenly
 from ..models.trainable import Ids, Trainable
-from ..options import SELF
+from ..options import own_layers
 from .collect import Rows
 from .config import DataConfig, DistillConfig, DraftConfig
 from .fit import HELD_OUT, STORED, Task, Trained, Training, Watcher, stored_type, work_directory
@@ -170,7 +171,7 @@ def initial(pair: Pair, shape: DraftConfig | None, seed: int) -> Iterator[Initia
             f"{pair.draft_name} reads hidden states and is no draft model: name a draft model to "
             "begin with, or give layers"
         )
-    if pair.draft_name == SELF:
+    if own_layers(pair.draft_name) is not None:
         raise OptionError("the draft self has no weights of its own: give layers instead")
     if pair.draft is not None and (pair.translation or pair.draft.vocabulary < pair.vocabulary):
         raise VocabularyError(
@@ -274,9 +275,7 @@ def shaped(
     cannot have."""
     family, network = families.of_model(model), model.network
     depth = len(family.layers(network))
-    if layers > depth:
-        raise OptionError(f"layers must be 1 to the target's {depth}, not {layers}")
-    chosen = [round(at * (depth - 1) / max(1, layers - 1)) for at in range(layers)]
+    chosen = evenly(layers, depth)
     plain = {k: v for k, v in config.items() if not k.startswith("quantization")}
     shape = family.with_layers(plain, chosen)
     if width is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from weakref import WeakValueDictionary
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
 
 from ...checkpoints import disk as sizes
 from ...errors import PromptError
@@ -18,6 +21,8 @@ from ..kv_cache import STEP, KVCache, padded
 from ..number_format import nbytes
 from ..rows import Place, Rows, RowsContext
 
+ENCODER = re.compile(r"(model\.)?(encoder|shared)\.")
+"""What the names of an encoder's tensors begin with."""
 KeysValues = Sequence[mx.array]
 """Two, (batch, heads, n, head_dim) each."""
 
@@ -26,6 +31,7 @@ class Network(nn.Module):
     """The arithmetic of an encoder-decoder. Parameters are named as in Hugging Face checkpoints.
 
     model_type: the family's name in `families.ENCODER_DECODERS`. vocabulary: width of the logits.
+    source_vocabulary: of the encoder, where it has one of its own.
     width: of the encoder's output and of hidden states. start: the tokens that every text begins
     with, at least one. max_length: tokens of a source, and of a text, at most; None for any number.
     trained_length: tokens of the longest sources in training. dtype: of hidden states. note: a line
@@ -34,6 +40,7 @@ class Network(nn.Module):
 
     model_type: str
     vocabulary: int
+    source_vocabulary: int | None = None
     width: int
     start: tuple[int, ...]
     max_length: int | None = None
@@ -165,15 +172,18 @@ class EncoderDecoderModel:
 
     # Masks do not depend on the number of rows.
     rows_agree = batches = True
+    _shares = False
 
     def __init__(self, network: Network, identity: str | None = None) -> None:
         self.network = network
         self.identity = identity
         self.vocabulary, self.width = network.vocabulary, network.width
-        self.max_length = network.max_length
+        self.max_length, self.source_vocabulary = network.max_length, network.source_vocabulary
         self.layers = len(network.layers)
         self.embed, self.head = network.embed, network.head
         self.cache_nbytes = network.cache_nbytes
+        self._encoder = network
+        self._encodings: WeakValueDictionary[tuple[int, ...], mx.array] = WeakValueDictionary()
         self._tables: list[mx.array] = []
         self._reach = 0
 
@@ -216,27 +226,39 @@ class EncoderDecoderModel:
     ) -> EncoderDecoderContext:
         """The first pass runs the encoder over all new sources at once."""
         for prompt in prompts:
-            check_prompt(prompt, self.vocabulary, self.max_length)
+            check_prompt(prompt, self.source_vocabulary or self.vocabulary, self.max_length)
             self.network.check_source(prompt)
         known = {row: each for row, each in enumerate(cached) if isinstance(each, Snapshot)}
-        new = [row for row in range(len(prompts)) if row not in known]
 
         def read() -> Source:
-            parts = [Source.of(each.arrays) for each in known.values()]
-            if new:
-                parts.insert(0, self._encoded([prompts[row] for row in new]))
-            source = reduce(Source.join, parts)
-            order = [*new, *known]
+            parts = {row: Source.of(each.arrays) for row, each in known.items()}
+            for row, prompt in enumerate(prompts):
+                encoded = self._encodings.get(tuple(prompt)) if self._shares else None
+                if row not in parts and encoded is not None:
+                    parts[row] = Source((encoded,), self.network.project_encoded(encoded))
+            new = [row for row in range(len(prompts)) if row not in parts]
+            first = [self._encoded([prompts[row] for row in new])] if new else []
+            source = reduce(Source.join, [*first, *parts.values()])
+            order = [*new, *parts]
             sorted_rows = [order.index(row) for row in range(len(order))]
-            return source if order == sorted(order) else source.filter(sorted_rows)
+            source = source if order == sorted(order) else source.filter(sorted_rows)
+            if self._shares:
+                self._encodings.update(zip(map(tuple, prompts), source.encoded, strict=True))
+            return source
 
         return self.network.context(self, read, len(prompts))
 
     def _encoded(self, prompts: Sequence[Sequence[int]]) -> Source:
         lengths = tuple(map(len, prompts))
-        encoded = self.network.encode(rectangle(prompts), padding_mask(lengths))
+        encoded = self._encoder.encode(rectangle(prompts), padding_mask(lengths))
         each = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
         return Source(each, self.network.project_encoded(encoded))
+
+    def share_encoder(self, target: EncoderDecoderModel) -> None:
+        """Encode with the target's encoder from now on, and no source that the target has encoded
+        for a text that is still there."""
+        self._encoder, self._encodings = target.network, target._encodings
+        self._shares = target._shares = True
 
     def tables(self, place: Place) -> list[mx.array]:
         if place.end > self._reach:
@@ -244,6 +266,26 @@ class EncoderDecoderModel:
             self._tables = self.network.tables(self._reach)
             mx.eval(self._tables)
         return self._tables
+
+
+def share_equal_encoder(draft: object, target: object) -> None:
+    """Share the target's encoder with a draft of the same arithmetic whose encoder has the same
+    tensors and computes the same."""
+    models = [model for model in (draft, target) if isinstance(model, EncoderDecoderModel)]
+    if len(models) < 2 or type(models[0].network) is not type(models[1].network):
+        return
+    parameters = [tree_flatten(model.network.parameters()) for model in models]
+    ours, theirs = ({n: a for n, a in every if ENCODER.match(n)} for every in parameters)
+    equal = ours.keys() == theirs.keys() and all(_equal(ours[n], theirs[n]) for n in ours)
+    # Not every setting shows in a tensor.
+    probe = mx.arange(min(8, models[0].vocabulary))[None]
+    if equal and _equal(*(model.network.encode(probe) for model in models)):
+        models[0].network.update(tree_unflatten(list(theirs.items())))
+        models[0].share_encoder(models[1])
+
+
+def _equal(first: mx.array, second: mx.array) -> bool:
+    return first.dtype == second.dtype and bool(mx.array_equal(first, second))
 
 
 class EncoderDecoderContext(RowsContext):
