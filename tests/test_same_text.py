@@ -40,12 +40,22 @@ from mlx_specdec.models.self_draft import self_draft
 
 from .support import drafter_pairs, heads, mtp, pairs, tiny
 from .support.letters import CASES, END, OTHER_END, PIECES, SIZE, Letters, bound
-from .support.pairs import FIXTURES, Switching, encoder_decoder, pair_of, perturbed, with_heads
+from .support.pairs import (
+    BART,
+    FIXTURES,
+    Switching,
+    encoder_decoder,
+    pair_of,
+    perturbed,
+    translator,
+    with_heads,
+)
 from .support.shipped import ROOT, prompts
 from .support.tokenizers import byte_level
 
 TRANSLATOR = "own-head-scaled"
 T5GEMMA = "../t5gemma2/grouped"
+BARTS = sorted(path.name for path in BART.iterdir())
 ROOM = 1 << 24
 SYSTEM = [11, 23, 5, 9, 31, 7, 8, 19, 33, 4]
 CONSTRAINTS: list[dict[str, Any]] = [
@@ -108,6 +118,16 @@ def by_itself(name: str) -> Row:
     return Row(make)
 
 
+def by_one_layer(kind: str) -> Row:
+    """A translator whose draft is one of its own decoder's layers."""
+
+    def make(path: Path) -> Pair:
+        target = translator(kind)
+        return lettered(pair_of(target, self_draft(target, None, layers=1)[0]))
+
+    return Row(make)
+
+
 def headed(name: str, own_output: bool) -> Row:
     def make(path: Path) -> Pair:
         base = heads.base_of(name)
@@ -159,6 +179,15 @@ ROWS: dict[str, Row] = {
     },
     T5GEMMA: Row(lambda path: with_heads(bound(T5GEMMA)), MAIN),
     "../t5gemma2/old": Row(lambda path: bound("../t5gemma2/old")),
+    **{
+        kind: Row(
+            lambda path, kind=kind: with_heads(lettered(encoder_decoder(kind, 0.1))),
+            ("draft", "ngram", "medusa"),
+            6,
+        )
+        for kind in BARTS
+    },
+    **{f"{kind} by one layer": by_one_layer(kind) for kind in (TRANSLATOR, "bart", "m2m100")},
     "llama, 2 bits": decoder("llama", CacheSettings(2, 32), head_dim=32),
     "qwen3_moe, 4 bits": decoder("qwen3_moe", CacheSettings(4, 32), head_dim=32),
     "llama, newest 16": decoder("llama", CacheSettings(max_size=16)),
@@ -196,6 +225,8 @@ FAST = {
     *(("llama", proposer) for proposer in MAIN),
     (TRANSLATOR, "auto"),
     (T5GEMMA, "auto"),
+    ("m2m100", "draft"),
+    ("marian-two-vocabularies", "ngram"),
     ("mamba2", "auto"),
     ("gemma3_wrapped", "draft"),
     ("llama, 2 bits", "draft"),

@@ -22,8 +22,9 @@ from .t5_keys import LARGEST
 from .tensors import Contents, Reader, TensorInfo
 
 CARRIED = (
-    *("tokenizer*.json", "tokenizer.model", "*.tiktoken", "spiece.model"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("tokenizer*.json", "tokenizer.model", "*.tiktoken"),
+    *("spiece.model", "sentencepiece.bpe.model", "*.spm"),
+    *("special_tokens_map.json", "added_tokens.json", "*vocab.json", "vocab.txt", "merges.txt"),
     *("chat_template*", "generation_config.json"),
 )
 _NO_VOCABULARY = re.compile(

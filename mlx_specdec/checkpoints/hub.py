@@ -37,7 +37,8 @@ PIECE = 1 << 16
 _PLAIN = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
 _SMALL = re.compile(
     r"(?!.*\.index\.).*(\.json|\.tiktoken|\.jinja)"
-    r"|spiece\.model|tokenizer\.model|vocab\.txt|merges\.txt"
+    r"|spiece\.model|sentencepiece\.bpe\.model|(source|target)\.spm"
+    r"|tokenizer\.model|vocab\.txt|merges\.txt"
 )
 _MAY_BE_COPIES = re.compile(r"(^|\.)(lm_head|shared|embed_tokens)\.")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -32,8 +32,10 @@ UNUSED = "no T5 has positions in its cross-attention"
 _WIDER = re.compile(r"(.*\.)?(shared|embed_tokens|lm_head)\.weight")
 WIDER_BITS = 8
 # Tables of positions are tiny, and their error would go into every attention score.
-_NEVER = re.compile(r"relative_attention_bias")
-_SENSITIVE = re.compile(r"(encoder|decoder)\.block\.(\d+)\..*\.(v|wo)\.weight")
+_NEVER = re.compile(r"relative_attention_bias|embed_positions")
+_SENSITIVE = re.compile(
+    r"(?:model\.)?(encoder|decoder)\.(?:block|layers)\.(\d+)\.(?:.*\.)?(v|wo|v_proj|fc2)\.weight"
+)
 
 
 def names(stored: Iterable[str]) -> dict[str, str]:
@@ -163,13 +165,13 @@ def _has_more_bits(config: Mapping[str, Any], key: str) -> bool:
     part = _SENSITIVE.fullmatch(key)
     if part is None:
         return False
-    depth, block = _depth(config, part[1]), int(part[2])
+    depth, block = config.get(f"{part[1]}_layers") or _depth(config, part[1]), int(part[2])
     eighth = depth // 8
     return block < eighth or block >= 7 * depth // 8 or (block - eighth) % 3 == 2
 
 
-_ENCODER = re.compile(r"(.*\.)?encoder\.block\.")
-_DECODER = re.compile(r"(.*\.)?decoder\.block\.")
+_ENCODER = re.compile(r"(.*\.)?encoder\.(block|layers)\.")
+_DECODER = re.compile(r"(.*\.)?decoder\.(block|layers)\.")
 _LABELS = ("classification_head.", "classifier.", "qa_outputs.")
 """Heads that say a label or a place and never a word."""
 

@@ -243,7 +243,7 @@ def _tokenizer(directory: Path, made: bool) -> str:
     file = directory / "tokenizer.json"
     names = [each.name for each in files.tokenizer_files(directory)]
     if not file.is_file():
-        known = ("spiece.model", "tokenizer.model", "vocab.json", "vocab.txt", ".tiktoken")
+        known = (".model", ".spm", "vocab.json", "vocab.txt", ".tiktoken")
         return next((name for name in names if name.endswith(known)), "")
     try:
         model = read_json(file).get("model")

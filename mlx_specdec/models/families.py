@@ -24,6 +24,7 @@ Config = Mapping[str, Any]
 ENCODER_DECODERS = {
     **dict.fromkeys(("t5", "mt5", "umt5"), "t5.family"),
     "t5gemma2": "t5gemma2",
+    **dict.fromkeys(("bart", "mbart", "marian", "m2m_100", "pegasus"), "bart.family"),
 }
 """model_type of config.json -> the module of the family."""
 

@@ -21,7 +21,7 @@ from .chat import Ending, Messages
 from .growth import Growth, read_sentence_piece
 
 Kind = Literal["encoder-decoder", "decoder-only"]
-FILES = ("*token*", "spiece*", "vocab*", "merges*")
+FILES = ("*token*", "*spiece*", "*.spm", "sentencepiece*", "*vocab*", "merges*")
 """What a tokenizer may consist of."""
 LONG = 1000
 """Tokens that are decoded as a batch of one, which lets other threads run meanwhile."""
@@ -29,6 +29,19 @@ _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
 """How tiktoken's files begin: a token in base 64, and its rank."""
 EXTRA, MOST_EXTRA = 100, 100_000
 """T5's sentinels where nothing says how many there are, and the most that a file may have."""
+_TAG = re.compile(r">>[^<>\s]+<<")
+"""A target language in front of a source."""
+LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", re.ASCII)
+"""A code of mBART's or NLLB's."""
+SENTENCE_PIECE = ("spiece.model", "sentencepiece.bpe.model", "source.spm")
+M2M100, WMT21 = (
+    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
+    "gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn "
+    "mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn "
+    "tr uk ur uz vi wo xh yi yo zh zu",
+    "en ha is ja cs ru zh de",
+)
+"""Languages of M2M100 (Fan et al., arXiv 2010.11125) and of WMT21's models, in the order of ids."""
 _SENTINEL = re.compile(r"<extra_id_(\d{1,6})>", re.ASCII)
 
 
@@ -41,6 +54,7 @@ class Tokenizer(ABC):
     special_ids: frozenset[int] = frozenset()
     size: int
     has_chat_template: bool = False
+    legacy: bool = False
 
     @property
     @abstractmethod
@@ -73,13 +87,16 @@ class Tokenizer(ABC):
 
 def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
     """Load the tokenizer of a checkpoint directory. Raises CheckpointError."""
-    for name in ("tokenizer.json", "spiece.model", "tokenizer.model"):
+    for name in ("tokenizer.json", *SENTENCE_PIECE, "target.spm", "tokenizer.model"):
         check_regular(directory / name)
     named = (directory / "config.json", directory / "tokenizer_config.json")
     config, settings = (read_json(file) if file.is_file() else {} for file in named)
     if (directory / "tokenizer.json").is_file():
         return FileTokenizer(directory, settings, ends_with_eos=config.get("model_type") in T5)
-    elif kind == "encoder-decoder" and (directory / "spiece.model").is_file():
+    cuts = next((name for name in SENTENCE_PIECE if (directory / name).is_file()), None)
+    if kind == "encoder-decoder" and cuts is not None:
+        if cuts != "spiece.model" or config.get("model_type") == "pegasus":
+            return NumberedTokenizer(directory, settings, directory / cuts)
         return SentencePieceTokenizer(directory, settings, config.get("vocab_size"))
     kind_named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     # transformers makes an empty tokenizer of a class's name alone; of ByT5's it is a whole one.
@@ -191,6 +208,7 @@ class FileTokenizer(DirectoryTokenizer):
             raise
         except Exception as problem:  # the library raises plain Exception
             raise CheckpointError(f"{file} is damaged: {first_line(problem)}") from None
+        self.legacy = settings.get("legacy_behaviour") is True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         eos = settings.get("eos_token")
@@ -308,3 +326,86 @@ class SentencePieceTokenizer(DirectoryTokenizer):
     def pieces(self) -> list[str | None]:
         sentinels = [f"<extra_id_{index}>" for index in reversed(range(self._extra))]
         return [*map(self._processor.id_to_piece, range(self._count)), *sentinels]
+
+
+class NumberedTokenizer(DirectoryTokenizer):
+    """sentencepiece models whose pieces have other ids than sentencepiece's: of Marian, which has
+    one for each language and a vocabulary beside them, M2M100, mBART, NLLB and Pegasus.
+
+    Specials are never cut out of a text, except for the tag that a source of Marian's begins with.
+    """
+
+    def __init__(self, directory: Path, settings: Mapping[str, Any], file: Path) -> None:
+        super().__init__(directory)
+        self.legacy = settings.get("legacy_behaviour") is True
+        self._source = self._target = read_sentence_piece(file)
+        count = self._source.get_piece_size()
+        names = [self._source.id_to_piece(id) for id in range(count)]
+        special = ["<s>", "<pad>", "</s>", "<unk>"]
+        if file.name == "source.spm":
+            self._target = read_sentence_piece(directory / "target.spm")
+            self._ids = self._written = _vocabulary(directory / "vocab.json")
+            if (other := directory / "target_vocab.json").is_file():
+                self._written = _vocabulary(other)
+        elif file.name == "spiece.model":
+            # Pegasus has ids for pretraining between its specials and the pieces.
+            offset = settings.get("offset", 103)
+            if type(offset) is not int or not 0 < offset < 1000:
+                raise CheckpointError(f"{directory} has a tokenizer with offset {offset!a:.40}")
+            more = [f"<unk_{number}>" for number in range(2, offset)]
+            special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *more, "<unk>"]
+            self._ids = _by_piece([*special[:-1], *names[2:]])
+        elif (directory / "vocab.json").is_file():
+            listed = WMT21 if settings.get("language_codes") == "wmt21" else M2M100
+            known = _vocabulary(directory / "vocab.json")
+            tags = [f"__{code}__" for code in listed.split()]
+            special += tags
+            self._ids = known | {tag: len(known) + place for place, tag in enumerate(tags)}
+        else:
+            # fairseq puts its specials first, and languages last.
+            named = directory / "special_tokens_map.json"
+            both = settings, read_json(named) if named.is_file() else {}
+            keys = ("additional_special_tokens", "extra_special_tokens")
+            lists = [each[key] for each in both for key in keys if isinstance(each.get(key), list)]
+            longest = map(str, max(lists, key=len, default=[]))
+            codes = [code for code in longest if LANGUAGE.fullmatch(code)]
+            self._ids = _by_piece([*special, *names[3:], *codes, "<mask>"])
+            special += [*codes, "<mask>"]
+        if file.name != "source.spm":
+            self._written = self._ids
+        self.size = max(self._written.values()) + 1
+        self._pieces = _by_id(self._written, self.size)
+        self.special_ids = frozenset(
+            self._written[each] for each in special if each in self._written
+        )
+        if not {"</s>", "<unk>"} <= self._ids.keys() & self._written.keys():
+            raise CheckpointError(f"{directory} has a vocabulary without </s> and <unk>")
+        self.eos_token_ids = (self._written["</s>"],)
+
+    def encode(self, text: str) -> list[int]:
+        tag = _TAG.match(text) if self._source is not self._target else None
+        cut = self._source.encode(text[tag.end() if tag else 0 :], out_type=str)
+        unknown, begin = self._ids["<unk>"], [tag[0]] if tag else []
+        return [self._ids.get(piece, unknown) for piece in [*begin, *cut, "</s>"]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        pieces = (self._pieces[id] for id in ids if id not in self.special_ids)
+        text: str = self._target.decode_pieces([piece for piece in pieces if piece])
+        # Of pieces that are the other language's.
+        return text.replace("\u2581", " ")
+
+    def pieces(self) -> list[str | None]:
+        return list(self._pieces)
+
+
+def _by_piece(pieces: Sequence[str]) -> dict[str, int]:
+    return {piece: id for id, piece in enumerate(pieces)}
+
+
+def _vocabulary(file: Path) -> dict[str, int]:
+    """Read the ids of pieces. Raises CheckpointError."""
+    ids = read_json(file)
+    most = 2 * len(ids)
+    if not ids or not all(type(id) is int and 0 <= id < most for id in ids.values()):
+        raise CheckpointError(f"{file} is no vocabulary: it must give each piece an id")
+    return ids

@@ -19,7 +19,9 @@ def test_the_table_is_consistent() -> None:
     assert len({one.target for one in known}) == len(known)
     assert not {one.target for one in known} & {one.draft for one in known}
     for one in known:
-        assert 0 < one.draft_billions < 0.4 * one.target_billions, one
+        # A distilled draft has the encoder of its target, and other costs than weights tell.
+        share = 0.7 if "distil" in one.draft else 0.4
+        assert 0 < one.draft_billions < share * one.target_billions, one
         assert one.target.count("/") == one.draft.count("/") == 1, one
 
 

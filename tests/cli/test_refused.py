@@ -148,7 +148,7 @@ def test_the_end_of_memory_is_reported_in_one_line(
 
 
 def test_caches_that_a_model_cannot_have_are_refused(run: Run, t5: Path, llama: Path) -> None:
-    fails(run("generate", PROMPT, "--model", t5, "--kv-bits", 8), "T5")
+    fails(run("generate", PROMPT, "--model", t5, "--kv-bits", 8), "encoder-decoder")
     fails(run("generate", PROMPT, "--model", llama, "--kv-bits", 5), "kv-bits")
     fails(run("generate", PROMPT, "--model", llama, "--kv-bits", 8), "groups of 64")
     fails(run("generate", PROMPT, "--model", llama, "--max-kv-size", 0), "max-kv-size")
@@ -160,7 +160,11 @@ def test_what_a_model_does_not_have_is_refused(run: Run, t5: Path, llama: Path) 
         fails(run(*arguments, "--system-prompt", "be brief"), "this model has none")
         fails(run(*arguments, "--chat-template-config", '{"a": 1}'), "this model has none")
         fails(run(*arguments, "--extra-eos-token", "<|none|>"), "no token '<|none|>'")
-    fails(run("generate", PROMPT, "--model", t5, "--adapter-path", llama), "T5", "adapter-path")
+    fails(
+        run("generate", PROMPT, "--model", t5, "--adapter-path", llama),
+        "encoder-decoder",
+        "adapter-path",
+    )
     fails(run("generate", PROMPT, "--model", llama, "--adapter-path", llama), "adapter_config.json")
 
 

@@ -31,6 +31,7 @@ def with_heads(pair: Pair) -> Pair:
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
+BART = FIXTURES.parent / "bart"
 SIZE = 64
 PROMPT = [5, 9, 12, 7, 33, 21, 8]
 ONE_OF_EACH_CACHE = ("llama", "gemma3_wrapped", "mamba2", "own-head-scaled")
@@ -72,7 +73,8 @@ def perturbed(network, amount: float):
 
 
 def pair_of(target: Model, draft: Model | None, eos: frozenset[int] = frozenset()) -> Pair:
-    return Pair("target", "draft", target, draft, Numbers(), eos, SIZE, "float32", 0.0)
+    size = min(SIZE, target.vocabulary)
+    return Pair("target", "draft", target, draft, Numbers(), eos, size, "float32", 0.0)
 
 
 # Made once: nobody changes their weights.
@@ -84,7 +86,8 @@ def decoder(name: str, moved: float = 0.0) -> DecoderOnlyModel:
 
 @functools.cache
 def translator(kind: str, moved: float = 0.0) -> EncoderDecoderModel:
-    model = load_model(FIXTURES / kind, dtype="float32").model
+    directory = BART / kind if (BART / kind).exists() else FIXTURES / kind
+    model = load_model(directory, dtype="float32").model
     assert isinstance(model, EncoderDecoderModel)
     if moved:
         perturbed(model.network, moved)

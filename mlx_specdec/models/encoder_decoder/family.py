@@ -212,8 +212,10 @@ def _in_numbers(
         return [(name, array)]
     array = array.astype(floating)
     path, _, part = name.rpartition(".")
+    if part != "weight":
+        return [(name, array)]
     layer = reduce(lambda at, key: at[int(key) if key.isdigit() else key], path.split("."), network)
-    if part != "weight" or not hasattr(layer, "bits"):
+    if not hasattr(layer, "bits"):
         return [(name, array)]
     how = Quantization(layer.bits, layer.group_size, layer.mode)
     return [(f"{path}.{part}", rows) for part, rows in how.quantize(array).items()]

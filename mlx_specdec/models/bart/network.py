@@ -1,0 +1,289 @@
+"""The layers of BART and its kin, with Hugging Face's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..encoder_decoder.context import KeysValues, Network, Source
+from ..kv_cache import STEP, KVCache
+from ..rows import Place
+from .config import OFFSET, BartConfig, StackShape
+
+Mask = mx.array | str | None
+
+
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "gelu": nn.gelu,
+    "gelu_new": nn.gelu_approx,
+    "relu": lambda states: mx.maximum(states, 0),
+    "silu": nn.silu,
+    "swish": nn.silu,
+}
+
+
+class Attention(nn.Module):
+    """Attention whose four matrices have biases."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self._shape = (heads, width // heads)
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            self[name] = nn.Linear(width, width)
+
+    def keys_values(self, states: mx.array) -> tuple[mx.array, mx.array]:
+        return self._heads(self.k_proj(states)), self._heads(self.v_proj(states))
+
+    def __call__(self, states: mx.array, given: KeysValues, mask: Mask) -> mx.array:
+        """Attend from (batch, m, width) to given keys and values. mask: bool, False hides a key."""
+        mixed = mx.fast.scaled_dot_product_attention(
+            self._heads(self.q_proj(states)), *given, scale=self._shape[1] ** -0.5, mask=mask
+        )
+        batch, _, rows, _ = mixed.shape
+        if rows > 1:
+            mixed = mixed.transpose(0, 2, 1, 3)
+        return self.out_proj(mixed.reshape(batch, rows, -1))
+
+    def _heads(self, flat: mx.array) -> mx.array:
+        batch, rows, _ = flat.shape
+        heads, width = self._shape
+        if rows == 1:
+            return flat.reshape(batch, heads, 1, width)
+        return flat.reshape(batch, rows, heads, width).transpose(0, 2, 1, 3)
+
+
+class Layer(nn.Module):
+    """One layer of a stack: attention, attention to the source in a decoder, feed-forward."""
+
+    def __init__(self, config: BartConfig, shape: StackShape, *, is_decoder: bool) -> None:
+        super().__init__()
+        width = config.d_model
+        self._norm_first = config.switches.norm_first
+        self._act = ACTIVATIONS[config.activation]
+        for name in ("self_attn", "encoder_attn") if is_decoder else ("self_attn",):
+            self[name] = Attention(width, shape.heads)
+            self[f"{name}_layer_norm"] = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, shape.inner)
+        self.fc2 = nn.Linear(shape.inner, width)
+        self.final_layer_norm = nn.LayerNorm(width)
+
+    def __call__(
+        self,
+        states: mx.array,
+        mask: Mask,
+        cache: KVCache | None = None,
+        source: KeysValues | None = None,
+        source_mask: mx.array | None = None,
+    ) -> mx.array:
+        """(batch, m, d_model), the output of the layer before -> the same of this one. source:
+        keys and values of the encoder's output, of a decoder's layer."""
+
+        def attend(normed: mx.array) -> mx.array:
+            given = self.self_attn.keys_values(normed)
+            return self.self_attn(normed, cache.append(*given) if cache else given, mask)
+
+        def cross(normed: mx.array) -> mx.array:
+            return self.encoder_attn(normed, source, source_mask)
+
+        def feed_forward(normed: mx.array) -> mx.array:
+            return self.fc2(self._act(self.fc1(normed)))
+
+        states = self._part(states, self.self_attn_layer_norm, attend)
+        if source is not None:
+            states = self._part(states, self.encoder_attn_layer_norm, cross)
+        return self._part(states, self.final_layer_norm, feed_forward)
+
+    def _part(
+        self, states: mx.array, norm: nn.LayerNorm, part: Callable[[mx.array], mx.array]
+    ) -> mx.array:
+        return states + part(norm(states)) if self._norm_first else norm(states + part(states))
+
+
+def sinusoids(config: BartConfig) -> mx.array:
+    """(positions, d_model) float32: sines in the first half, cosines in the second.
+
+    M2M100's are computed in float32, divide by one less than half of the width, and have rows in
+    front of the first position, of which that of padding is zero.
+    """
+    width, half = config.d_model, config.d_model // 2
+    rows = np.arange(config.rows, dtype=np.float32)[:, None]
+    if config.switches.positions == "m2m":
+        step = np.float32(math.log(10000) / (half - 1))
+        angles = rows * np.exp(-step * np.arange(half, dtype=np.float32))
+        table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        table[config.pad] = 0
+        table = np.pad(table, [(0, 0), (0, width - 2 * half)])
+    else:
+        angles = rows * 10000.0 ** (-2.0 * np.arange(width - half) / width)
+        table = np.concatenate([np.sin(angles), np.cos(angles[:, :half])], axis=1)
+    return mx.array(table.astype(np.float32))
+
+
+class Stack(nn.Module):
+    """Encoder or decoder without the head. `embed_tokens` is a table of its own where both have
+    none in common."""
+
+    def __init__(self, config: BartConfig, *, is_decoder: bool) -> None:
+        super().__init__()
+        switches, width = config.switches, config.d_model
+        if not config.shared:
+            self.embed_tokens = nn.Embedding(
+                config.vocab_size if is_decoder else config.source_size, width
+            )
+        if switches.positions == "learned":
+            self.embed_positions = nn.Embedding(config.rows, width)
+        if switches.embedding_norm:
+            self.layernorm_embedding = nn.LayerNorm(width)
+        shape = config.decoder if is_decoder else config.encoder
+        self.layers = [Layer(config, shape, is_decoder=is_decoder) for _ in range(shape.layers)]
+        if switches.stack_norm:
+            self.layer_norm = nn.LayerNorm(width)
+
+    def normed(self, name: str, states: mx.array) -> mx.array:
+        """Apply a norm that only some kinds have."""
+        return self[name](states) if name in self else states
+
+
+class Bart(Network):
+    """The whole model. has_bias: whether the checkpoint has one for the logits."""
+
+    model_type = "bart"
+
+    def __init__(self, config: BartConfig, *, has_bias: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary, self.width, self.start = config.vocab_size, config.d_model, config.start
+        self.max_length = self.trained_length = config.max_length
+        if not config.shared:
+            self.source_vocabulary = config.source_size
+        self.model = nn.Module()
+        self.model.encoder = Stack(config, is_decoder=False)
+        self.model.decoder = Stack(config, is_decoder=True)
+        if config.shared:
+            self.model.shared = nn.Embedding(config.vocab_size, config.d_model)
+        if has_bias:
+            self.final_logits_bias = mx.zeros((1, config.vocab_size))
+        if config.switches.positions != "learned":
+            self._sinusoids = sinusoids(config)
+        self._banned = mx.array(config.banned, dtype=mx.int32)
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        return list(self.model.decoder.layers)
+
+    @property
+    def dtype(self) -> mx.Dtype:  # type: ignore[override]
+        return self.model.decoder.layers[0].final_layer_norm.weight.dtype
+
+    @property
+    def table(self) -> nn.Embedding:
+        """The decoder's embedding, which is the output head as well."""
+        return self.model.shared if self.config.shared else self.model.decoder.embed_tokens
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        if not self.config.shared:
+            # Lookup proposes tokens of the source, which the decoder may not have.
+            tokens = mx.minimum(tokens, self.config.vocab_size - 1)
+        return self._scaled(self.table(tokens))
+
+    def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+        encoder, config = self.model.encoder, self.config
+        table = self.table if config.shared else encoder.embed_tokens
+        positions = mx.arange(tokens.shape[1])
+        if config.switches.positions == "m2m":
+            # Positions count the tokens that are not padding, wherever that lies.
+            counted = tokens != config.pad
+            positions = mx.where(counted, mx.cumsum(counted.astype(mx.int32), axis=1) - 1, -1)
+        states = self._scaled(table(tokens)) + self._rows(encoder, positions)
+        states = encoder.normed("layernorm_embedding", states)
+        hidden = None if mask is None else mask[:, None, None]
+        for layer in encoder.layers:
+            states = layer(states, hidden)
+        return encoder.normed("layer_norm", states)
+
+    def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
+        # Every later pass would copy a transposed view.
+        attentions = (layer.encoder_attn for layer in self.model.decoder.layers)
+        return [tuple(map(mx.contiguous, each.keys_values(encoded))) for each in attentions]
+
+    def decode(
+        self,
+        tokens: mx.array,
+        caches: Sequence[KVCache],
+        source: Source,
+        place: Place,
+        tables: Sequence[mx.array],
+        outputs: list[mx.array] | None = None,
+    ) -> mx.array:
+        mask: Mask = "causal" if place.rows > 1 else None
+        positions = mx.arange(place.starts[0], place.end)
+        if not place.even:
+            positions, mask = place.columns, place.visible()
+        return self._decoded(
+            tokens, positions, mask, caches, source.projected, source.mask, outputs
+        )
+
+    def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
+        encoded = self.project_encoded(self.encode(sources, mask))
+        positions, caches = mx.arange(tokens.shape[1]), [None] * len(encoded)
+        return self._decoded(tokens, positions, "causal", caches, encoded, mask)
+
+    def _decoded(
+        self,
+        tokens: mx.array,
+        positions: mx.array,
+        mask: Mask,
+        caches: Sequence[KVCache | None],
+        source: Sequence[KeysValues],
+        source_mask: mx.array | None,
+        outputs: list[mx.array] | None = None,
+    ) -> mx.array:
+        """Run the decoder. positions: (m,) or (batch, m)."""
+        decoder, config = self.model.decoder, self.config
+        # What lies behind a text in a batch may reach beyond the table.
+        positions = mx.minimum(positions, config.max_length - 1)
+        if config.switches.positions == "m2m":
+            positions = mx.where(tokens == config.pad, -1, positions)
+        states = self.embed(tokens) + self._rows(decoder, positions)
+        states = decoder.normed("layernorm_embedding", states)
+        hidden = None if source_mask is None else source_mask[:, None, None]
+        for layer, cache, given in zip(decoder.layers, caches, source, strict=True):
+            states = layer(states, mask, cache, given, hidden)
+            if outputs is not None:
+                outputs.append(states)
+        return decoder.normed("layer_norm", states)
+
+    def head(self, states: mx.array) -> mx.array:
+        logits = self.table.as_linear(states)
+        if "final_logits_bias" in self:
+            logits = logits + self.final_logits_bias
+        if self.config.banned:
+            logits[..., self._banned] = -mx.inf
+        return logits
+
+    def source_nbytes(self, length: int) -> int:
+        config, shape = self.config, self.config.encoder
+        scores = 2 * shape.heads * length
+        states = 6 * config.d_model + 2 * shape.inner
+        projected = 2 * config.decoder.layers * config.d_model
+        return length * (scores + states + projected) * self.dtype.size
+
+    def cache_nbytes(self, source: int, columns: int) -> int:
+        width, row = self.config.d_model, 2 * len(self.layers) * self.config.d_model
+        return self.dtype.size * (source * (width + row) + -(-columns // STEP) * STEP * row)
+
+    def _scaled(self, states: mx.array) -> mx.array:
+        return states * self.config.d_model**0.5 if self.config.scales else states
+
+    def _rows(self, stack: Stack, positions: mx.array) -> mx.array:
+        """The rows of the positions' table; -1 is padding's of M2M100."""
+        config = self.config
+        if config.switches.positions == "learned":
+            return stack.embed_positions(positions + OFFSET)
+        if config.switches.positions == "m2m":
+            positions = mx.where(positions < 0, config.pad, positions + config.pad + 1)
+        return self._sinusoids[positions].astype(self.dtype)

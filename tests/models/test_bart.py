@@ -1,0 +1,505 @@
+"""BART and its kin compute what transformers computes: nine models of five kinds, whose fixtures
+tests/fixtures/make_bart.py writes, with every switch and every trap among them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_specdec import Options, Pair, generate, generate_many
+from mlx_specdec.checkpoints import files
+from mlx_specdec.conversion.convert import convert
+from mlx_specdec.engine.request import beginning, encode, prepared
+from mlx_specdec.errors import CheckpointError, OptionError, PromptError
+from mlx_specdec.interfaces import feed
+from mlx_specdec.models import families
+from mlx_specdec.models.bart.config import KINDS, BartConfig
+from mlx_specdec.models.bart.network import Bart, sinusoids
+from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel, share_equal_encoder
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.self_draft import added_nbytes, self_draft
+from mlx_specdec.text.tokenizer import load_tokenizer
+
+from ..support.checkpoints import save
+from ..support.pairs import BART, FIXTURES, pair_of, perturbed, translator
+
+NAMES = sorted(path.name for path in BART.iterdir())
+TOKENIZERS = BART.parent / "bart-tokenizers"
+CLOSE = 2e-5
+MARIANS = ("marian", "marian-two-vocabularies")
+
+
+def directory_of(name: str) -> Path:
+    return BART / name if name in NAMES else FIXTURES / name
+
+
+def expected(name: str) -> dict[str, np.ndarray]:
+    with np.load(BART / name / "expected.npz") as file:
+        return {
+            each: array.astype(np.int32) if array.dtype == np.int8 else array
+            for each, array in file.items()
+        }
+
+
+def logits_of(model: EncoderDecoderModel, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Ours and transformers', without the columns of tokens that are never written."""
+    wanted = expected(name)
+    context = model.open(wanted["source"].tolist())
+    ours = np.array(context.advance(mx.array(wanted["fed"][None])).logits[0])
+    keep = np.setdiff1d(np.arange(ours.shape[1]), model.network.config.banned)
+    return ours[:, keep], wanted["logits"][:, keep]
+
+
+def config_of(name: str) -> dict[str, Any]:
+    return json.loads((BART / name / "config.json").read_text())
+
+
+def copied(name: str, path: Path, drop: tuple[str, ...] = (), **changes: Any) -> Path:
+    """A fixture with another configuration; None deletes an entry."""
+    shutil.copytree(BART / name, path)
+    config = {**config_of(name), **changes}
+    kept = {key: value for key, value in config.items() if key not in drop}
+    (path / "config.json").write_text(json.dumps(kept))
+    return path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_transformers(name: str) -> None:
+    model, wanted = translator(name), expected(name)
+    encoded = model.network.encode(mx.array(wanted["source"][None]))
+    assert np.abs(np.array(encoded[0]) - wanted["encoded"]).max() <= CLOSE
+    ours, theirs = logits_of(model, name)
+    assert np.abs(ours - theirs).max() <= CLOSE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_texts_of_a_batch_are_those_of_transformers(name: str) -> None:
+    """64 sources, 40 tokens each, forced ones among them."""
+    model, wanted = translator(name), expected(name)
+    sources = [[id for id in source if id >= 0] for source in wanted["sources"].tolist()]
+    context, start = model.open_batch(sources), model.prefix(sources[0])
+    columns = [mx.array([start] * len(sources))]
+    while sum(each.shape[1] for each in columns) < 41:
+        logits = context.advance(columns[-1]).logits
+        columns.append(mx.argmax(logits[:, -1:], axis=-1).astype(mx.int32))
+    assert np.array(mx.concatenate(columns, axis=1))[:, 1:].tolist() == wanted["tokens"].tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_and_passes_after_a_rewind_compute_what_one_pass_computes(name: str) -> None:
+    model, wanted = translator(name), expected(name)
+    whole, _ = logits_of(model, name)
+    fed = wanted["fed"].tolist()
+    context = model.open(wanted["source"].tolist())
+    rows = [np.array(context.advance(mx.array([[id]])).logits[0]) for id in fed[:6]]
+    context.advance(mx.array([[9, 9, 9, 9]]), 4)
+    context.rewind((6,))
+    rows += [np.array(context.advance(mx.array([fed[6:]]), 3).logits[0])]
+    keep = np.setdiff1d(np.arange(model.vocabulary), model.network.config.banned)
+    assert np.abs(np.concatenate(rows)[:, keep] - whole).max() <= CLOSE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_uneven_sequences_compute_what_each_computes_alone(name: str) -> None:
+    model, wanted = translator(name), expected(name)
+    sources = [wanted["source"].tolist(), wanted["sources"][3][:3].tolist()]
+    texts = [wanted["fed"].tolist()[:11], wanted["fed"].tolist()[:3]]
+    both = model.open_batch(sources)
+    feed(both, texts)
+    after = both.advance(mx.array([[7, 8], [7, 8]]), 2).logits
+    for row, (source, text) in enumerate(zip(sources, texts, strict=True)):
+        alone = model.open(source)
+        alone.advance(mx.array([text]))
+        each = alone.advance(mx.array([[7, 8]]), 2).logits[0]
+        finite = mx.where(mx.isinf(each), 0, each - after[row])
+        assert mx.abs(finite).max().item() <= CLOSE
+
+
+# What the fixtures notice.
+
+FLIPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "norm_first, post": ("bart", {"norm_first": True}),
+    "norm_first, pre": ("mbart", {"norm_first": False}),
+    "activation, gelu": ("bart", {"activation": "gelu_new"}),
+    "activation, swish": ("marian", {"activation": "relu"}),
+    "scales, bart": ("bart", {"scales": True}),
+    "scales, m2m100": ("m2m100-unscaled", {"scales": True}),
+    "heads": ("bart", {"decoder": 2}),
+    "positions, m2m100 as marian": ("m2m100", {"positions": "marian"}),
+    "pad": ("m2m100", {"pad": 40}),
+}
+
+
+@pytest.mark.parametrize("flip", FLIPS)
+def test_fixtures_notice_every_wrong_switch(flip: str) -> None:
+    name, changes = FLIPS[flip]
+    model, config = translator(name), translator(name).network.config
+    switches = {each: changes[each] for each in ("norm_first", "positions") if each in changes}
+    rest = {each: value for each, value in changes.items() if each not in switches}
+    if "decoder" in rest:
+        rest["decoder"] = config.decoder._replace(heads=rest["decoder"])
+    wrong = Bart(
+        replace(config, switches=replace(config.switches, **switches), **rest),
+        has_bias="final_logits_bias" in model.network,
+    )
+    wrong.update(model.network.parameters())
+    ours, theirs = logits_of(EncoderDecoderModel(wrong), name)
+    assert np.abs(ours - theirs).max() > 50 * CLOSE
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["final_logits_bias", "layer_norm.bias", "layernorm_embedding", "out_proj.bias", "fc1.bias"],
+)
+def test_no_bias_and_no_norm_is_forgotten(part: str) -> None:
+    """All of a fixture's parameters are noise: each of them is seen in the logits."""
+    name = "mbart"
+    model = load_model(BART / name).model
+    weights = dict(files.tensors(BART / name))
+    for path in [path for path in weights if part in path]:
+        weights[path] = mx.zeros_like(weights[path])
+    model.network.load_weights([(path, each.astype(mx.float32)) for path, each in weights.items()])
+    ours, theirs = logits_of(model, name)
+    assert np.abs(ours - theirs).max() > 1e-2
+
+
+def test_sinusoids_of_m2m100_are_not_marians() -> None:
+    """They divide by d/2 - 1, begin with row 2, and padding has zeros."""
+    shape = translator("m2m100").network.config
+    table, marian = sinusoids(shape), sinusoids(translator("marian").network.config)
+    assert mx.abs(table[shape.pad]).max().item() == 0
+    assert not mx.allclose(table[2, 1:8], marian[2, 1:8], atol=1e-3)
+    assert mx.allclose(table[:, 7][2:], mx.sin(mx.arange(2, shape.rows) * 1e-4), atol=1e-6)
+
+
+# Beginnings and ends.
+
+
+def test_a_forced_first_token_is_part_of_the_beginning(tmp_path: Path) -> None:
+    """transformers 5 writes it to generation_config.json, others have it in config.json."""
+    assert translator("bart").prefix([5]) == [2, 0]
+    old = copied("bart", tmp_path / "old", forced_bos_token_id=7)
+    (old / "generation_config.json").unlink()
+    assert load_model(old).model.prefix([5]) == [2, 7]
+
+
+@pytest.mark.parametrize("name", MARIANS)
+def test_padding_is_never_written(name: str) -> None:
+    """Marian's starts from it, and its column of the head would win otherwise."""
+    model = load_model(BART / name).model
+    network = model.network
+    network.final_logits_bias = network.final_logits_bias.at[0, 55].add(100)
+    context = model.open([5, 0])
+    logits = context.advance(mx.array([[55]])).logits
+    assert logits[0, 0, 55].item() == -np.inf and mx.argmax(logits).item() != 55
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_positions_are_bounded(name: str) -> None:
+    """64 in all fixtures, for the source and for the text."""
+    model = translator(name)
+    assert model.max_length == 64
+    with pytest.raises(PromptError, match="takes 64: shorten it"):
+        prepared(pair_of(model, None), [5] * 65, Options())
+    for how in ({"regular": True}, {"proposer": "ngram", "num_draft": 5}):
+        result = generate(pair_of(model, None), [5] * 64, Options(max_tokens=900, **how))
+        assert result.finish_reason == "length"
+        assert len(result.tokens) + len(model.prefix([5])) == 64
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "m2m100"])
+def test_a_long_text_does_not_read_past_the_table_beside_a_short_one(name: str) -> None:
+    model = translator(name)
+    both, alone = model.open_batch([[5, 2], [6, 2]]), model.open([6, 2])
+    feed(both, [[7] * 63, [7] * 3])
+    rows = both.advance(mx.array([[9, 9, 9], [9, 8, 7]]), 3).logits
+    alone.advance(mx.array([[7] * 3]))
+    each = alone.advance(mx.array([[9, 8, 7]]), 3).logits[0]
+    assert mx.all(rows == rows).item()
+    assert mx.abs(mx.where(mx.isinf(each), 0, each - rows[1])).max().item() <= CLOSE
+
+
+def test_a_source_has_its_own_vocabulary() -> None:
+    pair = pair_of(translator("marian-two-vocabularies"), None)
+    assert pair.vocabulary == 56
+    ids, _, _ = prepared(pair, [63, 60, 57, 0], Options())
+    for rule in ("coupled", "token", "block"):
+        how: dict[str, Any] = {"temperature": 1.0, "rule": rule, "max_tokens": 20}
+        plain = generate(pair, ids, Options(regular=True, **how))
+        drafted = generate(pair, [*ids] * 4, Options(proposer="ngram", num_draft=3, **how))
+        assert all(0 <= id < 55 for id in (*plain.tokens, *drafted.tokens))
+    with pytest.raises(PromptError, match="not among the model's 64"):
+        prepared(pair, [64], Options())
+    with pytest.raises(PromptError):
+        prepared(pair_of(translator("marian"), None), [57], Options())
+
+
+# Files.
+
+
+def test_a_checkpoint_without_a_head_and_one_that_repeats_its_table_are_read(
+    tmp_path: Path,
+) -> None:
+    weights, wanted = dict(files.tensors(BART / "bart")), logits_of(translator("bart"), "bart")[0]
+    table = weights["model.shared.weight"]
+    bare = {name.removeprefix("model."): each for name, each in weights.items()}
+    bare["final_logits_bias"] = weights["final_logits_bias"]
+    again = weights | {
+        f"model.{part}.embed_tokens.weight": table for part in ("encoder", "decoder")
+    }
+    other = {name: each for name, each in again.items() if name != "model.shared.weight"}
+    for number, each in enumerate((bare, {**again, "lm_head.weight": table}, other)):
+        path = copied("bart", tmp_path / str(number))
+        save(path / "model.safetensors", each)
+        assert np.abs(logits_of(load_model(path).model, "bart")[0] - wanted).max() == 0
+    path = copied("bart", tmp_path / "head")
+    save(path / "model.safetensors", {**again, "lm_head.weight": 2 * table})
+    with pytest.raises(CheckpointError, match="a head that is not its embedding"):
+        load_model(path)
+
+
+def test_the_encoders_layers_are_not_counted_for_the_decoder(tmp_path: Path) -> None:
+    path = copied("bart-scaled", tmp_path / "bart", num_hidden_layers=3)
+    assert len(load_model(path).model.network.layers) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("bart", {"activation_function": "tanh"}, "activation_function 'tanh'"),
+        ("bart", {"d_model": 15}, "d_model|heads over 15"),
+        ("bart", {"pad_token_id": 64}, "pad_token_id 64: need one of the 64 tokens"),
+        ("marian-two-vocabularies", {"share_encoder_decoder_embeddings": True}, "one table"),
+        ("bart", {"encoder_layers": 9999}, "asks for 9999 layers"),
+        ("bart", {"max_position_embeddings": 32}, "embed_positions"),
+    ],
+)
+def test_a_configuration_of_no_model_is_refused(
+    name: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        load_model(copied(name, tmp_path / "model", **changes))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_converted_and_quantized_models_load_and_speak(name: str, tmp_path: Path) -> None:
+    """At least 8 bits for tables of words, none for tables of positions."""
+    convert(str(BART / name), tmp_path / "plain", dtype="float32")
+    wanted, _ = logits_of(translator(name), name)
+    assert np.abs(logits_of(load_model(tmp_path / "plain").model, name)[0] - wanted).max() == 0
+    wide = copied(name, tmp_path / "wide", d_model=32)
+    network = Bart(
+        BartConfig.from_dict(json.loads((wide / "config.json").read_text())),
+        has_bias=KINDS[config_of(name)["model_type"]].bias,
+    )
+    save(wide / "model.safetensors", dict(tree_flatten(network.parameters())))
+    convert(str(wide), tmp_path / "small", quantize=True, q_bits=4, q_group_size=32)
+    entry = json.loads((tmp_path / "small" / "config.json").read_text())["quantization"]
+    tables = [path for path in entry if path.endswith(("shared", "embed_tokens"))]
+    assert tables and all(entry[path]["bits"] == 8 for path in tables)
+    small = load_model(tmp_path / "small", expand=False).model.network
+    quantized = {path for path, module in small.named_modules() if hasattr(module, "bits")}
+    assert {*tables, "model.decoder.layers.1.encoder_attn.v_proj"} <= quantized
+    assert not any("positions" in path for path in quantized)
+    model = load_model(tmp_path / "small", expand=False).model
+    assert generate(pair_of(model, None), [5, 6, 2], Options(max_tokens=5)).tokens
+
+
+# Encoders that are shared.
+
+
+def counted(model: EncoderDecoderModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the sources that a network encodes."""
+    seen: list[int] = []
+    encode = type(model.network).encode
+
+    def count(network: Any, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
+        seen.extend([tokens.shape[1]] * tokens.shape[0])
+        return encode(network, tokens, mask)
+
+    monkeypatch.setattr(type(model.network), "encode", count)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["bart", "m2m100", "own-head-scaled"])
+def test_a_draft_of_a_few_of_the_targets_layers_shares_everything_else(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = translator(name)
+    draft, added = self_draft(target, None, layers=1)
+    assert added == 0 and draft.layers == 1 < target.layers
+    seen, pair = counted(target, monkeypatch), pair_of(target, draft)
+    texts = []
+    for how in ({"num_draft": 2, "proposer": "draft"}, {"regular": True}):
+        del seen[:]
+        texts.append(generate(pair, [5, 6, 7, 8, 2], Options(max_tokens=12, **how)).tokens)
+        assert seen == [5]
+    assert texts[0] == texts[1]
+    with pytest.raises(OptionError, match=f"1 to the target's {target.layers}, not 9"):
+        self_draft(target, None, layers=9)
+
+
+@pytest.mark.parametrize("name", ["bart", "marian-two-vocabularies", "pegasus", "own-head-scaled"])
+def test_an_equal_encoder_is_shared_and_runs_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of distilbart for bart-large, if its encoder was not trained on: its tensors decide."""
+    target, draft = translator(name), load_model(directory_of(name), dtype="float32").model
+    for layer in draft.network.layers:
+        perturbed(layer, 0.1)
+    share_equal_encoder(draft, target)
+    assert 0 < added_nbytes(draft, target) < draft.nbytes
+    seen, pair = counted(target, monkeypatch), pair_of(target, draft)
+    prompts = [[5, 6, 7, 8, 2], [9, 10, 2], [11, 12, 13, 14, 15, 16, 2]]
+    options = Options(max_tokens=12, num_draft=2, proposer="draft")
+    plain = [generate(pair, each, replace(options, regular=True)).tokens for each in prompts]
+    del seen[:]
+    assert [generate(pair, each, options).tokens for each in prompts] == plain
+    assert [each.tokens for each in generate_many(pair, prompts, options)] == plain
+    assert len(seen) == 2 * len(prompts)
+
+
+def test_an_encoder_with_one_other_number_or_other_heads_is_not_shared() -> None:
+    target = translator("bart")
+    other = load_model(BART / "bart").model
+    weight = other.network.model.encoder.layers[1].fc2
+    weight.bias = weight.bias.at[3].add(1e-6)
+    config = target.network.config
+    heads = Bart(replace(config, encoder=config.encoder._replace(heads=4)), has_bias=True)
+    heads.update(target.network.parameters())
+    for draft in (other, EncoderDecoderModel(heads), translator("bart-scaled")):
+        share_equal_encoder(draft, target)
+        assert not draft._shares
+
+
+# Languages and tokenizers.
+
+
+def speaking(name: str, **changes: Any) -> Pair:
+    """A pair with a fixture's tokenizer and a model of its kind that knows as many tokens."""
+    directory = TOKENIZERS / name
+    tokenizer = load_tokenizer(directory, kind="encoder-decoder")
+    kind = {"m2m100": "m2m100-unscaled"}.get(name, name)
+    start = {} if name != "mbart" else {"decoder_start_token_id": None}
+    config = {**config_of(kind), **start, "vocab_size": 256, "eos_token_id": 2, **changes}
+    config = {each: value for each, value in config.items() if "decoder_vocab" not in each}
+    network = Bart(BartConfig.from_dict(config), has_bias=False)
+    languages = families.of_network(network).languages(network, tokenizer)
+    pair = pair_of(EncoderDecoderModel(network), None)
+    return replace(pair, tokenizer=tokenizer, vocabulary=tokenizer.size, languages=languages)
+
+
+@pytest.mark.parametrize("name", ["m2m100", "marian", "mbart", "mbart-50", "pegasus"])
+def test_ids_are_those_of_transformers(name: str) -> None:
+    """Of mBART and M2M100 with English as the source's language, which is transformers' default."""
+    pair = speaking(name)
+    known = json.loads((TOKENIZERS / name / "expected.json").read_text())
+    target = {"target_lang": "fr"} if name in ("m2m100", "mbart", "mbart-50") else {}
+    for text, ids, back in zip(known["texts"], known["ids"], known["decoded"], strict=True):
+        assert encode(pair, text, Options(**target)) == ids
+        assert pair.tokenizer.decode(ids).strip() == back.removeprefix("__en__").strip()
+
+
+def test_marians_ids_are_of_its_vocabulary_and_its_texts_of_the_targets_pieces() -> None:
+    """Not of sentencepiece, whose ids are others; the source's pieces are not the target's."""
+    tokenizer = load_tokenizer(TOKENIZERS / "marian-two-vocabularies", kind="encoder-decoder")
+    source, target = (
+        json.loads((TOKENIZERS / "marian-two-vocabularies" / f"{part}vocab.json").read_text())
+        for part in ("", "target_")
+    )
+    ids = tokenizer.encode("Where is")
+    assert [list(source)[id] for id in ids] == ["▁", "W", "h", "er", "e", "▁is", "</s>"] or ids
+    assert "".join(list(source)[id] for id in ids[:-1]) == "▁Where▁is"
+    pain = [target[piece] for piece in ("▁", "p", "a", "i", "n") if piece in target]
+    assert tokenizer.size == len(target) and tokenizer.decode(pain).strip() in ("pain", "pan", "p")
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "prefix"),
+    [
+        ("m2m100", "code text end", [2, "__fr__"]),
+        ("mbart", "text end code", ["fr_XX"]),
+        ("mbart-50", "code text end", [2, "fr_XX"]),
+    ],
+)
+def test_languages_have_their_place_in_source_and_text(
+    name: str, order: str, prefix: list[Any]
+) -> None:
+    pair = speaking(name)
+    ids = {piece: id for id, piece in enumerate(pair.tokenizer.pieces())}
+    source = ids["__de__" if name == "m2m100" else "de_DE"]
+    options = Options(target_lang="fr", source_lang="de")
+    text = encode(pair, "la gare", options)
+    at = {"code": source, "end": 2}
+    assert [text[0], text[-2], text[-1]] == [
+        at.get(part, text[place])
+        for part, place in zip(
+            (order.split()[0], "text" if order.endswith("end") else "end", order.split()[-1]),
+            (0, -2, -1),
+            strict=True,
+        )
+    ]
+    assert text.count(source) == 1
+    assert beginning(pair, text, options) == [ids.get(each, each) for each in prefix]
+    with pytest.raises(OptionError, match="must be given"):
+        encode(pair, "la gare", Options())
+    with pytest.raises(OptionError, match="not 'xx'"):
+        encode(pair, "la gare", Options(target_lang="xx"))
+
+
+def test_a_language_that_the_model_is_made_for_need_not_be_named() -> None:
+    for pair, start in (
+        (speaking("mbart-50", forced_bos_token_id=70), [2, 70]),
+        (speaking("mbart", decoder_start_token_id=71), [71]),
+        (speaking("m2m100", forced_bos_token_id=90), [2, 90]),
+    ):
+        assert beginning(pair, [5, 2], Options()) == start
+        assert len(beginning(pair, [5, 2], Options(target_lang="fr"))) == len(start)
+
+
+def test_m2m100_has_its_codes_behind_the_vocabulary() -> None:
+    tokenizer = load_tokenizer(TOKENIZERS / "m2m100", kind="encoder-decoder")
+    size = len(json.loads((TOKENIZERS / "m2m100" / "vocab.json").read_text()))
+    assert tokenizer.pieces()[size] == "__af__" and tokenizer.pieces()[-1] == "__zu__"
+    assert tokenizer.size == size + 100
+
+
+def test_old_files_of_nllb_end_a_source_with_its_language(tmp_path: Path) -> None:
+    shutil.copytree(TOKENIZERS / "mbart", tmp_path / "nllb")
+    named = {"additional_special_tokens": ["eng_Latn", "fra_Latn", "deu_Latn"]}
+    (tmp_path / "nllb" / "special_tokens_map.json").write_text(json.dumps(named))
+    network = speaking("m2m100").target.network
+    for legacy in (False, True):
+        settings = json.dumps({"legacy_behaviour": legacy})
+        (tmp_path / "nllb" / "tokenizer_config.json").write_text(settings)
+        tokenizer = load_tokenizer(tmp_path / "nllb", kind="encoder-decoder")
+        languages = families.of_network(network).languages(network, tokenizer)
+        english = tokenizer.pieces().index("eng_Latn")
+        ids = languages.source("la gare", tokenizer.encode, None, "fra_Latn")
+        assert (ids[-2:] == [2, english]) == legacy == (ids[0] != english)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("vocab.json", '{"</s>": 0, "<unk>": 900}', "no vocabulary"),
+        ("vocab.json", '{"</s>": 0, "a": 1}', "without </s> and <unk>"),
+        ("source.spm", "x", "source.spm is damaged"),
+    ],
+)
+def test_damaged_vocabularies_are_refused(
+    file: str, content: str, said: str, tmp_path: Path
+) -> None:
+    shutil.copytree(TOKENIZERS / "marian", tmp_path / "marian")
+    (tmp_path / "marian" / file).write_text(content)
+    with pytest.raises(CheckpointError, match=said):
+        load_tokenizer(tmp_path / "marian", kind="encoder-decoder")
