@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, Literal
 
 from ..engine.pair import Pair
@@ -76,14 +75,7 @@ def without_volatile(given: Sequence[Message]) -> list[Message]:
     for message in given:
         content = message.get("content", "")
         blocks = [content] if isinstance(content, str) else [each["text"] for each in content]
-        stable = [
-            ""
-            if COUNTDOWN.fullmatch(each)
-            else BILLING.sub("", each, 1)
-            if BILLING.match(each)
-            else each
-            for each in blocks
-        ]
+        stable = [_stable(each) for each in blocks]
         if message["role"] not in SYSTEM or stable == blocks:
             left.append(message)
             continue
@@ -113,28 +105,21 @@ def with_late_system(messages: Sequence[Message]) -> list[Message]:
     follow."""
     folded: list[Message] = []
     held: list[str] = []
-    leading = True
-    for message in [*messages, {"role": "end", "content": ""}]:
+    for message in messages:
         role, text = message["role"], message["content"]
-        if role == "system" and (leading or folded[-1]["role"] != "assistant"):
-            if folded:
-                folded[-1] = {**folded[-1], "content": _paragraphs(folded[-1]["content"], text)}
-            else:
-                folded.append(message)
-            continue
-        leading = False
-        if role == "system":
+        if role == "system" and folded and folded[-1]["role"] != "assistant":
+            folded[-1] = {**folded[-1], "content": _paragraphs(folded[-1]["content"], text)}
+        elif role == "system" and folded:
             held.append(text)
-            continue
-        if held and role == "user":
-            message = {**message, "content": _paragraphs(*held, text)}
-        elif held and role == "tool":
-            message = {**message, "content": _paragraphs(text, *held)}
-        elif held:
-            folded.append({"role": "user", "content": _paragraphs(*held)})
-        held = []
-        folded.append(message)
-    return folded[:-1]
+        else:
+            if held and role == "assistant":
+                folded.append({"role": "user", "content": _paragraphs(*held)})
+            elif held:
+                texts = [*held, text] if role == "user" else [text, *held]
+                message = {**message, "content": _paragraphs(*texts)}
+            held = []
+            folded.append(message)
+    return [*folded, {"role": "user", "content": _paragraphs(*held)}] if held else folded
 
 
 def _paragraphs(*texts: str) -> str:
@@ -145,22 +130,16 @@ def _paragraphs(*texts: str) -> str:
 def renders_late_system(tokenizer: Tokenizer) -> bool:
     """Return whether the chat template writes a later system message where it stands, and changes
     nothing before it (vLLM probes templates like this, in entrypoints/anthropic)."""
-    talk = [
-        {"role": "system", "content": "alpha"},
-        {"role": "user", "content": "bravo"},
-        {"role": "assistant", "content": "charlie"},
-    ]
-    system, user = ({"role": role, "content": role * 2} for role in ("system", "user"))
+    talk = [{"role": role, "content": f"one {role}"} for role in ("system", "user", "assistant")]
+    system, user = ({"role": role, "content": f"two {role}"} for role in ("system", "user"))
     try:
-        late = tokenizer.apply_chat([*talk, system, user])
-        without = tokenizer.apply_chat([*talk, user])
+        late = tokenizer.decode(tokenizer.apply_chat([*talk, system, user]))
+        without = tokenizer.decode(tokenizer.apply_chat([*talk, user]))
     except CheckpointError:
         return False
-    same = sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(late, without, strict=False))
-    )
-    before, after = tokenizer.decode(late[:same]), tokenizer.decode(late[same:])
-    return "charlie" in before and 0 <= after.find("systemsystem") < after.find("useruser")
+    before, answer, after = late.partition("one assistant")
+    same = without.startswith(before + answer)
+    return same and 0 <= after.find("two system") < after.find("two user")
 
 
 def in_order(value: Any) -> Any:

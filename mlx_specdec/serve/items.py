@@ -73,37 +73,28 @@ ITEM = either(
     _other(*ITEMS),
     description="a message with role and content, or an item with a type and its fields",
 )
-FUNCTION = typed("function", "name", name=NAME, description=TEXT, parameters=PARAMETERS)
-CUSTOM_TOOL = typed(
-    "custom",
-    "name",
+KINDS = ("function", "custom")
+CALLABLE = fields(
+    "type name",
+    type={"enum": list(KINDS)},
     name=NAME,
     description=TEXT,
-    format=fields("type", **named("type definition", TEXT)),
+    parameters=PARAMETERS,
+    format=fields(definition=TEXT),
 )
 TOOL = either(
-    FUNCTION,
-    CUSTOM_TOOL,
-    typed(
-        "namespace",
-        "name tools",
-        name=NAME,
-        tools=several(either(FUNCTION, CUSTOM_TOOL, _other("function", "custom"))),
-    ),
-    _other("function", "custom", "namespace"),
+    CALLABLE,
+    typed("namespace", "name tools", name=NAME, tools=several(either(CALLABLE, _other(*KINDS)))),
+    _other(*KINDS, "namespace"),
     description="a tool with a type, such as a function with name and parameters",
 )
-NAMED = [typed(kind, "name", **named("name namespace", TEXT)) for kind in ("function", "custom")]
+CALLED = fields("type name", type={"enum": list(KINDS)}, **named("name namespace", TEXT))
+ALLOWED = several(either(CALLED, _other(*KINDS)), 1)
 TOOL_CHOICE = either(
     {"enum": ["none", "auto", "required"]},
-    *NAMED,
-    typed(
-        "allowed_tools",
-        "mode tools",
-        mode={"enum": ["auto", "required"]},
-        tools=several(either(*NAMED, _other("function", "custom")), 1),
-    ),
-    _other("function", "custom", "allowed_tools"),
+    CALLED,
+    typed("allowed_tools", "mode tools", mode={"enum": ["auto", "required"]}, tools=ALLOWED),
+    _other(*KINDS, "allowed_tools"),
 )
 
 
@@ -158,10 +149,9 @@ def as_chat(body: Body, items: Iterable[Body]) -> dict[str, Any]:
     messages = [{"role": "system", "content": instructions}] if instructions else []
     for item in items:
         _add(messages, item)
-    tools = [_as_function(name, tool) for name, tool in _named_tools(body)]
     return {
         "messages": messages or [{"role": "user", "content": ""}],
-        "tools": tools,
+        "tools": [_as_function(name, tool) for name, tool in _named_tools(body)],
         "tool_choice": _tool_choice(body.get("tool_choice", "auto")),
         "parallel_tool_calls": body.get("parallel_tool_calls", True),
         "reasoning_effort": body.get("reasoning", {}).get("effort"),
@@ -179,7 +169,7 @@ def _add(messages: list[dict[str, Any]], item: Body) -> None:
     kind = item.get("type", "message")
     if kind == "message" and item["role"] != "assistant":
         messages.append({"role": item["role"], "content": _text(item["content"])})
-    elif kind in ("function_call_output", "custom_tool_call_output"):
+    elif kind in ITEMS[-2:]:
         content = _text(item["output"])
         messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
     elif kind not in ITEMS:
@@ -227,11 +217,10 @@ def _named_tools(body: Body) -> list[tuple[ToolName, Body]]:
     for tool in body.get("tools", ()):
         space = tool["name"] if tool["type"] == "namespace" else None
         for each in (tool,) if space is None else tool["tools"]:
-            kind = each["type"]
-            if kind in ("function", "custom"):
-                found.append((ToolName(each["name"], space, kind == "custom"), each))
+            if each["type"] in KINDS:
+                found.append((ToolName(each["name"], space, each["type"] == "custom"), each))
             else:
-                _log_skipped("a tool", kind[:LONGEST_NAME])
+                _log_skipped("a tool", each["type"][:LONGEST_NAME])
     return found
 
 
@@ -258,7 +247,7 @@ def _tool_choice(choice: str | Body) -> object:
     if choice["type"] == "allowed_tools":
         allowed = [_called(each) for each in choice["tools"] if "name" in each]
         return {**choice, "allowed_tools": {"mode": choice["mode"], "tools": allowed}}
-    return _called(choice) if choice["type"] in ("function", "custom") else "auto"
+    return _called(choice) if choice["type"] in KINDS else "auto"
 
 
 def _called(choice: Body) -> Body:

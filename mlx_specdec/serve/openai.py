@@ -340,35 +340,27 @@ def _model(service: Service) -> Payload:
         return model
     # The names of vLLM, of OpenRouter and of llama.cpp.
     longest = service.parser().longest
-    return {
-        **model,
-        "max_model_len": longest,
-        "context_length": longest,
-        "meta": {"n_ctx_train": longest},
-    }
+    lengths = dict.fromkeys(("max_model_len", "context_length"), longest)
+    return {**model, **lengths, "meta": {"n_ctx_train": longest}}
 
 
 def _codex_model(service: Service, model: Payload) -> Payload:
     """Return an entry of Codex's catalogue, which is dropped where a field is missing
     (ollama/ollama, cmd/launch/codex.go)."""
     return {
-        "slug": service.name,
-        "display_name": service.name,
-        "description": "",
+        **dict.fromkeys(("slug", "display_name", "description"), service.name),
+        **dict.fromkeys(("supported_reasoning_levels", "experimental_supported_tools"), ()),
+        **dict.fromkeys(("support_verbosity", "supports_reasoning_summaries"), False),
         "context_window": model.get("context_length"),
         "shell_type": "default",
         "visibility": "list",
         "supported_in_api": True,
+        "supports_parallel_tool_calls": False,
         "priority": 0,
         "truncation_policy": {"mode": "bytes", "limit": 10_000},
         "input_modalities": ["text"],
         "base_instructions": "",
-        "support_verbosity": False,
         "default_verbosity": "low",
-        "supports_parallel_tool_calls": False,
-        "supports_reasoning_summaries": False,
-        "supported_reasoning_levels": [],
-        "experimental_supported_tools": [],
     }
 
 

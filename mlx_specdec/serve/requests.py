@@ -49,7 +49,8 @@ ENDLESS = 4096
 @dataclass(frozen=True)
 class RequestParser:
     """Parses the bodies of requests for a model. name: as clients see it. options: the defaults.
-    budget: of memory; None takes any request. responses: those that a request may continue."""
+    budget: of memory; None takes any request. responses: those that a request may continue.
+    tenant: who sends requests."""
 
     pair: Pair
     options: Options
@@ -57,6 +58,7 @@ class RequestParser:
     name: str
     budget: MemoryBudget | None = None
     responses: StoredResponses = field(default_factory=StoredResponses)
+    tenant: str = ""
 
     @property
     def longest(self) -> int:

@@ -6,6 +6,7 @@ Which fields clients need: openresponses/openresponses (schema), openai/codex
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
@@ -23,7 +24,7 @@ from .openai import timings
 from .problems import Problem
 from .requests import RequestParser
 from .service import Endpoint, Service
-from .stored import NO_CONVERSATION, Conversation
+from .stored import Conversation
 
 PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
 """Fields of a chat -> those of a Response."""
@@ -47,6 +48,7 @@ ECHOED: Payload = {
 """Fields of a response that repeat those of the request, with their defaults."""
 FIXED = {"background": False, "service_tier": "default", "top_logprobs": 0}
 """Fields of a response that are always the same here."""
+SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 KINDS = {"content": "message", "reasoning": "reasoning"}
 """Kinds of texts -> types of items."""
 ITEMS: dict[str, tuple[str, str, str, Payload]] = {
@@ -83,23 +85,14 @@ def count_tokens(parser: RequestParser, body: Body) -> Payload:
 def _before(parser: RequestParser, body: Body) -> Conversation:
     """Return what a request continues. Raises Problem where that is not stored."""
     id = body.get("previous_response_id")
-    return NO_CONVERSATION if id is None else parser.responses.get(id)
+    return Conversation() if id is None else parser.responses.get(id, parser.tenant)
 
 
-def get_response(service: Service, request: Request) -> Payload:
-    """Return a stored response. Raises Problem."""
-    return service.responses.get(_id(request)).response
-
-
-def delete_response(service: Service, request: Request) -> Payload:
-    """Delete a stored response. Raises Problem."""
-    id = _id(request)
-    service.responses.delete(id)
-    return {"id": id, "object": "response.deleted", "deleted": True}
-
-
-def _id(request: Request) -> str:
-    return f"{PREFIX}{request.path_params['response_id']}"
+def stored(service: Service, request: Request, *, delete: bool = False) -> Payload:
+    """Return a stored response, or delete it. Raises Problem."""
+    id = f"{PREFIX}{request.path_params['response_id']}"
+    found = service.responses.get(id, request.scope.get("tenant", ""), delete=delete)
+    return {"id": id, "object": "response.deleted", "deleted": True} if delete else found.response
 
 
 class ResponsesWriter(Writer):
@@ -113,9 +106,8 @@ class ResponsesWriter(Writer):
         options = request.requests[0].options
         self._body = body
         self._before = before
-        self._stored = parser.responses if body.get("store", True) else None
+        self._parser = parser
         self._names = tool_names(body)
-        self._count = lambda text: len(parser.pair.tokenizer.encode(text))
         self._input_tokens = request.prompt_tokens
         self._events = 0
         self._reasoning_tokens = 0
@@ -133,10 +125,7 @@ class ResponsesWriter(Writer):
             **FIXED,
             "tools": [_with_all_fields(each) for each in body.get("tools", ())],
             "text": {**text, "format": text.get("format") or {"type": "text"}},
-            "temperature": options.temperature,
-            "top_p": options.top_p,
-            "presence_penalty": options.presence_penalty,
-            "frequency_penalty": options.frequency_penalty,
+            **{name: getattr(options, name) for name in SAMPLED},
         }
 
     @staticmethod
@@ -181,8 +170,9 @@ class ResponsesWriter(Writer):
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             response["completed_at"] = int(time.time())
-        if self._stored is not None:
-            self._stored.put(response, self._before, items_of(self._body))
+        if self._body.get("store", True):
+            given, parser = items_of(self._body), self._parser
+            parser.responses.put(response, self._before, given, parser.tenant)
         last = self._event(f"response.{status}", response=response)
         return [*payloads, {**last, **timings([choice])}]
 
@@ -200,10 +190,8 @@ class ResponsesWriter(Writer):
         if self._kind == "custom_tool_call":
             return begun  # what is within the JSON string is known at its end
         more: Payload = {"logprobs": []} if self._kind == "message" else {}
-        return [
-            *begun,
-            self._of_item(f"response.{ITEMS[self._kind][1]}.delta", delta=event.text, **more),
-        ]
+        name = f"response.{ITEMS[self._kind][1]}.delta"
+        return [*begun, self._of_item(name, delta=event.text, **more)]
 
     @property
     def _kind(self) -> str:
@@ -236,7 +224,7 @@ class ResponsesWriter(Writer):
             more = {"logprobs": []}
         elif kind == "reasoning":
             content = {"content": [{"type": "reasoning_text", "text": text}]}
-            self._reasoning_tokens += self._count(text)
+            self._reasoning_tokens += len(self._parser.pair.tokenizer.encode(text))
             if INCLUDE_REASONING in self._body.get("include", ()):
                 content["encrypted_content"] = ENCRYPTED + text
         elif kind == "function_call":
@@ -303,31 +291,15 @@ def custom_input(arguments: str) -> str:
         return arguments
 
 
+ERROR = ResponsesWriter.error
+PATH, STORED = "/v1/responses", f"/v1/responses/{PREFIX}{{response_id}}"
 ENDPOINTS = (
+    Endpoint(PATH, read_responses, "Response", "Answers items", "ResponsesRequest", error=ERROR),
     Endpoint(
-        "/v1/responses",
-        read_responses,
-        "Response",
-        "Answers items, as Codex asks",
-        "ResponsesRequest",
-        error=ResponsesWriter.error,
+        f"{PATH}/input_tokens", count_tokens, "Count", "Counts", "InputTokensRequest", error=ERROR
     ),
+    Endpoint(STORED, stored, "Response", "A stored response"),
     Endpoint(
-        "/v1/responses/input_tokens",
-        count_tokens,
-        "Count",
-        "Counts tokens",
-        "InputTokensRequest",
-        error=ResponsesWriter.error,
-    ),
-    Endpoint(
-        f"/v1/responses/{PREFIX}{{response_id}}", get_response, "Response", "A stored response"
-    ),
-    Endpoint(
-        f"/v1/responses/{PREFIX}{{response_id}}",
-        delete_response,
-        "Anything",
-        "Deletes it",
-        verb="DELETE",
+        STORED, functools.partial(stored, delete=True), "Anything", "Deletes it", verb="DELETE"
     ),
 )

@@ -82,8 +82,8 @@ class Service:
         self.responses = StoredResponses()
         self._large_bytes = 0
 
-    def parser(self) -> RequestParser:
-        """Return the parser of requests. Raises Problem while the models are loading."""
+    def parser(self, tenant: str = "") -> RequestParser:
+        """Return the parser of a tenant's requests. Raises Problem while the models are loading."""
         engine = self.engine
         if not engine.ready.is_set():
             raise busy("Loading model", code="loading")
@@ -94,6 +94,7 @@ class Service:
             self.name,
             engine.budget,
             self.responses,
+            tenant,
         )
 
     async def respond(self, endpoint: Endpoint, request: Request) -> Response:
@@ -115,7 +116,8 @@ class Service:
     ) -> Answer:
         """Return what `read` makes of a body, in another thread. Raises Problem, also for a body
         that is too large, too slow or no JSON."""
-        parser, limits = self.parser(), self.settings.limits
+        parser = self.parser(request.scope.get("tenant", ""))
+        limits = self.settings.limits
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
             message = f"a body with the content encoding {coding:.20} is not read: send it plainly"
             raise Problem(415, message)

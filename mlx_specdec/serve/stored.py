@@ -6,7 +6,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .body import Body
@@ -18,14 +18,13 @@ STORED_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Conversation:
-    """A response, with all items of its conversation up to its output. nbytes: of both as JSON."""
+    """A response, with all items of its conversation up to its output. tenant: whose it is.
+    nbytes: of response and items as JSON."""
 
-    response: dict[str, Any]
-    items: Sequence[Body]
-    nbytes: int
-
-
-NO_CONVERSATION = Conversation({}, (), 0)
+    response: dict[str, Any] = field(default_factory=dict)
+    items: Sequence[Body] = ()
+    tenant: str = ""
+    nbytes: int = 0
 
 
 class StoredResponses:
@@ -38,37 +37,28 @@ class StoredResponses:
         self._lock = threading.Lock()
         self._stored: OrderedDict[str, Conversation] = OrderedDict()
 
-    def put(self, response: dict[str, Any], before: Conversation, given: Sequence[Body]) -> None:
-        """Store a response. before: what it continues. given: its input."""
+    def put(
+        self, response: dict[str, Any], before: Conversation, given: Sequence[Body], tenant: str
+    ) -> None:
+        """Store a tenant's response. before: what it continues. given: its input."""
         output = response["output"]
         nbytes = before.nbytes + len(json.dumps([response, given, output]))
         items = [*before.items, *given, *output]
         with self._lock:
-            self._stored[response["id"]] = Conversation(response, items, nbytes)
+            self._stored[response["id"]] = Conversation(response, items, tenant, nbytes)
             self.nbytes += nbytes
             while self.nbytes > self._most_bytes:
                 self.nbytes -= self._stored.popitem(last=False)[1].nbytes
 
-    def get(self, id: str) -> Conversation:
-        """Return a stored response. Raises Problem where there is none."""
+    def get(self, id: str, tenant: str, *, delete: bool = False) -> Conversation:
+        """Return a tenant's response, which `delete` removes; those that continue it stay. Raises
+        Problem where there is none."""
         with self._lock:
-            if id in self._stored:
-                return self._stored[id]
-        raise _missing(id)
-
-    def delete(self, id: str) -> None:
-        """Delete a response; those that continue it stay. Raises Problem where there is none."""
-        with self._lock:
-            found = self._stored.pop(id, None)
-            self.nbytes -= 0 if found is None else found.nbytes
-        if found is None:
-            raise _missing(id)
-
-
-def _missing(id: str) -> Problem:
-    return Problem(
-        404,
-        f"there is no response {id:.80}: it was not stored, was deleted, or gave way to newer ones",
-        param="previous_response_id",
-        code="previous_response_not_found",
-    )
+            found = self._stored.get(id)
+            if found is not None and found.tenant == tenant:
+                if delete:
+                    self.nbytes -= self._stored.pop(id).nbytes
+                return found
+        message = f"there is no response {id:.80}: it was not stored, was deleted, or is too old"
+        code = "previous_response_not_found"
+        raise Problem(404, message, param="previous_response_id", code=code)

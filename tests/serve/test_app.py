@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mlx_specdec.engine.memory import Extent
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.server import configuration
 from mlx_specdec.serve.service import ResponseStream, Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
 
@@ -282,6 +284,19 @@ def test_the_model_is_listed_as_clients_read_it(client: TestClient) -> None:
     properties = client.get("/props").json()
     assert properties["default_generation_settings"]["n_ctx"] == size
     assert properties["modalities"] == {"vision": False, "audio": False}
+
+
+@pytest.mark.parametrize("key", [None, "secret"])
+def test_clients_are_configured_by_lines(key: str | None) -> None:
+    lines = configuration("http://127.0.0.1:9", "tiny", key).splitlines()
+    clients = ("OpenAI SDK", "Codex", "Claude Code", "Cline", "Continue", "opencode")
+    assert all(line.startswith(each) for line, each in zip(lines, clients, strict=True))
+    assert all("http://127.0.0.1:9" in line and "secret" not in line for line in lines)
+    provider = re.search(r"model_providers.local=(\{.*\})'", lines[1])
+    assert provider is not None
+    table = tomllib.loads(f"local = {provider[1]}")["local"]
+    assert table["wire_api"] == "responses" and ("env_key" in table) == (key is not None)
+    assert json.loads(lines[5].removeprefix("opencode").strip())["provider"]["local"]
 
 
 def test_tokens_and_texts(client: TestClient, pair: Pair) -> None:

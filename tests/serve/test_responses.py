@@ -22,7 +22,7 @@ from mlx_specdec.serve.items import ENCRYPTED, as_chat
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.responses import custom_input
 from mlx_specdec.serve.settings import Limits
-from mlx_specdec.serve.stored import NO_CONVERSATION, StoredResponses
+from mlx_specdec.serve.stored import Conversation, StoredResponses
 
 from ..support.serving import CHAT, SCHEMA, broken_after, client_of, ok, running
 from ..support.tooled import CALLS, make_tooled
@@ -409,16 +409,18 @@ def test_stored_responses_stay_within_their_bound() -> None:
     stored = StoredResponses(most_bytes=4000)
     given = [{"role": "user", "content": "x" * 1000}]
     for number in range(10):
-        stored.put({"id": str(number), "output": []}, NO_CONVERSATION, given)
+        stored.put({"id": str(number), "output": []}, Conversation(), given, "a")
         assert stored.nbytes <= 4000
-    before = stored.get("9")
+    before = stored.get("9", "a")
     for number in range(7):
         with pytest.raises(Problem):
-            stored.get(str(number))
+            stored.get(str(number), "a")
+    with pytest.raises(Problem):
+        stored.get("9", "b")  # of another tenant
     # All that a long conversation has counts.
-    stored.put({"id": "next", "output": []}, before, given)
-    assert [*stored.get("next").items] == given * 2 and stored.nbytes <= 4000
-    stored.put({"id": "too large", "output": []}, NO_CONVERSATION, [{"content": "x" * 5000}])
+    stored.put({"id": "next", "output": []}, before, given, "a")
+    assert [*stored.get("next", "a").items] == given * 2 and stored.nbytes <= 4000
+    stored.put({"id": "too large", "output": []}, Conversation(), [{"content": "x" * 5000}], "a")
     assert stored.nbytes == 0
 
 
