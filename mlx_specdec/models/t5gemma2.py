@@ -320,16 +320,15 @@ class T5Gemma2(Network):
     def source_nbytes(self, length: int) -> int:
         shape, rows = self._shape, min(length, SOURCE_ROWS)
         # The encoder's keys and values are projected, and copied behind one another.
-        states = 6 * shape.hidden_size + 3 * shape.intermediate_size + 2 * self._row
+        states = 6 * shape.hidden_size + 3 * shape.intermediate_size + 2 * self.row
         return length * (5 * shape.heads * rows + states) * self.dtype.size
 
     def cache_nbytes(self, source: int, columns: int) -> int:
         whole = -(-(source + columns) // STEP) * STEP
-        return self.dtype.size * (source * self.width + whole * self._row)
+        return self.dtype.size * (source * self.width + whole * self.row)
 
     @property
-    def _row(self) -> int:
-        """Numbers in the keys and values of a position."""
+    def row(self) -> int:
         return 2 * len(self.layers) * self._shape.kv_heads * self._shape.head_dim
 
 

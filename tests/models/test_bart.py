@@ -20,7 +20,7 @@ from mlx_specdec.checkpoints import files
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.engine.request import beginning, encode, prepared
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
-from mlx_specdec.interfaces import feed
+from mlx_specdec.interfaces import FINAL, feed
 from mlx_specdec.models import families
 from mlx_specdec.models.bart.config import KINDS, BartConfig
 from mlx_specdec.models.bart.network import Bart, sinusoids
@@ -122,6 +122,20 @@ def test_uneven_sequences_compute_what_each_computes_alone(name: str) -> None:
         each = alone.advance(mx.array([[7, 8]]), 2).logits[0]
         finite = mx.where(mx.isinf(each), 0, each - after[row])
         assert mx.abs(finite).max().item() <= CLOSE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_computes_what_decoding_computes(name: str) -> None:
+    """With a shorter source beside it, whose padding is hidden."""
+    network, wanted = translator(name).network, expected(name)
+    source, fed = wanted["source"].tolist(), wanted["fed"].tolist()
+    sources = mx.array([source, [*source[:2], *[0] * (len(source) - 2)]])
+    mask = mx.arange(len(source)) < mx.array([[len(source)], [2]])
+    states = network.teach(sources, mask, mx.array([fed, fed]))
+    for row, given in ((0, source), (1, source[:2])):
+        context = EncoderDecoderModel(network).open(given)
+        alone = context.advance(mx.array([fed]), taps=(FINAL,)).hidden[FINAL][0]
+        assert mx.abs(states[row] - alone).max().item() <= CLOSE
 
 
 # What the fixtures notice.

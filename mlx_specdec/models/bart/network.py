@@ -10,7 +10,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..encoder_decoder.context import KeysValues, Network, Source
-from ..kv_cache import STEP, KVCache
+from ..kv_cache import KVCache
 from ..rows import Place
 from .config import OFFSET, BartConfig, StackShape
 
@@ -223,26 +223,6 @@ class Bart(Network):
         positions = mx.arange(place.starts[0], place.end)
         if not place.even:
             positions, mask = place.columns, place.visible()
-        return self._decoded(
-            tokens, positions, mask, caches, source.projected, source.mask, outputs
-        )
-
-    def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
-        encoded = self.project_encoded(self.encode(sources, mask))
-        positions, caches = mx.arange(tokens.shape[1]), [None] * len(encoded)
-        return self._decoded(tokens, positions, "causal", caches, encoded, mask)
-
-    def _decoded(
-        self,
-        tokens: mx.array,
-        positions: mx.array,
-        mask: Mask,
-        caches: Sequence[KVCache | None],
-        source: Sequence[KeysValues],
-        source_mask: mx.array | None,
-        outputs: list[mx.array] | None = None,
-    ) -> mx.array:
-        """Run the decoder. positions: (m,) or (batch, m)."""
         decoder, config = self.model.decoder, self.config
         # What lies behind a text in a batch may reach beyond the table.
         positions = mx.minimum(positions, config.max_length - 1)
@@ -250,8 +230,8 @@ class Bart(Network):
             positions = mx.where(tokens == config.pad, -1, positions)
         states = self.embed(tokens) + self._rows(decoder, positions)
         states = decoder.normed("layernorm_embedding", states)
-        hidden = None if source_mask is None else source_mask[:, None, None]
-        for layer, cache, given in zip(decoder.layers, caches, source, strict=True):
+        hidden = None if source.mask is None else source.mask[:, None, None]
+        for layer, cache, given in zip(decoder.layers, caches, source.projected, strict=True):
             states = layer(states, mask, cache, given, hidden)
             if outputs is not None:
                 outputs.append(states)
@@ -269,12 +249,11 @@ class Bart(Network):
         config, shape = self.config, self.config.encoder
         scores = 2 * shape.heads * length
         states = 6 * config.d_model + 2 * shape.inner
-        projected = 2 * config.decoder.layers * config.d_model
-        return length * (scores + states + projected) * self.dtype.size
+        return length * (scores + states + self.row) * self.dtype.size
 
-    def cache_nbytes(self, source: int, columns: int) -> int:
-        width, row = self.config.d_model, 2 * len(self.layers) * self.config.d_model
-        return self.dtype.size * (source * (width + row) + -(-columns // STEP) * STEP * row)
+    @property
+    def row(self) -> int:
+        return 2 * len(self.layers) * self.width
 
     def _scaled(self, states: mx.array) -> mx.array:
         return states * self.config.d_model**0.5 if self.config.scales else states

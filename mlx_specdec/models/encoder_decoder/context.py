@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from types import SimpleNamespace
+from typing import Any
 from weakref import WeakValueDictionary
 
 import mlx.core as mx
@@ -102,7 +104,11 @@ class Network(nn.Module):
     def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
         """Return the input of the head for whole texts, without caches: (batch, m, width).
         sources, mask: as of `encode`. tokens: (batch, m) int32."""
-        raise NotImplementedError
+        batch, rows = tokens.shape
+        encoded = self.project_encoded(self.encode(sources, mask))
+        source: Any = SimpleNamespace(projected=encoded, mask=mask)
+        caches: Any = [None] * len(encoded)
+        return self.decode(tokens, caches, source, Place((0,) * batch, rows), self.tables(rows))
 
     def source_nbytes(self, length: int) -> int:
         """Estimate the bytes that `encode` and `project_encoded` take for a source."""
@@ -110,6 +116,12 @@ class Network(nn.Module):
 
     def cache_nbytes(self, source: int, columns: int) -> int:
         """Bytes of the encoder's output, and of all keys and values, in whole steps."""
+        whole = source + -(-columns // STEP) * STEP
+        return self.dtype.size * (source * self.width + whole * self.row)
+
+    @property
+    def row(self) -> int:
+        """Numbers in the keys and values of a position, of all layers."""
         raise NotImplementedError
 
 

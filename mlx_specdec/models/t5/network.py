@@ -12,7 +12,7 @@ import numpy as np
 from mlx.nn.layers.distributed import shard_inplace
 
 from ..encoder_decoder.context import KeysValues, Network, Source
-from ..kv_cache import STEP, KVCache
+from ..kv_cache import KVCache
 from ..rows import Place
 from ..sharding import shard_inputs
 from .config import T5Config
@@ -309,13 +309,11 @@ class T5(Network):
         config = self.config
         scores = 5 * config.num_heads * min(length, SOURCE_ROWS)
         states = 6 * config.d_model + 3 * config.d_ff
-        projected = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
-        return length * (scores + states + projected) * self.dtype.size
+        return length * (scores + states + self.row) * self.dtype.size
 
-    def cache_nbytes(self, source: int, columns: int) -> int:
-        config, number = self.config, self.dtype.size
-        row = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
-        return number * (source * (config.d_model + row) + -(-columns // STEP) * STEP * row)
+    @property
+    def row(self) -> int:
+        return 2 * self.config.num_decoder_layers * self.config.num_heads * self.config.d_kv
 
     def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
         # Every later pass would copy a transposed view.
@@ -334,31 +332,11 @@ class T5(Network):
         tables: Sequence[mx.array],
         outputs: list[mx.array] | None = None,
     ) -> mx.array:
-        positions = place.positions[:1] if place.even else place.positions
-        masks = self.decoder.masks(tables, positions)
-        return self._decoded(tokens, caches, source.projected, masks, source.mask, outputs)
-
-    def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
-        length = tokens.shape[1]
-        masks = self.decoder.masks(self.tables(length), np.arange(length)[None])
-        encoded = self.project_encoded(self.encode(sources, mask))
-        return self._decoded(tokens, [None] * len(encoded), encoded, masks, mask)
-
-    def _decoded(
-        self,
-        tokens: mx.array,
-        caches: Sequence[KVCache | None],
-        source: Sequence[KeysValues],
-        masks: Sequence[mx.array],
-        source_mask: mx.array | None,
-        outputs: list[mx.array] | None = None,
-    ) -> mx.array:
-        """Run the decoder. masks: from `Stack.masks`. source_mask: (batch, n) bool, False for the
-        source's padding."""
+        masks = self.decoder.masks(tables, place.positions[:1] if place.even else place.positions)
         states = self.shared(tokens)
-        hidden = _hide(source_mask, states.dtype)
+        hidden = _hide(source.mask, states.dtype)
         for block, cache, given, mask in zip(
-            self.decoder.block, caches, source, masks, strict=True
+            self.decoder.block, caches, source.projected, masks, strict=True
         ):
             attend, cross, feed_forward = block.layer
             states = feed_forward(cross(attend(states, mask, cache), given, hidden))
