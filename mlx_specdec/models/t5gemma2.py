@@ -20,13 +20,7 @@ import mlx.nn as nn
 from ..checkpoints.t5_keys import MOST_LAYERS, whole_number
 from ..errors import CheckpointError, PromptError
 from ..interfaces.results import Reusable, Snapshot
-from .encoder_decoder.context import (
-    EncoderDecoderContext,
-    EncoderDecoderModel,
-    KeysValues,
-    Network,
-    Source,
-)
+from .encoder_decoder.context import EncoderDecoderContext, KeysValues, Network, Source
 from .encoder_decoder.family import EncoderDecoderFamily
 from .kv_cache import STEP, KVCache
 from .rows import Place
@@ -174,12 +168,16 @@ class Attention(nn.Module):
         return mx.fast.rope(heads, width, traditional=False, **how)
 
 
+Attend = Callable[[int | None, Attention, mx.array], mx.array]
+"""Of a layer's window, its self_attn and normed states (batch, n, width)."""
+
+
 class FeedForward(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        width, inner = shape.hidden_size, shape.intermediate_size
+        self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(inner, width, bias=False)
 
     def __call__(self, states: mx.array) -> mx.array:
         return self.down_proj(nn.gelu_approx(self.gate_proj(states)) * self.up_proj(states))
@@ -242,9 +240,7 @@ class T5Gemma2(Network):
     def dtype(self) -> mx.Dtype:  # type: ignore[override]
         return self.model.decoder.norm.weight.dtype
 
-    def context(
-        self, model: EncoderDecoderModel, read: Callable[[], Source], count: int
-    ) -> EncoderDecoderContext:
+    def context(self, model: Any, read: Callable[[], Source], count: int) -> MergedContext:
         return MergedContext(model, read, count)
 
     def check_source(self, prompt: Sequence[int]) -> None:
@@ -285,7 +281,7 @@ class T5Gemma2(Network):
         whole = whole if place.even else place.visible()
         sources, longest = mx.array(source.lengths)[:, None, None, None], max(starts) + place.rows
 
-        def attend(window: int | None, cache: KVCache, own: Attention, rows: mx.array) -> mx.array:
+        def attend(cache: KVCache, window: int | None, own: Attention, rows: mx.array) -> mx.array:
             keys, values = cache.append(*own.keys_values(rows, offset))
             mask = whole
             if window is not None and window < longest:
@@ -293,12 +289,7 @@ class T5Gemma2(Network):
                 mask = place.visible(window) | (mx.arange(place.end) < sources)
             return own(own.queries(rows, offset), keys, values, mask)
 
-        states = self.embed(tokens)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            states = layer(states, partial(attend, layer.window, cache))
-            if outputs is not None:
-                outputs.append(states)
-        return self.model.decoder.norm(states)
+        return self._decoded(tokens, [partial(attend, cache) for cache in caches], outputs)
 
     def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
         encoded, rows = self.encode(sources, mask), mx.arange(tokens.shape[1])
@@ -312,9 +303,16 @@ class T5Gemma2(Network):
             keys, values = (mx.concatenate([*each], axis=2) for each in parts)
             return own(own.queries(states, 0), keys, values, both)
 
+        return self._decoded(tokens, [attend] * len(self.layers))
+
+    def _decoded(
+        self, tokens: mx.array, attends: Sequence[Attend], outputs: list[mx.array] | None = None
+    ) -> mx.array:
         states = self.embed(tokens)
-        for layer in self.layers:
+        for layer, attend in zip(self.layers, attends, strict=True):
             states = layer(states, partial(attend, layer.window))
+            if outputs is not None:
+                outputs.append(states)
         return self.model.decoder.norm(states)
 
     def source_nbytes(self, length: int) -> int:
@@ -379,10 +377,9 @@ class MergedContext(EncoderDecoderContext):
 
 
 _NAME = re.compile(
-    r"(?:model\.)?(encoder|decoder)\.(?:text_model\.)?(?:embed_tokens\.(?=eoi))?"
-    r"((?:embed_tokens|eoi_embedding|layers|norm)\b.*)"
+    r"(?:model\.)?(decoder\.(?:layers|norm)\b.*"
+    r"|encoder\.(?:text_model\.)?(?:embed_tokens|eoi_embedding|layers|norm)\b.*)"
 )
-_COPY = re.compile(r"model\.decoder\.embed_tokens")
 TABLE = "model.encoder.embed_tokens.weight"
 
 
@@ -414,9 +411,11 @@ class T5Gemma2Family(EncoderDecoderFamily):
 
     def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
         """transformers saves other names than those of its modules: both are read."""
-        found = {name: _NAME.fullmatch(name) for name in stored}
-        ours = {f"model.{match[1]}.{match[2]}": name for name, match in found.items() if match}
-        return {name: place for name, place in ours.items() if not _COPY.match(name)}
+        found = {name: match[1] for name in stored if (match := _NAME.fullmatch(name))}
+        return {
+            "model." + name.replace("text_model.", "").replace("embed_tokens.eoi", "eoi"): place
+            for place, name in found.items()
+        }
 
     def unused(self, name: str) -> str:
         return "of the vision tower, and only text is read here"

@@ -144,6 +144,15 @@ def test_the_token_of_an_image_is_refused_and_the_vision_tower_left_out(tmp_path
         loaded.model.open([5, 62, 7])
 
 
+def test_copies_of_the_table_are_not_read() -> None:
+    names = t5gemma2.family.names({}, ["lm_head.out_proj.weight", *COPIES])
+    assert names == {"model.decoder.norm.weight": "decoder.norm.weight"}
+
+
+COPIES = ["model.decoder.embed_tokens.weight", "model.decoder.embed_tokens.eoi_embedding"]
+COPIES += ["model.encoder.vision_tower.encoder.layers.0.mlp.fc1.bias", "decoder.norm.weight"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_conversion_keeps_the_numbers_and_says_what_it_drops(kind: str, tmp_path: Path) -> None:
     report = convert(str(FIXTURES / kind), tmp_path / "out")
