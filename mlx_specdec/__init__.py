@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .engine.loading import load as load
     from .engine.pair import Pair as Pair
     from .engine.pair import with_documents as with_documents
+    from .engine.pair import with_history as with_history
     from .engine.request import Request as Request
     from .engine.request import Result as Result
     from .errors import SpecdecError as SpecdecError
@@ -46,6 +47,7 @@ _HOMES = {
     "stream_generate": "engine.generate",
     "stream_many": "engine.generate",
     "with_documents": "engine.pair",
+    "with_history": "engine.pair",
 }
 
 __all__ = list(_HOMES)

@@ -101,7 +101,7 @@ def batch(files: Files, flags: Made) -> None:
             )
             if journal.done and not files.quiet:
                 render.tell(f"going on: {journal.done} of {lines.prompts} texts are there")
-            pair, options = load_drafting(flags, options, quiet=files.quiet)
+            pair, options = load_drafting(flags, options, quiet=files.quiet, history=True)
             if pair.task_prefix and options.chat_template and not files.quiet:
                 render.tell(f'"{pair.task_prefix}" is put before every prompt that lacks it')
             run = BatchRun(pair, lines, journal, options, batch_size, budget, files.strict)

@@ -105,6 +105,10 @@ def generate(prompt: Prompt, flags: Text, output: Output) -> None:
     elif not quiet and (prefix := missing_prefix(pair, text, options)):
         render.tell(f'"{prefix}" was put before the prompt, as the target\'s config.json asks')
     cached = None if prompt.prompt_cache_file is None else store.open(pair)
+    if cached is not None:
+        from ..engine.pair import with_history
+
+        pair = with_history(pair, cached.texts)
     run = _generate(pair, text, options, output, cached)
     if cached is not None:
         store.close(cached, pair)

@@ -257,10 +257,16 @@ def load_pair(
 
 
 def load_drafting(
-    drafting: Drafting, options: Options, *, random_weights: bool = False, quiet: bool = False
+    drafting: Drafting,
+    options: Options,
+    *,
+    random_weights: bool = False,
+    quiet: bool = False,
+    history: bool = False,
 ) -> tuple[Pair, Options]:
     """Load a target, what drafts for it, and the documents that lookup searches. Returns the
-    options with the drafter that the target's files decide. Raises as `load_pair` and
+    options with the drafter that the target's files decide. history: lookup searches what is
+    written from now on. Raises as `load_pair` and
     `engine.with_documents` do."""
     model, draft_model = named(drafting)
     if options.regular or options.proposer in DRAFTLESS:
@@ -278,6 +284,10 @@ def load_drafting(
         options = replace(options, proposer=None)
     if not random_weights and options.max_tokens >= WORTH_MEASURING:
         learn_costs(pair, options)
+    if history:
+        from ..engine.pair import with_history
+
+        pair = with_history(pair)
     return pair, options
 
 

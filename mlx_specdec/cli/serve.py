@@ -29,9 +29,10 @@ class Network(Flags):
     panel = "Server"
     host: str = flag("127.0.0.1", "The address to listen on; 0.0.0.0 is every one.")
     port: int = flag(8080, "The port to listen on; 0 takes a free one.")
-    api_key: str | None = flag(
+    api_key: list[str] | None = flag(
         None,
-        "The key that clients have to send, as a bearer token or in x-api-key.",
+        "A key that clients have to send, as a bearer token or in x-api-key; the flag may be "
+        "repeated. Nothing is drafted from what another key's requests have written.",
         envvar="MLX_SPECDEC_API_KEY",
         show_envvar=True,
     )
@@ -138,7 +139,7 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
     if not load.timeout > 0:
         raise OptionError(f"--timeout must be more than 0, not {load.timeout}")
     cached_bytes, memory_budget = prompt_cache.size(), flags.memory()
-    if network.api_key == "":
+    if "" in (network.api_key or ()):
         raise OptionError("--api-key is empty: give a key, or leave it out")
     for origin in network.cors_origin or ():
         if origin not in ("*", "null") and "://" not in origin:
@@ -161,7 +162,7 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
     store = Store(cached_bytes, prompt_cache.prompt_cache_file)
 
     def loading() -> tuple[Pair, Options]:
-        pair, settled = load_drafting(flags, options)
+        pair, settled = load_drafting(flags, options, history=cached_bytes != 0)
         if settled.proposer is None and settled.num_draft == "auto":
             # Lookup costs next to nothing, and auto drafts what pays.
             settled = replace(settled, proposer="auto")
@@ -172,7 +173,7 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
         loading,
         network.host,
         network.port,
-        access=Access(network.api_key, tuple(network.cors_origin or ())),
+        access=Access(tuple(network.api_key or ()), tuple(network.cors_origin or ())),
         settings=ServiceSettings(
             Limits(waiting=load.max_waiting, seconds=load.timeout, context=load.max_model_len),
             drawn_seeds=flags.seed is None,

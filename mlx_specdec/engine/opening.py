@@ -109,13 +109,18 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
 
 
 def make_proposer(
-    chosen: Sequence[Drafter], options: Options, lengths: DraftLength, *, batch: bool = False
+    chosen: Sequence[Drafter],
+    options: Options,
+    lengths: DraftLength,
+    *,
+    batch: bool = False,
+    tenant: str = "",
 ) -> Proposer | None:
     """Return what proposes for one sequence, or for a batch; None decodes plainly."""
     learning = lengths if isinstance(lengths, AutoLength) else None
     made: dict[str, Proposer] = {}
     for place, each in enumerate(chosen):
-        stops = learning and each.stops and not batch
+        priced = learning and (each.stops or not each.nbytes) and not batch
         setup = Setup(
             options.sampling,
             options.ngram_min,
@@ -124,7 +129,8 @@ def make_proposer(
             followed=place < len(chosen) - 1,
             # Batches often do best without drafts.
             eager=not batch and (learning is None or learning.eager(each.name)),
-            prices=functools.partial(learning.prices, each.name) if learning and stops else None,
+            prices=functools.partial(learning.prices, each.name) if learning and priced else None,
+            tenant=tenant,
         )
         make = functools.partial(each.make, setup)
         proposer = make()
@@ -249,6 +255,11 @@ class Opener:
             row = decoding.sequences.index(job.sequence)
             self._cache.keep(job.ids, job.sequence.committed, decoding.reusable(row))
 
+    def remember(self, job: Job) -> None:
+        """Add a finished text to those that later ones of its tenant are drafted from."""
+        if (history := self._pair.history) is not None:
+            history.add(job.tenant, job.ids, job.sequence.committed)
+
     def forget(self) -> None:
         """Clear the cache after a text with damaged numbers, some of which may be cached."""
         if self._cache is not None:
@@ -279,7 +290,9 @@ class Opener:
 
     def _make_proposer(self, jobs: Sequence[Job]) -> Proposer | None:
         chosen, options = self.drafters(jobs[0].prediction), jobs[0].options
-        proposer = make_proposer(chosen, options, self.lengths, batch=self.batched)
+        proposer = make_proposer(
+            chosen, options, self.lengths, batch=self.batched, tenant=jobs[0].tenant
+        )
         limits = [most_drafted(job.options) for job in jobs]
         limited = self.batched or limits[0] < most_drafted(self._options)
         return Limited(proposer, limits) if proposer is not None and limited else proposer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import DrafterNetwork
 from ..proposers.documents import DocumentIndex, IndexKey, build, read
 from ..proposers.drafter import Trial
+from ..proposers.text_index import History
 from ..sampling.constraint import Alphabet, Constraint
 from ..sampling.grammar import Grammar
 from ..text import prompts as documents
@@ -30,7 +31,8 @@ class Pair:
     """A target, its tokenizer, and a draft model where there is one; shared by many generations.
 
     vocabulary: number of token ids that target and tokenizer both know; every distribution has
-    this width. translation: for a draft whose vocabulary is another. documents: for lookup.
+    this width. translation: for a draft whose vocabulary is another. documents, history: for
+    lookup; what is generated is added to the latter.
     drafter_network: of a hidden-state drafter in the draft's place. unusable: drafters that the
     target brings and that cannot be used -> why. draft_bytes: what drafts take in addition to the
     target. task_prefix: what every prompt has to begin with. languages: of a target that
@@ -49,6 +51,7 @@ class Pair:
     load_seconds: float
     translation: Translation | None = None
     documents: DocumentIndex | None = None
+    history: History | None = field(default=None, compare=False, repr=False)
     heads: MedusaHeads | None = None
     drafter_network: DrafterNetwork | None = None
     unusable: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -91,6 +94,17 @@ def alphabet_of(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
         tokenizer.encode,
         spaced=first is not None and not tokenizer.decode([first]).startswith(" "),
     )
+
+
+def with_history(pair: Pair, texts: Iterable[Sequence[int]] = ()) -> Pair:
+    """The same models, whose lookup also searches the texts that they write from now on.
+
+    texts: token ids of earlier ones, the oldest first.
+    """
+    history = History()
+    for text in texts:
+        history.add("", text, text)
+    return replace(pair, history=history)
 
 
 def with_documents(

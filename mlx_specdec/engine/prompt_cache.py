@@ -70,6 +70,16 @@ class PromptCache:
         """The nodes from the most to the least recently used: parents before their children."""
         return reversed(self._order)
 
+    @property
+    def texts(self) -> Iterator[list[int]]:
+        """The cached texts from the least to the most recently used."""
+        for node in [each for each in self._order if not each.children]:
+            stretches = [node.tokens]
+            while (parent := node.parent) is not None:
+                stretches.append(parent.tokens)
+                node = parent
+            yield [token for stretch in reversed(stretches) for token in stretch]
+
     def beginning(
         self, target: Model, prompt: Sequence[int], proposer: Proposer | None
     ) -> CachedPrefix:

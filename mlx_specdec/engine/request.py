@@ -46,7 +46,7 @@ class Request:
     prediction: token ids that the text may turn out to have; they are drafted where requests come
     one by one. top_logprobs: how many of the likeliest tokens each emission lists, with their
     logprobs; None lists nothing. shown: special token ids that are printed -> their text.
-    ignore_eos: no token ends this text.
+    ignore_eos: no token ends this text. tenant: whose earlier texts may be drafted from.
     """
 
     prompt: Prompt
@@ -55,6 +55,7 @@ class Request:
     top_logprobs: int | None = None
     shown: Mapping[int, str] = field(default_factory=dict)
     ignore_eos: bool = False
+    tenant: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,7 @@ class Job:
     rule: object
     chosen: Sequence[Drafter]
     prediction: tuple[int, ...] = ()
+    tenant: str = ""
     recorder: Recorder = field(default_factory=Recorder)
     pieces: list[Piece] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -218,11 +220,12 @@ class Job:
             ids,
             sequence,
             _labels(pair, options, chosen, len(ids), overrides),
-            (replace(options, seed=0, max_tokens=1, stop=()), request.prediction),
+            (replace(options, seed=0, max_tokens=1, stop=()), request.prediction, request.tenant),
             # Greedy texts draw nothing, so that several settings mean one rule.
             (rule, options.delta, options.posterior_threshold, options.posterior_alpha),
             chosen,
             tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
+            request.tenant,
         )
 
     @property

@@ -394,6 +394,7 @@ class Scheduler:
             return part
         if part.result is not None:
             self._keep(job)
+            self._opener.remember(job)
         elif part.error == DAMAGED:
             self._opener.forget()
         self._leave(job)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..sampling.grammar import Grammar
     from ..text.vocabulary import Translation
     from .documents import DocumentIndex
+    from .text_index import History
 
 
 MOST_DRAFTED = 16
@@ -42,6 +43,8 @@ class LoadedPair(Protocol):
     @property
     def documents(self) -> DocumentIndex | None: ...
     @property
+    def history(self) -> History | None: ...
+    @property
     def unusable(self) -> Mapping[str, str]: ...
 
     def constraint(self, grammar: Grammar | None) -> Constraint | None: ...
@@ -51,7 +54,8 @@ class LoadedPair(Protocol):
 class Setup:
     """What the proposer of one request is made with. followed: another drafter proposes where this
     one abstains. eager: a draft is wanted as soon as the prompt is read. prices: returns what
-    rounds cost so far; None where the length of a proposal is not the drafter's to choose."""
+    rounds cost so far; None where the length of a proposal is not the drafter's to choose.
+    tenant: whose earlier texts may be drafted from."""
 
     sampling: Sampling
     ngram_min: int | None = None
@@ -60,6 +64,7 @@ class Setup:
     followed: bool = False
     eager: bool = True
     prices: Callable[[], Prices | None] | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,48 @@
 """Known continuations are proposed, in microseconds: what followed the end of the text where it
-occurred before, in the text or in documents (prompt lookup); what a grammar forces; what the client
-predicts.
+occurred before, in the text, in earlier ones or in documents (lookup); what a grammar forces; what
+the client predicts.
 
 Source of the idea of the second: fast-forward tokens of llguidance (docs/fast_forward.md).
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 from abc import abstractmethod
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
-from ..interfaces import Model, Noise, Proposal, Proposer
+from ..interfaces import Model, Noise, Prices, Proposal, Proposer
 from ..sampling.constraint import Constraint
-from .documents import DEPTH, DocumentIndex
+from .documents import DocumentIndex
 from .drafter import Drafter, LoadedPair, Setup
+from .text_index import BETWEEN, DEPTH, GRAMS, Match, TextIndex
 
-BETWEEN = -1
-"""Stands between a source text and the target text; never proposed, never matched across."""
 GROWTH = 2
 """Tokens proposed for each token of the match: a long match is likely to go on."""
 ALONE, BEFORE_OTHERS = 2, 4
 """Shortest match, in tokens, that is trusted: a shorter one is worse than a draft."""
-LONGEST_CHAIN = 32
-"""The number of the text's suffixes that count a new token; only monotonous texts have more, whose
-shortest ones then lag a little."""
+MEMORY = 50.0
+"""Tokens after matches of a length in which the weight of one falls to 1/e."""
 
 
 def drafter(pair: LoadedPair) -> Drafter:
-    documents = pair.documents
+    documents, texts, accepted = pair.documents, pair.history, MatchAcceptance()
 
     def make(setup: Setup) -> PromptLookup:
         trusted = BEFORE_OTHERS if setup.followed and documents is None else ALONE
-        return PromptLookup(setup.ngram_min or trusted, setup.ngram_choice == "frequent", documents)
+        return PromptLookup(
+            setup.ngram_min or trusted,
+            setup.ngram_choice == "frequent",
+            documents,
+            (lambda: None) if texts is None else functools.partial(texts.of, setup.tenant),
+            accepted,
+            setup.prices,
+        )
 
     return Drafter("ngram", make)
 
@@ -55,143 +63,130 @@ class Continuation(Proposer):
         return Proposal.one_hot([self.continuation(committed[0], limit)])
 
 
+@dataclass(frozen=True)
+class Expected:
+    """A continuation. lengths: of the match before each token. chances: that all tokens up to each
+    are right."""
+
+    tokens: list[int]
+    lengths: list[int]
+    chances: list[float]
+
+    def worth(self, prices: Prices) -> int:
+        """Return how many tokens bring most for their verification; 0 where none are worth it."""
+        brought = accumulate(self.chances, initial=1.0)
+        values = [
+            tokens * prices.token - cost
+            for tokens, cost in zip(brought, prices.rounds, strict=False)
+        ]
+        best = max(range(len(values)), key=values.__getitem__)
+        return best if values[best] > 0 else 0
+
+
+class MatchAcceptance:
+    """How likely the token after a match is right, by the length of the match: learned from all
+    continuations that were looked up, proposed or not."""
+
+    def __init__(self) -> None:
+        self._shares = [length / (length + 1) for length in [*range(9), 16, DEPTH]]
+
+    def chance(self, length: int) -> float:
+        return self._shares[self._kind(length)]
+
+    def learn(self, length: int, right: bool) -> None:
+        kind = self._kind(length)
+        self._shares[kind] += (right - self._shares[kind]) / MEMORY
+
+    def _kind(self, length: int) -> int:
+        return min(length, 8) + (length >= 16) + (length >= DEPTH)
+
+
 class PromptLookup(Continuation):
     """Proposes what followed the longest match, at most GROWTH times as long as the match.
 
     least: shortest match to trust, in tokens. frequent: of several continuations take the most
-    frequent one instead of the latest. documents: searched as well; the text takes precedence where
-    its match is as long as theirs.
+    frequent one instead of the latest. documents: searched as well, for longer matches than the
+    text has. history: returns earlier texts, None before there are any. accepted: of continuations.
+    prices: see Setup; where they are known, a proposal is as long as it is worth, and those that
+    are worth less than what others draft are not made.
+
+    Text, documents and history compete by the tokens that their continuations are expected to
+    bring.
     """
 
     def __init__(
-        self, least: int = 2, frequent: bool = False, documents: DocumentIndex | None = None
+        self,
+        least: int = ALONE,
+        frequent: bool = False,
+        documents: DocumentIndex | None = None,
+        history: Callable[[], TextIndex | None] = lambda: None,
+        accepted: MatchAcceptance | None = None,
+        prices: Callable[[], Prices | None] | None = None,
     ) -> None:
         self._least = least
         self._frequent = frequent
         self._documents = documents
+        self._history = history
+        self._accepted = accepted or MatchAcceptance()
+        self._prices = prices
         self.begin([[]])
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         [self._prompt] = map(list, prompts)
-        self._index = SuffixIndex()
-        self._read = 0
+        self._index = TextIndex(sys.maxsize, GRAMS if self._least > 1 else (1, *GRAMS))
+        self._read = self._limit = 0
+        self._expected = Expected([], [], [])
 
     def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
-        self._catch_up(committed)
-        match = self._index.longest_match()
-        tokens = self._from_documents(committed, max(match + 1, self._least), limit)
-        if not tokens and match >= self._least:
-            count = min(limit, GROWTH * match)
-            find = self._index.most_frequent if self._frequent else self._index.most_recent
-            tokens = list(takewhile(lambda token: token != BETWEEN, find(count)))
-        return tokens
+        if len(committed) > self._read or limit != self._limit:
+            self._catch_up(committed)
+            self._limit = limit
+            found = map(self._expect, self._matches(committed[-DEPTH:], limit))
+            self._expected = max(found, key=lambda each: sum(each.chances))
+        tokens = self._expected.tokens
+        prices = self._prices() if self._prices is not None and tokens else None
+        return tokens if prices is None else tokens[: self._expected.worth(prices)]
 
-    def _from_documents(self, committed: Sequence[int], least: int, limit: int) -> list[int]:
-        """Return what follows in the documents after a match of at least `least` tokens."""
-        if self._documents is None or least > min(DEPTH, len(committed)):
-            return []
-        match = self._documents.find(committed)
-        if match.length < least:
-            return []
-        return self._documents.following(match, min(limit, GROWTH * match.length))
+    def _matches(self, end: Sequence[int], limit: int) -> Iterator[Match]:
+        yield (match := self._index.find(end, limit, self._least))
+        if (history := self._history()) is not None:
+            yield history.find(end, limit, self._least)
+        if self._documents is not None and self._least <= len(end) and match.length < DEPTH:
+            found = self._documents.find(end)
+            if found.length >= max(match.length + 1, self._least):
+                yield Match(found.length, [self._documents.following(found, limit)])
+
+    def _expect(self, match: Match) -> Expected:
+        expected, rows, chance = Expected([], [], []), match.following, 1.0
+        for length in range(match.length, (1 + GROWTH) * match.length):
+            at = length - match.length
+            nexts = [row[at] for row in rows if at < len(row)]
+            if not nexts or not (self._frequent or at < len(rows[0])):
+                break
+            token = max(nexts, key=nexts.count) if self._frequent else nexts[0]
+            chance *= nexts.count(token) / len(nexts) * self._accepted.chance(length)
+            expected.tokens.append(token)
+            expected.lengths.append(length)
+            expected.chances.append(chance)
+            rows = [row for row in rows if row[at : at + 1] == [token]]
+        return expected
 
     def _catch_up(self, committed: Sequence[int]) -> None:
-        if self._read == 0 and list(committed[: len(self._prompt)]) != self._prompt:
+        if self._read == 0:
             # The source text of an encoder-decoder model is no part of its text.
-            self._index.extend([*self._prompt, BETWEEN])
-        self._index.extend(committed[self._read :])
+            apart = list(committed[: len(self._prompt)]) != self._prompt
+            self._index.add([*self._prompt, BETWEEN, *committed] if apart else committed)
+        else:
+            written = committed[self._read :]
+            for token, length, right in zip(
+                self._expected.tokens, self._expected.lengths, written, strict=False
+            ):
+                self._accepted.learn(length, token == right)
+                if token != right:
+                    break
+            for token in written:
+                self._index.append(token)
         self._read = len(committed)
-
-
-class SuffixIndex:
-    """A suffix automaton of a text of integers, which grows with the text in constant amortized
-    time a token (Blumer et al., 1985).
-
-    State 0 is the empty string. Each state stands for the strings that end at the same places, and
-    links to the longest of their suffixes that ends elsewhere too.
-    """
-
-    def __init__(self) -> None:
-        self._text: list[int] = []
-        self._next: list[dict[int, int]] = [{}]
-        self._link = [-1]
-        self._length = [0]
-        self._latest = [0]
-        self._follow: list[dict[int, int]] = [{}]
-        self._last = 0
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self._append(token)
-
-    def longest_match(self) -> int:
-        """Return the length of the longest suffix of the text that also ends before, in tokens."""
-        return self._length[self._link[self._last]] if self._text else 0
-
-    def most_recent(self, count: int) -> list[int]:
-        """Return at most `count` tokens that followed the longest match where it came last."""
-        if not self.longest_match():
-            return []
-        place = self._latest[self._link[self._last]]
-        return self._text[place : place + count]
-
-    def most_frequent(self, count: int) -> list[int]:
-        """Return at most `count` tokens, each the most frequent one after the longest match and
-        those before it; of equally frequent ones the latest."""
-        state = self._link[self._last] if self._text else 0
-        tokens: list[int] = []
-        while state > 0 and len(tokens) < count and self._follow[state]:
-            follow = self._follow[state]
-            token = max(reversed(follow), key=follow.__getitem__)
-            tokens.append(token)
-            state = self._next[state].get(token, 0)
-        return tokens
-
-    def _append(self, token: int) -> None:
-        self._count(token)
-        self._text.append(token)
-        state = self._new(self._length[self._last] + 1, {})
-        place = self._last
-        while place >= 0 and token not in self._next[place]:
-            self._next[place][token] = state
-            place = self._link[place]
-        self._link[state] = 0 if place < 0 else self._ending(place, token)
-        self._last = state
-
-    def _count(self, token: int) -> None:
-        # All of them end where the new token begins, and it follows them.
-        state = self._last
-        for _ in range(LONGEST_CHAIN):
-            if state <= 0:
-                return
-            self._latest[state] = len(self._text)
-            follow = self._follow[state]
-            follow[token] = follow.pop(token, 0) + 1
-            state = self._link[state]
-
-    def _ending(self, place: int, token: int) -> int:
-        """Return the state of exactly the longest string of `place` followed by `token`, split off
-        from a state that has longer strings, too, if need be."""
-        shared = self._next[place][token]
-        if self._length[shared] == self._length[place] + 1:
-            return shared
-        copy = self._new(self._length[place] + 1, dict(self._next[shared]))
-        self._link[copy] = self._link[shared]
-        self._latest[copy] = self._latest[shared]
-        self._follow[copy] = dict(self._follow[shared])
-        while place >= 0 and self._next[place].get(token) == shared:
-            self._next[place][token] = copy
-            place = self._link[place]
-        self._link[shared] = copy
-        return copy
-
-    def _new(self, length: int, following: dict[int, int]) -> int:
-        self._next.append(following)
-        self._link.append(0)
-        self._length.append(length)
-        self._latest.append(0)
-        self._follow.append({})
-        return len(self._next) - 1
 
 
 FORCED = "forced"

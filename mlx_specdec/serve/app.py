@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import hmac
 import ipaddress
 import logging
@@ -50,11 +51,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Access:
-    """Who may send requests. key: None lets everybody in. origins: web pages that may.
+    """Who may send requests. keys: any of them; without one all may. origins: web pages
+    that may.
     loopback_name: the loopback host that the server listens on, which Host headers are checked
     against; None takes any Host header."""
 
-    key: str | None = None
+    keys: Sequence[str] = ()
     origins: Sequence[str] = ()
     loopback_name: str | None = None
 
@@ -211,11 +213,12 @@ ENDPOINTS = (
 
 
 class Guard:
-    """Refuses requests without the key and those that a foreign web page sends."""
+    """Refuses requests without a key and those that a foreign web page sends. Names the tenant of
+    the others, by a digest of the key that they were sent with."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
-        self._key = None if access.key is None else access.key.encode("utf-8", "surrogateescape")
+        self._keys = [key.encode("utf-8", "surrogateescape") for key in access.keys]
         self._origins = frozenset(access.origins)
         self._checks_host = access.loopback_name is not None and "*" not in access.origins
         named = (urlsplit(origin).hostname for origin in access.origins)
@@ -223,6 +226,8 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._problem(scope) if scope["type"] == "http" else None
+        if scope["type"] == "http":
+            scope["tenant"] = hashlib.sha256(_key_of(Headers(scope=scope))).hexdigest()
         answer = self._app if problem is None else error_response(problem)
         await answer(scope, receive, send)
 
@@ -243,7 +248,9 @@ class Guard:
             return Problem(403, error, code="origin_not_allowed")
         method, path = scope["method"], scope["path"]
         public = path in PUBLIC or (method, path) in PAGE or method == "OPTIONS"
-        if self._key is None or public or hmac.compare_digest(_key_of(headers), self._key):
+        given = _key_of(headers)
+        known = [hmac.compare_digest(given, key) for key in self._keys]
+        if any(known) or not known or public:
             return None
         error = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
         return Problem(401, error, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

@@ -93,6 +93,12 @@ class Engine:
         return 0 if self._cache is None else self._cache.nbytes
 
     @property
+    def history_bytes(self) -> int:
+        """Size of the texts that lookup searches."""
+        history = self.pair.history if self.ready.is_set() else None
+        return 0 if history is None else history.nbytes
+
+    @property
     def requests(self) -> tuple[int, int]:
         """The numbers of requests that are running and that are waiting."""
         with self._changed:

@@ -97,6 +97,7 @@ def metrics(service: Service, request: Request) -> Response:
         "vllm:num_requests_running": (running, "Requests decoded now."),
         "vllm:num_requests_waiting": (waiting, "Requests waiting now."),
         "mlx_specdec:prompt_cache_bytes": (engine.cached_bytes, "Bytes of the prompt cache."),
+        "mlx_specdec:history_bytes": (engine.history_bytes, "Bytes of texts that are looked up."),
         "mlx_specdec:memory_reserved_bytes": (reserved, "Bytes that requests may take."),
         "mlx_specdec:memory_budget_bytes": (budget, "Bytes that all requests may take together."),
     }

@@ -169,7 +169,8 @@ class RequestParser:
             predicted = self._predicted(body)
         except SpecdecError as error:
             raise invalid(str(error), _field(str(error), body)) from None
-        more = (predicted, top_logprobs, markers.special, body.get("ignore_eos", False))
+        ignore_eos = body.get("ignore_eos", False)
+        more = (predicted, top_logprobs, markers.special, ignore_eos, self.tenant)
         requests = [
             Request(ids, replace(options, seed=options.seed + choice), *more)
             for ids, options in zip(prompts, bounded, strict=True)

@@ -89,11 +89,11 @@ def serve(
             timeout_graceful_shutdown=int(DRAIN_SECONDS) + CUT_SECONDS,
         ),
         engine,
-        configuration(f"http://{reached}:{port}", _name_of(model), access.key),
+        configuration(f"http://{reached}:{port}", _name_of(model), next(iter(access.keys), None)),
     )
     engine.start(then=server.loaded)
     log.info("listening on http://%s:%d", where, port)
-    if access.key is None and not loopback:
+    if not access.keys and not loopback:
         log.warning("anybody who reaches %s may ask: set an --api-key", where)
     with listener:
         server.run(sockets=[listener])

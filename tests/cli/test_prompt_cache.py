@@ -28,6 +28,10 @@ def test_a_prompt_is_read_once_and_gone_on_with(run: Run, llama: Path, tmp_path:
     again = generated(run, PROMPT, *model, *kept)
     assert again["text"] == alone["text"]
     assert again["cached_tokens"] == again["prompt_tokens"] - 1
+    # It is drafted from what the file has of its text.
+    known = generated(run, PROMPT, *model, *kept, "--proposer", "ngram", "--num-draft", 4)
+    assert known["text"] == alone["text"]
+    assert known["stats"]["rounds"] < known["generated_tokens"] / 2
     longer = PROMPT + alone["text"] + " x"
     assert generated(run, longer, *model, *kept)["text"] == generated(run, longer, *model)["text"]
     output = run("generate", longer, *model, *kept, "--no-cache").err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
-from mlx_specdec.proposers.lookup import Prediction, PromptLookup, SuffixIndex
+from mlx_specdec.proposers.lookup import Prediction, PromptLookup
+from mlx_specdec.proposers.text_index import BETWEEN, DEPTH, GRAMS, VOTERS, TextIndex
 from mlx_specdec.sampling.noise import SilentNoise
 
 NOISE = SilentNoise()
@@ -85,45 +86,59 @@ def longest(text: list[int]) -> int:
     return max((n for n in range(1, len(text)) if places(text, n)), default=0)
 
 
+def index_grown(text: list[int], at: int) -> TextIndex:
+    """An index of a text of which `at` tokens come at once, and the others one by one."""
+    index = TextIndex(sys.maxsize, (1, *GRAMS))
+    index.add(text[:at])
+    for token in text[at:]:
+        index.append(token)
+    return index
+
+
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(texts, st.integers(1, 6))
-def test_the_longest_match_and_its_latest_continuation_are_found(
-    text: list[int], count: int
+@given(texts, st.integers(0, 28), st.integers(1, 6))
+def test_the_longest_match_and_its_latest_continuations_are_found(
+    text: list[int], at: int, count: int
 ) -> None:
-    index = SuffixIndex()
-    for k, token in enumerate(text):
-        index.extend([token])
-        seen = text[: k + 1]
-        match = longest(seen)
-        assert index.longest_match() == match
-        place = places(seen, match)[-1] if match else k + 1
-        assert index.most_recent(count) == seen[place : place + count]
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(texts)
-def test_the_most_frequent_continuation_is_found(text: list[int]) -> None:
-    index = SuffixIndex()
-    index.extend(text)
+    found = index_grown(text, at).find(text[-DEPTH:], count, 1)
     match = longest(text) if text else 0
-    found = index.most_frequent(1)
-    if not match:
-        assert found == []
-        return
-    follow = [text[place] for place in places(text, match)]
-    counts = Counter(follow)
-    most = max(counts.values())
-    latest = next(token for token in reversed(follow) if counts[token] == most)
-    assert found == [latest]
+    assert found.length == match
+    ends = places(text, match) if match else []
+    following = [text[place : place + count] for place in reversed(ends)]
+    assert found.following == following[: len(found.following)]
+    assert len(found.following) >= min(len(following), 8 if match > 1 else VOTERS)
 
 
 def test_a_monotonous_text_costs_no_more_a_token_than_any_other() -> None:
-    index = SuffixIndex()
-    index.extend([5] * 20_000)
-    assert index.longest_match() == 19_999
-    assert index.most_recent(4) == [5]
-    states = len(index._next)
-    assert states <= 2 * 20_000
+    index = index_grown([5] * 20_000, 100)
+    found = index.find([5] * DEPTH, 4, 2)
+    assert (found.length, len(found.following)) == (DEPTH, VOTERS)
+    assert found.following[:5] == [[5], [5] * 2, [5] * 3, [5] * 4, [5] * 4]
+    assert index.nbytes < 80 * 20_000
+
+
+def test_a_full_index_finds_the_newest_texts_and_never_a_mixture_of_two() -> None:
+    draws = random.Random(1)
+    index = TextIndex(400)
+    nbytes = index.nbytes
+    written: list[list[int]] = []
+    for _ in range(60):
+        written.append([draws.randrange(9) for _ in range(draws.randrange(3, 120))])
+        index.add([*written[-1], BETWEEN])
+        for text in written:
+            for end in range(2, len(text)):
+                match = index.find(text[max(0, end - DEPTH) : end], 4, 2)
+                tail = text[max(0, end - DEPTH) : end][-match.length :]
+                for following in match.following:
+                    known = [*tail, *following]
+                    assert any(
+                        known == other[k : k + len(known)]
+                        for other in written
+                        for k in range(len(other))
+                    )
+        newest = written[-1][-DEPTH:]
+        assert index.find(newest[:-1], 1, 2).length >= len(newest) - 1 or len(newest) < 3
+    assert index.nbytes == nbytes
 
 
 # Drafting what a caller expects: from the beginning, and again after an edit.

@@ -147,13 +147,13 @@ def test_more_choices_than_an_engine_takes_are_not_to_be_tried_again(engine: Eng
 
 @pytest.mark.parametrize("path", ["/v1/models", "/nothing"])
 def test_only_the_key_opens(engine: Engine, path: str) -> None:
-    client = client_of(engine, access=Access("sécret"))
+    client = client_of(engine, access=Access(["other", "sécret"]))
     for headers in ({}, {"Authorization": "Bearer sécre"}, {"x-api-key": "sêcret"}):
         sent = {name: value.encode() for name, value in headers.items()}
         answer = client.get(path, headers=sent)
         assert answer.status_code == 401
         assert answer.json()["error"]["code"] == "invalid_api_key"
-    for headers in ({"authorization": "bearer sécret"}, {"x-api-key": "sécret"}):
+    for headers in ({"authorization": "bearer sécret"}, {"x-api-key": "other"}):
         sent = {name: value.encode() for name, value in headers.items()}
         assert client.get(path, headers=sent).status_code != 401
     for ask in (client.get, client.head):
@@ -172,7 +172,7 @@ def test_pages_of_others_may_not_ask(engine: Engine) -> None:
     assert client.get("/v1/models", headers={"Origin": "http://[evil"}).status_code == 403
     own = {"Origin": "http://localhost:8080", "Host": "localhost:8080"}
     assert client.get("/v1/models", headers=own).status_code == 200
-    named = client_of(engine, access=Access("secret", ["https://evil.example"]))
+    named = client_of(engine, access=Access(["secret"], ["https://evil.example"]))
     answer = named.get("/v1/models", headers={**foreign, **KEY})
     assert answer.headers["access-control-allow-origin"] == "https://evil.example"
     preflight = {**foreign, "Access-Control-Request-Method": "POST"}
@@ -240,7 +240,7 @@ def test_a_handler_that_fails_shows_no_path(
 
 
 def test_the_page_is_one_file_and_asks_this_server_alone(engine: Engine) -> None:
-    client = client_of(engine, access=Access("secret"))
+    client = client_of(engine, access=Access(["secret"]))
     answer = client.get("/")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
     assert "connect-src 'self'" in answer.headers["content-security-policy"]

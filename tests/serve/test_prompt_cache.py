@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from starlette.testclient import TestClient
 
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache_files import Store
+from mlx_specdec.serve.app import Access
 
-from ..support.serving import CHAT, COMPLETIONS, client_of, ok, running, streamed
+from ..support.serving import CHAT, COMPLETIONS, OPTIONS, client_of, ok, running, streamed
 
 QUESTION = {"role": "user", "content": "def read_lines"}
 
@@ -103,3 +105,21 @@ def test_metrics_count_hits_in_tokens(client: TestClient, system: str) -> None:
 def metrics(client: TestClient) -> dict[str, float]:
     lines = [each for each in client.get("/metrics").text.splitlines() if each[0] != "#"]
     return {line.split("{")[0].split(" ")[0]: float(line.split(" ")[-1]) for line in lines}
+
+
+def test_nobody_drafts_from_what_another_key_has_written(llama: tuple[Path, Path]) -> None:
+    options = replace(OPTIONS, proposer="ngram", num_draft=8)
+    with running((llama[0], None), options, history=True) as engine:
+        client = client_of(engine, access=Access(["one", "two"]))
+
+        def asked(key: str) -> tuple[str, int]:
+            body = {"prompt": "def read_lines", "max_tokens": 40, "temperature": 0}
+            answer = client.post(COMPLETIONS, json=body, headers={"x-api-key": key}).json()
+            return answer["choices"][0]["text"], answer["timings"]["draft_n_accepted"]
+
+        first, again, other, others = asked("one"), asked("one"), asked("two"), asked("two")
+        assert {each[0] for each in (first, again, other, others)} == {first[0]}
+        assert other[1] == first[1] < again[1] == others[1]
+        metrics = client.get("/metrics", headers={"x-api-key": "one"}).text
+        assert f"history_bytes {engine.history_bytes}" in metrics
+        assert engine.history_bytes > 0

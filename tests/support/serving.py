@@ -20,6 +20,7 @@ from mlx.utils import tree_map
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.loading import load
+from mlx_specdec.engine.pair import with_history
 from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.engine.request import Part, Request
 from mlx_specdec.engine.scheduler import Scheduler
@@ -57,10 +58,12 @@ def running(
     waiting: int = LIMITS.waiting,
     store: Store | None = None,
     memory_budget: int | None = None,
+    history: bool = False,
 ) -> Iterator[Engine]:
     """An engine that has loaded."""
+    remembering = with_history if history else lambda pair: pair
     engine = Engine(
-        lambda: (load(*directories), options),
+        lambda: (remembering(load(*directories)), options),
         batch_size=batch_size,
         waiting=waiting,
         store=store,

@@ -1,0 +1,103 @@
+"""Drafts from earlier texts: the same texts in fewer rounds, no others' texts, bounded memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlx_specdec import Options, Request, generate, generate_many, load, with_history
+from mlx_specdec.engine.pair import Pair
+from mlx_specdec.interfaces import Prices
+from mlx_specdec.proposers.lookup import Expected, MatchAcceptance
+from mlx_specdec.proposers.text_index import History
+
+from ..support.models import make_llama, make_t5
+
+PROMPT = [5, 9, 40, 41, 42, 5, 9]
+
+
+@pytest.fixture(scope="module", params=[make_llama, make_t5])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return load(request.param(tmp_path_factory.mktemp("history")))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_text_that_was_written_before_takes_fewer_rounds(pair: Pair, temperature: float) -> None:
+    options = Options(
+        proposer="ngram", num_draft=8, max_tokens=40, temperature=temperature, cost_cache=False
+    )
+    plain = generate(pair, PROMPT, replace(options, proposer=None, regular=True))
+    pair = with_history(pair)
+    first, again = (generate(pair, PROMPT, options) for _ in range(2))
+    many = generate_many(pair, [Request(PROMPT, options), PROMPT[1:], PROMPT], options)
+    assert {plain.tokens} == {each.tokens for each in (first, again, many[0], many[2])}
+    assert again.stats.rounds < 0.6 * first.stats.rounds
+    assert again.stats.accepted > first.stats.accepted
+
+
+def test_nobody_drafts_from_anothers_texts(pair: Pair) -> None:
+    options = Options(proposer="ngram", num_draft=8, max_tokens=40, cost_cache=False)
+    pair = with_history(pair)
+
+    def drafted(tenant: str) -> tuple[int, int]:
+        [result] = generate_many(pair, [Request(PROMPT, options, tenant=tenant)], options)
+        return result.stats.drafted, result.stats.accepted
+
+    alone = drafted("a")
+    assert drafted("b") == alone
+    assert drafted("a")[1] > alone[1] < drafted("b")[1]
+    both = [Request(PROMPT, options, tenant=tenant) for tenant in ("a", "c", "b", "d")]
+    accepted = [each.stats.accepted for each in generate_many(pair, both, options)]
+    assert 2 * max(accepted[1::2]) < min(accepted[::2])
+
+
+def test_the_oldest_texts_go_first_and_memory_stays_at_its_bound() -> None:
+    size = History(most=200)
+    size.add("a", [], [1, 2])
+    history = History(most=200, max_bytes=3 * size.nbytes)
+    for tenant in range(5):
+        for text in range(9):
+            history.add(str(tenant), [], [1000 * tenant + 50 * text + k for k in range(40)])
+        assert history.nbytes <= 3 * size.nbytes
+    assert history.nbytes == 3 * size.nbytes
+    assert [history.of(str(tenant)) is None for tenant in range(5)] == [True, True] + [False] * 3
+    index = history.of("4")
+    assert index is not None
+    found = [index.find([4000 + 50 * text, 4001 + 50 * text], 1, 2).length for text in range(9)]
+    assert found == [0] * 5 + [2] * 4
+
+
+def test_a_conversation_is_stored_once() -> None:
+    history, text = History(most=1100), [7]
+    for turn in range(1, 10):
+        prompt = [*text, *range(100 * turn, 100 * turn + 40)]
+        text = [*prompt, *range(100 * turn + 40, 100 * turn + 80)]
+        history.add("", prompt, text)
+    index = history.of("")
+    assert index is not None
+    # What one turn goes on with follows what the one before it ended with.
+    assert index.find([138, 139], 3, 2).following[0] == [140, 141, 142]
+    assert index.find([178, 179], 3, 2).following == [[200, 201, 202], []]
+    assert index.find([100, 101], 1, 2).following == [[102]]
+
+
+def test_a_continuation_is_as_long_as_it_is_worth() -> None:
+    expected = Expected([1, 2, 3, 4], [4, 5, 6, 7], [0.9, 0.8, 0.3, 0.25])
+    rounds = [1.0, 1.2, 1.4, 1.6, 1.8]
+    assert expected.worth(Prices(rounds, 1.0)) == 4
+    assert expected.worth(Prices(rounds, 0.6)) == 2
+    # Another drafter brings a token in less time.
+    assert expected.worth(Prices(rounds, 0.5)) == 0
+    assert Expected([], [], []).worth(Prices(rounds, 1.0)) == 0
+
+
+def test_what_becomes_of_matches_is_learned_by_their_length() -> None:
+    accepted = MatchAcceptance()
+    before = [accepted.chance(length) for length in (2, 4, 40)]
+    assert before == sorted(before)
+    for _ in range(200):
+        accepted.learn(2, False)
+        accepted.learn(50, True)
+    after = [accepted.chance(length) for length in (2, 4, 40)]
+    assert after[0] < 0.05 and after[1] == before[1] and after[2] > 0.99
