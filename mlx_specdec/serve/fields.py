@@ -400,21 +400,20 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         **named("best_of typical_p", off(1)),
         **named("decoder_input_details watermark", off(False)),
     )
-    tokenized = fields(
-        model=model,
-        content=WRITTEN,
-        prompt=WRITTEN,
-        tools=tools,
-        tool_choice=either({"enum": ["none", "auto"]}),
+    shown: dict[str, Schema] = {
+        "model": model,
+        "tools": tools,
+        "tool_choice": {"enum": ["none", "auto"]},
         **TEMPLATE,
-    )
+    }
+    tokenized = fields(content=WRITTEN, prompt=WRITTEN, **shown)
     return {
         "ChatRequest": {**chat, "allOf": CHAT_RULES, "x-rules": rules},
         "TextRequest": {**text, "allOf": [ECHO, prompts], "x-rules": rules},
         "MessagesRequest": messages,
         "CountRequest": fields("messages", **counted),
         "GenerateRequest": fields("inputs", inputs=WRITTEN, stream=TRUTH, parameters=parameters),
-        "TemplateRequest": fields("messages", **tokenized),
+        "TemplateRequest": {**fields("messages", **shown), "allOf": [ENDING]},
         "TokenizeRequest": {**tokenized, "allOf": [ENDING, ONE_TEXT]},
         "DetokenizeRequest": fields("tokens", tokens=several(id_, 0, MOST_CHARACTERS * longest)),
     }

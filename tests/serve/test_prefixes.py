@@ -89,6 +89,8 @@ def test_templates_are_tried(template: str, prompt: str, tmp_path: Path) -> None
         client = client_of(engine)
         talk = [user("U"), say("system", "X"), ANSWER, user("V")]
         assert ok(client, "/apply-template", messages=[SYSTEM, *talk])["prompt"] == prompt
+        for wrong in ({}, {"messages": None}, {"messages": []}, {"messages": [{"role": "x"}]}):
+            assert client.post("/apply-template", json=wrong).status_code == 400
         body = {"system": "S", "messages": talk, "max_tokens": 2}
         assert ok(client, "/v1/messages", **body)["usage"]["input_tokens"] > 4
 
