@@ -13,7 +13,9 @@ from ..errors import CheckpointError, OutputError, SourceError
 from .disk import check_directory
 from .shards import format_of
 
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]
+ROOT = PACKAGE if (PACKAGE / "weights").is_dir() else PACKAGE.parent
+"""Where weights/ and prompts/ are: in an installed wheel the package, in a clone its root."""
 SHIPPED = "weights/"
 """How names of models begin that come with the program."""
 
@@ -61,7 +63,10 @@ def _local(name: str) -> Path | None:
         kind = "a file" if os.path.exists(path) else "a broken link"
         raise SourceError(f"{name} is {kind}: give the directory that holds the model")
     if name.startswith(SHIPPED):
-        raise SourceError(f"there is no directory {name:.100}: check the path")
+        raise SourceError(
+            f"there is no directory {name:.100}: check the path; a clone of the repository has all "
+            "sample models, a wheel the translator and its draft"
+        )
     return None
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from .. import process
 from ..errors import OutputError, SpecdecError
@@ -74,6 +75,22 @@ class PanelCommand(TyperCommand):
                 formatter.write_dl(rows)
 
 
+class Program(TyperGroup):
+    """All commands. Without one, the command is generate: alone, or with what names no command as
+    its prompt."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Called by typer; with resilient_parsing where a shell completes names."""
+        return super().parse_args(ctx, args or ([] if ctx.resilient_parsing else ["generate"]))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Called by typer. What is almost a command is an error, which names the command."""
+        typed = args[0]
+        if typed.startswith("-") or get_close_matches(typed.lower(), self.commands):
+            return super().resolve_command(ctx, args)
+        return super().resolve_command(ctx, ["generate", *args])
+
+
 def _program(commands: tuple[Command, ...], **settings: Any) -> typer.Typer:
     program = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
     for command in commands:
@@ -84,16 +101,16 @@ def _program(commands: tuple[Command, ...], **settings: Any) -> typer.Typer:
 
 app = _program(
     COMMANDS,
+    cls=Program,
     help="Speculative decoding on Apple's MLX: the target model's own text, faster.",
-    epilog="Begin with: mlx-specdec generate",
+    epilog='Begin with: mlx-specdec "Where is the station?"',
     context_settings=CONTEXT,
 )
 
 
-@app.callback(invoke_without_command=True)
-def _front(context: typer.Context, version: Version = False) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+@app.callback()
+def _front(version: Version = False) -> None:
+    """Take the flags that stand before a command."""
 
 
 def run_one(command: Command) -> None:

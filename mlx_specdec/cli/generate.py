@@ -214,9 +214,9 @@ def print_speedup(pair: Pair, prompt: str, options: Options, first: Result) -> N
         return
     same = "the same text" if first.tokens == plain.tokens else "another text"
     program = "./scripts/run.sh" if Path(sys.argv[0]).name == "main.py" else "mlx-specdec generate"
-    hint = f'next: {program} --show-drafts "Where is the station?"'
+    hint = f'next: {program} --show-drafts "Where is the station?", or mlx-specdec --help'
     if first.stats.device == "cpu" and process.is_slow():
-        hint = "what is missing is a fast BLAS: ./scripts/setup.sh --fast-cpu"
+        hint = "what is missing is a fast BLAS: pip install mkl, or ./scripts/setup.sh --fast-cpu"
     render.tell(
         f"{ours / theirs:.2f} times as fast as plain decoding ({ours:.0f} against {theirs:.0f} "
         f"tokens/s), {same}; {hint}"

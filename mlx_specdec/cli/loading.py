@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..checkpoints.disk import parse, show
+from ..checkpoints.source import ROOT
 from ..errors import OptionError
 from ..models.cache_settings import CacheSettings
 from ..models.drafters import KINDS
@@ -19,7 +20,6 @@ from .pairs import AUTO, draft_for
 if TYPE_CHECKING:
     from ..engine.pair import Pair
 
-ROOT = Path(__file__).resolve().parents[2]
 SHIPPED_TARGET = "weights/t5-enfr"
 SHIPPED_DRAFT = "weights/t5-enfr-draft"
 SHIPPED_PROMPT = (
@@ -29,8 +29,8 @@ SHIPPED_PROMPT = (
 SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
 """Prompt files of the shipped targets and their heads, by the name of the target's directory."""
 NOT_SHIPPED = (
-    "the sample models come with a clone of the repository only: name a pair, such as --model "
-    "google/flan-t5-large --draft-model google/flan-t5-small; mlx-specdec pairs lists more"
+    "this installation lacks the sample models, which wheels and clones have: name a pair, such as "
+    "--model google/flan-t5-large --draft-model google/flan-t5-small; mlx-specdec pairs lists more"
 )
 WORTH_MEASURING = 50
 """Tokens of a text from which on it pays to measure what rounds cost before its first token."""

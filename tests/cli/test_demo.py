@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from mlx_specdec import process as blas
-from mlx_specdec.cli import loading
+from mlx_specdec.cli import app, loading
+from mlx_specdec.cli.loading import sample
+from mlx_specdec.errors import OptionError
 
 from ..support.commands import Run
+from ..support.shipped import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +46,32 @@ def test_where_the_blas_is_slow_it_says_what_is_missing(
 def test_nothing_is_compared_where_nothing_asks_for_it(run: Run, arguments: tuple) -> None:
     done = run("generate", *(arguments if "-m" in arguments else (*arguments, "-m", 5)))
     assert done.code == 0 and "times as fast" not in done.err
+
+
+@pytest.mark.parametrize("words", [(), ("Hello",), ("Where is it?", "-m", "5"), ("genrate",)])
+def test_without_a_command_it_generates(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(*names: object, **rest: object) -> None:
+        raise OptionError(f"loading {names[0]}")
+
+    monkeypatch.setattr("mlx_specdec.engine.loading.load", load)
+    monkeypatch.setattr("sys.argv", ["mlx-specdec", *words])
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    says = (
+        "Did you mean 'generate'?" if words == ("genrate",) else f"loading {loading.SHIPPED_TARGET}"
+    )
+    assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_the_wheel_brings_what_the_defaults_name() -> None:
+    """What is in weights/ and prompts/ of a clone is found inside an installed package."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {"mlx_specdec", "weights/t5-enfr", "weights/t5-enfr-draft"}
+    needed.add(sample("weights/t5-enfr").relative_to(ROOT).as_posix())
+    assert needed <= set(wheel["only-include"])
+    for name in wheel["only-include"]:
+        assert (ROOT / name).exists()
+    assert wheel["sources"] == {name: f"mlx_specdec/{name}" for name in ("weights", "prompts")}

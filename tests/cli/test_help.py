@@ -52,10 +52,10 @@ def asked_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     return printed
 
 
-def test_the_program_alone_prints_its_help() -> None:
-    done = run_cli()
+def test_the_program_lists_its_commands() -> None:
+    done = run_cli("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == run_cli("--help").stdout == run_cli("-h").stdout
+    assert done.stdout == run_cli("-h").stdout
     for name in COMMANDS:
         assert re.search(rf"^  {name} +[A-Z].*\.$", done.stdout, re.MULTILINE), name
     assert "..." not in done.stdout.replace("[ARGS]...", "")
