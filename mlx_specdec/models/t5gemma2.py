@@ -25,8 +25,7 @@ from .encoder_decoder.family import EncoderDecoderFamily
 from .kv_cache import STEP, KVCache
 from .rows import Place
 
-SOURCE_ROWS = 512
-"""Rows of a source that attend in one pass, which bounds the memory of their scores."""
+SOURCE_ROWS = 512  # rows of a source that attend in one pass, which bounds their scores' memory
 KINDS = ("sliding_attention", "full_attention")
 GELU = "gelu_pytorch_tanh"
 Config = Mapping[str, Any]
@@ -380,12 +379,12 @@ _NAME = re.compile(
     r"(?:model\.)?(decoder\.(?:layers|norm)\b.*"
     r"|encoder\.(?:text_model\.)?(?:embed_tokens|eoi_embedding|layers|norm)\b.*)"
 )
-TABLE = "model.encoder.embed_tokens.weight"
 
 
 class T5Gemma2Family(EncoderDecoderFamily):
     copies: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"), TABLE
+        ("model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"),
+        "model.encoder.embed_tokens.weight",
     )
 
     def network(self, config: Config, tensors: Collection[str] | None) -> Network:
