@@ -6,17 +6,22 @@ import functools
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
+from mlx_specdec import Options, generate
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError, PromptError, RewindError
 from mlx_specdec.interfaces.protocols import feed
 from mlx_specdec.models import t5gemma2
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model, trainable
+from mlx_specdec.training.draft import shaped
+
+from ..support.pairs import pair_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5gemma2"
 KINDS = ("grouped", "old")
@@ -190,3 +195,22 @@ def test_a_configuration_that_no_model_has_is_refused(changes, message, tmp_path
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=message):
         load_model(directory)
+
+
+def test_a_smaller_t5gemma_drafts_and_the_text_stays() -> None:
+    target, config = MODEL("old"), json.loads((FIXTURES / "old" / "config.json").read_text())
+    small, shape = shaped(target, config, 1, None, 0)
+    assert (small.layers, len(shape["decoder"]["layer_types"])) == (1, 1)
+    assert small.network.layers[0].window == target.network.layers[0].window
+    pair = pair_of(target, small)
+    options = Options(max_tokens=30, proposer="draft", num_draft=3, cost_cache=False)
+    drafted = 0
+    for temperature in (0.0, 0.8):
+        for line in lines("old")[20:24]:
+            wanted = replace(options, temperature=temperature, seed=5)
+            plain = generate(pair, line["source"], replace(wanted, regular=True))
+            result = generate(pair, line["source"], wanted)
+            assert result.tokens == plain.tokens
+            drafted += result.stats.drafted
+            assert temperature or list(result.tokens) == line["text"][:30]
+    assert drafted > 0

@@ -129,7 +129,7 @@ def source(name: str, tmp_path: Path) -> Path:
     return tiny.write(name, tmp_path / "model") if name in FAMILIES else FIXTURES / name
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *t5_models()])
+@pytest.mark.parametrize("name", [*FAMILIES, *t5_models(), "../t5gemma2/grouped"])
 def test_every_family_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
     directory = source(name, tmp_path)
     model = load_model(directory, dtype="float32").model
