@@ -46,6 +46,11 @@ class BatchedCache(KVCache):
     def keys(self, array: mx.array) -> None:
         self.buffers[0].array = array
 
+    @property
+    def values(self) -> mx.array | None:
+        """The values' buffer, which the scores of Mistral 4's absorbed rows are made of."""
+        return self._values.parts[0].array
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         self._written = self._rows.place
         return self.append(keys, values)

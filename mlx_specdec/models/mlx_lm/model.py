@@ -31,7 +31,7 @@ from ..kv_cache import STEP
 from ..number_format import nbytes
 from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched
 from .network import TappedNetwork, type_name
-from .trials import ATTEMPTS, fits, mask_axes, rows_agree
+from .trials import absorb, fits, mask_axes, rows_agree
 
 MakeCaches = Callable[[], list[Any]]
 
@@ -139,7 +139,12 @@ class DecoderOnlyModel(TappedNetwork):
 
     @cached_property
     def rows_agree(self) -> bool:
-        return rows_agree(self, [self._make_caches() for _ in range(ATTEMPTS)])
+        self._absorbs  # noqa: B018  decided before any text, so that all texts are read alike
+        return rows_agree(self, self._make_caches)
+
+    @cached_property
+    def _absorbs(self) -> bool:
+        return absorb(self, self._make_caches)
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
@@ -179,6 +184,7 @@ class DecoderOnlyModel(TappedNetwork):
     @cached_property
     def _batched(self) -> list[MakeCache]:
         """Per layer how to make a batched cache; empty where there is none, or none that fits."""
+        self._absorbs  # noqa: B018  as in rows_agree
         made = [batched(own) for own in self._make_caches()]
         kinds = [make for make in made if make is not None]
         return kinds if len(kinds) == len(made) and fits(self, kinds) else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +16,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from ...errors import OptionError
 from ...interfaces import after, rectangle
 from ..sharding import of_rank_0
+from . import latent
 from .context import DecoderOnlyContext, MakeCache
 from .network import TappedNetwork, type_name
 from .rewinding import slots
@@ -35,6 +36,8 @@ TRIED = ((3, 1), (7, 4), (5, 2))
 """Tokens of each sequence of a batch, and how many of them are taken back and fed again."""
 LIMIT, HALF_LIMIT = 0.001, 0.1
 """Of the difference of two rows, relative to their norm; the second one in half precision."""
+ROUNDINGS = 8
+"""Of the number format, which are no difference at all."""
 
 
 def fits(model: TappedNetwork, make: Sequence[MakeCache]) -> bool:
@@ -68,7 +71,7 @@ def _batches(model: TappedNetwork, make: Sequence[MakeCache], axes: int) -> bool
         logits = batch.advance(rectangle(again)).logits
         together = mx.stack([logits[row, more - 1] for row, (_, more) in enumerate(TRIED)])
         alone = [model.run(mx.array([whole]), None).logits[0, -1] for whole in tokens]
-        agree = bool(mx.all(_apart(together, mx.stack(alone)) <= _limit(logits)).item())
+        agree = bool(mx.all(_apart(together, mx.stack(alone)) <= _limit(logits.dtype)).item())
     except Exception:
         # Some models' arithmetic takes one offset for all sequences.
         return False
@@ -80,27 +83,64 @@ def _apart(some: mx.array, expected: mx.array) -> mx.array:
     return mx.linalg.norm(some - expected, axis=-1) / mx.linalg.norm(expected, axis=-1)
 
 
-def _limit(rows: mx.array) -> float:
-    return LIMIT if rows.dtype == mx.float32 else HALF_LIMIT
+def _limit(dtype: mx.Dtype) -> float:
+    return LIMIT if dtype == mx.float32 else HALF_LIMIT
 
 
-def rows_agree(model: TappedNetwork, entries: Sequence[list[Any]]) -> bool:
+def rows_agree(model: TappedNetwork, make: Callable[[], list[Any]]) -> bool:
     """Compare a pass over some rows, past caches' windows, with single rows, and warn where they
-    differ. entries: empty caches for each of the ATTEMPTS."""
-    taps = _taps(model, entries[0])
-    attempts = (_agree(model, each, taps, seed) for seed, each in enumerate(entries))
-    if any(of_rank_0(model.group, agree) for agree in attempts):
+    differ. make: returns empty caches."""
+    taps = _taps(model, make())
+
+    def agree(seed: int) -> bool:
+        apart, dtype = _rows_apart(model, make(), taps, seed)
+        return not apart > _limit(dtype)
+
+    if any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS)):
         return True
-    warnings.warn(
-        f"mlx-lm's {type_name(model.network)} models give several tokens at once other scores than "
-        "one after the other: decoding without speculation",
-        RuntimeWarning,
-        stacklevel=2,
+    _warn(
+        model,
+        "give several tokens at once other scores than one after the other: decoding without "
+        "speculation",
     )
     return False
 
 
-def _agree(model: TappedNetwork, entries: list[Any], taps: list[str], seed: int) -> bool:
+def absorb(model: TappedNetwork, make: Callable[[], list[Any]]) -> bool:
+    """Have passes of a few rows attend to the latent of a cache, as single rows do, if the rows
+    then agree with single rows at least as well as before, or but for rounding. Warn where they do
+    not. make: returns empty caches."""
+    attentions = latent.expanding(model.network)
+    if not attentions:
+        return False
+    taps = _taps(model, make())
+
+    def agree(seed: int) -> bool:
+        latent.release(attentions)
+        expanded, _ = _rows_apart(model, make(), taps, seed)
+        latent.intercept(attentions)
+        before = latent.absorbed_calls()
+        apart, dtype = _rows_apart(model, make(), taps, seed)
+        rounding = ROUNDINGS * float(mx.finfo(dtype).eps)
+        return latent.absorbed_calls() > before and apart <= max(expanded, rounding)
+
+    if any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS)):
+        return True
+    latent.release(attentions)
+    _warn(model, "do not take several rows in their latent: verifying drafts costs more than usual")
+    return False
+
+
+def _warn(model: TappedNetwork, what: str) -> None:
+    text = f"mlx-lm's {type_name(model.network)} models {what}"
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def _rows_apart(
+    model: TappedNetwork, entries: list[Any], taps: list[str], seed: int
+) -> tuple[float, mx.Dtype]:
+    """Return how far rows of one pass are from single rows, and the number format. entries: empty
+    caches."""
     key = mx.random.key(seed)
     tokens = mx.random.randint(0, model.vocabulary, (1, BEGUN + ROWS), mx.int32, key=key)
     model.run(tokens[:, :BEGUN], entries)
@@ -116,8 +156,8 @@ def _agree(model: TappedNetwork, entries: list[Any], taps: list[str], seed: int)
     alone = [states(fed[:, row : row + 1], twin) for row in range(ROWS)]
     expected = mx.concatenate(alone, axis=1)
     # A wrong mask shows in all rows but one, a token at another expert mostly in one.
-    second_least = mx.sort(_apart(together, expected)[0])[1]
-    return not mx.greater(second_least, _limit(expected)).item()
+    second_least: Any = mx.sort(_apart(together, expected)[0])[1].item()
+    return second_least, expected.dtype
 
 
 def _fill(entries: list[Any], key: mx.array) -> None:

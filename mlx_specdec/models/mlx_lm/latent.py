@@ -1,0 +1,124 @@
+"""Passes of a few rows through latent attention (DeepSeek's MLA). mlx-lm attends to the latent
+itself, "absorbed", where a pass has one row, and for more rows first makes keys and values of every
+head for the whole cache, with 30 times the arithmetic and other roundings. Here its modules' code
+runs as it is, and their attention is intercepted: keys and values are lazy, and never computed
+where nobody reads them. They are recognized by identity; shapes would also match other arrays."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import base, mla
+
+ATTENTION = "scaled_dot_product_attention"
+
+
+class _Expanded(NamedTuple):
+    """What a module made of a latent, (batch, 1, keys, rank), for every head."""
+
+    module: nn.Module
+    latent: mx.array
+    heads: mx.array
+
+
+class _Recent(threading.local):
+    """The newest keys and values, until attention takes them, and how often it was absorbed."""
+
+    keys: _Expanded | None = None
+    values: _Expanded | None = None
+    absorbed = 0
+
+
+_recent = _Recent()
+
+
+def absorbed_calls() -> int:
+    """Return how many calls of attention were absorbed in this thread."""
+    return _recent.absorbed
+
+
+def _noting(plain: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass that notes what it expands: keys where it is called with transpose=False,
+    then values of the same latent."""
+
+    def call(module: Any, given: mx.array, transpose: bool = True) -> mx.array:
+        result: mx.array = plain.__call__(module, given, transpose)
+        if not transpose:
+            _recent.keys, _recent.values = _Expanded(module, given, result), None
+        elif _recent.keys is not None and given is _recent.keys.latent:
+            _recent.values = _Expanded(module, given, result)
+        return result
+
+    return type(plain.__name__, (plain,), {"__call__": call, "plain": plain})
+
+
+def most_rows(rank: int, widths: int) -> int:
+    """Return the number of rows up to which absorbing takes less arithmetic over a long cache.
+    widths: of a head's keys and values together. One number for all lengths of the cache, so that a
+    sequence's arithmetic does not depend on the others of its batch."""
+    return rank * widths // max(1, 2 * rank - widths)
+
+
+def _attend(queries: mx.array, keys: mx.array, values: mx.array, **rest: Any) -> mx.array:
+    made, expanded = _recent.keys, _recent.values
+    _recent.keys = _recent.values = None
+    if made is not None and expanded is not None and values is expanded.heads:
+        widths = made.heads.shape[-1] + values.shape[-1]
+        if queries.shape[2] <= most_rows(made.latent.shape[-1], widths):
+            if keys is made.heads:
+                return _absorbed(made, expanded, queries, rest)
+            # Mistral 4 appends the rotated parts to both, and has the scores of none by itself.
+            rotated = getattr(rest["cache"], "values", None)
+            width = made.heads.shape[-1]
+            if rotated is not None and keys.shape[-1] == width + rotated.shape[-1]:
+                rotated = rotated[..., : keys.shape[2], :]
+                mask = _scores(queries[..., width:] * rest["scale"], rotated, rest["mask"])
+                rest = {**rest, "mask": mask}
+                return _absorbed(made, expanded, queries[..., :width], rest)
+    return base.scaled_dot_product_attention(queries, keys, values, **rest)
+
+
+def _absorbed(made: _Expanded, expanded: _Expanded, queries: mx.array, rest: Any) -> mx.array:
+    _recent.absorbed += 1
+    latent = made.latent
+    mixed = base.scaled_dot_product_attention(made.module(queries), latent, latent, **rest)
+    result: mx.array = expanded.module(mixed)
+    return result
+
+
+def _scores(queries: mx.array, keys: mx.array, mask: mx.array | str | None) -> mx.array:
+    """Scaled scores, (batch, heads, rows, keys), of rows whose last one sees all keys."""
+    scores = queries @ keys.swapaxes(-1, -2)
+    if isinstance(mask, str):
+        rows, columns = scores.shape[-2:]
+        mask = mx.arange(columns) <= mx.arange(columns - rows, columns)[:, None]
+    lowest = mx.array(mx.finfo(scores.dtype).min, scores.dtype)
+    return scores if mask is None else mx.where(mask, scores, lowest)
+
+
+def expanding(network: nn.Module) -> list[nn.Module]:
+    """Return the attention modules of a network that mlx-lm absorbs for one row alone."""
+    if hasattr(mla, "max_absorbed_queries"):  # A later mlx-lm does it by itself.
+        return []
+    return [each for each in network.modules() if "embed_q" in each and "unembed_out" in each]
+
+
+def intercept(attentions: list[nn.Module]) -> None:
+    """Absorb passes of a few rows from now on."""
+    for attention in attentions:
+        scope = type(attention).__call__.__globals__
+        if scope.get(ATTENTION) is base.scaled_dot_product_attention:
+            scope[ATTENTION] = _attend
+        for module in (attention.embed_q, attention.unembed_out):
+            if not hasattr(type(module), "plain"):
+                module.__class__ = _noting(type(module))
+
+
+def release(attentions: list[nn.Module]) -> None:
+    """Leave these modules to mlx-lm again."""
+    for attention in attentions:
+        for module in (attention.embed_q, attention.unembed_out):
+            module.__class__ = getattr(type(module), "plain", type(module))

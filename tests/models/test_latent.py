@@ -1,0 +1,194 @@
+"""Passes of a few rows through latent attention: single rows' arithmetic, and the same texts."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.models import base, mla
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_specdec.engine.generate import generate, generate_many
+from mlx_specdec.engine.request import Request
+from mlx_specdec.models.cache_settings import CacheSettings
+from mlx_specdec.models.mlx_lm import latent, trials
+from mlx_specdec.models.mlx_lm.latent import absorbed_calls, expanding, most_rows
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.options import Options
+
+from ..support import tiny
+from ..support.families import _KDA, config_of, model_of
+from ..support.pairs import PROMPT, pair_of, perturbed
+
+_KDA["short_conv_kernel_size"] = 4
+EXACT = (
+    *("deepseek_v3", "kimi_vl", "kimi_k25", "glm4_moe_lite", "longcat_flash", "kimi_linear"),
+    *("longcat_flash_ngram", "kimi_k3", "bailing_moe_v3", "mistral4"),
+)
+"""Families whose rows then are single rows, to the last bit."""
+ROUNDED = ("bailing_hybrid", "deepseek_v32", "glm_moe_dsa")
+"""Families whose other parts differ by roundings."""
+FULL = ("deepseek_v2", "minicpm3", "youtu_llm")
+"""Families whose caches hold keys and values of every head: nothing to absorb."""
+WIDE = dict.fromkeys(
+    ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "qk_rope_head_dim", "q_lora_rank"), 32
+)
+"""Sizes that are whole groups when they are quantized."""
+
+
+def rows_apart(model: DecoderOnlyModel, seed: int = 0) -> float:
+    make = model._make_caches
+    return trials._rows_apart(model, make(), trials._taps(model, make()), seed)[0]
+
+
+def quantized(name: str) -> DecoderOnlyModel:
+    network = tiny.from_config({**config_of(name), **WIDE})
+    nn.quantize(network, 32, 8, class_predicate=lambda path, _: path.endswith(MATRICES))
+    return DecoderOnlyModel(network)
+
+
+MATRICES = ("embed_q", "unembed_out")
+
+
+@pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
+def test_rows_of_every_family_with_a_latent_are_what_single_rows_are(name: str) -> None:
+    model = model_of(name)
+    before = absorbed_calls()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model._absorbs
+    assert absorbed_calls() > before
+    limit = 1e-6 if name in ROUNDED else 0.0
+    assert max(rows_apart(model, seed) for seed in range(3)) <= limit
+    latent.release(expanding(model.network))
+    assert rows_apart(model) > 0, "mlx-lm's rows have become single rows: nothing to do here"
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_families_that_expand_once_and_for_all_are_left_alone(name: str) -> None:
+    model = model_of(name)
+    assert not expanding(model.network) and not model._absorbs
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe_lite", "mistral4"])
+def test_quantized_weights_are_absorbed_too(name: str) -> None:
+    model = quantized(name)
+    assert model._absorbs and rows_apart(model) <= 1e-6
+
+
+def test_half_precision_gains_most() -> None:
+    model = model_of("deepseek_v3", mx.bfloat16, first_k_dense_replace=9)
+    attentions, expanded = expanding(model.network), rows_apart(model)
+    assert model._absorbs and rows_apart(model) == 0 < expanded
+    assert type(attentions[0].embed_q).__name__ == "MultiLinear"  # type: ignore[union-attr]
+
+
+def windowed(name: str) -> DecoderOnlyModel:
+    network = tiny.from_config(config_of(name))
+    return DecoderOnlyModel(network, caches=CacheSettings(max_size=16))
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        *((name, model_of) for name in (*EXACT, *ROUNDED)),
+        *((name, quantized) for name in ("deepseek_v3", "glm4_moe_lite", "mistral4")),
+        *((name, windowed) for name in ("deepseek_v3", "mistral4")),
+    ],
+)
+def test_texts_with_drafts_are_those_without(name: str, made: Any) -> None:
+    target = made(name)
+    draft = DecoderOnlyModel(perturbed(tiny.from_config(config_of(name)), 0.3))
+    pair = pair_of(target, draft)
+    requests = [
+        Request(prompt, Options(max_tokens=24, num_draft=3, temperature=heat, seed=3))
+        for prompt, heat in ((PROMPT, 0.0), (PROMPT[:1], 1.0), ([*PROMPT, *PROMPT[2:]], 0.7))
+    ]
+    plain = [
+        generate(pair, each.prompt, replace(each.options, regular=True)).tokens for each in requests
+    ]
+    before = absorbed_calls()
+    alone = [generate(pair, each.prompt, each.options) for each in requests]
+    assert [each.tokens for each in alone] == plain
+    together = list(generate_many(pair, requests, batch_size=3))
+    assert [each.tokens for each in together] == plain
+    assert any(each.stats.drafted > each.stats.accepted > 0 for each in alone)
+    assert absorbed_calls() > before
+
+
+def rows_absorbed(model: DecoderOnlyModel, rows: int, begun: int = 5) -> int:
+    caches = make_prompt_cache(model.network)
+    model.run(mx.ones((1, begun), dtype=mx.int32), caches)
+    before = absorbed_calls()
+    model.run(mx.ones((1, rows), dtype=mx.int32), caches)
+    return absorbed_calls() - before
+
+
+def test_prompts_are_read_in_chunks_as_mlx_lm_reads_them() -> None:
+    model = model_of("deepseek_v3")
+    assert model._absorbs
+    most = most_rows(16, 8 + 8)
+    layers = len(expanding(model.network))
+    assert [rows_absorbed(model, rows) for rows in (1, 2, most, most + 1)] == [0, layers, layers, 0]
+    # DeepSeek-V3 and GLM-4.7-Flash; a latent narrower than half of a head's: whatever is read.
+    assert (most_rows(512, 256), most_rows(512, 448)) == (170, 398)
+    assert most_rows(16, 64) >= 1024
+
+
+def test_arrays_of_the_same_shape_are_not_taken_for_the_expanded_ones() -> None:
+    model = model_of("deepseek_v3")
+    assert model._absorbs
+    attention: Any = expanding(model.network)[0]
+    shown = mx.random.normal((1, 1, 12, 16), key=mx.random.key(1))
+    queries = mx.random.normal((1, 4, 3, 8), key=mx.random.key(2))
+    attend = type(attention).__call__.__globals__[latent.ATTENTION]
+
+    def call(keys: mx.array, values: mx.array) -> int:
+        before = absorbed_calls()
+        result = attend(queries, keys, values, cache=None, scale=0.3, mask=None)
+        expected = base.scaled_dot_product_attention(queries, keys, values, None, 0.3, None)
+        assert mx.allclose(result, expected, atol=1e-5)
+        return absorbed_calls() - before
+
+    keys, values = attention.embed_q(shown, transpose=False), attention.unembed_out(shown)
+    assert call(mx.array(keys), values) == 0
+    assert call(keys, values) == 0, "the pair is forgotten after one call"
+    keys, values = attention.embed_q(shown, transpose=False), attention.unembed_out(shown)
+    assert call(keys, mx.array(values)) == 0
+    keys, values = attention.embed_q(shown, transpose=False), attention.unembed_out(mx.array(shown))
+    assert call(keys, values) == 0, "values of another latent"
+    keys, values = attention.embed_q(shown, transpose=False), attention.unembed_out(shown)
+    assert call(keys, values) == 1
+
+
+WORD = "do not take several rows in their latent"
+
+
+@pytest.mark.parametrize("wrong", ["another result", "no interception"])
+def test_a_family_that_fails_its_trial_is_left_to_mlx_lm_with_a_word(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wrong == "another result":
+        right = latent._absorbed
+        monkeypatch.setattr(latent, "_absorbed", lambda *given: 1.01 * right(*given))
+    else:
+        monkeypatch.setattr(latent, "most_rows", lambda *_: 1)
+    model = model_of("glm4_moe_lite")
+    with pytest.warns(RuntimeWarning, match=f"glm4_moe_lite models {WORD}") as caught:
+        assert not model._absorbs and model.rows_agree
+    assert len(caught) == 1
+    monkeypatch.undo()
+    assert rows_absorbed(model, 3) == 0
+
+
+def test_it_is_off_where_mlx_lm_brings_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mla, "max_absorbed_queries", lambda *_: 8, raising=False)
+    model = model_of("deepseek_v3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not model._absorbs
+    assert rows_absorbed(model, 3) == 0
