@@ -195,13 +195,9 @@ class EncoderDecoderFamily(ABC):
         groups."""
         assert numbers.q_bits is not None
         default = Quantization(numbers.q_bits, numbers.q_group_size)
-        chosen = self.quantized(network, config, default)
-
-        def choose(path: str, module: nn.Module) -> Any:
-            how = chosen.get(f"{path}.weight")
-            return False if how is None else how.as_dict()
-
-        quantize(network, numbers.q_bits, numbers.q_group_size, choose)
+        entries = {n: how.as_dict() for n, how in self.quantized(network, config, default).items()}
+        bits, size = default.bits, default.group_size
+        quantize(network, bits, size, lambda path, _: entries.get(f"{path}.weight", False))
 
 
 def _in_numbers(
