@@ -226,8 +226,9 @@ class Loader:
             raise OptionError(f"{kinds_differ}: give a draft of the target's own kind")
         draft = loaded.model
         notes = (*pair.notes, loaded.note) if loaded.note else pair.notes
-        share_equal_encoder(draft, pair.target)
-        pair = replace(pair, notes=notes, draft=draft, draft_bytes=added_nbytes(draft, pair.target))
+        shares = share_equal_encoder(draft, pair.target)
+        added = added_nbytes(draft, pair.target) if shares else draft.nbytes
+        pair = replace(pair, notes=notes, draft=draft, draft_bytes=added)
         if self.random_weights:
             return replace(pair, vocabulary=min(pair.vocabulary, draft.vocabulary))
         widths = pair.target.vocabulary, draft.vocabulary

@@ -370,7 +370,7 @@ def test_an_equal_encoder_is_shared_and_runs_once(
     target, draft = translator(name), load_model(directory_of(name), dtype="float32").model
     for layer in draft.network.layers:
         perturbed(layer, 0.1)
-    share_equal_encoder(draft, target)
+    assert share_equal_encoder(draft, target)
     assert 0 < added_nbytes(draft, target) < draft.nbytes
     seen, pair = counted(target, monkeypatch), pair_of(target, draft)
     prompts = [[5, 6, 7, 8, 2], [9, 10, 2], [11, 12, 13, 14, 15, 16, 2]]
@@ -391,8 +391,7 @@ def test_an_encoder_with_one_other_number_or_other_heads_is_not_shared() -> None
     heads = Bart(replace(config, encoder=config.encoder._replace(heads=4)), has_bias=True)
     heads.update(target.network.parameters())
     for draft in (other, EncoderDecoderModel(heads), translator("bart-scaled")):
-        share_equal_encoder(draft, target)
-        assert not draft._shares
+        assert not share_equal_encoder(draft, target)
 
 
 # Languages and tokenizers.

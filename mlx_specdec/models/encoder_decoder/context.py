@@ -280,20 +280,23 @@ class EncoderDecoderModel:
         return self._tables
 
 
-def share_equal_encoder(draft: object, target: object) -> None:
+def share_equal_encoder(draft: object, target: object) -> bool:
     """Share the target's encoder with a draft of the same arithmetic whose encoder has the same
-    tensors and computes the same."""
-    models = [model for model in (draft, target) if isinstance(model, EncoderDecoderModel)]
+    tensors and computes the same. Returns whether it does."""
+    # A model that leads ranks is an instance as well, and has no weights here.
+    models = [model for model in (draft, target) if type(model) is EncoderDecoderModel]
     if len(models) < 2 or type(models[0].network) is not type(models[1].network):
-        return
+        return False
     parameters = [tree_flatten(model.network.parameters()) for model in models]
     ours, theirs = ({n: a for n, a in every if ENCODER.match(n)} for every in parameters)
     equal = ours.keys() == theirs.keys() and all(_equal(ours[n], theirs[n]) for n in ours)
     # Not every setting shows in a tensor.
     probe = mx.arange(min(8, models[0].vocabulary))[None]
-    if equal and _equal(*(model.network.encode(probe) for model in models)):
-        models[0].network.update(tree_unflatten(list(theirs.items())))
-        models[0].share_encoder(models[1])
+    if not equal or not _equal(*(model.network.encode(probe) for model in models)):
+        return False
+    models[0].network.update(tree_unflatten(list(theirs.items())))
+    models[0].share_encoder(models[1])
+    return True
 
 
 def _equal(first: mx.array, second: mx.array) -> bool:
