@@ -154,7 +154,7 @@ class AutoLength:
         self._budget = 0.4 * SAVED if knowledge.budget is None else knowledge.budget
         self._sizes: dict[int, _Size] = {}
         self._rounds = 0
-        self._begun = False
+        self._begun, self._remaining = False, math.inf
         self._heard: list[_Heard] = []
         self._changes: deque[Change] = deque(maxlen=1000)
 
@@ -197,13 +197,13 @@ class AutoLength:
         plain = size.costs.plain
         return Prices((plain * np.exp(costs)).tolist(), plain / size.plan.speed)
 
-    def begin(self, context: int, prompt: int) -> None:
+    def begin(self, context: int, prompt: int, remaining: int) -> None:
         """Plan for a text that is to be decoded alone. context: committed tokens. prompt: tokens
-        that a drafter has to read, which are those or an encoder's."""
+        that a drafter has to read, which are those or an encoder's. remaining: that may follow."""
         self.learn()
         size = self._sizes.setdefault(1, self._size(1))
         size.costs.behind(context)
-        size.unread = dict.fromkeys(size.unread, float(prompt))
+        size.unread, self._remaining = dict.fromkeys(size.unread, float(prompt)), remaining
         size.plan = size.next = self._plan(size, 1)
         size.unread |= {name: 0.0 for name in self._sources if self.eager(name)}
         self._begun = True
@@ -269,6 +269,7 @@ class AutoLength:
             if its.plan is size.plan or not size.plan.trials:
                 self._plan_next(its)
         emitted = sum(each.accepted + 1 for each in report.sequences) / rows
+        self._remaining -= emitted
         for name in self._paid:
             size.unread[name] += emitted
         if drafted:
@@ -363,7 +364,9 @@ class AutoLength:
         for name in self._paid:
             its, length = arms[name], arms[name].best(floor)
             rate = its.rates[length] * (MARGIN if its.current else 1.0)
-            if length and rate > promised:
+            # What must be read first must be gained in the rest of the text.
+            pays = its.reading < self._remaining * (1 - 1 / max(1.0, its.speed(length)))
+            if length and rate > promised and pays:
                 promised, speed, main = rate, max(floor, its.speed(length)), its
                 best |= {**dict.fromkeys(self._paid, 0), name: length}
         for name, its in arms.items():

@@ -210,7 +210,8 @@ class Opener:
         prompts = [job.ids for job in jobs]
         learning = self.lengths if isinstance(self.lengths, AutoLength) else None
         if learning and not self.batched:
-            learning.begin(len(jobs[0].sequence.committed), len(jobs[0].ids))
+            its = jobs[0].sequence
+            learning.begin(len(its.committed), len(jobs[0].ids), its.remaining)
         proposer = self._overrides.proposer or self._make_proposer(jobs)
         cached = [self._cached(job, proposer) for job in jobs]
         kept = [each.target for each in cached]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from mlx_specdec.draft_length.saved import directory
+from mlx_specdec.draft_length import saved
+from mlx_specdec.draft_length.saved import Memory, directory
 from mlx_specdec.measure import calibrate as calibration
 from mlx_specdec.measure.calibrate import Survey
 
@@ -32,9 +32,10 @@ def test_a_text_keeps_what_its_rounds_cost_unless_switched_off(
     assert run(*arguments, *endless, "--no-cache").out == plain.out
     assert not kept.exists()
     assert run(*arguments, *endless).out == plain.out
+    saved._write_all()
     [file] = kept.iterdir()
-    output = json.loads(file.read_text())
-    assert len(output["costs"]) == len(output["counts"]) == 1 and output["key"]["device"] == "cpu"
+    known = Memory(file).knowledge
+    assert len(known.costs) == len(known.counts) == 1
     assert run(*arguments, *endless).out == plain.out
 
 
@@ -61,8 +62,9 @@ def test_calibration_measures_every_length_and_keeps_it(
     done = run("calibrate", "--model", t5, "--draft-model", t5_draft, "--turns", 4)
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()] == [str(n) for n in range(1, 17)]
-    output = json.loads(next(kept.iterdir()).read_text())
-    assert [set(sizes) for sizes in output["costs"].values()] == [{"1"}] and not output["counts"]
+    known = Memory(next(kept.iterdir())).knowledge
+    assert [set(sizes) for sizes in known.costs.values()] == [{1}]
+    assert not any(counts.any() for counts in known.counts.values())
     assert str(kept) in done.err
 
 

@@ -291,8 +291,15 @@ def test_a_text_that_begins_behind_a_long_context_is_planned_for_it() -> None:
     knowledge.costs["draft"][1].mean[MOST] = 0.2
     lengths = AutoLength([DRAFT], knowledge)
     for context, drafts in ((100, True), (64_000, False), (100, True)):
-        lengths.begin(context, context)
+        lengths.begin(context, context, 1000)
         assert (lengths.choose(100) > 0) is lengths.eager("draft") is drafts
+
+
+def test_a_prompt_is_read_only_for_a_text_that_can_gain_as_much() -> None:
+    lengths = AutoLength([DRAFT], known([1.0 + 0.2 * n for n in range(1, MOST + 1)], 0.8))
+    for remaining, drafts in ((1000, True), (20, False), (1000, True)):
+        lengths.begin(8_000, 8_000, remaining)
+        assert (lengths.choose(remaining) > 0) is lengths.eager("draft") is drafts
 
 
 def test_a_hopeless_draft_costs_a_file_of_short_texts_little() -> None:

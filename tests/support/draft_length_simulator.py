@@ -318,7 +318,8 @@ class Decoding:
         self._in_flight = False
         named = isinstance(lengths, AutoLength)
         if isinstance(lengths, AutoLength) and size == 1:
-            lengths.begin(machine.context, machine.context + machine.prompt)
+            remaining = BEYOND if abrupt else texts[0].tokens
+            lengths.begin(machine.context, machine.context + machine.prompt, remaining)
         drafters = machine.drafters(self._rows)
         chosen = drafters if named else drafters[-1:]
         self._proposer = make_proposer(chosen, Options(), lengths, batch=size > 1)
