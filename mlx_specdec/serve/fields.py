@@ -235,7 +235,6 @@ COMPLETION: dict[str, Schema] = {
     "modalities": off(["text"]),
     "n_predict": off(-1),
     "skip_special_tokens": off(True),
-    "suffix": off(""),
     "typical_p": off(1),
     "web_search_options": off(),
 }
@@ -335,6 +334,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
             typed("allowed_tools", "allowed_tools", allowed_tools=ALLOWED),
         ),
         parallel_tool_calls=TRUTH,
+        suffix=off(""),
         functions=several(FUNCTION, 0, limits.tools),
         function_call=either({"enum": ["none", "auto"]}, CALLED),
     )
@@ -344,6 +344,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         logprobs=either(within(0, TOP_LOGPROBS, WHOLE), {"const": False}),
         echo=TRUTH,
         **named("add_special_tokens add_generation_prompt", off(True)),
+        suffix=TEXT,
         **named("tools functions", off([])),
         **named("tool_choice function_call", off("none", "auto")),
         continue_final_message=off(False),
@@ -400,6 +401,16 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         **named("best_of typical_p", off(1)),
         **named("decoder_input_details watermark", off(False)),
     )
+    infill = fields(
+        **SAMPLED,
+        **named("input_prefix input_suffix prompt", TEXT),
+        model=model,
+        input_extra=several(fields("text", filename=TEXT, text=TEXT)),
+        n_predict=same_as("max_tokens", MAX_TOKENS),
+        stop=either(stop, stops),
+        stream=TRUTH,
+        response_fields=several(TEXT),
+    )
     shown: dict[str, Schema] = {
         "model": model,
         "tools": tools,
@@ -414,6 +425,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
         "CountRequest": fields("messages", **counted),
         "GenerateRequest": fields("inputs", inputs=WRITTEN, stream=TRUTH, parameters=parameters),
         "TemplateRequest": {**fields("messages", **shown), "allOf": [ENDING]},
+        "InfillRequest": infill,
         "TokenizeRequest": {**tokenized, "allOf": [ENDING, ONE_TEXT]},
         "DetokenizeRequest": fields("tokens", tokens=several(id_, 0, MOST_CHARACTERS * longest)),
     }

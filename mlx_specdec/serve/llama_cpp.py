@@ -2,17 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..decoding.sequence import Emission
 from ..text.tokenizer import DirectoryTokenizer
-from .answers import FINGERPRINT, Payload, token_pieces
+from .answers import (
+    FINGERPRINT,
+    Choice,
+    ParsedRequest,
+    Payload,
+    Writer,
+    cached_tokens,
+    token_pieces,
+)
 from .body import Body
 from .chat import way_of
+from .events import Event
 from .metrics import CONTENT_TYPE
+from .openai import timings
 from .problems import busy
 from .requests import RequestParser
 from .service import Endpoint, Service
+
+STOPPED = {"eos": "eos", "stop": "word"}
+
+
+class InfillWriter(Writer):
+    """/infill: the text under llama.cpp's names. wanted: the fields that the client asks for."""
+
+    def __init__(self, parser: RequestParser, request: ParsedRequest, wanted: list[str]) -> None:
+        self._model = parser.name
+        self._evaluated = request.prompt_tokens
+        self._wanted = wanted
+
+    @classmethod
+    def read(cls, parser: RequestParser, body: Body) -> tuple[ParsedRequest, InfillWriter]:
+        """Read a body. Raises Problem."""
+        request = parser.infill(body)
+        return request, cls(parser, request, body.get("response_fields") or [])
+
+    def answer(self, choices: Sequence[Choice]) -> Payload:
+        [choice] = choices
+        return self._last(choice, "".join(choice.texts))
+
+    def piece(
+        self, index: int, choice: Choice, emission: Emission, events: Sequence[Event]
+    ) -> list[Payload]:
+        return [{"content": emission.text, "stop": False}] if emission.text else []
+
+    def end(self, index: int, choice: Choice) -> list[Payload]:
+        return [self._last(choice, "")]
+
+    def _last(self, choice: Choice, text: str) -> Payload:
+        answer: Payload = {
+            "content": text,
+            "index": 0,
+            "model": self._model,
+            "stop": True,
+            "stop_type": STOPPED.get(choice.finish_reason or "", "limit"),
+            "tokens_predicted": choice.tokens,
+            "tokens_evaluated": self._evaluated,
+            "tokens_cached": cached_tokens([choice], self._evaluated),
+            **timings([choice]),
+        }
+        flat = {f"timings/{name}": each for name, each in answer.get("timings", {}).items()}
+        whole = {**answer, **flat}
+        return {name: whole[name] for name in self._wanted if name in whole} or answer
 
 
 def tokenize(parser: RequestParser, body: Body) -> Payload:
@@ -105,6 +163,7 @@ def metrics(service: Service, request: Request) -> Response:
 
 
 ENDPOINTS = (
+    Endpoint("/infill", InfillWriter.read, "Anything", "Fills in a text", "InfillRequest"),
     Endpoint("/tokenize", tokenize, "Tokens", "Token ids of a text or a chat", "TokenizeRequest"),
     Endpoint(
         "/apply-template", apply_template, "Anything", "The text of a chat", "TemplateRequest"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair
@@ -15,6 +15,7 @@ from ..engine.request import Request, encode, prepared
 from ..errors import PromptError, SpecdecError
 from ..options import Options
 from ..sampling.settings import LARGEST
+from ..text.infill import infill_of
 from ..text.markers import NONE, Markers, markers_of
 from . import constraints, fields, items
 from .answers import ParsedRequest
@@ -94,11 +95,18 @@ class RequestParser:
         # A text, token ids, or a list of either.
         prompts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
         top = body.get("logprobs", False)
-        speaking = self._speaking(body)
+        speaking, suffix = self._speaking(body), body.get("suffix")
+        if suffix:
+            if not all(isinstance(each, str) for each in prompts):
+                raise invalid("suffix needs a prompt of text, not of token ids", "suffix")
+            speaking = speaking._filling("suffix")
         parsed = speaking._parsed(
             body,
             lambda: [
-                speaking.text_ids(each) if isinstance(each, str) else each for each in prompts
+                (speaking.infill_ids(each, suffix) if suffix else speaking.text_ids(each))
+                if isinstance(each, str)
+                else each
+                for each in prompts
             ],
             None if top is False else top,
         )
@@ -108,6 +116,33 @@ class RequestParser:
         texts = [each if isinstance(each, str) else decode(each) for each in prompts]
         choices = len(parsed.requests) // len(prompts)
         return replace(parsed, echoed=tuple(each for each in texts for _ in range(choices)))
+
+    def infill(self, body: Body) -> ParsedRequest:
+        """Parse a body for /infill. Raises Problem."""
+        body, parser = self.check("InfillRequest", body), self._filling("input_suffix")
+        before = body.get("input_prefix", "") + body.get("prompt", "")
+        after, extra = body.get("input_suffix", ""), body.get("input_extra", [])
+        files = [(each.get("filename", "tmp"), each["text"]) for each in extra]
+        return parser._parsed(body, lambda: [parser.infill_ids(before, after, files)], None)
+
+    def infill_ids(
+        self, before: str, after: str, files: Sequence[tuple[str, str]] = ()
+    ) -> list[int]:
+        """Return the token ids of a prompt for the text between two others. Raises Problem."""
+        self._check_characters([before, after, *map(list, files)], "prompt")
+        infill = infill_of(self.pair.tokenizer)
+        assert infill is not None, "_filling has found it"
+        return infill.prompt(before, after, files)
+
+    def _filling(self, field: str) -> RequestParser:
+        """Return the parser with options that end a text where the suffix begins. Raises Problem
+        for a model that does not fill in."""
+        infill = infill_of(self.pair.tokenizer)
+        if infill is None:
+            raise unsupported(field, "this model has no tokens that mark prefix and suffix")
+        given = cast(tuple[str | int, ...], self.options.extra_eos_token)
+        ends = (*given, *infill.ends)
+        return replace(self, options=replace(self.options, extra_eos_token=ends))
 
     def _speaking(self, body: Body) -> RequestParser:
         """Return the parser with the languages of a body, in which its prompts are read."""

@@ -1,0 +1,77 @@
+"""Prompts for the middle of a text (FIM): which tokens a model marks prefix and suffix with.
+
+Sources: AutocompleteTemplate.ts of Continue, and format_prompt_infill of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .tokenizer import Tokenizer
+
+MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, Granite 4, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder2, StableCode
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    ("[PREFIX]", "[SUFFIX]", ""),  # Codestral, the suffix first
+)
+FILES = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
+ENDS = (*FILES, "<|repo_name|>", "<repo_name>", "<reponame>", "<|fim_pad|>", "<fim_pad>", "▁<EOT>")
+"""Further tokens that end a middle."""
+LETTER = "\u263a"
+"""Stands before a suffix, so that a tokenizer puts no space there."""
+
+
+@dataclass(frozen=True)
+class Infill:
+    """Ids of one model. marks: of prefix, suffix and middle; no middle where the suffix comes
+    first. file: before each further file, None without one. ends: of the middle."""
+
+    tokenizer: Tokenizer
+    marks: tuple[int, ...]
+    file: int | None
+    ends: tuple[int, ...]
+    spaced: bool
+
+    def prompt(self, before: str, after: str, files: Sequence[tuple[str, str]] = ()) -> list[int]:
+        """Return the ids of a prompt. files: names and texts that come first."""
+        encode, special = self.tokenizer.encode, self.tokenizer.special_ids
+        alone = encode(LETTER)
+        begin = next((at for at, id in enumerate(alone) if id not in special), 0)
+        ids = alone[:begin]
+        for name, text in files:
+            if self.file is None:
+                ids += self._inner(f"+++++ {name}\n{text}\n")
+            else:
+                ids += [self.file, *self._inner(f"{name}\n{text}\n")]
+        if self.spaced:
+            suffix = self._inner(LETTER + after)[len(self._inner(LETTER)) :]
+        else:
+            suffix = self._inner(after)
+        prefix, (first, second, *middle) = self._inner(before), self.marks
+        if not middle:
+            return [*ids, second, *suffix, first, *prefix]
+        return [*ids, first, *prefix, second, *suffix, *middle]
+
+    def _inner(self, text: str) -> list[int]:
+        """Return the ids of a text without the special tokens around it."""
+        ids = self.tokenizer.encode(text)
+        special = self.tokenizer.special_ids
+        inner = [at for at, id in enumerate(ids) if id not in special]
+        return ids[inner[0] : inner[-1] + 1] if inner else []
+
+
+def infill_of(tokenizer: Tokenizer) -> Infill | None:
+    """Return how a model fills in, None where its vocabulary has no tokens for that."""
+    ids = {piece: id for id, piece in enumerate(tokenizer.pieces()) if piece}
+    for marks in MARKS:
+        named = [mark for mark in marks if mark]
+        if all(mark in ids for mark in named):
+            found = tuple(ids[mark] for mark in named)
+            files = [ids[each] for each in FILES if each in ids]
+            ends = {*found, *(ids[each] for each in ENDS if each in ids)}
+            spaced = marks[0].startswith("▁")
+            return Infill(tokenizer, found, next(iter(files), None), tuple(sorted(ends)), spaced)
+    return None
