@@ -59,6 +59,7 @@ PART = either(
     description="a part with a type, such as input_text with a text",
 )
 CONTENT = either(TEXT, several(PART))
+CALLING = "name namespace call_id"
 ITEM = either(
     fields(
         "role content",
@@ -67,8 +68,8 @@ ITEM = either(
         content=CONTENT,
     ),
     typed("reasoning", "", **named("summary content", several(PART)), encrypted_content=TEXT),
-    typed("function_call", "name arguments call_id", **named("name arguments call_id", TEXT)),
-    typed("custom_tool_call", "name input call_id", **named("name input call_id", TEXT)),
+    typed("function_call", "name arguments call_id", **named(f"arguments {CALLING}", TEXT)),
+    typed("custom_tool_call", "name input call_id", **named(f"input {CALLING}", TEXT)),
     *(typed(each, "call_id output", call_id=TEXT, output=CONTENT) for each in ITEMS[-2:]),
     _other(*ITEMS),
     description="a message with role and content, or an item with a type and its fields",
@@ -245,7 +246,7 @@ def _tool_choice(choice: str | Body) -> object:
     if isinstance(choice, str):
         return choice
     if choice["type"] == "allowed_tools":
-        allowed = [_called(each) for each in choice["tools"] if "name" in each]
+        allowed = [_called(each) for each in choice["tools"] if each["type"] in KINDS]
         return {**choice, "allowed_tools": {"mode": choice["mode"], "tools": allowed}}
     return _called(choice) if choice["type"] in KINDS else "auto"
 

@@ -68,6 +68,11 @@ def _sensible(name: str, body: dict[str, Any]) -> dict[str, Any]:
     if name == "GenerateRequest" and (made.get("parameters") or {}).get("grammar"):
         made["parameters"] = {**made["parameters"], "grammar": {"type": "regex", "value": "a*"}}
     made.pop("chat_template_kwargs", None)
+    if name in ("ResponsesRequest", "InputTokensRequest"):
+        # A choice needs a tool that can be called, and no format beside it.
+        made.pop("tool_choice", None)
+        if bound or made.get("text"):
+            made["text"] = None if bound else {"format": FORMAT}
     return made
 
 

@@ -443,6 +443,10 @@ def test_silence_and_failures_are_events(
     assert response["error"]["code"] == "server_error" and response["error"]["message"]
 
 
+NAMED_CALL = {"name": "x", "arguments": "{}", "call_id": "1"}
+ODD = {"type": "x", "name": "a", "namespace": 5}
+
+
 def test_a_client_learns_what_is_wrong_in_the_words_of_this_api(client: TestClient) -> None:
     long = client.post(PATH, json={"input": "word " * 2000}).json()["error"]
     assert (long["code"], long["param"]) == ("context_length_exceeded", "input")
@@ -450,6 +454,8 @@ def test_a_client_learns_what_is_wrong_in_the_words_of_this_api(client: TestClie
         ("input", 5),
         ("input", []),
         ("input", [{"type": "function_call", "name": "x"}]),
+        ("input", [{"type": "function_call", **NAMED_CALL, "namespace": 5}]),
+        ("tool_choice", {"type": "allowed_tools", "mode": "auto", "tools": [ODD]}),
         ("background", True),
         ("conversation", "conv_1"),
         ("tools", [{"name": "x"}]),
