@@ -21,10 +21,9 @@ from ..models.distributed.group import Mode, Ranks, join
 from ..models.drafters import kinds, mtp
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.medusa import MedusaHeads, attach
-from ..models.encoder_decoder.context import share_equal_encoder
 from ..models.loading import Loaded, load_model, outline
 from ..models.number_format import NumberFormat
-from ..models.self_draft import added_nbytes, self_draft
+from ..models.self_draft import bytes_beside, self_draft
 from ..options import own_layers
 from ..proposers.drafter import Trial
 from ..text.tokenizer import StandInTokenizer, Tokenizer, load_tokenizer
@@ -226,8 +225,7 @@ class Loader:
             raise OptionError(f"{kinds_differ}: give a draft of the target's own kind")
         draft = loaded.model
         notes = (*pair.notes, loaded.note) if loaded.note else pair.notes
-        shares = share_equal_encoder(draft, pair.target)
-        added = added_nbytes(draft, pair.target) if shares else draft.nbytes
+        added = bytes_beside(draft, pair.target)
         pair = replace(pair, notes=notes, draft=draft, draft_bytes=added)
         if self.random_weights:
             return replace(pair, vocabulary=min(pair.vocabulary, draft.vocabulary))

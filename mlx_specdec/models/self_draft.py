@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..errors import OptionError, first_line
 from . import families
 from .base import Base
-from .encoder_decoder.context import EncoderDecoderModel
+from .encoder_decoder.context import EncoderDecoderModel, share_equal_encoder
 from .number_format import evaluate, expanded, twin_of
 
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
@@ -59,6 +59,12 @@ def added_nbytes(draft: Base, target: Base) -> int:
     """Count the bytes of a draft's weights that are not the target's as well."""
     shared = {id(array) for _, array in tree_flatten(target.network.parameters())}
     return sum(a.nbytes for _, a in tree_flatten(draft.network.parameters()) if id(a) not in shared)
+
+
+def bytes_beside(draft: Base, target: Base) -> int:
+    """Share the target's encoder with a draft that has the same one, and return the bytes that the
+    draft adds."""
+    return added_nbytes(draft, target) if share_equal_encoder(draft, target) else draft.nbytes
 
 
 def evenly(count: int, depth: int) -> list[int]:
