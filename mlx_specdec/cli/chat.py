@@ -98,6 +98,8 @@ class Conversation:
             self.way += ", which answers each message by itself"
         if pair.task_prefix and options.chat_template:
             self.way += f', with "{pair.task_prefix}" before it'
+        if pair.task_prefix == "translate English to French: ":
+            self.way += "; say something in English, such as: Where is the station?"
 
     def answer(self, message: str) -> None:
         """Print the answer to a message. Raises PromptError where there is no room for it."""

@@ -79,3 +79,10 @@ def shipped() -> Iterator[str]:
     """Where the shipped Python model is served, which has no chat template."""
     with running((Path("weights/py-llama"), Path("weights/py-llama-draft"))) as engine:
         yield from address_of(engine)
+
+
+@pytest.fixture(scope="session")
+def translator() -> Iterator[str]:
+    """Where the pair is served that `serve` takes without a model."""
+    with running((Path("weights/t5-enfr"), Path("weights/t5-enfr-draft"))) as engine:
+        yield from address_of(engine)

@@ -158,3 +158,140 @@ def test_what_goes_wrong_is_reported(page: Any, root: str) -> None:
     page.fill("#temperature", "-1")
     answer = say(page, "Who?")
     assert "temperature must be 0 or a number from" in answer.locator(".problem").text_content()
+    assert answer.locator("[role=alert]").count() == 1
+    assert page.input_value("#prompt") == "Who?"
+
+
+def test_a_server_that_is_gone_is_reported_with_what_to_do(page: Any, root: str) -> None:
+    page.goto(root)
+    page.route("**/v1/**", lambda route: route.abort())
+    answer = say(page, "Who?")
+    assert "Start it again with mlx-specdec serve" in answer.locator(".problem").text_content()
+    page.unroute("**/v1/**")
+    page.fill("#max_tokens", "5")
+    page.press("#prompt", "Enter")
+    playwright.expect(page.locator("article[data-done=true]")).to_have_count(2)
+    assert page.locator(".problem").count() == 1
+
+
+def test_the_translator_offers_examples_and_needs_no_prefix(page: Any, translator: str) -> None:
+    page.goto(translator)
+    assert "translate English to French:" in page.get_attribute("#prompt", "placeholder")
+    page.get_by_role("button", name="Where is the station?").click()
+    answer = page.locator("article[data-done=true]")
+    answer.wait_for()
+    text = answer.locator(".text").text_content()
+    assert "gare" in text
+    # A screen reader says the answer once, as a whole.
+    assert page.text_content("[role=status]").endswith(text)
+    picture(page, "translator")
+
+
+def test_a_conversation_survives_a_reload_and_goes_on(page: Any, root: str) -> None:
+    page.goto(root)
+    page.fill("#max_tokens", "20")
+    page.fill("#seed", "3")
+    say(page, "Who?")
+    before = page.locator("#talk .text").all_text_contents()
+    marked = page.locator("#talk .drafted").count()
+    page.reload()
+    playwright.expect(page.locator("article")).to_have_count(2)
+    assert page.locator("#talk .text").all_text_contents() == before
+    assert page.locator("#talk .drafted").count() == marked
+    page.fill("#max_tokens", "20")
+    page.fill("#seed", "3")
+    goes_on = say(page, "And?").locator(".text").text_content()
+    roles = ("user", "assistant", "user")
+    said = zip(roles, [*before, "And?"], strict=True)
+    messages = [{"role": role, "content": content} for role, content in said]
+    answer = post(f"{root}/v1/chat/completions", messages=messages, max_tokens=20, seed=3)
+    assert goes_on == answer["choices"][0]["message"]["content"]
+    page.click("#reset")
+    page.reload()
+    playwright.expect(page.locator("#about")).not_to_have_text("connecting")
+    assert page.locator("article").count() == 0
+
+
+def test_an_answer_is_copied(page: Any, root: str) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=root)
+    page.goto(root)
+    page.fill("#max_tokens", "10")
+    answer = say(page, "Who?")
+    answer.get_by_role("button", name="Copy the text of").click()
+    playwright.expect(answer.locator(".copy")).to_have_text("Copied")
+    page.focus("#prompt")
+    page.keyboard.press("Control+v")
+    assert page.input_value("#prompt") == answer.locator(".text").text_content()
+
+
+def test_everything_is_reached_by_keyboard_and_has_a_name(page: Any, root: str) -> None:
+    page.goto(root)
+    playwright.expect(page.locator("#prompt")).to_be_focused()
+    page.fill("#max_tokens", "3000")
+    page.fill("#prompt", "Who?")
+    page.press("#prompt", "Enter")
+    playwright.expect(page.locator("#send")).to_have_text("Stop")
+    page.keyboard.press("Escape")
+    page.locator("article[data-done=true]").wait_for()
+    playwright.expect(page.locator("#send")).to_have_text("Send")
+    page.focus("#talk")
+    reached = [""]
+    while reached[-1] != "send" and len(reached) < 20:
+        page.keyboard.press("Tab")
+        reached.append(page.locator(":focus").evaluate("each => each.id || each.className"))
+    controls = ("speculative", "mark", "temperature", "max_tokens", "seed", "reset", "prompt")
+    assert set(reached) >= {*controls, "copy", "send"}
+    for role, name in (
+        ("main", "Conversation"),
+        ("complementary", "Figures and settings"),
+        ("textbox", "Prompt"),
+        ("checkbox", "speculation"),
+        ("spinbutton", "temperature"),
+        ("spinbutton", "most tokens"),
+        ("meter", "the part of the text that drafts wrote"),
+        ("button", "New conversation"),
+    ):
+        assert page.get_by_role(role, name=name).count() == 1, name
+
+
+CONTRAST = """each => {
+  const light = (text) => {
+    const parts = text.match(/[\\d.]+/g).slice(0, 3).map((value) => {
+      const share = value / 255;
+      return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  let behind = each;
+  while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") {
+    behind = behind.parentElement;
+  }
+  const both = [getComputedStyle(each).color, getComputedStyle(behind).backgroundColor].map(light);
+  return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
+}"""
+"""The ratio of WCAG 2.2, success criterion 1.4.3, which wants 4.5."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_screen_shows_everything_in_readable_colors(
+    browser: Any, root: str, scheme: Any
+) -> None:
+    page = browser.new_page(viewport={"width": 360, "height": 640}, color_scheme=scheme)
+    page.goto(root)
+    playwright.expect(page.locator("#about")).not_to_have_text("connecting")
+    page.locator("summary").click()
+    page.fill("#max_tokens", "40")
+    page.fill("#temperature", "0")
+    page.locator("summary").click()
+    say(page, "Who?")
+    page.locator("summary").click()
+    page.fill("#temperature", "-1")
+    page.locator("summary").click()
+    say(page, "Who?")
+    assert page.locator("body").evaluate("each => each.scrollWidth") <= 360
+    assert page.is_visible("#prompt") and page.is_visible("#send")
+    shown = "#model, #about, #talk span, .problem, .said h3, .copy, summary, #send"
+    ratios = page.locator(shown).evaluate_all(f"all => all.map({CONTRAST})")
+    assert min(ratios) >= 4.5 and len(ratios) > 8
+    picture(page, f"narrow-{scheme}")
+    page.close()
