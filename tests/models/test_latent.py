@@ -12,6 +12,7 @@ import pytest
 from mlx_lm.models import base, mla
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_specdec import process
 from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.engine.request import Request
 from mlx_specdec.models.cache_settings import CacheSettings
@@ -29,11 +30,14 @@ EXACT = (
     *("deepseek_v3", "kimi_vl", "kimi_k25", "glm4_moe_lite", "longcat_flash", "kimi_linear"),
     *("longcat_flash_ngram", "kimi_k3", "bailing_moe_v3", "mistral4"),
 )
-"""Families whose rows then are single rows, to the last bit."""
+"""Families whose rows then are single rows: to the last bit, where BLAS sums all rows alike."""
 ROUNDED = ("bailing_hybrid", "deepseek_v32", "glm_moe_dsa")
 """Families whose other parts differ by roundings."""
 FULL = ("deepseek_v2", "minicpm3", "youtu_llm")
 """Families whose caches hold keys and values of every head: nothing to absorb."""
+MATRICES = ("embed_q", "unembed_out")
+ROUNDING = 4e-6
+"""In float32, of sums in another order."""
 WIDE = dict.fromkeys(
     ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "qk_rope_head_dim", "q_lora_rank"), 32
 )
@@ -51,9 +55,6 @@ def quantized(name: str) -> DecoderOnlyModel:
     return DecoderOnlyModel(network)
 
 
-MATRICES = ("embed_q", "unembed_out")
-
-
 @pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
 def test_rows_of_every_family_with_a_latent_are_what_single_rows_are(name: str) -> None:
     model = model_of(name)
@@ -62,7 +63,7 @@ def test_rows_of_every_family_with_a_latent_are_what_single_rows_are(name: str) 
         warnings.simplefilter("error")
         assert model._absorbs
     assert absorbed_calls() > before
-    limit = 1e-6 if name in ROUNDED else 0.0
+    limit = 0.0 if name in EXACT and process.name() == "bundled" else ROUNDING
     assert max(rows_apart(model, seed) for seed in range(3)) <= limit
     latent.release(expanding(model.network))
     assert rows_apart(model) > 0, "mlx-lm's rows have become single rows: nothing to do here"
@@ -77,7 +78,7 @@ def test_families_that_expand_once_and_for_all_are_left_alone(name: str) -> None
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe_lite", "mistral4"])
 def test_quantized_weights_are_absorbed_too(name: str) -> None:
     model = quantized(name)
-    assert model._absorbs and rows_apart(model) <= 1e-6
+    assert model._absorbs and rows_apart(model) <= ROUNDING
 
 
 def test_half_precision_gains_most() -> None:

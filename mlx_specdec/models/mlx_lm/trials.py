@@ -38,6 +38,8 @@ LIMIT, HALF_LIMIT = 0.001, 0.1
 """Of the difference of two rows, relative to their norm; the second one in half precision."""
 ROUNDINGS = 8
 """Of the number format, which are no difference at all."""
+NOISE = 2
+"""A difference from rounding is another one with other tokens, by about so much."""
 
 
 def fits(model: TappedNetwork, make: Sequence[MakeCache]) -> bool:
@@ -122,7 +124,7 @@ def absorb(model: TappedNetwork, make: Callable[[], list[Any]]) -> bool:
         before = latent.absorbed_calls()
         apart, dtype = _rows_apart(model, make(), taps, seed)
         rounding = ROUNDINGS * float(mx.finfo(dtype).eps)
-        return latent.absorbed_calls() > before and apart <= max(expanded, rounding)
+        return latent.absorbed_calls() > before and apart <= max(NOISE * expanded, rounding)
 
     if any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS)):
         return True
