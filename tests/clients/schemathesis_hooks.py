@@ -71,6 +71,9 @@ def _sensible(name: str, body: dict[str, Any]) -> dict[str, Any]:
     if name in ("ResponsesRequest", "InputTokensRequest"):
         # A choice needs a tool that can be called, and no format beside it.
         made.pop("tool_choice", None)
+        if name == "ResponsesRequest":
+            # Without a limit an answer goes on to the end of the context.
+            made.setdefault("max_output_tokens", 16)
         if bound or made.get("text"):
             made["text"] = None if bound else {"format": FORMAT}
     return made
