@@ -180,13 +180,13 @@ def body_of(*chunks: bytes) -> Any:
             yield chunk
             await asyncio.sleep(0)
 
-    return SimpleNamespace(stream=stream, headers={})
+    return SimpleNamespace(stream=stream, headers={}, scope={})
 
 
 def test_large_bodies_have_a_bound_together_and_leave_room_for_small_ones() -> None:
     engine: Any = SimpleNamespace(batch_size=1)
     service = Service(engine, "tiny", ServiceSettings(Limits(large_bytes=1000)))
-    service.parser = lambda: None  # type: ignore[assignment, return-value]
+    service.parser = lambda tenant: None  # type: ignore[assignment, return-value]
     large = b'{"a": "' + b"x" * (1 << 16) + b'"}'
     twice = [large[:40_000], large[40_000:], b" " * 600]
 
