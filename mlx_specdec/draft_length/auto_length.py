@@ -215,7 +215,7 @@ class AutoLength:
         size = self._sizes.setdefault(_rounded_up(rows), self._size(rows))
         lengths = [len(each.committed) for each in report.sequences]
         self._heard.append(_Heard(size, size.plan, report, lengths))
-        learns = report.size and self._acceptance[self._drafter(report.source).name].undecided
+        learns = self._learns(report)
         if report.ended or learns or size.plan.trials or size.costs.plain_steps < EVERY:
             self.learn()
         size.plan = size.next
@@ -226,6 +226,11 @@ class AutoLength:
         heard, self._heard = self._heard, []
         for its in heard:
             self._learn(its)
+
+    def _learns(self, report: RoundReport) -> bool:
+        """Whether what became of the round's draft may change what is drafted next."""
+        drafter = self._acceptance[self._drafter(report.source).name]
+        return report.size > 0 and drafter.undecided > 0
 
     def _drafter(self, name: str) -> Source:
         """The source of that name; rounds name none where there is one, and drafters whose lengths
@@ -299,14 +304,12 @@ class AutoLength:
     def _plan_next(self, its: _Heard) -> None:
         size, plan, report = its.size, its.plan, its.report
         tried = plan.trials and (report.size or plan.plain)
-        learns = report.size and self._acceptance[self._drafter(report.source).name].undecided
+        learns = self._learns(report)
         if plan.plain > 1 and not report.size:
             size.next = replace(plan, plain=plan.plain - 1)
         elif tried or learns or size.rounds % EVERY == 0:
-            best, size.next = (
-                size.next.best,
-                self._plan(size, len(report.sequences), report.waiting),
-            )
+            best = size.next.best
+            size.next = self._plan(size, len(report.sequences), report.waiting)
             for name, length in size.next.best.items():
                 if length != best[name] or not self._changes:
                     speed = self._arms(size, self._sources[name]).speed(length)
