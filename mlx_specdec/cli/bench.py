@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from ..errors import OptionError
 from ..options import Options, proposers
@@ -118,6 +118,11 @@ class Compared(Models):
         "A draft as generate takes it; the flag may be repeated, to compare several.",
         "--draft-model-name",
     )
+
+    def begin(self) -> Self:
+        first = super().begin()
+        draft = first.draft_model
+        return replace(first, draft_model=[draft] if isinstance(draft, str) else draft)
 
 
 @command(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -47,8 +47,9 @@ class Flags:
         names = {one.name for one in fields(Options)}
         return {name: value for name, value in vars(self).items() if name in names}
 
-    def begin(self) -> None:
-        """Called before the command."""
+    def begin(self) -> Self:
+        """Called before the command. Returns the flags that it runs with."""
+        return self
 
 
 def command(*examples: str) -> Callable[[Command], Command]:
@@ -69,9 +70,7 @@ def command(*examples: str) -> Callable[[Command], Command]:
                 group(**{one.name: given[one.name] for one in fields(group)})
                 for group in groups.values()
             ]
-            for each in made:
-                each.begin()
-            function(*made)
+            function(*(each.begin() for each in made))
 
         version = inspect.Parameter("version", KEYWORD, default=False, annotation=Version)
         run.__signature__ = inspect.Signature([*flat, version])  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ..checkpoints.disk import parse, show
 from ..checkpoints.source import ROOT
@@ -15,7 +15,7 @@ from ..models.drafters import KINDS
 from ..options import Options, own_layers, proposers
 from . import render
 from .flags import REQUIRED, ChatTemplate, CostCache, Flags, Lenience, Penalties, Rule, flag
-from .pairs import AUTO, draft_for
+from .pairs import AUTO, TOKENS, USES, best_for, draft_for
 
 if TYPE_CHECKING:
     from ..engine.pair import Pair
@@ -57,7 +57,11 @@ class Sources(Flags):
 
     panel = "Model"
     model: str | None = flag(
-        None, f"The target: a {MODEL}", "--model-name", show_default="the shipped translator"
+        None,
+        "The target: a directory, a name on the Hub, or auto or auto:code for the best pair of the "
+        "table that fits this machine.",
+        "--model-name",
+        show_default="the shipped translator",
     )
     draft_model: str | None = flag(
         None,
@@ -72,6 +76,27 @@ class Sources(Flags):
     draft_q_bits: int | None = flag(
         None, "Quantize the draft to this many bits on load.", "--draft-bits"
     )
+
+    def begin(self) -> Self:
+        """Choose the pair of `--model auto`, and say what it downloads. Raises OptionError."""
+        word, _, use = (self.model or "").partition(":")
+        if word != AUTO:
+            return self
+        pair, bits = best_for(use or USES[0], self.q_bits)
+        target, q_bits = pair.target.source(self.q_bits or bits)
+        draft, draft_q_bits = pair.draft.source(self.draft_q_bits or bits)
+        nbytes = pair.target.download(bits)
+        if self.draft_model in (None, AUTO):
+            nbytes += pair.draft.download(bits)
+        else:
+            draft, draft_q_bits = self.draft_model, self.draft_q_bits
+        render.tell(
+            f"auto: {target} at {bits} bits, drafts from {draft}; {show(pair.nbytes(bits))} of "
+            f"memory with {TOKENS:,} tokens. Downloads about {show(nbytes)} from the Hub, less "
+            "what its cache has"
+        )
+        chosen: dict[str, Any] = {"model": target, "draft_model": draft}
+        return replace(self, **chosen, q_bits=q_bits, draft_q_bits=draft_q_bits)
 
 
 @dataclass(frozen=True)
@@ -105,13 +130,15 @@ class Models(Sources):
         names = {one.name for one in fields(Models)} - {"model", "draft_model", "status_file"}
         return {name: getattr(self, name) for name in names}
 
-    def begin(self) -> None:
+    def begin(self) -> Self:
         """Meet the ranks that share the target, if there are any. Rank 0 goes on; the others load
         the target and end when rank 0 does."""
         if self.distributed is None:
             if self.status_file is not None:
                 raise OptionError("status-file is for distributed: leave it out")
-            return
+            return super().begin()
+        if (self.model or "").partition(":")[0] == AUTO:
+            raise OptionError("--model auto knows one machine alone: name what they are to share")
         from ..models.distributed.group import join
 
         ranks = join(self.status_file)
@@ -119,6 +146,7 @@ class Models(Sources):
         target, _ = ranks.together(lambda: named(replace(self, draft_model=None)))
         if ranks.rank:
             load_pair(target, quiet=True, **self.loading())
+        return self
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,163 @@
-"""The table of pairs that are known to fit, pairs.json, and the command that shows it."""
+"""The table of pairs that are known to fit, pairs.json, what of it this machine has room for, and
+the command that shows both."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ..checkpoints.disk import show
 from ..errors import OptionError
 from . import render
 from .flags import Flags, Json, command, flag
 
+if TYPE_CHECKING:
+    from ..measure.prediction import Estimate
+
 AUTO = "auto"
-"""The name of the draft model that the table has for the target."""
+"""The draft model that the table has for the target; as the target, the best pair that fits."""
+USES = ("chat", "code")
+"""What `--model auto` chooses for; auto alone is the first."""
+TOKENS = 8192
+"""Tokens of the caches that a pair has to have room for."""
+BITS = (4, 8, 16)
+GROUP = 64
+"""Weights that share a scale and a bias where they are quantized."""
+SECONDS = 15.0
+"""The time that the estimate of one pair may take."""
 HOW_TO_CHOOSE = (
     "name a smaller model with the target's own tokenizer that takes less than a fifth of the "
     "target's time, or self, or --proposer ngram, which needs no draft"
 )
-NOTE = "The two tokenizers are compared token by token when a pair is loaded."
+NOTE = (
+    "Bytes are those of both models at so many bits and of caches of 8k tokens; in parentheses "
+    "what does not fit. We ran the pairs in weights/ alone. Two tokenizers are compared token by "
+    "token when a pair is loaded, and estimate measures any pair."
+)
 _TABLE = Path(__file__).resolve().parents[1] / "pairs.json"
 _CONVERTED = re.compile(r"(-mlx)?(-[2-8]bit|-bf16|-fp16|-mxfp4|-mxfp8|-nvfp4|-dwq|-mlx)*$")
 """What conversions, such as those of mlx-community, append to a model's name."""
 
 
 @dataclass(frozen=True)
-class KnownPair:
-    """A target and a draft that share a tokenizer. run: whether this program was run with them."""
+class KnownModel:
+    """A model of the table. billions: of its weights, as its card says. kib: KiB of its cache for
+    each token in 16 bits, 4 x layers x KV heads x head width of config.json, or the mean over 8k
+    tokens where layers have a window. config: what of config.json decides about its shapes; empty
+    where the table has none. converted: mlx-community has it at 4 and 8 bits."""
 
-    target: str
-    target_billions: float
-    draft: str
-    draft_billions: float
+    name: str
+    billions: float
+    kib: float
+    config: Mapping[str, Any] = field(default_factory=dict)
+    converted: bool = False
+
+    def weights(self, bits: int) -> int:
+        """Return the bytes of the weights as this machine computes with them."""
+        from ..models.number_format import NumberFormat, on_cpu
+
+        count, width = int(1e9 * self.billions), 4 if on_cpu() else 2
+        if bits == max(BITS) or NumberFormat(q_bits=bits).expands(count):
+            return count * width
+        return count * bits // 8 + count // GROUP * 2 * width
+
+    def cache(self) -> int:
+        """Return the bytes of the cache of TOKENS tokens."""
+        from ..models.number_format import on_cpu
+
+        return int(TOKENS * self.kib * (2048 if on_cpu() else 1024))
+
+    def source(self, bits: int) -> tuple[str, int | None]:
+        """Return the name to load, and the bits to quantize to on load."""
+        if self.converted and bits in BITS[:2]:
+            return f"mlx-community/{self.name.rpartition('/')[2]}-{bits}bit", None
+        return self.name, None if bits == max(BITS) else bits
+
+    def download(self, bits: int) -> int:
+        """Return about how many bytes the files on the Hub have that `source` names."""
+        stored = max(BITS) if self.source(bits)[0] == self.name else bits + 32 / GROUP
+        return int(1e9 * self.billions * stored / 8)
+
+
+@dataclass(frozen=True)
+class KnownPair:
+    """A target and a draft that share a tokenizer. run: whether this program was run with them.
+    drafters: names of hidden-state drafters for the target, by kind. use: one of USES, or ""."""
+
+    target: KnownModel
+    draft: KnownModel
     run: bool
+    drafters: Mapping[str, str]
+    use: str
+
+    def nbytes(self, bits: int) -> int:
+        """Return the bytes of both models at so many bits a weight, and of their caches."""
+        return sum(one.weights(bits) + one.cache() for one in (self.target, self.draft))
+
+    def line(self, bits: int) -> str:
+        """Return the command that chats with the pair."""
+        words = ["mlx-specdec chat"]
+        for which, one in (("", self.target), ("draft-", self.draft)):
+            name, q_bits = one.source(bits)
+            words.append(f"--{which}model {name}")
+            words += [f"--{which}q-bits {q_bits}"] if q_bits else []
+        return " ".join(words)
+
+    def estimate(self, bits: int) -> Estimate | None:
+        """Return what `estimate` expects of the pair, None where the table lacks the shapes."""
+        if not self.target.config:
+            return None
+        from ..measure.estimate import ModelSource, estimate
+
+        q_bits = None if bits == max(BITS) else bits
+        with render.progress(f"measuring the shapes of {self.target.name}") as report:
+            sides = (
+                ModelSource(one.name, one.config, q_bits=q_bits)
+                for one in (self.target, self.draft)
+            )
+            return estimate(*sides, seconds=SECONDS, progress=report)
+
+
+def room() -> int:
+    """Return the bytes that models and caches may take here; the rest is left to passes."""
+    from ..checkpoints import disk
+    from ..engine.memory import RESERVE
+
+    return int((1 - RESERVE) * disk.usable_memory())
+
+
+def best(
+    pairs: Sequence[KnownPair], bits: Sequence[int], nbytes: int
+) -> tuple[KnownPair, int] | None:
+    """Return the largest target that `nbytes` hold with its draft, and the most bits at which."""
+    fitting = [(one, n) for one in pairs for n in bits if one.nbytes(n) <= nbytes]
+    return max(fitting, key=lambda each: (each[0].target.billions, each[1]), default=None)
+
+
+def best_for(use: str, q_bits: int | None = None) -> tuple[KnownPair, int]:
+    """Return the pair and the bits that `--model auto` takes. q_bits: those that the user chose.
+    On a CPU it takes a quarter of the memory, as a step that reads more is slow. Raises
+    OptionError."""
+    from ..models.number_format import EXPANDED_SHARE, on_cpu
+
+    if use not in USES:
+        raise OptionError(f"--model auto is for chat or code: give auto or auto:code, not {use!r}")
+    pairs, share = [one for one in known_pairs() if one.use == use], 1.0
+    if on_cpu():
+        share = EXPANDED_SHARE
+    found = best(pairs, BITS[:2] if q_bits is None else (q_bits,), int(share * room()))
+    if found is None:
+        least = min(one.nbytes(q_bits or BITS[0]) for one in pairs)
+        raise OptionError(
+            f"no pair for {use} fits: the smallest takes {show(least)} with {TOKENS:,} tokens, and "
+            f"{show(int(share * room()))} are there; name a smaller model with --model"
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -41,49 +166,126 @@ class Which(Flags):
 
     panel = "Pairs"
     name: str | None = flag(
-        None, "Show the pairs whose names have this in them.", argument=True, metavar="NAME"
+        None,
+        "Show the pairs whose names have this in them, also those that do not fit.",
+        argument=True,
+        metavar="NAME",
     )
 
 
-@command("mlx-specdec pairs qwen3")
+@command("mlx-specdec pairs", "mlx-specdec pairs qwen3", "mlx-specdec chat --model auto:code")
 def pairs(which: Which, output: Json) -> None:
-    """Show targets and the draft models that fit them.
+    """Show targets and drafts that fit this machine.
 
-    --draft-model auto takes the draft from this table.
+    Nothing is downloaded. --draft-model auto takes the draft from this table, --model auto and
+    auto:code take the best pair for chat and for code.
     """
-    wanted = (which.name or "").lower()
-    shown = [one for one in known_pairs() if wanted in f"{one.target} {one.draft}".lower()]
-    if not shown:
+    from ..engine.request import device_name
+
+    wanted, limit = (which.name or "").lower(), room()
+    known = [
+        one for one in known_pairs() if wanted in f"{one.target.name} {one.draft.name}".lower()
+    ]
+    if not known:
         raise OptionError(f"the table has no pair with {which.name} in it: {HOW_TO_CHOOSE}")
+    shown = [one for one in known if wanted or one.nbytes(BITS[0]) <= limit]
+    table = render.table(
+        "target", *(f">{bits} bits" for bits in BITS), "draft", "drafters on hidden states"
+    )
+    for one in shown:
+        sizes = [(show(n), n <= limit) for n in map(one.nbytes, BITS)]
+        cells = (size if fits else f"({size})" for size, fits in sizes)
+        table.add_row(one.target.name, *cells, one.draft.name, ", ".join(one.drafters))
+    text = f"{device_name()}: models and caches may take {show(limit)}."
+    if hidden := len(known) - len(shown):
+        text += f" Left out are {hidden} larger targets; mlx-specdec pairs NAME shows them."
+    if not output.json:
+        render.write(sys.stdout, render.laid_out(sys.stdout, text, table, NOTE))
+    chosen = []
+    for use, (one, bits) in _choices(shown, which.name, limit):
+        found = one.estimate(bits)
+        chosen.append(_payload(one, limit) | {"for": use, "bits": bits, "command": one.line(bits)})
+        chosen[-1]["estimate"] = found and found.as_dict()
+        if not output.json:
+            lines = "\n".join(_advice(use, one, bits, found))
+            render.write(sys.stdout, f"\n{lines}\n")
     if output.json:
-        text = render.as_json({"pairs": [asdict(one) for one in shown]})
-    else:
-        table = render.table("target", ">weights", "draft", ">weights", "run by us")
-        for one in shown:
-            table.add_row(
-                one.target,
-                _size(one.target_billions),
-                one.draft,
-                _size(one.draft_billions),
-                "yes" if one.run else "not yet",
-            )
-        text = render.laid_out(sys.stdout, table, NOTE)
-    render.write(sys.stdout, text)
+        payload = {"device": device_name(), "memory_bytes": limit, "best": chosen}
+        payload["pairs"] = [_payload(one, limit) for one in known]
+        render.write(sys.stdout, render.as_json(payload))
+
+
+def _choices(
+    shown: Sequence[KnownPair], name: str | None, limit: int
+) -> Iterator[tuple[str, tuple[KnownPair, int]]]:
+    """Yield what to take: of the pairs that were named, else for each use."""
+    if name is not None:
+        if (found := best(shown, BITS[:2], limit)) is not None:
+            yield name, found
+        return
+    for use in USES:
+        try:
+            yield use, best_for(use)
+        except OptionError as problem:
+            render.tell(str(problem))
+
+
+def _advice(use: str, one: KnownPair, bits: int, found: Estimate | None) -> Iterator[str]:
+    yield f"For {use}: {one.target.name} at {bits} bits, {show(one.nbytes(bits))}."
+    yield f"  {one.line(bits)}"
+    if found is not None and (speeds := found.speeds) is not None:
+        low, high = (next(p for p in speeds.predictions if p.alpha == a) for a in (0.6, 0.8))
+        yield (
+            f"  estimate expects {1 / speeds.step_seconds:.1f} tokens/s without a draft, and "
+            f"{low.speed_up:.2f} to {high.speed_up:.2f} times that with it where 60 to 80 % of its "
+            "tokens are accepted."
+        )
+    elif found is not None:
+        yield f"  {SECONDS:g} s were too short for an estimate: mlx-specdec estimate takes longer."
+    if one.drafters:
+        names = ", ".join(f"{name} ({kind})" for kind, name in one.drafters.items())
+        yield f"  Other drafts for --draft-model: {names}."
+
+
+def _payload(one: KnownPair, limit: int) -> dict[str, Any]:
+    return {
+        "target": one.target.name,
+        "target_billions": one.target.billions,
+        "draft": one.draft.name,
+        "draft_billions": one.draft.billions,
+        "run": one.run,
+        "drafters": one.drafters,
+        "bytes": {bits: one.nbytes(bits) for bits in BITS},
+        "fits": [bits for bits in BITS if one.nbytes(bits) <= limit],
+    }
 
 
 def known_pairs() -> list[KnownPair]:
     """Return the table."""
-    groups = json.loads(_TABLE.read_text(encoding="utf-8"))
     return [
-        KnownPair(target, billions, group["draft"], group["billions"], group.get("run", False))
-        for group in groups
-        for target, billions in group["targets"].items()
+        KnownPair(
+            _model(name, group, entry, "config"),
+            _model(group["draft"], group, group, "draft_config"),
+            group.get("run", False),
+            entry.get("drafters", {}),
+            group.get("use", ""),
+        )
+        for group in json.loads(_TABLE.read_text(encoding="utf-8"))
+        for name, entry in group["targets"].items()
     ]
+
+
+def _model(
+    name: str, group: Mapping[str, Any], entry: Mapping[str, Any], config: str
+) -> KnownModel:
+    merged = {**group.get("config", {}), **entry[config]} if config in entry else {}
+    converted = group.get("converted", False)
+    return KnownModel(name, entry["billions"], entry["kib"], merged, converted)
 
 
 def draft_for(target: str) -> str:
     """Return the draft model of a target, whoever converted that. Raises OptionError."""
-    names = {_base(one.target): one.draft for one in known_pairs()}
+    names = {_base(one.target.name): one.draft.name for one in known_pairs()}
     if _base(target) not in names:
         raise OptionError(f"the table of pairs has no draft for {target}: {HOW_TO_CHOOSE}")
     return names[_base(target)]
@@ -92,7 +294,3 @@ def draft_for(target: str) -> str:
 def _base(name: str) -> str:
     last = name.rstrip("/").rsplit("/", 1)[-1].lower()
     return _CONVERTED.sub("", last).removeprefix("meta-")
-
-
-def _size(billions: float) -> str:
-    return f"{billions:g} B" if billions >= 1 else f"{1000 * billions:g} M"

@@ -382,7 +382,6 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "window": ("generate", PYTHON[0], *PY[:2], "--max-kv-size", 16, "-m", 8, "--regular-decode"),
     "simulate": ("generate", PYTHON[0], *PY, "--simulate-acceptance", 0.5, "--num-draft", 2),
     "version": ("--version",),
-    "pairs": ("pairs",),
     "inspect": ("inspect", WEIGHTS / "t5-enfr"),
     "inspect drafter": ("inspect", WEIGHTS / "py-llama-dspark"),
     "no prompt": ("generate", "", *T5),

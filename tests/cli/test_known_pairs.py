@@ -2,45 +2,186 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mlx_specdec.checkpoints import disk
 from mlx_specdec.checkpoints.source import resolve
 from mlx_specdec.cli import loading
-from mlx_specdec.cli.pairs import draft_for, known_pairs
+from mlx_specdec.cli.pairs import USES, draft_for, known_pairs
 from mlx_specdec.errors import OptionError
+from mlx_specdec.measure.estimate import ModelSource
+from mlx_specdec.measure.prediction import ALPHAS, Estimate, Prediction, Side, Speeds
+from mlx_specdec.models import number_format
+from mlx_specdec.models.drafters import KINDS
 
 from ..support.commands import Run, strict
+from ..support.shipped import ROOT
+
+GB = 10**9
+QWEN3 = "mlx-community/Qwen3-{}-{}bit".format
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Say what this machine is: bytes for models, and whether it has no accelerator. What
+    `estimate` would measure there is given."""
+
+    def pretend(nbytes: int, cpu: bool = False) -> None:
+        monkeypatch.setattr(disk, "usable_memory", lambda: nbytes)
+        monkeypatch.setattr(disk, "memory", lambda: nbytes)
+        monkeypatch.setattr(number_format, "on_cpu", lambda: cpu)
+
+    def estimate(target: ModelSource, draft: ModelSource, **rest: object) -> Estimate:
+        side = Side(f"{target.name} {target.q_bits} {draft.name}", "", 9, 1, 1, 1, None)
+        gains = tuple(Prediction(alpha, 2, 1 + alpha) for alpha in ALPHAS)
+        speeds = Speeds(0.05, 0.01, 0.2, (1.0,), 0.0, False, 3, 0.0, gains)
+        return Estimate("draft", side, side, 128, 128, 9, speeds)
+
+    monkeypatch.setattr("mlx_specdec.measure.estimate.estimate", estimate)
+    return pretend
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(model: str, draft_model: str | None, **rest: object) -> None:
+        bits = rest.get("q_bits"), rest.get("draft_q_bits")
+        raise OptionError(f"loading {model} with {draft_model}" + (f" {bits}" if any(bits) else ""))
+
+    monkeypatch.setattr("mlx_specdec.engine.loading.load", load)
 
 
 def test_the_table_is_consistent() -> None:
     known = known_pairs()
-    assert len({one.target for one in known}) == len(known)
-    assert not {one.target for one in known} & {one.draft for one in known}
+    targets, drafts = ({getattr(one, side).name for one in known} for side in ("target", "draft"))
+    assert len(targets) == len(known) and not targets & drafts
+    assert {one.use for one in known} == {"", *USES}
     for one in known:
         # A distilled draft has the encoder of its target, and other costs than weights tell.
-        share = 0.7 if "distil" in one.draft else 0.4
-        assert 0 < one.draft_billions < share * one.target_billions, one
-        assert one.target.count("/") == one.draft.count("/") == 1, one
+        share = 0.7 if "distil" in one.draft.name else 0.4
+        assert 0 < one.draft.billions < share * one.target.billions, one
+        assert one.target.name.count("/") == one.draft.name.count("/") == 1, one
+        assert set(one.drafters) <= set(KINDS), one
+        assert bool(one.use) == bool(one.target.config) == bool(one.draft.config), one
+
+
+def test_sizes_of_the_table_are_those_of_the_shapes() -> None:
+    models = {side.name: side for one in known_pairs() for side in (one.target, one.draft)}
+    shaped = [one for one in models.values() if one.config]
+    assert len(shaped) > 10
+    for one in shaped:
+        made = ModelSource(one.name, one.config, "bfloat16").outline()
+        assert made.nbytes / 2e9 == pytest.approx(
+            one.billions, rel=0.03 if one.billions > 1 else 0.1
+        )
+        assert made.cache_nbytes(8192, 0) == pytest.approx(8192 * 1024 * one.kib, rel=0.04)
 
 
 def test_pairs_that_we_ran_are_those_in_the_repository() -> None:
     run = [one for one in known_pairs() if one.run]
     assert len(run) == 2
     for one in run:
-        assert resolve(one.target).is_dir()
-        assert resolve(one.draft).is_dir()
+        assert all(resolve(name).is_dir() for name in (one.target.name, *one.drafters.values()))
+        assert resolve(one.draft.name).is_dir()
 
 
-def test_the_command_shows_them(run: Run) -> None:
-    shown = run("pairs", "QWEN3-8b").out
-    assert "Qwen/Qwen3-0.6B " in shown and "600 M" in shown and "not yet" in shown
-    assert "t5" not in shown
-    whole = strict(run("pairs", "--json").out)["pairs"]
-    assert [one["target"] for one in whole] == [one.target for one in known_pairs()]
+@pytest.mark.parametrize(
+    ("memory", "cpu", "chat", "code"),
+    [
+        (5.7, False, QWEN3("4B", 4), "mlx-community/Qwen2.5-Coder-7B-Instruct-4bit"),
+        (10.7, False, QWEN3("8B", 4), "mlx-community/Qwen2.5-Coder-7B-Instruct-8bit"),
+        (27.0, False, QWEN3("32B", 4), "mlx-community/Qwen2.5-Coder-32B-Instruct-4bit"),
+        (96.0, False, QWEN3("32B", 8), "mlx-community/Qwen2.5-Coder-32B-Instruct-8bit"),
+        # A CPU takes a quarter, and has scales and caches in float32.
+        (96.0, True, QWEN3("14B", 4), "mlx-community/Qwen2.5-Coder-14B-Instruct-8bit"),
+    ],
+)
+def test_auto_takes_the_best_pair_that_fits_and_says_what_it_downloads(
+    run: Run,
+    machine: Callable[..., None],
+    loads: None,
+    memory: float,
+    cpu: bool,
+    chat: str,
+    code: str,
+) -> None:
+    machine(int(memory * GB), cpu)
+    for model, wanted in (("auto", chat), ("auto:chat", chat), ("auto:code", code)):
+        done = run("generate", "x", "--model", model)
+        said, failed = done.err.splitlines()
+        assert failed.startswith(f"error: loading {wanted} with mlx-community/Qwen")
+        assert wanted in said and re.search(r"Downloads about [\d.]+ GB from the Hub", said)
+    shown = run("pairs")
+    assert f"chat --model {chat} --draft-model" in shown.out and f"--model {code} " in shown.out
+
+
+def test_auto_leaves_what_was_named_and_takes_bits(
+    run: Run, machine: Callable[..., None], loads: None
+) -> None:
+    machine(12 * GB)
+    given = ("generate", "x", "--model", "auto", "--q-bits", 6, "--draft-model")
+    assert "loading Qwen/Qwen3-8B with self (6, None)" in run(*given, "self").err
+    assert "loading Qwen/Qwen3-8B with Qwen/Qwen3-0.6B (6, 6)" in run(*given, "auto").err
+    assert "with None (6, None)" in run(*given, "a", "--regular-decode").err
+    prompts = ROOT / "prompts" / "python.jsonl"
+    assert f"loading {QWEN3('14B', 4)} with" in run("bench", prompts, "--model", "auto").err
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "flags", "said"),
+    [
+        (10**9, ("--model", "auto"), "no pair for chat fits: the smallest takes"),
+        (10**9, ("--model", "auto:code"), "no pair for code fits"),
+        (10**11, ("--model", "auto:verse"), "give auto or auto:code, not 'verse'"),
+        (10**11, ("--model", "auto", "--distributed", "tensor"), "knows one machine alone"),
+        (10**11, ("--model", "auto"), "HF_HUB_OFFLINE forbids to download it"),
+    ],
+)
+def test_where_auto_cannot_be_had_one_line_says_why(
+    run: Run,
+    machine: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    nbytes: int,
+    flags: tuple[str, ...],
+    said: str,
+) -> None:
+    machine(nbytes)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    done = run("generate", "x", *flags)
+    [line] = [line for line in done.err.splitlines() if not line.startswith("auto: ")]
+    assert (done.code, done.out) == (2, "") and line.startswith("error: ") and said in line
+
+
+def test_the_command_shows_what_fits_and_what_to_run(
+    run: Run, machine: Callable[..., None]
+) -> None:
+    machine(16 * GB)
+    shown = run("pairs").out
+    assert "may take 15.0 GB" in shown and "Qwen3-32B" not in shown
+    row = next(line for line in shown.splitlines() if line.strip().startswith("Qwen/Qwen3-8B "))
+    assert re.search(
+        r"7\.\d GB +11\.\d GB +\(\d+\.\d GB\) +Qwen/Qwen3-0.6B +eagle3, dflash, ds", row
+    )
+    named = run("pairs", "QWEN3-8b").out
+    assert "t5" not in named and f"--model {QWEN3('8B', 8)} --draft-model" in named
+    assert "z-lab/Qwen3-8B-DFlash-b16 (dflash)" in named
+    assert "20.0 tokens/s without a draft, and 1.60 to 1.80 times that" in named
+    assert "Qwen3-32B" in run("pairs", "qwen3-32").out
+    whole = strict(run("pairs", "--json").out)
+    assert [one["target"] for one in whole["pairs"]] == [one.target.name for one in known_pairs()]
+    assert [one["for"] for one in whole["best"]] == ["chat", "code"]
+    measured = whole["best"][0]["estimate"]["target"]["name"]
+    assert measured == "Qwen/Qwen3-14B 4 Qwen/Qwen3-0.6B"
     nothing = run("pairs", "gpt-9")
     assert nothing.code == 2 and "no pair with gpt-9" in nothing.err
+    machine(GB)
+    tiny = run("pairs")
+    assert tiny.code == 0 and "no pair for chat fits" in tiny.err and "weights/t5-enfr" in tiny.out
 
 
 @pytest.mark.parametrize(
@@ -58,11 +199,7 @@ def test_a_target_is_known_whoever_copied_it(target: str, draft: str) -> None:
     assert draft_for(target) == draft
 
 
-def test_auto_names_the_draft_that_is_loaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(model: str, draft_model: str | None, **rest: object) -> None:
-        raise OptionError(f"loading {model} with {draft_model}")
-
-    monkeypatch.setattr("mlx_specdec.engine.loading.load", load)
+def test_auto_names_the_draft_that_is_loaded(run: Run, loads: None) -> None:
     arguments = ("generate", "x", "--model", "google/flan-t5-xl", "--draft-model", "auto")
     assert run(*arguments).err == "error: loading google/flan-t5-xl with google/flan-t5-small\n"
     assert "has no draft for a/b" in run("bench", "--model", "a/b", "--draft-model", "auto").err
@@ -80,12 +217,8 @@ def test_auto_names_the_draft_that_is_loaded(run: Run, monkeypatch: pytest.Monke
     ],
 )
 def test_without_a_name_the_shipped_models_are_loaded(
-    run: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[object, ...], loaded: str
+    run: Run, loads: None, command: tuple[object, ...], loaded: str
 ) -> None:
-    def load(model: str, draft_model: str | None, **rest: object) -> None:
-        raise OptionError(f"loading {model} with {draft_model}")
-
-    monkeypatch.setattr("mlx_specdec.engine.loading.load", load)
     done = run(*command)
     assert done.code == 2 and done.err.endswith(f"error: loading {loaded}\n")
 
