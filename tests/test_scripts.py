@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -116,3 +117,36 @@ def test_figures_are_of_one_sum() -> None:
     one = measure_all_sum.measure(mx.distributed.init(), 8, 3, mx.bfloat16, count=4, turns=2)
     assert (one["rows"], one["bytes"]) == (3, 48)
     assert all(one[kind]["median_us"] > 0 for kind in ("alone", "in_a_pass"))
+
+
+# ------------------------------------------------------------------ what a Mac can tell
+
+
+def test_the_script_for_macs_runs_to_its_end_and_writes_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "report.txt"
+    done = subprocess.run(
+        [ROOT / "scripts" / "mac.sh", file], capture_output=True, text=True, timeout=540
+    )
+    assert done.returncode == 0 and f"wrote {file}" in done.stderr
+    text = file.read_text()
+    assert "(ended with code" not in text and "error:" not in text
+    parts = text.split("\n== ")[1:]
+    assert [part.splitlines()[0] for part in parts][:5] == [
+        "machine",
+        "memory limits",
+        "translation: plain and draft",
+        "Python: plain, draft and DSpark",
+        "Python with whole weights",
+    ]
+    objects = [
+        json.loads(line) for line in text.splitlines() if line.startswith("{") and ": " in line
+    ]
+    assert objects[0]["usable"] > 0 and "mlx" in objects[0]["versions"]
+    methods = [one["name"] for one in objects[2]["methods"]]
+    assert any("dspark" in name for name in methods) and "plain" in methods
+    cells = objects[-1]["cells"]
+    assert {cell["kind"] for cell in cells} == {"product", "attention"}
+    assert objects[-1]["cells_left_out"] == 0
+    assert all(cell["ms"] > 0 for cell in cells)
+    assert all(cell.get("last_row_apart", 0) < 1e-4 for cell in cells)
+    assert [cell["of_one_row"] for cell in cells if cell["rows"] == 1] == [1.0] * 5
