@@ -75,44 +75,6 @@ def scales_output(config: Mapping[str, Any]) -> bool:
     return config.get("tie_word_embeddings") is not False
 
 
-def t5_shapes(config: Mapping[str, Any], *, own_head: bool) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a T5 and its shape before any quantization; GGUF needs it as the model does.
-
-    own_head: the head is not a copy of `shared`. Raises CheckpointError for a size that cannot be.
-    """
-    width, hidden, heads = (whole_number(config, name) for name in ("d_model", "d_ff", "num_heads"))
-    inner, buckets = heads * whole_number(config, "d_kv"), "relative_attention_num_buckets"
-    shapes: dict[str, tuple[int, ...]] = {SHARED: (whole_number(config, "vocab_size"), width)}
-    if own_head:
-        shapes[HEAD] = shapes[SHARED]
-    wide = ("wi_0", "wi_1") if feed_forward(config).startswith("gated-") else ("wi",)
-    attention = {**dict.fromkeys("qkv", (inner, width)), "o": (width, inner)}
-    dense = {**dict.fromkeys(wide, (hidden, width)), "wo": (width, hidden)}
-    layers = [("SelfAttention", attention), ("DenseReluDense", dense)]
-    cross = [layers[0], ("EncDecAttention", attention), layers[1]]
-    for stack, parts in (("encoder", layers), ("decoder", cross)):
-        shapes[f"{stack}.final_layer_norm.weight"] = (width,)
-        for number in range(_depth(config, stack)):
-            block = f"{stack}.block.{number}"
-            for place, (part, matrices) in enumerate(parts):
-                shapes[f"{block}.layer.{place}.layer_norm.weight"] = (width,)
-                for name, shape in matrices.items():
-                    shapes[f"{block}.layer.{place}.{part}.{name}.weight"] = shape
-            if number == 0 or config.get("model_type") == "umt5":
-                bias = f"{block}.layer.0.SelfAttention.relative_attention_bias.weight"
-                shapes[bias] = (whole_number(config, buckets, 32), heads)
-    return shapes
-
-
-def _depth(config: Mapping[str, Any], stack: str) -> int:
-    depth = whole_number(config, "num_layers")
-    if stack == "decoder":
-        depth = whole_number(config, "num_decoder_layers", depth)
-    if depth > MOST_LAYERS:
-        raise CheckpointError(f"config.json asks for {depth} layers: no T5 has them")
-    return depth
-
-
 def whole_number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """A size in config.json. Raises CheckpointError for what is none."""
     value = config.get(name)
@@ -165,8 +127,9 @@ def _has_more_bits(config: Mapping[str, Any], key: str) -> bool:
     part = _SENSITIVE.fullmatch(key)
     if part is None:
         return False
-    depth, block = config.get(f"{part[1]}_layers") or _depth(config, part[1]), int(part[2])
-    eighth = depth // 8
+    own = config.get("num_decoder_layers") if part[1] == "decoder" else None
+    depth = config.get(f"{part[1]}_layers") or own or config["num_layers"]
+    block, eighth = int(part[2]), depth // 8
     return block < eighth or block >= 7 * depth // 8 or (block - eighth) % 3 == 2
 
 

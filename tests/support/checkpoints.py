@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
-from mlx_specdec.checkpoints import t5_keys as keys
+from mlx_specdec.models.t5.config import T5Config
+from mlx_specdec.models.t5.network import T5 as Network
 
 T5: dict[str, Any] = {
     "model_type": "t5",
@@ -33,7 +35,8 @@ T5: dict[str, Any] = {
 
 def t5_weights(config: Mapping[str, Any], *, own_head: bool = False) -> dict[str, mx.array]:
     """Random float32 tensors of a T5."""
-    shapes = keys.t5_shapes(config, own_head=own_head)
+    network = Network(T5Config.from_dict(config, own_head=own_head))
+    shapes = {name: array.shape for name, array in tree_flatten(network.parameters())}
     parts = mx.random.split(mx.random.key(7), len(shapes))
     return {
         name: mx.random.normal(shape, key=part)

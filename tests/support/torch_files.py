@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_specdec.checkpoints.formats.torch import OLD_MAGIC, OLD_PROTOCOL
+from mlx_specdec.checkpoints.formats.torch import OLD_MAGIC
 
 CLASSES = {
     mx.float32: "FloatStorage",
@@ -126,7 +126,7 @@ def write_zip(
 def write_old(file: Path, value: Any, storages: Mapping[str, tuple[int, bytes]]) -> Path:
     """The older stream; storages: key -> how many elements it claims, and its bytes."""
     text = value if isinstance(value, bytes) else pickled(value)
-    head = pickled(OLD_MAGIC) + pickled(OLD_PROTOCOL) + pickled({"little_endian": True})
+    head = pickled(OLD_MAGIC) + pickled(1001) + pickled({"little_endian": True})
     tail = b"".join(struct.pack("<q", count) + data for count, data in storages.values())
     file.write_bytes(head + text + pickled(list(storages)) + tail)
     return file

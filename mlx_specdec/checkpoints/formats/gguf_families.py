@@ -4,15 +4,17 @@ holds the logits of every family to those of the same weights in mlx-lm."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ...errors import first_line
-from .. import t5_keys as keys
+from ..t5_keys import HEAD as HF_HEAD
+from ..t5_keys import SHARED
 from ..tensors import Malformed
 from .gguf_header import COUNT, FLAG, NUMBER, POSITIVE, TEXT, Kind, Metadata, Stored
 
@@ -394,12 +396,31 @@ def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
         "scale_decoder_outputs": not own_head,
     }
     theirs = tensor_names(metadata.architecture, max(layers, decoder_layers))
-    for ours, shape in keys.t5_shapes(config, own_head=own_head).items():
-        finder.take(ours, Place(theirs(ours), shape))
+    wide = ("wi_0", "wi_1") if gated else ("wi",)
+    head = (HF_HEAD,) if own_head else ()
+    for ours in (*head, *_t5_names(layers, decoder_layers, wide, every_layer=every_layer)):
+        finder.take(ours, Place(theirs(ours), finder.shape(theirs(ours))))
     # A copy of the embedding, and the bias of cross attention that old checkpoints hold.
     unused = [f"dec.blk.{number}.cross_attn_rel_b.weight" for number in range(decoder_layers)]
     finder.check_left(model_type, HEAD, *unused)
     return config
+
+
+def _t5_names(
+    layers: int, decoder_layers: int, wide: tuple[str, ...], *, every_layer: bool
+) -> Iterator[str]:
+    """Every tensor by Hugging Face's name, without a head. wide: matrices that widen."""
+    attention, dense = ("SelfAttention", tuple("qkvo")), ("DenseReluDense", (*wide, "wo"))
+    cross = ("EncDecAttention", attention[1])
+    encoder, decoder = (attention, dense), (attention, cross, dense)
+    yield SHARED
+    for stack, depth, parts in (("encoder", layers, encoder), ("decoder", decoder_layers, decoder)):
+        yield f"{stack}.final_layer_norm.weight"
+        for block, (place, (part, matrices)) in product(range(depth), enumerate(parts)):
+            layer = f"{stack}.block.{block}.layer.{place}"
+            bias = ("relative_attention_bias",) if place == 0 and (every_layer or not block) else ()
+            yield f"{layer}.layer_norm.weight"
+            yield from (f"{layer}.{part}.{name}.weight" for name in (*matrices, *bias))
 
 
 def _has_own_head(finder: Finder) -> bool:

@@ -3,6 +3,7 @@ its pickle only plain values are made, and records of tensors by the names in AD
 
 from __future__ import annotations
 
+import io
 import math
 import mmap
 import pickletools
@@ -32,8 +33,8 @@ from ..tensors import (
 
 MOST_AXES = 16
 LONGEST_PICKLE = 1 << 26
-MOST_READS = 2_000_000
-"""Of operations and their arguments, about 60 a tensor; each leaves at most some 100 bytes."""
+MOST_STEPS = 2_000_000
+"""Of a pickle, about 40 a tensor; each leaves at most some 100 bytes."""
 
 
 @dataclass(frozen=True)
@@ -192,35 +193,11 @@ def load(
 ) -> tuple[Any, int]:
     """The value of the pickle that begins at `begin`, of plain values and what ADMITTED and
     `persistent` give, and where it ends. Raises Malformed."""
-    source = _Source(data, begin)
+    stream = io.BytesIO(data[begin : begin + LONGEST_PICKLE])
     try:
-        return _interpret(source, persistent), source.at
+        return _interpret(stream, persistent), begin + stream.tell()
     except (LookupError, TypeError, ValueError):
         raise Malformed("is truncated or damaged in its pickle: download it again") from None
-
-
-class _Source:
-    """A pickle's bytes as `pickletools` asks for them, within limits."""
-
-    def __init__(self, data: bytes | mmap.mmap, begin: int) -> None:
-        self._data, self.at, self._end = data, begin, min(len(data), begin + LONGEST_PICKLE)
-        self._left = MOST_READS
-
-    def spend(self, work: int) -> None:
-        self._left -= work
-        if self._left < 0:
-            raise Malformed(f"is refused: its pickle has more than {MOST_READS:,} operations")
-
-    def read(self, size: int) -> bytes:
-        self.spend(1)
-        if size > self._end - self.at:
-            raise ValueError("the pickle ends early")
-        self.at += size
-        return self._data[self.at - size : self.at]
-
-    def readline(self) -> bytes:
-        stop = self._data.find(b"\n", self.at, self._end)
-        return self.read(stop + 1 - self.at if stop >= 0 else LONGEST_PICKLE)
 
 
 _MADE: Mapping[str, Callable[[], Any]] = {
@@ -238,7 +215,8 @@ _TAKE = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
 _PLAIN = (str, int, float, bytes, type(None))
 
 
-def _interpret(source: _Source, persistent: Callable[[Any], Any]) -> Any:
+def _interpret(stream: io.BytesIO, persistent: Callable[[Any], Any]) -> Any:
+    steps = 0
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
@@ -250,7 +228,10 @@ def _interpret(source: _Source, persistent: Callable[[Any], Any]) -> Any:
         return items
 
     argument: Any
-    for operation, argument, _ in pickletools.genops(source):  # type: ignore[arg-type]
+    for operation, argument, _ in pickletools.genops(stream):
+        steps += 1
+        if steps > MOST_STEPS:
+            raise Malformed(f"is refused: its pickle has more than {MOST_STEPS:,} operations")
         match operation.name:
             case name if name in _MADE:
                 stack.append(_MADE[name]())
@@ -278,7 +259,7 @@ def _interpret(source: _Source, persistent: Callable[[Any], Any]) -> Any:
             case "REDUCE":
                 arguments = _of_type(tuple, stack.pop())
                 # One list may be handed to many calls, each of which may copy it.
-                source.spend(sum(len(each) for each in arguments if isinstance(each, list | tuple)))
+                steps += sum(len(each) for each in arguments if isinstance(each, list | tuple))
                 stack[-1] = stack[-1](*arguments)
             case "BUILD":  # metadata of a dictionary, which nobody needs
                 if not (isinstance(stack.pop(), dict) and type(stack[-1]) is dict):
@@ -316,7 +297,7 @@ def _fill(entries: Any, items: list[Any]) -> None:
 
 
 ZIP_MAGIC = b"PK\x03\x04"
-OLD_MAGIC, OLD_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+OLD_MAGIC = 0x1950A86A20F9469CFC6C
 _LOCAL_BYTES, _ENCRYPTED = 30, 0x1
 _BROKEN = "is truncated or damaged: download it again"
 
@@ -339,11 +320,8 @@ class TorchFile(Reader):
 
     @property
     def contents(self) -> Contents:
-        shared: dict[str, str] = {}
         first: dict[Tensor, str] = {}
-        for name, tensor in self._tensors.items():
-            if first.setdefault(tensor, name) != name:
-                shared[name] = first[tensor]
+        shared = {n: first[t] for n, t in self._tensors.items() if first.setdefault(t, n) != n}
         return Contents(self.infos, {name: name for name in self.infos}, shared=shared)
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
@@ -422,10 +400,8 @@ def _read_old(data: mmap.mmap) -> tuple[Any, dict[str, slice]]:
     magic, at = load(data, 0)
     if magic != OLD_MAGIC:
         raise Malformed("is a pickle, but none that torch.save wrote")
-    protocol, at = load(data, at)
-    if protocol != OLD_PROTOCOL:
-        raise Malformed("is written by an unknown version of torch.save")
-    _, at = load(data, at)
+    for _ in ("version", "sizes of this machine's types"):
+        _, at = load(data, at)
     value, at = load(data, at, remember)
     order, at = load(data, at)
     spans: dict[str, slice] = {}
