@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from operator import itemgetter
 from pathlib import Path
+from textwrap import shorten, wrap
 
 from ..errors import OutputError
 from .analysis import Analysis, Figures, Value, fastest, overall
@@ -52,9 +54,21 @@ def page(analysis: Measured, setting: Setting) -> str:
     elif analysis.cluster is not None:
         text = cluster_text(analysis.cluster, analysis.plain_step)
         shared = {"text": text, "table": cluster_table(analysis.cluster)}
-    template, style = (
+    template, style, drawing = (
         files(__package__).joinpath(name).read_text(encoding="utf-8")
-        for name in ("report.html", "report.css")
+        for name in ("report.html", "report.css", "picture.svg")
+    )
+    html = Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
+    sentence = headline(analysis, setting)
+    bars, lines = _picture_bars(analysis), wrap(sentence, 44)
+    top = 100 + 50 * len(lines)
+    picture = html.from_string(drawing).render(
+        sentence=sentence,
+        lines=lines,
+        bars=bars,
+        top=top,
+        height=top + 58 * len(bars) + 100,
+        small=[shorten(line, 100, placeholder=" ..") for line in _small_print(analysis, setting)],
     )
     data = json.dumps(as_dict(analysis, setting), ensure_ascii=False, allow_nan=False)
     differences = [
@@ -63,28 +77,81 @@ def page(analysis: Measured, setting: Setting) -> str:
         for one in analysis.methods
         for each in one.differences
     ]
-    return (
-        Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
-        .from_string(template)
-        .render(
-            style=style,
-            title=f"{_short(setting.model)}: {what}",
-            draft=f"draft {_short(setting.draft_model)}, " if setting.draft_model else "",
-            setting=setting,
-            warnings=_warnings(analysis, setting),
-            verdict=verdict(analysis),
-            tiles=_tiles(analysis),
-            analysis=analysis,
-            counts=counts,
-            table=table(analysis),
-            cluster=shared,
-            charts=charts(analysis),
-            differences=differences[:MOST_DIFFERENCES],
-            more=len(differences) - MOST_DIFFERENCES,
-            versions=", ".join(f"{name} {number}" for name, number in setting.versions.items()),
-            # "</script>" in a model's name must not end the element.
-            data=data.replace("<", "\\u003c"),
+    return html.from_string(template).render(
+        style=style,
+        sentence=sentence,
+        picture=b64encode(picture.encode()).decode() if bars else "",
+        title=f"{_short(setting.model)}: {what}",
+        draft=f"draft {_short(setting.draft_model)}, " if setting.draft_model else "",
+        setting=setting,
+        warnings=_warnings(analysis, setting),
+        verdict=verdict(analysis),
+        tiles=_tiles(analysis),
+        analysis=analysis,
+        counts=counts,
+        table=table(analysis),
+        cluster=shared,
+        charts=charts(analysis),
+        differences=differences[:MOST_DIFFERENCES],
+        more=len(differences) - MOST_DIFFERENCES,
+        versions=", ".join(f"{name} {number}" for name, number in setting.versions.items()),
+        # "</script>" in a model's name must not end the element.
+        data=data.replace("<", "\\u003c"),
+    )
+
+
+def headline(analysis: Measured, setting: Setting) -> str:
+    """Return the sentence to share: what was gained, on which machine, and if texts were equal."""
+    machine = setting.machine if setting.device == "cpu" else setting.device
+    first = verdict(analysis).partition(";")[0].rstrip(".") or "Plain decoding was measured"
+    if isinstance(analysis, Throughput):
+        return f"On {machine}: {first}."
+    own = [one for one in analysis.methods if one.acceptance_rate is not None]
+    best, compared = fastest(own), sum(one.compared for one in own)
+    if best is None or overall(best) <= 1:
+        return f"On {machine}: {first}."
+    gain = f"rafts made {_short(setting.model)} {overall(best):.2f} times as fast on {machine}"
+    if setting.simulated_acceptance is not None:
+        return f"Simulated d{gain}."
+    if setting.lossy or not compared:
+        return f"D{gain}."
+    same = compared - sum(len(one.differences) for one in own)
+    return f"D{gain}; {same} of {compared} texts are plain decoding's own."
+
+
+def _picture_bars(analysis: Measured) -> list[tuple[str, float, str, bool]]:
+    """Return label, share of the longest, value, and whether it is the best. Of single texts it is
+    plain decoding, the best fixed length of each family, and what was chosen while decoding."""
+    chosen: dict[object, tuple[float, str]] = {}
+    for one in analysis.methods:
+        if isinstance(one, FileFigures):
+            chosen[one.name] = one.tokens_per_second or 0.0, one.name
+        else:
+            value = 1.0 if one.family == "plain" else overall(one)
+            key = one.family, one.num_draft == "auto"
+            chosen[key] = max(chosen.get(key, (0.0, "")), (value, one.name))
+    shown = [each for each in chosen.values() if each[0] > 0]
+    top = max(shown, default=None)
+    unit = "{:.0f} tokens/s" if isinstance(analysis, Throughput) else "{:.2f} ×"
+    return [
+        (
+            shorten(each[1], 24, placeholder=".."),
+            each[0] / top[0],
+            unit.format(each[0]),
+            each == top,
         )
+        for each in shown
+        if top
+    ]
+
+
+def _small_print(analysis: Measured, setting: Setting) -> tuple[str, str]:
+    drafts = ", ".join(map(_short, (setting.draft_model or "no draft").split(", ")))
+    return (
+        f"{_short(setting.model)}, {drafts}, {setting.dtype}, temperature {setting.temperature:g}, "
+        f"{analysis.texts} texts",
+        f"Tokens per second{'' if isinstance(analysis, Throughput) else ' over plain decoding'}; "
+        f"mlx-specdec {setting.versions.get('mlx-specdec', '')}, {setting.date[:10]}",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,7 +14,7 @@ import pytest
 from mlx_specdec.errors import OutputError
 from mlx_specdec.measure.analysis import Analysis, Figures, SpeedUp, Value, analyse
 from mlx_specdec.measure.passes import PassCosts
-from mlx_specdec.measure.report import charts, page, write_report
+from mlx_specdec.measure.report import charts, headline, page, write_report
 from mlx_specdec.measure.table import verdict
 
 from ..support.bench_samples import Checker, measured, method, sample, setting
@@ -110,6 +111,31 @@ def test_the_verdict_is_a_sentence() -> None:
     )
     assert "Nothing is faster" in verdict(replace(figures, methods=several[:2]))
     assert verdict(replace(figures, methods=several[:1])) == ""
+
+
+def picture(text: str) -> ElementTree.Element:
+    encoded = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', text)
+    assert encoded is not None
+    return ElementTree.fromstring(b64decode(encoded[1]))
+
+
+def test_the_page_begins_with_a_sentence_and_a_picture_that_stands_alone() -> None:
+    text = page(analysis(), setting(device="cpu", machine="Box <1>"))
+    sentence = headline(analysis(), setting(device="cpu", machine="Box <1>"))
+    assert sentence == (
+        "Drafts made big 2.50 times as fast on Box <1>; 3 of 6 texts are plain decoding's own."
+    )
+    assert text.index("<h1>Drafts made big") < text.index("<figure>") < text.index("<h2>")
+    drawn = picture(text)
+    said = [" ".join(each.itertext()) for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert " ".join(said[:2]) == sentence and "2.50 ×" in said and "plain" in said
+    bars = {one.get("class"): one for one in drawn.iter("{http://www.w3.org/2000/svg}rect")}
+    assert float(bars["bar best"].get("width", 0)) == 630
+    slow = [replace(one, speed_up=None) for one in analysis().methods]
+    assert "Plain decoding was measured" in headline(replace(analysis(), methods=slow), setting())
+    lossy, simulated = setting(lossy=True), setting(simulated_acceptance=0.5)
+    assert headline(analysis(), lossy) == f"Drafts made big 2.50 times as fast on {lossy.machine}."
+    assert headline(analysis(), simulated).startswith("Simulated drafts")
 
 
 def test_names_from_outside_cannot_break_out_of_the_page() -> None:

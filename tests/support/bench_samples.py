@@ -61,7 +61,7 @@ def measured(
     )
 
 
-VOID = {"meta"}
+VOID = {"meta", "img"}
 
 
 def setting(**changes: object) -> Setting:
@@ -96,7 +96,8 @@ class Checker(HTMLParser):
         self.wrong: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.references += [str(value) for name, value in attrs if name in ("src", "href")]
+        named = (str(value) for name, value in attrs if name in ("src", "href"))
+        self.references += [value for value in named if not value.startswith("data:image/svg+xml")]
         if tag not in VOID:
             self.open.append(tag)
 
