@@ -164,11 +164,8 @@ class PromptCache:
             return
         path = self._grow(text)
         if name not in path[-1].snapshots and self._make_room(snapshot.nbytes, path):
-            if snapshot.value is None:
-                # Views of a batch would keep all of it in memory.
-                snapshot = replace(snapshot, arrays=owned(snapshot.arrays))
-            mx.eval(snapshot.arrays)
-            self.put(path[-1], name, snapshot)
+            # Views of a batch would keep all of it in memory.
+            self.put(path[-1], name, replace(snapshot, arrays=owned(snapshot.arrays)))
 
     def _keep_columns(self, text: Sequence[int], name: str, computed: Reusable) -> None:
         columns, lag = computed.columns, computed.lag

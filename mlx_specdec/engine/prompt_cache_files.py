@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,7 @@ from .pair import Pair
 from .prompt_cache import Node, PromptCache
 
 FORMAT = "mlx-specdec prompt cache"
-LAYOUT = "2"
+LAYOUT = "3"
 """Version of the file and of what models compute; a file of another one is written anew."""
 LONGEST_HEADER = 100_000_000
 SHARE = 1 / 8
@@ -51,8 +51,8 @@ class Store:
 
     def open(self, pair: Pair) -> PromptCache | None:
         """Return the cache of a pair, with what the file has of it; None where nothing is cached.
-        Raises OptionError for a file of another target, a damaged one, and for targets whose state
-        no file can hold. Warns of a file of another version, which is written anew."""
+        Raises OptionError for a file of another target, a damaged one, and for targets of which
+        nothing can be kept. Warns of a file of another version, which is written anew."""
         if self.max_bytes == 0:
             return None
         default = min(MOST, int(SHARE * disk.memory()))
@@ -66,11 +66,10 @@ class Store:
                 "--prompt-cache-file out"
             )
         computed = _computed(pair.target)
-        snapshot = computed.snapshot
-        if computed.columns is None and (snapshot is None or snapshot.value is not None):
+        if computed.columns is None and computed.snapshot is None:
             raise OptionError(
-                f"{pair.name} has windows or recurrent state, which a prompt cache keeps in memory "
-                "alone: leave --prompt-cache-file out"
+                f"nothing of a prompt can be kept for {pair.name}, which several machines share: "
+                "leave --prompt-cache-file out"
             )
         if self.file.exists():
             self._fill(cache, self.file, pair)
@@ -81,10 +80,12 @@ class Store:
         if self.file is None or not cache.changed:
             return
         lags = json.dumps(cache.lags)
+        arrays, states = _parts(cache)
         metadata = _metadata(pair) | {"format": FORMAT, "layout": LAYOUT, "lags": lags}
+        metadata["states"] = json.dumps(states)
         try:
             with replacing(self.file.resolve(), make_parents=False) as stream:
-                mx.save_safetensors(stream, _arrays(cache), metadata)
+                mx.save_safetensors(stream, arrays, metadata)
         except OSError as problem:
             raise OutputError(f"cannot write {self.file}: {problem.strerror}") from None
         cache.changed = False
@@ -112,7 +113,8 @@ class Store:
             arrays: Any = mx.load(str(file), format="safetensors")
             mx.eval(arrays)
             cache.lags.update(json.loads(metadata["lags"]))
-            _take(cache, arrays, [name for name in models if stored.get(name) == models[name]])
+            names = [name for name in models if stored.get(name) == models[name]]
+            _take(cache, arrays, json.loads(metadata["states"]), names)
         except OptionError:
             raise
         except (ValueError, TypeError, KeyError, RuntimeError, IndexError) as problem:
@@ -144,7 +146,9 @@ def _metadata_of(file: Path) -> dict[str, str]:
     return metadata
 
 
-def _arrays(cache: PromptCache) -> Arrays:
+def _parts(cache: PromptCache) -> tuple[Arrays, dict[str, str]]:
+    """Return the arrays of a file, and how models read those of their snapshots."""
+    states: dict[str, str] = {}
     tokens: list[int] = []
     table: list[list[int]] = []
     numbers: dict[Node | None, int] = {}
@@ -155,16 +159,19 @@ def _arrays(cache: PromptCache) -> Arrays:
         tokens += node.tokens
         parts = {f"{name}.columns": each for name, each in node.columns.items()}
         for name, each in node.snapshots.items():
-            if each.value is None:
-                parts[f"{name}.whole"] = each.arrays
+            parts[f"{name}.whole"] = each.arrays
+            if each.value is not None:
+                states[f"{number}.{name}"] = each.value
         for name, part in parts.items():
             arrays |= {f"{number}.{name}.{at}": each for at, each in enumerate(part)}
     arrays["tokens"] = mx.array(tokens, dtype=mx.int32)
     arrays["nodes"] = mx.array(table, dtype=mx.int32).reshape(-1, 2)
-    return arrays
+    return arrays, states
 
 
-def _take(cache: PromptCache, arrays: Arrays, names: Collection[str]) -> None:
+def _take(
+    cache: PromptCache, arrays: Arrays, states: Mapping[str, str], names: Collection[str]
+) -> None:
     """Add the nodes of a file, with the parts of these names, the most recently used first."""
     tokens: Any = arrays.pop("tokens").tolist()
     table: Any = arrays.pop("nodes").tolist()
@@ -175,7 +182,7 @@ def _take(cache: PromptCache, arrays: Arrays, names: Collection[str]) -> None:
             parts[int(number)].setdefault((name, kind), []).append(arrays[key])
     nodes: list[Node] = []
     begin = 0
-    for (parent, count), of_node in zip(table, parts, strict=True):
+    for at, ((parent, count), of_node) in enumerate(zip(table, parts, strict=True)):
         nbytes = sum(each.nbytes for part in of_node.values() for each in part)
         if cache.nbytes + nbytes > cache.max_bytes:
             return
@@ -183,9 +190,11 @@ def _take(cache: PromptCache, arrays: Arrays, names: Collection[str]) -> None:
         node = cache.add_oldest(nodes[parent] if parent >= 0 else None, stretch)
         nodes.append(node)
         for (name, kind), part in of_node.items():
-            value = tuple(part)
-            snapshot = kind == "whole"
-            cache.put(node, name, Snapshot(node.end, None, value, True) if snapshot else value)
+            value: tuple[mx.array, ...] | Snapshot = tuple(part)
+            if kind == "whole":
+                state = states.get(f"{at}.{name}")
+                value = Snapshot(node.end, state, tuple(part), exact=state is None)
+            cache.put(node, name, value)
 
 
 def _metadata(pair: Pair) -> dict[str, str]:

@@ -243,12 +243,12 @@ class KVSlice:
 class Snapshot:
     """State after exactly `length` tokens, which cannot be cut to fewer.
 
-    value: for the model that made it, never written to; None where the arrays are all of it. exact:
-    it can be reused for this very text only, as with an encoder, which looks both ways.
+    value: what the model that made it needs to read the arrays; None where they are all of it.
+    exact: it can be reused for this very text only, as with an encoder, which looks both ways.
     """
 
     length: int
-    value: object
+    value: str | None
     arrays: tuple[mx.array, ...]
     exact: bool = False
 

@@ -4,11 +4,11 @@ attention takes positions and mask from its cache, so one class serves all such 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
 from mlx_lm.models import cache as mlx_lm_caches
 from mlx_lm.models.cache import create_attention_mask
 
@@ -18,7 +18,7 @@ from ..base import check_pass, check_rewind
 from ..kv_cache import KVCache, QuantizedBuffer
 from ..rows import Place, Rows, RowsContext
 from .network import TappedNetwork
-from .rewinding import RewindableCache
+from .rewinding import RewindableCache, slots
 
 
 class BatchedCache(KVCache):
@@ -178,17 +178,35 @@ class ReplayingContext:
         return Reusable(snapshot=Snapshot(length, *_snapshot(self._cache.entries)))
 
 
-def _snapshot(entries: list[Any]) -> tuple[list[Any], tuple[mx.array, ...]]:
-    """Return a copy of mlx-lm's caches, lazily, and all arrays in it. Views of larger arrays are
-    copied, so that the snapshot takes no more memory than its arrays."""
-    copied, arrays = copy.deepcopy(entries), []
+def _snapshot(entries: list[Any]) -> tuple[str, tuple[mx.array, ...]]:
+    """Return the states of mlx-lm's caches as JSON, in which arrays are numbers, and these arrays,
+    lazily. Views of larger arrays are copied, so that they take no more memory than they need."""
+    arrays: list[mx.array] = []
 
-    def compact(part: Any) -> Any:
+    def written(part: Any) -> Any:
         if isinstance(part, mx.array):
-            part = mx.contiguous(part)
-            arrays.append(part)
-        return part
+            arrays.append(mx.contiguous(part))
+            return {"array": len(arrays) - 1}
+        if isinstance(part, tuple):
+            return {"tuple": [written(each) for each in part]}
+        return [written(each) for each in part] if isinstance(part, list) else part
 
-    for cache in copied:
-        cache.state = tree_map(compact, cache.state)
-    return copied, tuple(arrays)
+    states = [written(slot.cache.state) for slot in slots(entries)]
+    return json.dumps(states), tuple(arrays)
+
+
+def restored(entries: list[Any], snapshot: Snapshot) -> list[Any]:
+    """Return empty caches after giving them the states of a snapshot, whose arrays stay as they
+    are. Raises ValueError where they are not of the same model."""
+
+    def read(part: Any) -> Any:
+        if isinstance(part, dict):
+            if "array" in part:
+                # Caches write into their arrays.
+                return copy.deepcopy(snapshot.arrays[part["array"]])
+            return tuple(map(read, part["tuple"]))
+        return [read(each) for each in part] if isinstance(part, list) else part
+
+    for slot, state in zip(slots(entries), json.loads(snapshot.value or ""), strict=True):
+        slot.cache.state = read(state)
+    return entries

@@ -4,7 +4,6 @@ not hold on to first tokens: mlx-lm masks those away in passes of several rows."
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -30,7 +29,7 @@ from ..base import check_prompt
 from ..cache_settings import CacheSettings
 from ..kv_cache import STEP
 from ..number_format import nbytes
-from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched
+from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched, restored
 from .network import TappedNetwork, type_name
 from .trials import absorb, fits, mask_axes, rows_agree
 
@@ -192,7 +191,7 @@ class DecoderOnlyModel(TappedNetwork):
             context.recall([cached])
             return context
         if isinstance(cached, Snapshot):
-            return ReplayingContext(self, copy.deepcopy(cached.value), cached.length)
+            return ReplayingContext(self, restored(self._make_caches(), cached), cached.length)
         return ReplayingContext(self, self._make_caches())
 
     def caution(self, prompt_tokens: int) -> str:
