@@ -195,11 +195,13 @@ def convert(
     return report
 
 
-Step = Callable[[int], None]
-
-
 def _write(
-    work: Path, directory: Path, plan: Plan, numbers: Numbers, shard_bytes: int, step: Step
+    work: Path,
+    directory: Path,
+    plan: Plan,
+    numbers: Numbers,
+    shard_bytes: int,
+    step: Callable[[int], None],
 ) -> Written:
     written = write_weights(
         work,

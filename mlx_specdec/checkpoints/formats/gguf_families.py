@@ -105,7 +105,7 @@ class Family:
     """
 
     model_type: str
-    stated: Mapping[str, tuple[str, Kind[Any]]] = field(default_factory=dict)
+    stated: Mapping[str, tuple[str, Kind]] = field(default_factory=dict)
     constant: Mapping[str, Any] = field(default_factory=dict)
     epsilon: str = "rms_norm_eps"
     permuted: bool = False

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -215,29 +215,25 @@ def _expand(raw: np.ndarray[Any, Any], kind: ElementType, order: str) -> mx.arra
         return mx.array(dequantize(raw, kind.kind))
 
 
-Value = TypeVar("Value")
-
-
 @dataclass(frozen=True)
-class Kind(Generic[Value]):
-    """A kind of metadata value: its name in words, a test for it, and the conversion to Python."""
+class Kind:
+    """A kind of metadata value: its name in words and a test for it."""
 
     words: str
     fits: Callable[[Any], bool]
-    read: Callable[[Any], Value]
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-COUNT = Kind("one whole number", lambda v: type(v) is int and 0 <= v <= LARGEST_EXTENT, int)
-NUMBER = Kind("a number", _is_number, float)
-POSITIVE = Kind("a number above 0", lambda value: _is_number(value) and value > 0, float)
-FLAG = Kind("true or false", lambda value: type(value) is bool, bool)
-TEXT = Kind("a text", lambda value: type(value) is str, str)
-TEXTS = Kind("a list of texts", lambda value: isinstance(value, list), list[str])
-NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, np.ndarray), np.asarray)
+COUNT = Kind("one whole number", lambda v: type(v) is int and 0 <= v <= LARGEST_EXTENT)
+NUMBER = Kind("a number", _is_number)
+POSITIVE = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
+FLAG = Kind("true or false", lambda value: type(value) is bool)
+TEXT = Kind("a text", lambda value: type(value) is str)
+TEXTS = Kind("a list of texts", lambda value: isinstance(value, list))
+NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, np.ndarray))
 
 
 class Metadata:
@@ -250,7 +246,7 @@ class Metadata:
     def __contains__(self, key: str) -> bool:
         return self._full(key) in self._values
 
-    def get(self, key: str, kind: Kind[Value], default: Value | None = None) -> Value:
+    def get(self, key: str, kind: Kind, default: Any = None) -> Any:
         """A value, or a default. key: one that begins with a dot belongs to the architecture.
         Raises Malformed."""
         key = self._full(key)
@@ -263,7 +259,7 @@ class Metadata:
         if not kind.fits(value):
             value = value.tolist() if isinstance(value, np.ndarray) else value
             raise Malformed(f"has {value!r:.40} for {key:.100}, which has to be {kind.words}")
-        return kind.read(value)
+        return float(value) if kind in (NUMBER, POSITIVE) else value
 
     def _full(self, key: str) -> str:
         return f"{self.architecture}{key}" if key.startswith(".") else key

@@ -92,6 +92,25 @@ class EncoderDecoderFamily(ABC):
         """Return the languages of a model that translates, None where it names none."""
         return None
 
+    def opened(
+        self, directory: Path, config: Config
+    ) -> tuple[files.Weights, dict[str, str], Network]:
+        """Return a checkpoint's tensors, `places`, and the network that they fit, quantized as they
+        are and without their values. Raises CheckpointError."""
+        stored = stored_quantization(config)
+        weights = files.Weights(directory)
+        places = self.places(directory, config, weights)
+        try:
+            network = self.network(config, places)
+            if stored is not None:
+                _quantize(network, stored, lambda path, _: f"{path}.scales" in places)
+            shapes = {name: array.shape for name, array in tree_flatten(network.parameters())}
+            given = {name: weights.infos[place].shape for name, place in places.items()}
+            check_weights(shapes, given)
+        except CheckpointError as problem:
+            raise CheckpointError(f"{directory}: {problem}") from None
+        return weights, places, network
+
     def load(
         self,
         directory: Path,
@@ -122,19 +141,9 @@ class EncoderDecoderFamily(ABC):
         numbers.check_plain(directory, stored)
         if group is not None:
             self.check_shares(config, group.size())
-        weights = files.Weights(directory)
-        places = self.places(directory, config, weights)
-        infos = {name: weights.infos[place] for name, place in places.items()}
-        try:
-            network = self.network(config, places)
-            if stored is not None:
-                _quantize(network, stored, lambda path, _: f"{path}.scales" in places)
-            shapes = {name: array.shape for name, array in tree_flatten(network.parameters())}
-            check_weights(shapes, {name: info.shape for name, info in infos.items()})
-        except CheckpointError as problem:
-            raise CheckpointError(f"{directory}: {problem}") from None
+        weights, places, network = self.opened(directory, config)
         # The widest stored: some checkpoints keep in float32 what half precision cannot hold.
-        types = (DTYPES[info.dtype] for info in infos.values())
+        types = (DTYPES[weights.infos[place].dtype] for place in places.values())
         widest = mx.result_type(*filter(_is_float, types))
         floating = numbers.floating(widest)
         if numbers.q_bits is not None:

@@ -12,14 +12,14 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.convert import mixed_quant_predicate_builder
 
-from ...checkpoints import files, mtp_layers
-from ...checkpoints.quantization import Numbers, Quantization, is_known
-from ...checkpoints.tensors import Tensor
-from ...checkpoints.writer import Change, write_weights
-from ...errors import CheckpointError, OptionError
-from ...models.mlx_lm.loader import open_model
-from ..report import TensorReport, report_tensors
-from . import Plan, summary_of
+from ..checkpoints import files, mtp_layers
+from ..checkpoints.quantization import Numbers, Quantization, is_known
+from ..checkpoints.tensors import Tensor
+from ..checkpoints.writer import Change, write_weights
+from ..errors import CheckpointError, OptionError
+from ..models.mlx_lm.loader import open_model
+from .plans import Plan, summary_of
+from .report import TensorReport, report_tensors
 
 
 def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
@@ -134,7 +134,7 @@ def _computable(source: files.Weights, scratch: Path) -> dict[str, mx.array]:
 
 
 def _choose(model: Any, default: Quantization, mixed: str) -> dict[str, Quantization]:
-    """Choose what mlx-lm's converter would quantize, and how. Raises OptionError for nothing."""
+    """Choose what mlx-lm's converter would quantize, and how. Raises OptionError."""
     own = getattr(model, "quant_predicate", None) or (lambda path, module: True)
     if mixed:
         try:
@@ -152,7 +152,4 @@ def _choose(model: Any, default: Quantization, mixed: str) -> dict[str, Quantiza
         widths = {default.group_size, how.group_size}
         if answer and not any(module.weight.shape[-1] % width for width in widths):
             chosen[f"{path}.weight"] = how
-    if not chosen:
-        reason = f"no layer's width is a multiple of {default.group_size}"
-        raise OptionError(f"{reason}: give a smaller --q-group-size")
     return chosen

@@ -1,5 +1,4 @@
-"""What a conversion will write, worked out before anything is read. Each kind of source is a module
-with a function `plan(directory, config, numbers)`, which returns None for others, and in PLANS."""
+"""What a conversion will write, worked out before anything is read."""
 
 from __future__ import annotations
 
@@ -11,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
 
-from ...checkpoints.disk import read_json
-from ...checkpoints.files import Weights
-from ...checkpoints.quantization import PARTS, Numbers, Quantization
-from ...checkpoints.tensors import Tensor
-from ...checkpoints.writer import Change
-from ...errors import CheckpointError, OptionError
-from ..report import TensorReport
-
-PLANS = ("drafter", "encoder_decoder", "decoder_only")
-"""Modules, of which the first that has a plan is taken."""
+from ..checkpoints.disk import read_json
+from ..checkpoints.files import Weights
+from ..checkpoints.quantization import PARTS, Numbers, Quantization
+from ..checkpoints.tensors import DTYPES, Tensor, same
+from ..checkpoints.writer import Change
+from ..errors import CheckpointError, OptionError
+from ..models import families
+from ..models.drafters import kinds
+from ..models.drafters.files import IN_16_BITS, DrafterFiles
+from ..models.encoder_decoder.family import EncoderDecoderFamily
+from .report import TensorReport, report_tensors
 
 
 @dataclass(frozen=True)
@@ -121,16 +123,15 @@ def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
     config = read_json(file) if file.is_file() else {}
     if numbers.quantization is not None and config.get("quantization") is not None:
         raise OptionError(f"{directory} is quantized already: leave --quantize out")
-    plans = (import_module(f".{name}", __name__).plan(directory, config, numbers) for name in PLANS)
-    plan: Plan = next(plan for plan in plans if plan is not None)
-    return dequantized(plan) if numbers.dequantize else plan
-
-
-def check_divides(chosen: Mapping[str, Quantization], group_size: int) -> None:
-    """Raises OptionError where no matrix is chosen to be quantized."""
-    if not chosen:
-        problem = f"no rows divide into groups of {group_size}"
+    plan = _drafter(directory, config, numbers) or _encoder_decoder(directory, config, numbers)
+    if plan is None:
+        # By its name: it imports this module, and mlx-lm, which a T5 does not need.
+        plan = import_module(".decoder_only", __package__).plan(directory, config, numbers)
+    how = numbers.quantization
+    if how is not None and not plan.quantized:
+        problem = f"no rows divide into groups of {how.group_size}"
         raise OptionError(f"{problem}: give a smaller --q-group-size")
+    return _dequantized(plan) if numbers.dequantize else plan
 
 
 _LAYER = re.compile(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", re.DOTALL)
@@ -148,7 +149,7 @@ def summary_of(names: Iterable[str]) -> str:
     )
 
 
-def dequantized(plan: Plan) -> Plan:
+def _dequantized(plan: Plan) -> Plan:
     """The same, with whole matrices in the place of quantized ones. Where the user names no type
     they are written in that of their scales, in bfloat16 where those are powers of two. Raises
     OptionError, CheckpointError."""
@@ -211,3 +212,103 @@ def _outline(path: str, outlines: Mapping[str, mx.array], how: Quantization) -> 
         if weight.shape == (*shape[:-1], shape[-1] * how.bits // 32):
             return mx.zeros(shape, dtype=mx.float32)
     raise CheckpointError(f"{path} is not quantized as config.json says")
+
+
+def _drafter(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan | None:
+    """The plan of a drafter on hidden states: what it reads stays, under this program's names."""
+    drafter = kinds.read(directory)
+    if drafter is None:
+        return None
+    if numbers.mixed:
+        raise OptionError(f"{numbers.mixed} is for whole models: leave --quant-predicate out")
+    stored = drafter.tensors
+    if not stored.names:
+        raise OptionError(f"{directory} is a part of its target: convert that")
+    weights = Weights(directory)
+    unread = sorted(weights.infos.keys() - stored.names.values())
+    quantized = _quantized(drafter, numbers.quantization)
+    return Plan.renamed(
+        weights,
+        stored.names,
+        config,
+        report=report_tensors(
+            weights.contents,
+            stored.names,
+            tied={},
+            dropped=dict.fromkeys(unread, "drafting does not read it"),
+        ),
+        stored=stored.quantized,
+        quantized=quantized,
+        notes=("not quantized: norms and fc",) if quantized else (),
+        not_run="a drafter computes nothing without its target; bench measures what it brings",
+    )
+
+
+def _quantized(drafter: DrafterFiles, default: Quantization | None) -> dict[str, Quantization]:
+    """All matrices whose rows divide into groups, but what stays in 16 bits."""
+    if default is None:
+        return {}
+    return {
+        name: default
+        for name, shape in drafter.tensors.shapes.items()
+        if len(shape) == 2
+        and name.endswith(".weight")
+        and name.removesuffix(".weight") not in IN_16_BITS
+        and shape[-1] % default.group_size == 0
+    }
+
+
+def _encoder_decoder(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan | None:
+    """The plan of an encoder-decoder, whose tensors keep Hugging Face's names."""
+    if not families.is_encoder_decoder(config):
+        return None
+    family = families.of_config(config)
+    assert isinstance(family, EncoderDecoderFamily)
+    weights, places, network = family.opened(directory, config)
+    layers = tree_flatten(network.leaf_modules(), is_leaf=nn.Module.is_module)
+    stored = {
+        path: Quantization(layer.bits, layer.group_size, layer.mode)
+        for path, layer in layers
+        if hasattr(layer, "bits")
+    }
+    for name, place in places.items():
+        kind = weights.infos[place].dtype
+        whole = name.rpartition(".")[0] not in stored
+        if whole and not mx.issubdtype(DTYPES[kind], mx.floating):
+            raise CheckpointError(f"{directory}: {place} holds {kind} instead of weights")
+    quantized: dict[str, Quantization] = {}
+    if numbers.quantization is not None:
+        quantized = family.quantized(network, config, numbers.quantization, numbers.mixed)
+    return Plan.renamed(
+        weights,
+        places,
+        config=family.written_config(config, places),
+        report=_report(family, weights, places),
+        stored=stored,
+        quantized=quantized,
+        notes=(*weights.notes, *_notes(numbers.quantization, quantized)),
+    )
+
+
+def _report(
+    family: EncoderDecoderFamily, weights: Weights, places: Mapping[str, str]
+) -> TensorReport:
+    """What was left out, and why: copies of tensors, tables that only look like copies, and what
+    nothing reads."""
+    tied, dropped = {}, {}
+    for name in sorted(weights.infos.keys() - places.values()):
+        original = places.get(family.copies.get(name, ""))
+        if original and same(weights.tensor(name), weights.tensor(original)):
+            tied[name] = original
+        else:
+            dropped[name] = family.unused(name)
+    return report_tensors(weights.contents, places, tied=tied, dropped=dropped)
+
+
+def _notes(default: Quantization | None, quantized: Mapping[str, Quantization]) -> Iterator[str]:
+    if default is None:
+        return
+    for bits in sorted({how.bits for how in quantized.values()} - set(range(default.bits + 1))):
+        names = [name for name, how in quantized.items() if how.bits == bits]
+        yield f"quantized to {bits} bits, they suffer most: {summary_of(names)}"
+    yield "not quantized: norms and tables of positions"
