@@ -26,8 +26,6 @@ USES = ("chat", "code")
 TOKENS = 8192
 """Tokens of the caches that a pair has to have room for."""
 BITS = (4, 8, 16)
-GROUP = 64
-"""Weights that share a scale and a bias where they are quantized."""
 SECONDS = 15.0
 """The time that the estimate of one pair may take."""
 HOW_TO_CHOOSE = (
@@ -57,20 +55,15 @@ class KnownModel:
     config: Mapping[str, Any] = field(default_factory=dict)
     converted: bool = False
 
-    def weights(self, bits: int) -> int:
-        """Return the bytes of the weights as this machine computes with them."""
+    def nbytes(self, bits: int) -> int:
+        """Return the bytes of weights and cache as this machine computes with them."""
         from ..models.number_format import NumberFormat, on_cpu
 
         count, width = int(1e9 * self.billions), 4 if on_cpu() else 2
+        weights = count * bits // 8 + count // 64 * 2 * width  # a scale and a bias for 64 weights
         if bits == max(BITS) or NumberFormat(q_bits=bits).expands(count):
-            return count * width
-        return count * bits // 8 + count // GROUP * 2 * width
-
-    def cache(self) -> int:
-        """Return the bytes of the cache of TOKENS tokens."""
-        from ..models.number_format import on_cpu
-
-        return int(TOKENS * self.kib * (2048 if on_cpu() else 1024))
+            weights = count * width
+        return weights + int(TOKENS * self.kib * 512 * width)
 
     def source(self, bits: int) -> tuple[str, int | None]:
         """Return the name to load, and the bits to quantize to on load."""
@@ -80,7 +73,7 @@ class KnownModel:
 
     def download(self, bits: int) -> int:
         """Return about how many bytes the files on the Hub have that `source` names."""
-        stored = max(BITS) if self.source(bits)[0] == self.name else bits + 32 / GROUP
+        stored = max(BITS) if self.source(bits)[0] == self.name else bits + 0.5
         return int(1e9 * self.billions * stored / 8)
 
 
@@ -97,7 +90,7 @@ class KnownPair:
 
     def nbytes(self, bits: int) -> int:
         """Return the bytes of both models at so many bits a weight, and of their caches."""
-        return sum(one.weights(bits) + one.cache() for one in (self.target, self.draft))
+        return self.target.nbytes(bits) + self.draft.nbytes(bits)
 
     def line(self, bits: int) -> str:
         """Return the command that chats with the pair."""
@@ -123,12 +116,15 @@ class KnownPair:
             return estimate(*sides, seconds=SECONDS, progress=report)
 
 
-def room() -> int:
-    """Return the bytes that models and caches may take here; the rest is left to passes."""
+def room(auto: bool = False) -> int:
+    """Return the bytes that models and caches may take here; the rest is left to passes. auto: for
+    `--model auto`, which takes a quarter on a CPU, as a step that reads more is slow."""
     from ..checkpoints import disk
     from ..engine.memory import RESERVE
+    from ..models.number_format import EXPANDED_SHARE, on_cpu
 
-    return int((1 - RESERVE) * disk.usable_memory())
+    share = EXPANDED_SHARE if auto and on_cpu() else 1.0
+    return int(share * (1 - RESERVE) * disk.usable_memory())
 
 
 def best(
@@ -141,23 +137,17 @@ def best(
 
 def best_for(use: str, q_bits: int | None = None) -> tuple[KnownPair, int]:
     """Return the pair and the bits that `--model auto` takes. q_bits: those that the user chose.
-    On a CPU it takes a quarter of the memory, as a step that reads more is slow. Raises
-    OptionError."""
-    from ..models.number_format import EXPANDED_SHARE, on_cpu
-
+    Raises OptionError."""
     if use not in USES:
         raise OptionError(f"--model auto is for chat or code: give auto or auto:code, not {use!r}")
-    pairs, share = [one for one in known_pairs() if one.use == use], 1.0
-    if on_cpu():
-        share = EXPANDED_SHARE
-    found = best(pairs, BITS[:2] if q_bits is None else (q_bits,), int(share * room()))
-    if found is None:
-        least = min(one.nbytes(q_bits or BITS[0]) for one in pairs)
-        raise OptionError(
-            f"no pair for {use} fits: the smallest takes {show(least)} with {TOKENS:,} tokens, and "
-            f"{show(int(share * room()))} are there; name a smaller model with --model"
-        )
-    return found
+    pairs, nbytes = [one for one in known_pairs() if one.use == use], room(auto=True)
+    if found := best(pairs, BITS[:2] if q_bits is None else (q_bits,), nbytes):
+        return found
+    least = min(one.nbytes(q_bits or BITS[0]) for one in pairs)
+    raise OptionError(
+        f"no pair for {use} fits: the smallest takes {show(least)} with {TOKENS:,} tokens, and "
+        f"{show(nbytes)} are there; name a smaller model with --model"
+    )
 
 
 @dataclass(frozen=True)
@@ -196,38 +186,30 @@ def pairs(which: Which, output: Json) -> None:
         sizes = [(show(n), n <= limit) for n in map(one.nbytes, BITS)]
         cells = (size if fits else f"({size})" for size, fits in sizes)
         table.add_row(one.target.name, *cells, one.draft.name, ", ".join(one.drafters))
-    text = f"{device_name()}: models and caches may take {show(limit)}."
+    text = f"This machine ({device_name()}) has {show(limit)} for models and caches."
     if hidden := len(known) - len(shown):
         text += f" Left out are {hidden} larger targets; mlx-specdec pairs NAME shows them."
     if not output.json:
         render.write(sys.stdout, render.laid_out(sys.stdout, text, table, NOTE))
+    groups = {use: [one for one in shown if one.use == use] for use in USES}
     chosen = []
-    for use, (one, bits) in _choices(shown, which.name, limit):
-        found = one.estimate(bits)
-        chosen.append(_payload(one, limit) | {"for": use, "bits": bits, "command": one.line(bits)})
-        chosen[-1]["estimate"] = found and found.as_dict()
+    for use, some in ({which.name: shown} if which.name else groups).items():
+        if (found := best(some, BITS[:2], room(auto=not which.name))) is None:
+            render.tell(f"no pair for {use} fits")
+            continue
+        one, bits = found
+        expected = one.estimate(bits)
+        about = {"for": use, "bits": bits, "command": one.line(bits)}
+        chosen.append(
+            {**about, **_payload(one, limit), "estimate": expected and expected.as_dict()}
+        )
         if not output.json:
-            lines = "\n".join(_advice(use, one, bits, found))
+            lines = "\n".join(_advice(use, one, bits, expected))
             render.write(sys.stdout, f"\n{lines}\n")
     if output.json:
-        payload = {"device": device_name(), "memory_bytes": limit, "best": chosen}
-        payload["pairs"] = [_payload(one, limit) for one in known]
-        render.write(sys.stdout, render.as_json(payload))
-
-
-def _choices(
-    shown: Sequence[KnownPair], name: str | None, limit: int
-) -> Iterator[tuple[str, tuple[KnownPair, int]]]:
-    """Yield what to take: of the pairs that were named, else for each use."""
-    if name is not None:
-        if (found := best(shown, BITS[:2], limit)) is not None:
-            yield name, found
-        return
-    for use in USES:
-        try:
-            yield use, best_for(use)
-        except OptionError as problem:
-            render.tell(str(problem))
+        rows = [_payload(one, limit) for one in known]
+        machine = {"device": device_name(), "memory_bytes": limit}
+        render.write(sys.stdout, render.as_json({**machine, "best": chosen, "pairs": rows}))
 
 
 def _advice(use: str, one: KnownPair, bits: int, found: Estimate | None) -> Iterator[str]:

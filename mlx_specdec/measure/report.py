@@ -18,7 +18,7 @@ from textwrap import shorten, wrap
 from ..errors import OutputError
 from .analysis import Analysis, Figures, Value, fastest, overall
 from .passes import PassCosts
-from .table import Measured, Setting, as_dict, cluster_table, cluster_text, most, table, verdict
+from .table import Measured, Setting, as_dict, cluster_table, cluster_text, table, verdict
 from .throughput import FileFigures, Throughput
 
 PARTS = ("draft", "verify", "other")
@@ -86,7 +86,6 @@ def page(analysis: Measured, setting: Setting) -> str:
         setting=setting,
         warnings=_warnings(analysis, setting),
         verdict=verdict(analysis),
-        tiles=_tiles(analysis),
         analysis=analysis,
         counts=counts,
         table=table(analysis),
@@ -169,25 +168,6 @@ def _warnings(analysis: Measured, setting: Setting) -> Iterator[str]:
     if analysis.skipped:
         first = next(iter(analysis.skipped.values()))
         yield f"{len(analysis.skipped)} prompts were skipped; the first: {first}"
-
-
-def _tiles(analysis: Measured) -> Iterator[tuple[str, str]]:
-    plain, *others = analysis.methods
-    if isinstance(analysis, Throughput):
-        first = most(analysis.methods)
-        name = f"plain decoding of one text at a time, at best ({first.name})"
-        yield f"{first.speed_up:.2f} ×", name
-    else:
-        best = fastest(one for one in analysis.methods[1:] if one.acceptance_rate is not None)
-        if best is not None:
-            yield f"{overall(best):.2f} ×", f"plain decoding, at best ({best.name})"
-            yield f"{best.acceptance_rate:.0%}", f"of drafted tokens accepted ({best.name})"
-    if plain.tokens_per_second is not None:
-        yield f"{plain.tokens_per_second:.1f}", "tokens/s, plain and pipelined"
-    compared = sum(one.compared for one in others)
-    if compared:
-        same = compared - sum(len(one.differences) for one in others)
-        yield f"{same} of {compared}", "sequences are plain decoding's own, token for token"
 
 
 def _short(name: str) -> str:

@@ -162,7 +162,7 @@ def test_the_command_shows_what_fits_and_what_to_run(
 ) -> None:
     machine(16 * GB)
     shown = run("pairs").out
-    assert "may take 15.0 GB" in shown and "Qwen3-32B" not in shown
+    assert "has 15.0 GB for" in shown and "Qwen3-32B" not in shown
     row = next(line for line in shown.splitlines() if line.strip().startswith("Qwen/Qwen3-8B "))
     assert re.search(
         r"7\.\d GB +11\.\d GB +\(\d+\.\d GB\) +Qwen/Qwen3-0.6B +eagle3, dflash, ds", row
