@@ -117,6 +117,7 @@ def configuration(url: str, model: str, key: str | None) -> str:
     package = '"npm": "@ai-sdk/openai-compatible"'
     continued = f"provider: openai, apiBase: {url}/v1, apiKey: {word}, model: {model}"
     return f"""\
+Browser      {url}
 OpenAI SDK   OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={word}
 Codex        codex -m {model} -c model_provider=local -c 'model_providers.local={provider}'
 Claude Code  ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={word} claude --model {model}
@@ -192,7 +193,9 @@ class _Server(uvicorn.Server):
             self.should_exit = True
         else:
             log.info("ready")
-            print(self._configuration, end="", flush=True)
+            # An agent can do nothing with a model for one task, such as the shipped translator.
+            count = 2 if self._engine.pair.task_prefix else None
+            print(*self._configuration.splitlines()[:count], sep="\n", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at a signal, where uvicorn would raise it again at the end."""

@@ -181,3 +181,14 @@ def test_without_the_extra_one_line_says_what_to_do(
         "error: the server needs starlette and uvicorn: run ./scripts/setup.sh, or pip install "
         "'mlx-specdec[server]'\n"
     )
+
+
+def test_the_translator_names_its_page_and_no_agents(capfd: pytest.CaptureFixture[str]) -> None:
+    with serving("--no-cache") as server:
+        url = server.address
+        assert server.ask("/props").status == 200
+        server.end(signal.SIGTERM)
+    said = capfd.readouterr().out.splitlines()
+    assert said[0].split() == ["Browser", url] and [line.split()[0] for line in said[1:]] == [
+        "OpenAI"
+    ]
