@@ -20,48 +20,56 @@ run. Texts that change every 40 tokens lose 2 % more with 120, steady ones 1 % w
 
 
 class Acceptance:
-    """Tokens of one source that were verified and accepted, by position.
+    """Tokens of one source that were verified and accepted, by position, in the long run and of
+    late. Plain steps weaken what is known of late, so that a source that was given up is tried
+    again. Lists, since arrays of so few numbers are slower between two passes of a model.
 
-    counts: (2, most), both in the long run, saved from earlier texts. Plain steps weaken what is
-    known of late, so that a source that was given up is tried again.
+    counts: (2, most), both in the long run, saved from earlier texts.
     """
 
     def __init__(self, most: int, counts: np.ndarray | None = None) -> None:
-        self.counts = np.zeros((2, most))
-        if counts is not None:
-            shared = min(most, counts.shape[1])
-            self.counts[:, :shared] = counts[:, :shared]
-        self._recent = np.zeros((2, most))
+        self._long, self._late = ([[0.0] * most for _ in range(2)] for _ in range(2))
+        for mine, theirs in zip(
+            self._long, () if counts is None else counts.tolist(), strict=False
+        ):
+            mine[: len(theirs)] = theirs[:most]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Verified and accepted tokens in the long run, (2, most)."""
+        return np.array(self._long)
 
     @property
     def undecided(self) -> float:
         """Plain steps that a draft may lose whatever the budget: 1 for the first, 0 after half of
         EARLIER."""
-        return max(0.0, 1 - 2 * float(self.counts[0, 0]) / EARLIER)
+        return max(0.0, 1 - 2 * self._long[0][0] / EARLIER)
 
     def fade(self) -> None:
         """Let a round go by."""
-        self._recent *= 1 - 1 / MEMORY
+        self._late = [[(1 - 1 / MEMORY) * each for each in row] for row in self._late]
 
     def add(self, verified: int, accepted: int) -> None:
         """Count a draft; tokens behind the first rejected one say nothing."""
-        self.counts *= 1 - 1 / (4 * MEMORY)
-        for verdicts in (self.counts, self._recent):
-            verdicts[0, : min(verified, accepted + 1)] += 1
-            verdicts[1, :accepted] += 1
+        self._long = [[(1 - 1 / (4 * MEMORY)) * each for each in row] for row in self._long]
+        for counted, upto in enumerate((min(verified, accepted + 1), accepted)):
+            for row in (self._long[counted], self._late[counted]):
+                row[:upto] = [each + 1 for each in row[:upto]]
 
-    def tokens(self, luck: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    def tokens(self, luck: float = 0.0) -> tuple[list[float], list[float]]:
         """Return the expected tokens of rounds by drafted length, the target's own included, for 0
         to `most`, and what they are where acceptance is better than it seems by `luck` standard
         errors."""
-        reached, passed = self.counts
-        verified = float(reached.sum())
-        overall = (float(passed.sum()) + EARLIER * EXPECTED) / (verified + EARLIER)
-        each = np.ones((2, len(reached) + 1))
-        each[:, 1:] = (passed + EARLIER * overall) / (reached + EARLIER)
-        each[:, 1:] = (self._recent[1] + EARLIER * each[:, 1:]) / (self._recent[0] + EARLIER)
-        earlier = verified * min(1.0, EARLIER / max(float(reached[0]), 1.0))
-        seen = EARLIER + max(float(self._recent[0].sum()), earlier)
-        each[1, 1:] += max(0.0, luck) * math.sqrt(overall * (1 - overall) / seen)
-        expected = np.minimum(each, 1.0).cumprod(axis=1).cumsum(axis=1)
-        return expected[0], expected[1]
+        verified = sum(self._long[0])
+        overall = (sum(self._long[1]) + EARLIER * EXPECTED) / (verified + EARLIER)
+        earlier = verified * min(1.0, EARLIER / max(self._long[0][0], 1.0))
+        seen = EARLIER + max(sum(self._late[0]), earlier)
+        more = max(0.0, luck) * math.sqrt(overall * (1 - overall) / seen)
+        expected, lucky, reached, hoped = [1.0], [1.0], 1.0, 1.0
+        for verdicts, passed, late, stayed in zip(*self._long, *self._late, strict=True):
+            each = (passed + EARLIER * overall) / (verdicts + EARLIER)
+            each = (stayed + EARLIER * each) / (late + EARLIER)
+            reached, hoped = reached * min(each, 1.0), hoped * min(each + more, 1.0)
+            expected.append(expected[-1] + reached)
+            lucky.append(lucky[-1] + hoped)
+        return expected, lucky

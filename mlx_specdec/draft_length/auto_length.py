@@ -93,40 +93,30 @@ class _Heard:
 
 @dataclass(frozen=True)
 class _Arms:
-    """Of one source, by length from 0: expected tokens, the same with luck, logarithms of costs and
-    their errors. current: the length in use. reading: what the next round costs more. luck: in
-    standard errors."""
+    """Of one source, by length from 0: expected tokens; costs in plain steps, as they seem and with
+    one standard error; tokens a plain step's time by these, with luck, and without. current: the
+    length in use. reading: what the next round costs more."""
 
-    tokens: np.ndarray
-    lucky: np.ndarray
-    costs: np.ndarray
-    errors: np.ndarray
+    tokens: Sequence[float]
+    dear: Sequence[float]
+    hoped: Sequence[float]
+    speeds: Sequence[float]
+    errors: Sequence[float]
     current: int
     reading: float
-    luck: float
 
-    @property
-    def rates(self) -> np.ndarray:
+    def rate(self, length: int) -> float:
         """Tokens a plain step's time; what is known badly must promise more."""
-        return self.tokens / np.exp(self.costs + self.errors)
+        return self.tokens[length] / self.dear[length]
 
-    def speed(self, length: int) -> float:
-        """Return the expected tokens a plain step's time."""
-        return float(self.tokens[length] / math.exp(self.costs[length]))
-
-    def hopes(self, speed: float) -> np.ndarray:
-        """Return how many times `speed` an arm reaches with luck."""
-        return self.lucky / np.exp(self.costs - self.luck * self.errors) / speed
-
-    def losses(self, speed: float) -> np.ndarray:
-        """Return the plain steps that a round may lose where 1 / speed of one buys a token."""
-        return np.exp(self.costs + self.errors) + self.reading - self.tokens / speed
+    def loss(self, length: int, speed: float) -> float:
+        """Plain steps that a round may lose where 1 / speed of one buys a token."""
+        return self.dear[length] + self.reading - self.tokens[length] / speed
 
     def best(self, instead: float) -> int:
         """Return the best length, where a round without this source has the rate `instead`."""
-        rates = self.rates
-        rates[0] = instead
-        best = int(rates.argmax())
+        rates = [instead, *map(self.rate, range(1, len(self.tokens)))]
+        best = rates.index(max(rates))
         return self.current if best and rates[best] <= MARGIN * rates[self.current] else best
 
 
@@ -195,7 +185,7 @@ class AutoLength:
             return None
         costs, _ = size.costs.logarithms(source.costs, source.most)
         plain = size.costs.plain
-        return Prices((plain * np.exp(costs)).tolist(), plain / size.plan.speed)
+        return Prices([plain * math.exp(each) for each in costs], plain / size.plan.speed)
 
     def begin(self, context: int, prompt: int, remaining: int) -> None:
         """Plan for a text that is to be decoded alone. context: committed tokens. prompt: tokens
@@ -215,8 +205,8 @@ class AutoLength:
         size = self._sizes.setdefault(_rounded_up(rows), self._size(rows))
         lengths = [len(each.committed) for each in report.sequences]
         self._heard.append(_Heard(size, size.plan, report, lengths))
-        learns = self._learns(report)
-        if report.ended or learns or size.plan.trials or size.costs.plain_steps < EVERY:
+        soon = report.ended or self._learns(report) or self._tries(report, size.plan)
+        if soon or size.costs.plain_steps < EVERY:
             self.learn()
         size.plan = size.next
 
@@ -231,6 +221,13 @@ class AutoLength:
         """Whether what became of the round's draft may change what is drafted next."""
         drafter = self._acceptance[self._drafter(report.source).name]
         return report.size > 0 and drafter.undecided > 0
+
+    def _tries(self, report: RoundReport, plan: _Plan) -> bool:
+        """Whether the round was a trial, other than of a source whose drafts cost nothing."""
+        source = self._drafter(report.source)
+        return plan.plain > 0 or (
+            report.size > 0 and not source.free and source.name in plan.trials
+        )
 
     def _drafter(self, name: str) -> Source:
         """The source of that name; rounds name none where there is one, and drafters whose lengths
@@ -268,7 +265,7 @@ class AutoLength:
                     unread = size.unread[source.name]
                     size.costs.add(source.costs, drafted, seconds, context, unread)
             elif size.stretch > 1 or size.rounds == 1:
-                size.costs.add_plain(seconds, context)
+                size.costs.add("", 0, seconds, context)
             self._pay(its, source)
             # What is not a round of a trial that is under way must not end it.
             if its.plan is size.plan or not size.plan.trials:
@@ -293,26 +290,25 @@ class AutoLength:
         """Earn a share of the round's time, and pay for a trial what it must be expected to lose
         now: of one round luck tells most."""
         costs, plan, drafted, lost = its.size.costs, its.plan, its.report.size, 0.0
-        took = its.report.times.total / costs.plain if costs.paced else 1.0
+        took = its.report.times.total / costs.plain if costs.plain else 1.0
         self._budget = min(self._budget + SHARE * min(took, 5.0), SAVED)
         if plan.plain and not drafted:
             lost = 1 - 1 / plan.speed
         elif drafted and plan.trials.get(source.name) == drafted:
-            lost = float(self._arms(its.size, source).losses(plan.speed)[drafted])
+            lost = self._arms(its.size, source).loss(drafted, plan.speed)
         self._budget = max(-SAVED, self._budget - max(0.0, lost))
 
     def _plan_next(self, its: _Heard) -> None:
         size, plan, report = its.size, its.plan, its.report
-        tried = plan.trials and (report.size or plan.plain)
-        learns = self._learns(report)
+        soon = self._learns(report) or self._tries(report, plan)
         if plan.plain > 1 and not report.size:
             size.next = replace(plan, plain=plan.plain - 1)
-        elif tried or learns or size.rounds % EVERY == 0:
+        elif soon or size.rounds % EVERY == 0:
             best = size.next.best
             size.next = self._plan(size, len(report.sequences), report.waiting)
             for name, length in size.next.best.items():
                 if length != best[name] or not self._changes:
-                    speed = self._arms(size, self._sources[name]).speed(length)
+                    speed = self._arms(size, self._sources[name]).speeds[length]
                     named = name if len(self._sources) > 1 else ""
                     self._changes.append(Change(self._rounds, length, speed, named))
 
@@ -337,25 +333,27 @@ class AutoLength:
         return known[nearest].doubted(DOUBT * apart)
 
     def _arms(self, size: _Size, source: Source) -> _Arms:
-        name, acceptance = source.name, self._acceptance[source.name]
-        costs, errors = size.costs.logarithms(source.costs, source.most)
+        name, exp = source.name, math.exp
+        logarithms, errors = size.costs.logarithms(source.costs, source.most)
+        costs = [exp(each) for each in logarithms]
         if source.stops:
-            costs = np.log(_ending_sooner(np.exp(costs), self._reached[name].tokens()[0]))
+            costs = _ending_sooner(costs, self._reached[name].tokens()[0])
         if size.arriving and not source.free:
             arriving = size.costs.reading(source.costs, size.arriving)
-            costs[1:] = np.log(np.exp(costs[1:]) + arriving)
-        # Of a batch those that have nothing to draft gain nothing.
-        share = size.drafting[name]
-        luck = max(self._budget, 1.0)
-        tokens, lucky = acceptance.tokens(luck)
+            costs[1:] = [each + arriving for each in costs[1:]]
+        # In standard errors. Of a batch those that have nothing to draft gain nothing.
+        luck, share = max(self._budget, 1.0), size.drafting[name]
+        tokens, lucky = (
+            [1 + share * (each - 1) for each in its] for its in self._acceptance[name].tokens(luck)
+        )
         return _Arms(
-            1 + share * (tokens - 1),
-            1 + share * (lucky - 1),
-            costs,
+            tokens,
+            [cost * exp(error) for cost, error in zip(costs, errors, strict=True)],
+            [n / cost * exp(luck * e) for n, cost, e in zip(lucky, costs, errors, strict=True)],
+            [n / cost for n, cost in zip(tokens, costs, strict=True)],
             errors,
             size.next.best[name],
             size.costs.reading(source.costs, size.unread[name]),
-            luck,
         )
 
     def _plan(self, size: _Size, rows: int, waiting: bool = False) -> _Plan:
@@ -366,11 +364,11 @@ class AutoLength:
         main: _Arms | None = None
         for name in self._paid:
             its, length = arms[name], arms[name].best(floor)
-            rate = its.rates[length] * (MARGIN if its.current else 1.0)
+            rate = its.rate(length) * (MARGIN if its.current else 1.0)
             # What must be read first must be gained in the rest of the text.
-            pays = its.reading < self._remaining * (1 - 1 / max(1.0, its.speed(length)))
+            pays = its.reading < self._remaining * (1 - 1 / max(1.0, its.speeds[length]))
             if length and rate > promised and pays:
-                promised, speed, main = rate, max(floor, its.speed(length)), its
+                promised, speed, main = rate, max(floor, its.speeds[length]), its
                 best |= {**dict.fromkeys(self._paid, 0), name: length}
         for name, its in arms.items():
             if name not in self._paid:
@@ -389,23 +387,25 @@ class AutoLength:
         trials: dict[str, int] = {}
         paid: dict[str, int] = {}
         for name, its in arms.items():
-            length = plan.best[name]
-            speed = max(plan.speed, its.speed(length)) if length else plan.speed
-            hopes, losses = its.hopes(speed), its.losses(speed)
+            length, lengths = plan.best[name], range(1, len(its.tokens))
+            speed = max(plan.speed, its.speeds[length]) if length else plan.speed
+            losses = [math.inf, *(its.loss(n, speed) for n in lengths)]
             affordable = 2 * SAVED if full else max(self._budget, self._acceptance[name].undecided)
-            hopes[losses > affordable] = 0.0
-            hopes[[0, length]] = 0.0
-            most = int(hopes.argmax())
+            hopes = [
+                its.hoped[n] / speed if loss <= affordable and n != length else 0.0
+                for n, loss in enumerate(losses)
+            ]
+            most = hopes.index(max(hopes))
             if name not in self._paid:
                 trials |= {name: most} if hopes[most] > MARGIN else {}
             elif hopes[most] > hoped:
                 hoped, paid = hopes[most], {name: most}
             elif full and main is None and hoped == MARGIN:
                 # Nothing is gained by saving more: the arm that buys most verdicts.
-                prices = np.maximum(losses[1:], 0.1) / its.tokens[:-1]
-                n = int(prices.argmin()) + 1
-                if losses[n] <= affordable and prices[n - 1] < probed:
-                    probed, paid = prices[n - 1], {name: n}
+                prices = [max(losses[n], 0.1) / its.tokens[n - 1] for n in lengths]
+                price, n = min(zip(prices, lengths, strict=True))
+                if losses[n] <= affordable and price < probed:
+                    probed, paid = price, {name: n}
         if main is not None and EVERY * (1 - 1 / plan.speed) <= self._budget:
             # Two standard errors: that drafting pays must be sure.
             error = max(main.errors[plan.best[name]] for name in self._paid)
@@ -421,9 +421,11 @@ def _rounded_up(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-def _ending_sooner(costs: np.ndarray, reached: np.ndarray) -> np.ndarray:
+def _ending_sooner(costs: list[float], reached: Sequence[float]) -> list[float]:
     """Return what rounds of each length cost where some drafts end sooner. reached: 1 and how long
     drafts get, for each length; all have a first token."""
-    shares = np.diff(reached)
-    rises = np.diff(costs[1:]) * shares[1:] / shares[0]
-    return np.concatenate((costs[:1], costs[1] + np.cumsum(np.insert(rises, 0, 0.0))))
+    sooner = costs[:2]
+    for n in range(2, len(costs)):
+        share = (reached[n] - reached[n - 1]) / (reached[1] - reached[0])
+        sooner.append(sooner[-1] + share * (costs[n] - costs[n - 1]))
+    return sooner

@@ -8,7 +8,7 @@ are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,8 +79,7 @@ class Costs:
         self._noise = (5 * DRIFT) ** 2
         self._context = 0.0
         self._rounds = self.plain_steps = 0
-        self.paced = False
-        self._arm: Sequence[int] = ()
+        self._last: tuple[str, int] | None = None
 
     @property
     def noise(self) -> float:
@@ -89,102 +88,96 @@ class Costs:
 
     @property
     def plain(self) -> float:
-        """Seconds of a plain step, once a round was seen."""
-        return math.exp(self._mean[0])
+        """Seconds of a plain step, 0 before a round was seen."""
+        return math.exp(self._mean[0]) if self._last else 0.0
 
     def block(self, name: str) -> Block:
         """Return what is known of a source."""
         own = self._own[name]
         return Block(self._mean[own].copy(), self._covariance[own, own].copy())
 
-    def logarithms(self, name: str, most: int) -> tuple[np.ndarray, np.ndarray]:
+    def logarithms(self, name: str, most: int) -> tuple[list[float], list[float]]:
         """Return the logarithms of costs by drafted length, 0 to `most`, where the context is as
         long as in the last round, and their standard errors."""
-        own = self._own[name]
-        mean, covariance = self._mean[own], self._covariance[own, own]
-        tilt = self._context * DOUBLINGS
+        mean, covariance = self._mean[self._own[name]], self._covariance[self._own[name]]
+        covariance, tilt = covariance[:, self._own[name]], self._context * DOUBLINGS
         variance = np.diagonal(covariance)[:MOST] + tilt * (
             2 * covariance[SLOPE, :MOST] + tilt * covariance[SLOPE, SLOPE]
         )
-        costs, errors = np.zeros(MOST + 1), np.zeros(MOST + 1)
-        costs[1:] = mean[:MOST] + tilt * mean[SLOPE]
-        errors[1:] = np.sqrt(np.maximum(variance, 0.0))
-        return costs[: most + 1], errors[: most + 1]
+        costs = (mean[:MOST] + tilt * mean[SLOPE]).tolist()
+        errors = np.sqrt(np.maximum(variance, 0.0)).tolist()
+        return [0.0, *costs[:most]], [0.0, *errors[:most]]
 
     def reading(self, name: str, tokens: float) -> float:
         """Return what a source's next round costs more where it has so many tokens to read."""
-        return tokens * math.exp(self._mean[self._own[name]][READING])
+        return tokens * math.exp(self._mean[self._own[name].start + READING])
 
     def behind(self, context: float) -> None:
         """Take note that rounds are behind so many tokens of context."""
         self._context = math.log2(1 + context / 1024)
 
-    def add_plain(self, seconds: float, context: float) -> None:
-        """Learn from a plain step behind so many tokens of context."""
-        self.behind(context)
-        self.plain_steps += 1
-        self._add(seconds, [0], lambda point: (float(point[0]), np.ones(1)))
-
-    def add(self, name: str, drafted: int, seconds: float, context: float, unread: float) -> None:
-        """Learn from a round of at most MOST drafted tokens, before which its source had so many
-        tokens to read."""
-        self.behind(context)
-        place, tilt = self._own[name].start, self._context * DOUBLINGS[drafted - 1]
-
-        def observe(point: np.ndarray) -> tuple[float, np.ndarray]:
-            plain, cost, slope, each = point
-            alone = math.exp(cost + tilt * slope)
-            reading = unread * math.exp(each)
-            share = alone / (alone + reading)
-            weights = np.array([1.0, share, share * tilt, 1 - share])
-            return plain + math.log(alone + reading), weights
-
-        self._add(seconds, [0, place + drafted - 1, place + SLOPE, place + READING], observe)
-
-    def _add(
-        self,
-        seconds: float,
-        at: Sequence[int],
-        observe: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    def add(
+        self, name: str, drafted: int, seconds: float, context: float = 0.0, unread: float = 0.0
     ) -> None:
-        """Take in one round. observe: returns the expected logarithm of its seconds for values of
-        the entries `at`, and the derivatives."""
-        mean, covariance = self._mean, self._covariance
+        """Learn from a round of at most MOST drafted tokens, 0 for a plain step, behind so many
+        tokens of context, before which its source had so many tokens to read."""
+        self.behind(context)
+        self.plain_steps += not drafted
+        mean, covariance, took = self._mean, self._covariance, math.log(max(seconds, 1e-9))
         covariance[0, 0] += DRIFT**2
         self._rounds += 1
         for own in self._own.values() if self._rounds % 16 == 0 else ():
             self._doubt(own, DRIFT**2 / 16)
-        took, before = math.log(max(seconds, 1e-9)), mean[at]
-        point = before
+        start = self._own[name].start if drafted else 0
+        at = [0, start + drafted - 1, start + SLOPE, start + READING] if drafted else [0]
+        before = point = [float(mean[place]) for place in at]
         for _ in range(6):
             # What reading costs may be known so badly that one line through it says nothing.
-            expected, weights = observe(point)
-            off = took - expected - float(weights @ (before - point))
-            gains = covariance[:, at] @ weights
-            variance = float(gains[at] @ weights) + self._noise
-            change = before + gains[at] * (off / variance) - point
-            if abs(change[-1]) < 0.05 or weights[-1] == len(at) == 1:
+            expected, weights = self._expected(point, drafted, unread)
+            expected += sum(w * (b - p) for w, b, p in zip(weights, before, point, strict=True))
+            off, gains, variance = took - expected, *self._gains(at, weights)
+            change = [
+                b + gains[place] * off / variance for b, place in zip(before, at, strict=True)
+            ]
+            if not unread or abs(change[-1] - point[-1]) < 0.05:
                 break
-            point = point + change / 2
-        if self.paced and off < -2 * UNLIKELY * math.sqrt(variance):
+            point = [(p + each) / 2 for p, each in zip(point, change, strict=True)]
+        if self._last and off < -2 * UNLIKELY * math.sqrt(variance):
             # A round may stall, but never takes so much less than it costs.
             # Between two rounds of one arm it is the machine that has changed.
             covariance[0, 0] += DOUBT
-            for own in self._own.values() if at != self._arm else ():
-                if own.start < at[-1]:
-                    self._doubt(own, DOUBT)
-            gains = covariance[:, at] @ weights
-            variance = float(gains[at] @ weights) + self._noise
-        if self.paced:
+            if drafted and self._last != (name, drafted):
+                self._doubt(self._own[name], DOUBT)
+            gains, variance = self._gains(at, weights)
+        if self._last:
             surprise = min(off * off / variance, 9.0)
             self._noise += 0.05 * (max(0.03**2, self._noise * surprise) - self._noise)
             variance *= max(1.0, off * off / variance / UNLIKELY**2) ** 2
         mean += gains * (off / variance)
         covariance -= np.outer(gains, gains / variance)
-        if not self.paced:
+        if not self._last:
             # The first round of all may have stalled.
             covariance[0, 0] = max(covariance[0, 0], 0.5)
-        self.paced, self._arm = True, at
+        self._last = name, drafted
+
+    def _gains(self, at: Sequence[int], weights: Sequence[float]) -> tuple[np.ndarray, float]:
+        """Return the covariance of all entries with what was seen, and the variance of that."""
+        gains = self._covariance[at].T @ weights
+        seen = sum(w * float(gains[place]) for w, place in zip(weights, at, strict=True))
+        return gains, seen + self._noise
+
+    def _expected(
+        self, point: Sequence[float], drafted: int, unread: float
+    ) -> tuple[float, Sequence[float]]:
+        """Return the expected logarithm of a round's seconds, and its derivatives by the entries of
+        `point`: a plain step, the cost, the slope, and the price of reading."""
+        if not drafted:
+            return point[0], (1.0,)
+        plain, cost, slope, price = point
+        tilt = self._context * float(DOUBLINGS[drafted - 1])
+        alone, reading = math.exp(cost + tilt * slope), unread * math.exp(price)
+        share = alone / (alone + reading)
+        return plain + math.log(alone + reading), (1.0, share, share * tilt, 1 - share)
 
     def _doubt(self, own: slice, variance: float) -> None:
         """Become less sure of a source by `variance` for each doubling of a round's tokens, of

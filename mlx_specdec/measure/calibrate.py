@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from ..draft_length import saved
 from ..draft_length.auto_length import Source
 from ..draft_length.costs import MOST, Costs, unknown
@@ -145,11 +143,8 @@ class Survey:
         if self._place not in self._ignored and report.size == self._turn[self._place]:
             seconds, [sequence] = report.times.total, report.sequences
             self._fastest[report.size] = min(seconds, self._fastest.get(report.size, math.inf))
-            if report.size:
-                context = len(sequence.committed)
-                self._costs.add(self._source.costs, report.size, seconds, context, 0.0)
-            else:
-                self._costs.add_plain(seconds, len(sequence.committed))
+            context = len(sequence.committed)
+            self._costs.add(self._source.costs, report.size, seconds, context)
         self._place = (self._place + 1) % len(self._turn)
         self.turns += self._place == 0
 
@@ -162,7 +157,7 @@ class Survey:
     def measured(self) -> dict[int, float]:
         """Costs in plain steps by drafted length."""
         costs, _ = self._costs.logarithms(self._source.costs, self._source.most)
-        return {n: float(cost) for n, cost in enumerate(np.exp(costs)) if n}
+        return {n: math.exp(cost) for n, cost in enumerate(costs) if n}
 
     @property
     def first_guess(self) -> saved.Knowledge:
@@ -170,10 +165,7 @@ class Survey:
         name, costs = self._source.costs, Costs({self._source.costs: unknown()})
         for _ in range(max(1, self.turns)):
             for length, seconds in self._fastest.items():
-                if length:
-                    costs.add(name, length, seconds, 0.0, 0.0)
-                else:
-                    costs.add_plain(seconds, 0.0)
+                costs.add(name, length, seconds)
         block = costs.block(name)
         block.mean[:MOST] += math.log(OPTIMISM)
         return saved.Knowledge({name: {1: block.doubted(0.02)}})

@@ -73,16 +73,8 @@ def test_a_process_writes_once_a_second_and_when_it_ends(learned: Knowledge) -> 
     ("name", "value"),
     [
         ("budget", np.array("much")),
-        ("budget", np.array(np.inf)),
         ("budget", np.array([1, None], dtype=object)),
-        ("counts draft", np.array([[1.0], [2.0]])),
-        ("counts draft", np.array([[1.0, 2.0], [np.nan, 0.0]])),
-        ("counts draft", np.array(7)),
-        ("costs 1 draft", np.ones((SIZE, SIZE))),
-        ("costs 1 draft", np.full((1 + SIZE, SIZE), 1e9)),
-        ("costs 1 draft", np.full((1 + SIZE, SIZE), -1.0)),
         ("costs one draft", np.zeros((1 + SIZE, SIZE))),
-        ("costs 0 draft", np.zeros((1 + SIZE, SIZE))),
     ],
 )
 def test_a_damaged_file_is_as_good_as_none_and_is_replaced(
@@ -118,7 +110,7 @@ def test_counts_of_another_length_count_as_far_as_they_go() -> None:
     assert acceptance.counts.tolist() == [[9.0, 8.0, 0.0], [8.0, 2.0, 0.0]]
     tokens, lucky = acceptance.tokens(2.0)
     assert tokens[0] == 1.0 and (np.diff(tokens) > 0).all() and tokens[1] > 1.7
-    assert (lucky[1:] > tokens[1:]).all()
+    assert all(more > each for more, each in zip(lucky[1:], tokens[1:], strict=True))
 
 
 def test_costs_learn_the_ratio_though_the_machine_gets_slower() -> None:
@@ -129,7 +121,7 @@ def test_costs_learn_the_ratio_though_the_machine_gets_slower() -> None:
         if number % 4:
             costs.add("draft", 3, seconds, 100, 0)
         else:
-            costs.add_plain(seconds, 100)
+            costs.add("", 0, seconds, 100)
     logarithms, errors = costs.logarithms("draft", 16)
     assert np.exp(logarithms[3]) == pytest.approx(1.6, rel=0.06)
     assert costs.plain == pytest.approx(3.0, rel=0.15)
@@ -140,7 +132,7 @@ def test_what_reading_costs_is_learned_apart_from_the_length() -> None:
     costs = Costs({"draft": unknown()})
     for _ in range(60):
         for _ in range(10):
-            costs.add_plain(1.0, 100)
+            costs.add("", 0, 1.0, 100)
         costs.add("draft", 2, 1.5 + 10 * 0.05, 100, 10)
         for _ in range(4):
             costs.add("draft", 2, 1.5, 100, 0)
@@ -152,7 +144,7 @@ def test_what_reading_costs_is_learned_apart_from_the_length() -> None:
 def test_a_long_reading_before_a_first_draft_is_no_cost_of_its_length() -> None:
     costs = Costs({"draft": unknown()})
     for _ in range(3):
-        costs.add_plain(1.0, 1)
+        costs.add("", 0, 1.0, 1)
     # As an encoder reads with a BLAS that reads the weights for each token.
     costs.add("draft", 1, 8.0, 1, 25)
     logarithms, _ = costs.logarithms("draft", 16)
@@ -167,7 +159,7 @@ def test_what_is_never_drafted_is_not_doubted_more_and_more() -> None:
         if number % 4:
             costs.add("draft", 1, 1.3 * seconds, 100, 0)
         else:
-            costs.add_plain(seconds, 100)
+            costs.add("", 0, seconds, 100)
     before = np.diagonal(unknown().covariance)
     for name in ("seldom", "draft"):
         covariance = costs.block(name).covariance

@@ -63,7 +63,7 @@ def test_prices_are_there_once_they_are_known_and_not_in_trials() -> None:
 
 
 def test_what_a_length_costs_is_what_its_rounds_cost_on_average() -> None:
-    costs = np.array([1.0, 1.5, 2.5, 4.5])
+    costs = [1.0, 1.5, 2.5, 4.5]
     assert _ending_sooner(costs, np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx(costs)
     ends = _ending_sooner(costs, np.array([1.0, 2.0, 2.5, 2.75]))
     assert ends == pytest.approx([1.0, 1.5, 2.0, 2.5])
