@@ -1,7 +1,5 @@
-"""The settings of one text, checked together before any model is loaded.
-
-This module imports no MLX, so that a wrong setting is reported at once.
-"""
+"""The settings of one text, checked together before any model is loaded. This module imports no
+MLX, so that a wrong setting is reported at once."""
 
 from __future__ import annotations
 
@@ -203,11 +201,6 @@ class Options(Sampling):
         """The grammar of the text, for sampling.constraint.Alphabet."""
         grammar: Grammar | None = getattr(self, "_constraint", None)
         return grammar
-
-    @property
-    def sampling(self) -> Sampling:
-        """These options as the settings of drawing tokens."""
-        return self
 
     @property
     def lossy(self) -> bool:

@@ -1,9 +1,7 @@
-"""The process: the BLAS that MLX uses, the cache directory, and threads that end.
-
-MLX's CPU wheel for Linux brings the reference BLAS, whose matrix products cost as many passes over
-the weights as there are rows. A library that is loaded before MLX, with global symbols, takes its
-place: MKL from the PyPI package `mkl` (extra `fast-cpu`) or the system's OpenBLAS.
-"""
+"""The process: the BLAS that MLX uses, the cache directory, and threads that end. MLX's CPU wheel
+for Linux brings the reference BLAS, whose matrix products cost as many passes over the weights as
+there are rows. MKL, from the PyPI package `mkl` (extra `fast-cpu`), or the system's OpenBLAS takes
+its place if it is loaded before MLX, with global symbols."""
 
 from __future__ import annotations
 
@@ -108,8 +106,7 @@ def directory(kind: str) -> Path:
 
 @contextlib.contextmanager
 def replacing(file: Path, *, make_parents: bool = True) -> Iterator[BinaryIO]:
-    """Replace a file, at the end of the block, by what was written to the stream, or not at all.
-    Raises OSError."""
+    """Replace a file by what the block writes to the stream, or not at all. Raises OSError."""
     if make_parents:
         file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".partial")

@@ -1,8 +1,5 @@
-"""For debugging: contexts that compare their contents with the text, at twice the cost.
-
-Every context has a shadow, a second one that is fed the committed tokens alone and never rewound;
-where both have seen the same text, their logits must agree.
-"""
+"""For debugging, at twice the cost: each context has a shadow that reads the committed tokens alone
+and is never rewound. Where both have seen the same text, their logits must agree."""
 
 from __future__ import annotations
 
@@ -130,8 +127,7 @@ def _log_probabilities(logits: mx.array) -> mx.array:
 def checked(
     target: Model, draft: Base | None, translation: Translation | None
 ) -> tuple[Model, Base | None, list[CheckedModel]]:
-    """Return the same models, whose contexts compare themselves with shadows, and the listeners
-    that make them do so."""
+    """Return the same models, which compare themselves with shadows, and their listeners."""
     shadows = [CheckedModel(target)]
     if draft is not None:
         shadows.append(CheckedModel(draft, translation))

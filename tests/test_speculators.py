@@ -88,7 +88,7 @@ def test_a_draft_that_ends_where_it_is_not_sure_changes_no_text(
     drafted = []
     for prices in (None, Prices([1.0, 1.3, 1.6, 1.9, 2.2], 1.0)):
         [drafter] = assembling.drafters(pair, options)
-        proposer = drafter.make(Setup(options.sampling, prices=lambda prices=prices: prices))
+        proposer = drafter.make(Setup(options, prices=lambda prices=prices: prices))
         result = stream_generate(pair, PROMPT, options, proposer=proposer).result()
         assert result.tokens == generate(pair, PROMPT, replace(options, regular=True)).tokens
         drafted.append(result.stats.drafted / result.stats.rounds)

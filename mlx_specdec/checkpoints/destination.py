@@ -89,10 +89,10 @@ def remove_leftovers(destination: Path) -> bool:
                     path.rename(destination)
             else:
                 shutil.rmtree(path, ignore_errors=True)
-        except PermissionError:
-            alive = True  # another user's
-        else:
-            alive = True
+            continue
+        except PermissionError:  # another user's
+            pass
+        alive = True
     return alive
 
 

@@ -51,8 +51,7 @@ def family(config: Mapping[str, Any]) -> str:
 
 
 def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Return whether names of tensors are those of such layers, always False for unknown
-    families."""
+    """Return whether names of tensors are those of such layers, never for unknown families."""
     if family(config) in QWEN:
         return lambda name: _NAMED.match(name) is not None
     layers = text_config(config).get("num_hidden_layers")

@@ -75,20 +75,21 @@ def scales_output(config: Mapping[str, Any]) -> bool:
     return config.get("tie_word_embeddings") is not False
 
 
-def whole_number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A size in config.json. Raises CheckpointError for what is none."""
+def whole_number(
+    config: Mapping[str, Any], name: str, default: int | None = None, most: int = LARGEST
+) -> int:
+    """A size in config.json, from 1 to `most`. Raises CheckpointError for what is none."""
     value = config.get(name)
     value = default if value is None else value
-    if type(value) is not int or not 1 <= value <= LARGEST:
+    if type(value) is not int or not 1 <= value <= most:
         raise CheckpointError(
-            f"config.json has {name} {value!a:.40}: need a number from 1 to {LARGEST}"
+            f"config.json has {name} {value!a:.40}: need a number from 1 to {most}"
         )
     return value
 
 
 def quantizable(key: str, shape: tuple[int, ...], group_size: int) -> bool:
-    """Return whether to quantize a weight: matrices whose rows divide into groups, but no
-    positions."""
+    """Return whether to quantize a weight: a matrix of whole groups, but not of positions."""
     return (
         key.endswith(".weight")
         and len(shape) == 2

@@ -28,7 +28,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
     for file in source.paths:
         if source.format == "safetensors" and not file.name.startswith("model"):
             raise CheckpointError(f"{file} needs a name that starts with model, for mlx-lm")
-    given = _lazy_arrays(source)
+    given = _arrays(source)
     opened = open_model(directory, config, given)
     whole = opened.config
     stored_as = {id(array): name for name, array in given.items()}
@@ -36,8 +36,6 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
     origins = {name: place for name, place in places.items() if place is not None}
     quantized: dict[str, Quantization] = {}
     if numbers.quantization is not None:
-        if "quantization" in whole:
-            raise OptionError(f"{directory} is quantized already: leave --quantize out")
         quantized = _choose(opened.model, numbers.quantization, numbers.mixed)
     if "vision_tower" not in getattr(opened.model, "model", {}):
         whole.pop("vision_config", None)
@@ -54,7 +52,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
     def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
         fresh = {}
         if computed:
-            fresh = open_model(directory, config, _computable(source, scratch)).weights
+            fresh = open_model(directory, config, _arrays(source, scratch)).weights
         for name in outlines:
             here = name in origins
             yield name, source.tensor(origins[name]) if here else Tensor.of(fresh.pop(name))
@@ -115,17 +113,13 @@ def _report(
     )
 
 
-def _lazy_arrays(source: files.Weights) -> dict[str, mx.array]:
-    """Lazy arrays for mlx-lm, of other formats than safetensors without values."""
+def _arrays(source: files.Weights, scratch: Path | None = None) -> dict[str, mx.array]:
+    """Lazy arrays for mlx-lm. Those of other formats than safetensors have values only if they are
+    written into `scratch` first."""
     if source.lazy:
         return {name: source.read(name) for name in source.infos}
-    return {name: source.tensor(name).outline for name in source.infos}
-
-
-def _computable(source: files.Weights, scratch: Path) -> dict[str, mx.array]:
-    """Lazy arrays to compute with, of other formats by way of safetensors in `scratch`."""
-    if source.lazy:
-        return _lazy_arrays(source)
+    if scratch is None:
+        return {name: source.tensor(name).outline for name in source.infos}
     if not scratch.is_dir():
         scratch.mkdir()
         pairs = ((name, source.tensor(name)) for name in source.infos)

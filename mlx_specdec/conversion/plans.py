@@ -121,13 +121,13 @@ def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
     numbers = numbers or Numbers()
     file = directory / "config.json"
     config = read_json(file) if file.is_file() else {}
-    if numbers.quantization is not None and config.get("quantization") is not None:
-        raise OptionError(f"{directory} is quantized already: leave --quantize out")
     plan = _drafter(directory, config, numbers) or _encoder_decoder(directory, config, numbers)
     if plan is None:
         # By its name: it imports this module, and mlx-lm, which a T5 does not need.
         plan = import_module(".decoder_only", __package__).plan(directory, config, numbers)
     how = numbers.quantization
+    if how is not None and plan.stored:
+        raise OptionError(f"{directory} is quantized already: leave --quantize out")
     if how is not None and not plan.quantized:
         problem = f"no rows divide into groups of {how.group_size}"
         raise OptionError(f"{problem}: give a smaller --q-group-size")
@@ -293,8 +293,7 @@ def _encoder_decoder(directory: Path, config: Mapping[str, Any], numbers: Number
 def _report(
     family: EncoderDecoderFamily, weights: Weights, places: Mapping[str, str]
 ) -> TensorReport:
-    """What was left out, and why: copies of tensors, tables that only look like copies, and what
-    nothing reads."""
+    """What was left out, and why: copies, tables that only look like copies, what nothing reads."""
     tied, dropped = {}, {}
     for name in sorted(weights.infos.keys() - places.values()):
         original = places.get(family.copies.get(name, ""))

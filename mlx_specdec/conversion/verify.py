@@ -206,8 +206,7 @@ _Answer = TypeVar("_Answer")
 
 
 def compare_logits(source: Path, result: Path) -> float:
-    """Return the largest difference of log-probabilities on a fixed input. Raises
-    CheckpointError."""
+    """The largest difference of log-probabilities on a fixed input. Raises CheckpointError."""
     first, second = (_with_model(directory, _fixed_rows) for directory in (source, result))
     return float(mx.max(mx.abs(first - second)).item())  # type: ignore[arg-type]
 

@@ -122,7 +122,7 @@ def make_proposer(
     for place, each in enumerate(chosen):
         priced = learning and (each.stops or not each.nbytes) and not batch
         setup = Setup(
-            options.sampling,
+            options,
             options.ngram_min,
             options.ngram_choice,
             options.constraint,

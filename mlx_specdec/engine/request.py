@@ -195,14 +195,14 @@ class Job:
         ids, bound, options = prepared(pair, request.prompt, request.options)
         if request.ignore_eos:
             bound = replace(bound, eos_token_ids=frozenset())
-        prefix, sampling = beginning(bound, ids, options), options.sampling
-        constraint = bound.constraint(options.constraint, sampling.logit_bias)
+        prefix = beginning(bound, ids, options)
+        constraint = bound.constraint(options.constraint, options.logit_bias)
         longest = bound.target.max_length
         room = sys.maxsize if longest is None else longest - len(prefix)
         rule = type(make_rule(options))
         sequence = Decoded(
             prefix,
-            Distribution(sampling, bound.vocabulary, ids, constraint),
+            Distribution(options, bound.vocabulary, ids, constraint),
             _noise(bound, ids, options),
             StopCriteria(
                 # A text that only measures the loop goes on to the end.

@@ -141,7 +141,7 @@ def probe(
         try_out(moved, pair.target)
         counts = [0, 0, 0, 0]
         for number, prompt in enumerate(prompts, start=1):
-            proposer = HiddenStateDrafter(moved, SETTINGS.sampling, pair.vocabulary)
+            proposer = HiddenStateDrafter(moved, SETTINGS, pair.vocabulary)
             stats = stream_generate(pair, prompt, SETTINGS, proposer=proposer).result().stats
             firsts = (*stats.drafted_by_position[:1], *stats.accepted_by_position[:1]) or (0, 0)
             its = (*firsts, stats.drafted, stats.accepted)

@@ -72,8 +72,7 @@ class Stored:
 
 
 def read_header(data: mmap.mmap | bytes) -> tuple[Mapping[str, Any], dict[str, Stored]]:
-    """The metadata, lists of numbers among them as numpy arrays, and the tensors by name. Raises
-    Malformed."""
+    """The metadata, lists of numbers as numpy arrays, and the tensors by name. Raises Malformed."""
     reader = _Reader(data)
     count, keys = reader.begin()
     metadata = {(name := reader.name("a key")): reader.value(name) for _ in range(keys)}
@@ -247,8 +246,7 @@ class Metadata:
         return self._full(key) in self._values
 
     def get(self, key: str, kind: Kind, default: Any = None) -> Any:
-        """A value, or a default. key: one that begins with a dot belongs to the architecture.
-        Raises Malformed."""
+        """A value or a default. key: a dot in front is the architecture's. Raises Malformed."""
         key = self._full(key)
         value = self._values.get(key, default)
         if value is None:

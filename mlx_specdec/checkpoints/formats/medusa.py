@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
 from ...errors import CheckpointError
 from ..disk import read_json
+from ..t5_keys import whole_number
 from ..tensors import Reader, check_weights
 from .safetensors import SafetensorsFile
 from .torch import TorchFile
@@ -65,8 +65,8 @@ def read(directory: Path) -> MedusaFiles:
     base = config.get(BASE)
     if not isinstance(base, str) or not base.strip():
         raise CheckpointError(f"{config_file} has no {BASE}: add the name of the heads' base model")
-    count = _whole(config_file, config, COUNT, None)
-    layers = _whole(config_file, config, LAYERS, 1)
+    count = whole_number(config, COUNT, most=MOST)
+    layers = whole_number(config, LAYERS, 1, MOST)
     file = file_of(directory)
     opened: Reader = SafetensorsFile(file) if file.name == SAFETENSORS else TorchFile(file)
     shapes = {name: info.shape for name, info in opened.infos.items()}
@@ -85,13 +85,6 @@ def read(directory: Path) -> MedusaFiles:
         vocabulary = config["vocab_size"]
     tensors = {name: opened.rows(name, 0, info.extent) for name, info in opened.infos.items()}
     return MedusaFiles(file, base, count, layers, width or 0, vocabulary, own_output, tensors)
-
-
-def _whole(file: Path, config: Mapping[str, Any], name: str, default: int | None) -> int:
-    value = config.get(name, default)
-    if type(value) is not int or not 1 <= value <= MOST:
-        raise CheckpointError(f"{file} has {name} {value!r}: need a number from 1 to {MOST}")
-    return value
 
 
 def _length(shapes: Mapping[str, tuple[int, ...]], name: str) -> int | None:

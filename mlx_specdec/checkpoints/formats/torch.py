@@ -91,9 +91,8 @@ def storage(identity: Any) -> Storage:
     if not (type(identity) is tuple and len(identity) in (5, 6) and identity[0] == "storage"):
         raise Malformed("is damaged or no state dict: its pickle refers to what is no storage")
     _, kind, key, _, count, *view = identity
-    _check(isinstance(kind, Kind) and type(key) is str and _is_size(count), "storage")
-    if view not in ([], [None]):
-        raise Malformed("is written by a torch before 0.4: save it again with a newer one")
+    sound = isinstance(kind, Kind) and type(key) is str and _is_size(count)
+    _check(sound and view in ([], [None]), "storage")
     return Storage(key, kind, count)
 
 
@@ -120,9 +119,8 @@ def _rebuild_tensor_of_type(
     return Tensor(place, kind, offset, shape, strides)
 
 
-def _rebuild_from_type(function: Any, named: Any, arguments: Any, _attributes: Any) -> Any:
-    sound = function in _BUILDERS.values() and type(arguments) is tuple and named is _MENTION
-    _check(sound, "tensor")
+def _rebuild_from_type(function: Any, _: Any, arguments: Any, _attributes: Any) -> Any:
+    _check(function in _BUILDERS.values() and type(arguments) is tuple, "tensor")
     return function(*arguments)
 
 
@@ -189,7 +187,7 @@ ADMITTED: Mapping[tuple[str, str], Any] = {
 
 
 def load(
-    data: bytes | mmap.mmap, begin: int, persistent: Callable[[Any], Any] = storage
+    data: mmap.mmap, begin: int, persistent: Callable[[Any], Any] = storage
 ) -> tuple[Any, int]:
     """The value of the pickle that begins at `begin`, of plain values and what ADMITTED and
     `persistent` give, and where it ends. Raises Malformed."""
@@ -357,13 +355,11 @@ def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, slice], str]:
     if len(roots) != 1 or any(name.startswith(f"{roots[0]}code/") for name in records):
         raise Malformed("is no archive of weights that torch.save wrote (TorchScript, or another)")
     prefix, pickle = f"{roots[0]}data/", records[f"{roots[0]}data.pkl"]
-    if pickle.stop - pickle.start > LONGEST_PICKLE:
-        raise Malformed("is refused: its pickle is larger than any list of tensors")
     order = data[records.get(f"{roots[0]}byteorder", slice(0))][:7]
     if order not in (b"", b"little", b"big"):
         raise Malformed("is damaged: its byte order is neither little nor big")
     storages = {n.removeprefix(prefix): s for n, s in records.items() if n.startswith(prefix)}
-    return load(data[pickle], 0)[0], storages, ">" if order == b"big" else "<"
+    return load(data, pickle.start)[0], storages, ">" if order == b"big" else "<"
 
 
 def _records(file: Path, data: mmap.mmap) -> dict[str, slice]:

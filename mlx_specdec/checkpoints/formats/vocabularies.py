@@ -108,8 +108,7 @@ class _Vocabulary:
 
 
 def tokenizer_files(metadata: Metadata) -> dict[str, str]:
-    """The texts of tokenizer.json and tokenizer_config.json, {} where there is no vocabulary.
-    Raises Malformed."""
+    """tokenizer.json and tokenizer_config.json, {} without a vocabulary. Raises Malformed."""
     kind = metadata.get(f"{_PREFIX}model", TEXT, "none")
     builders = {"llama": _sentencepiece_bpe, "t5": _unigram, "gpt2": _byte_bpe}
     if kind in ("none", "no_vocab"):
