@@ -1,0 +1,118 @@
+"""README.md and docs/: their links lead somewhere, and their commands and their Python run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from mlx_specdec.cli.app import app
+
+from .support.commands import Run, run
+from .support.shipped import ROOT
+
+__all__ = ["run"]
+
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+FILES = {
+    "sentences.txt": "Where is the station?\nI am hungry.\n",
+    "article.txt": "Where is the station?\n\nI am hungry.\n",
+    "prompts.jsonl": '{"prompt": "def add(a, b):"}\n{"prompt": "import os"}\n',
+    "person.json": json.dumps({"type": "object", "properties": {"age": {"type": "integer"}}}),
+    "expression.lark": 'start: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/\n',
+}
+"""What the commands read that a reader has to bring."""
+LONG = {"serve", "chat", "launch", "bench", "pairs", "estimate", "train-draft", "train-medusa"}
+"""Commands that do not end by themselves, or take long; tests of their own run them."""
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of each line of a page's blocks that runs the program, from the command's name."""
+    found = []
+    for block in re.findall(r"```(?:bash|sh|console)?\n(.*?)```", page.read_text("utf-8"), re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            if not _RUNS.match(line):
+                continue
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if words[0] == "python":
+                words = [{"main.py": "generate", "convert.py": "convert"}[words[1]], *words[2:]]
+            elif words[0] == "uvx":
+                words = ["generate", *words[words.index("mlx-specdec") + 1 :]]
+            found.append(words[words[0] == "mlx-specdec" :])
+    return [words for words in found if not words[0].startswith("-")]
+
+
+_RUNS = re.compile(r"(\$ )?(mlx-specdec|python (main|convert)\.py|uvx) ")
+ALL = [(page.name, words) for page in PAGES for words in commands(page)]
+
+
+def runs_here(words: list[str]) -> bool:
+    """Whether a command needs nothing but the models in weights/ and FILES."""
+    named = [word for flag, word in itertools.pairwise(words) if flag.endswith("model")]
+    return words[0] not in LONG and all((ROOT / name / "config.json").exists() for name in named)
+
+
+def parsed(words: list[str]) -> None:
+    """Parse a command as the program does, without running it."""
+    program = get_command(app)
+    context = program.make_context("mlx-specdec", list(words), resilient_parsing=False)
+    name, command, rest = program.resolve_command(context, list(words))  # type: ignore[attr-defined]
+    command.make_context(name, rest, parent=context)
+    if "--" in words:
+        parsed(words[words.index("--") + 1 :])
+
+
+def test_the_readme_is_short() -> None:
+    assert README.read_text("utf-8").count("\n") <= 130
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        if "://" not in link:
+            path, _, heading = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            titles = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.M) if heading else []
+            anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert not heading or heading in anchors, link
+
+
+@pytest.mark.parametrize("words", [words for _, words in ALL], ids=lambda words: " ".join(words))
+def test_commands_are_understood(words: list[str]) -> None:
+    parsed(words)
+
+
+def test_many_commands_are_looked_at() -> None:
+    assert len(ALL) > 30 and sum(runs_here(words) for _, words in ALL) > 6
+
+
+@pytest.mark.parametrize(
+    "words", [words for _, words in ALL if runs_here(words)], ids=lambda words: " ".join(words)
+)
+def test_commands_on_shipped_models_run(
+    words: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).write_text(text, "utf-8")
+    Path("weights").symlink_to(ROOT / "weights")
+    if words[0] in ("generate", "batch"):
+        words = [*words, "--max-tokens", "8"] if "--max-tokens" not in words else words
+    outcome = run(*words)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out or words[0] in ("batch", "convert")
+
+
+def test_the_readmes_python_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    exec(README.read_text("utf-8").split("```python\n")[1].split("```")[0], {})
+    assert len(capsys.readouterr().out) > 3
