@@ -52,16 +52,15 @@ def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, li
     heads = [file for file in (SAFETENSORS, TORCH) if file in plain][:1]
     alone = [*heads, *(file for file in plain if file == mtp_layers.FILE)]
     # Of the rest mlx-lm reads none: adapters, and Mistral's own layout.
-    chosen = shards.choose([f for f in plain if re.match(r"model|(?!.*\.safetensors$)", f)])
-    weights = chosen.names if chosen else ()
+    kind, weights = shards.choose([f for f in plain if re.match(r"model|(?!.*\.safetensors$)", f)])
     if not weights and not alone:
         raise SourceError(f"{name} holds no weights that are read here: choose safetensors files")
-    if chosen and chosen.format == "gguf" and len(several := shards.models(weights)) > 1:
+    if kind == "gguf" and len(several := shards.models(weights)) > 1:
         raise SourceError(
             f"{name} holds {len(several)} models in GGUF: fetch one, as in `hf download {name} "
             f"{weights[0]}`, and give the path of its file"
         )
-    index = chosen.index if chosen else None
+    index = next((file for file in weights if file in shards.INDEXES), None)
     small = [file for file in plain if _SMALL.fullmatch(file)]
     return small, index, [*(() if index else weights), *alone]
 

@@ -25,7 +25,7 @@ _ORDER = (
     ("gguf", r".*\.gguf"),
 )
 """Of these patterns the first that has files is taken."""
-_SUFFIXES = {INDEX: ".safetensors", _TORCH_INDEX: ".bin"}
+INDEXES = {INDEX: ".safetensors", _TORCH_INDEX: ".bin"}
 FORMATS: Mapping[str, str] = {
     "safetensors": "safetensors",
     "torch": "torch archive",
@@ -36,32 +36,20 @@ FORMATS: Mapping[str, str] = {
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """format: a key of FORMATS. names: the files, sorted; of an index it alone."""
-
-    format: str
-    names: tuple[str, ...]
-
-    @property
-    def index(self) -> str | None:
-        return self.names[0] if self.names[0] in _SUFFIXES else None
-
-
-def choose(names: Collection[str]) -> Chosen | None:
-    """The weights among the files of a directory or repository; None where there are none."""
+def choose(names: Collection[str]) -> tuple[str, list[str]]:
+    """The weights among the files of a directory or repository: their format, a key of FORMATS, ""
+    for none, and the files, sorted; of an index it alone."""
     for kind, pattern in _ORDER:
         if chosen := sorted(name for name in names if re.fullmatch(pattern, name)):
-            return Chosen(kind, tuple(chosen))
-    return None
+            return kind, chosen
+    return "", []
 
 
 def format_of(source: Path) -> str:
     """Return the format of a directory's weights, or of a GGUF file; "" where there are none."""
     if not source.is_dir():
         return "gguf" if source.name.endswith(".gguf") else ""
-    chosen = choose([file.name for file in source.glob("*")])
-    return chosen.format if chosen else ""
+    return choose([file.name for file in source.glob("*")])[0]
 
 
 def models(names: Collection[str]) -> list[str]:
@@ -83,28 +71,27 @@ class Shards:
 def find(directory: Path) -> Shards:
     """The files of the model in a directory. Raises CheckpointError for none, a missing shard,
     several models, or an index that names no plain file."""
-    names = [file.name for file in directory.glob("*")]
-    chosen = choose(names)
-    if chosen is None:
+    kind, names = choose([file.name for file in directory.glob("*")])
+    if not names:
         problem = "has no .safetensors files nor others: no weights to read"
         raise CheckpointError(f"{directory} {problem}")
-    files = [directory / name for name in chosen.names]
-    if chosen.index is not None:
+    files = [directory / name for name in names]
+    if names[0] in INDEXES:
         places = places_of(files[0])
         files = [inside(_present(directory / name)) for name in sorted({*places.values()})]
-        return Shards(chosen.format, files, chosen.index, places)
+        return Shards(kind, files, names[0], places)
     for file in files:
         check_regular(file)
-    if chosen.format in ("safetensors", "torch"):
+    if kind in ("safetensors", "torch"):
         for file in files:
             parts_of(file)
-        return Shards(chosen.format, all_inside(files))
-    several = models(chosen.names) if chosen.format == "gguf" else []
+        return Shards(kind, all_inside(files))
+    several = models(names) if kind == "gguf" else []
     if len(several) > 1:
         raise CheckpointError(
             f"{directory} holds several models, {', '.join(several)[:200]}: name the file to take"
         )
-    return Shards(chosen.format, files[:1])
+    return Shards(kind, files[:1])
 
 
 def parts_of(file: Path) -> list[Path]:
@@ -144,7 +131,7 @@ def places_of(index: Path) -> dict[str, str]:
     places: Any = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map: download it again")
-    suffix = _SUFFIXES[index.name]
+    suffix = INDEXES[index.name]
     for name in places.values():
         if not isinstance(name, str) or not re.fullmatch(rf"[^/\\\0]*{re.escape(suffix)}", name):
             kind = "safetensors" if suffix == ".safetensors" else "torch"
