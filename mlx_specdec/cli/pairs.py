@@ -156,10 +156,7 @@ class Which(Flags):
 
     panel = "Pairs"
     name: str | None = flag(
-        None,
-        "Show the pairs whose names have this in them, also those that do not fit.",
-        argument=True,
-        metavar="NAME",
+        None, "Show the pairs whose names have this in them.", argument=True, metavar="NAME"
     )
 
 
@@ -217,10 +214,11 @@ def _advice(use: str, one: KnownPair, bits: int, found: Estimate | None) -> Iter
     yield f"  {one.line(bits)}"
     if found is not None and (speeds := found.speeds) is not None:
         low, high = (next(p for p in speeds.predictions if p.alpha == a) for a in (0.6, 0.8))
+        gain = f"{low.speed_up:.2f} to {high.speed_up:.2f} times that with"
+        gain = "no gain from" if high.speed_up <= 1 else gain
         yield (
-            f"  estimate expects {1 / speeds.step_seconds:.1f} tokens/s without a draft, and "
-            f"{low.speed_up:.2f} to {high.speed_up:.2f} times that with it where 60 to 80 % of its "
-            "tokens are accepted."
+            f"  estimate expects {1 / speeds.step_seconds:.1f} tokens/s without drafts, and {gain} "
+            "drafts of which 60 to 80 % are accepted."
         )
     elif found is not None:
         yield f"  {SECONDS:g} s were too short for an estimate: mlx-specdec estimate takes longer."

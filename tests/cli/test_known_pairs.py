@@ -170,7 +170,7 @@ def test_the_command_shows_what_fits_and_what_to_run(
     named = run("pairs", "QWEN3-8b").out
     assert "t5" not in named and f"--model {QWEN3('8B', 8)} --draft-model" in named
     assert "z-lab/Qwen3-8B-DFlash-b16 (dflash)" in named
-    assert "20.0 tokens/s without a draft, and 1.60 to 1.80 times that" in named
+    assert "20.0 tokens/s without drafts, and 1.60 to 1.80 times that with" in named
     assert "Qwen3-32B" in run("pairs", "qwen3-32").out
     whole = strict(run("pairs", "--json").out)
     assert [one["target"] for one in whole["pairs"]] == [one.target.name for one in known_pairs()]
