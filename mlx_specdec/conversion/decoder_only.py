@@ -34,9 +34,8 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
     stored_as = {id(array): name for name, array in given.items()}
     places = {name: stored_as.get(id(array)) for name, array in opened.weights.items()}
     origins = {name: place for name, place in places.items() if place is not None}
-    quantized: dict[str, Quantization] = {}
-    if numbers.quantization is not None:
-        quantized = _choose(opened.model, numbers.quantization, numbers.mixed)
+    how = numbers.quantization
+    quantized = {} if how is None else _choose(opened.model, how, numbers.mixed)
     if "vision_tower" not in getattr(opened.model, "model", {}):
         whole.pop("vision_config", None)
     casts = getattr(opened.model, "cast_predicate", lambda name: True)
@@ -68,7 +67,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
         stored=stored,
         quantized=quantized,
         keeps_dtype=lambda name: not casts(name),
-        notes=(*source.notes, *_notes(numbers.quantization, quantized, extra)),
+        notes=(*source.notes, *_notes(how, quantized, extra)),
         extra=extra,
     )
 

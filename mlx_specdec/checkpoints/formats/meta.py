@@ -52,8 +52,6 @@ def read_params(file: Path) -> dict[str, Any]:
 
 def _config(given: Mapping[str, Any]) -> dict[str, Any]:
     width, heads, layers = (_whole(given, key) for key in ("dim", "n_heads", "n_layers"))
-    if "head_dim" not in given and width % heads:
-        raise Malformed(f"asks for {heads} heads in a width of {width}")
     key_heads = _whole(given, "n_kv_heads", heads)
     if heads % key_heads:
         raise Malformed(f"asks for {heads} heads that share {key_heads} keys")
