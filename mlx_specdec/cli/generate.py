@@ -47,12 +47,12 @@ class Prompt(Flags):
     prompt: str | None = flag(None, "The prompt, as a flag.", "-p")
     prompt_file: Path | None = flag(None, "A file that holds the prompt.", metavar="FILE")
 
-    prompt_cache_file: Path | None = flag(
+    prompt_cache_dir: Path | None = flag(
         None,
-        "A file that keeps what was computed of prompts. The prompt is given whole, what the file "
-        "has of its beginning is not read again, and the file is written when all is done; "
-        "--max-tokens 0 writes that of the prompt alone.",
-        metavar="FILE",
+        "A directory that keeps what was computed of prompts. The prompt is given whole, and what "
+        "the directory has of its beginning is not read again; --max-tokens 0 keeps that of the "
+        "prompt alone.",
+        metavar="DIR",
     )
 
 
@@ -90,11 +90,11 @@ def generate(prompt: Prompt, flags: Text, output: Output) -> None:
         raise PromptError("no prompt: give one as an argument, with --prompt-file, or - for stdin")
     if not text.strip():
         raise PromptError("the prompt is empty: give some text")
-    if prompt.prompt_cache_file is not None and simulated:
-        raise OptionError("--simulate-acceptance keeps no texts: leave --prompt-cache-file out")
+    if prompt.prompt_cache_dir is not None and simulated:
+        raise OptionError("--simulate-acceptance keeps no texts: leave --prompt-cache-dir out")
     from ..engine.prompt_cache_files import Store
 
-    store = Store(file=prompt.prompt_cache_file)
+    store = Store(directory=prompt.prompt_cache_dir)
     quiet = output.quiet or output.json
     pair, options = load_drafting(flags, options, random_weights=simulated, quiet=quiet)
     from ..engine.request import missing_prefix
@@ -104,14 +104,14 @@ def generate(prompt: Prompt, flags: Text, output: Output) -> None:
         render.tell(f"prompt: {text}")
     elif not quiet and (prefix := missing_prefix(pair, text, options)):
         render.tell(f'"{prefix}" was put before the prompt, as the target\'s config.json asks')
-    cached = None if prompt.prompt_cache_file is None else store.open(pair)
+    cached = None if prompt.prompt_cache_dir is None else store.open(pair)
     if cached is not None:
         from ..engine.pair import with_history
 
         pair = with_history(pair, cached.texts)
     run = _generate(pair, text, options, output, cached)
     if cached is not None:
-        store.close(cached, pair)
+        cached.close()
     if output.verbose:
         print(render.lengths(run.changes, run.result()), file=sys.stderr)
     if run.result().finish_reason == "interrupted":

@@ -79,11 +79,16 @@ class PromptCache(Flags):
         metavar="SIZE",
         show_default="an eighth of the memory, 8 GiB at most",
     )
-    prompt_cache_file: Path | None = flag(
+    prompt_cache_dir: Path | None = flag(
         None,
-        "A file from which what was kept is read at the start, and to which it is written at the "
-        "end.",
-        metavar="FILE",
+        "A directory where what is kept is also written, so that a restart loses nothing.",
+        metavar="DIR",
+    )
+    prompt_cache_disk: str | None = flag(
+        None,
+        "The bound of that directory, such as 50GB.",
+        metavar="SIZE",
+        show_default="a quarter of what is free, 32 GiB at most",
     )
     keep_billing_lines: bool = flag(
         False,
@@ -97,8 +102,8 @@ class PromptCache(Flags):
         if self.prompt_cache_bytes is None:
             return None
         nbytes = parse(self.prompt_cache_bytes)
-        if nbytes == 0 and self.prompt_cache_file is not None:
-            raise OptionError("--prompt-cache-bytes 0 keeps nothing: leave --prompt-cache-file out")
+        if nbytes == 0 and self.prompt_cache_dir is not None:
+            raise OptionError("--prompt-cache-bytes 0 keeps nothing: leave --prompt-cache-dir out")
         return nbytes
 
 
@@ -159,7 +164,11 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
     from ..serve.server import serve as run
     from ..serve.settings import Limits, ServiceSettings
 
-    store = Store(cached_bytes, prompt_cache.prompt_cache_file)
+    disk = prompt_cache.prompt_cache_disk
+    if disk is not None and prompt_cache.prompt_cache_dir is None:
+        raise OptionError("--prompt-cache-disk bounds a directory: name it by --prompt-cache-dir")
+    bound = None if disk is None else parse(disk)
+    store = Store(cached_bytes, prompt_cache.prompt_cache_dir, bound)
 
     def loading() -> tuple[Pair, Options]:
         pair, settled = load_drafting(flags, options, history=cached_bytes != 0)

@@ -3,6 +3,8 @@ stretch of a text in arrays of their own."""
 
 from __future__ import annotations
 
+import hashlib
+from array import array as numbers
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,17 +14,21 @@ import mlx.core as mx
 
 from ..interfaces import Model, Proposer
 from ..interfaces.results import NOTHING, TARGET, Cached, CachedPrefix, KVSlice, Reusable, Snapshot
+from .prompt_cache_disk import Block, Directory, Record, Value, nbytes_of
 
 Arrays = tuple[mx.array, ...]
 BLOCK = 1024
 """Tokens that are compared at once."""
+STRETCH = 256
+"""The most tokens of a block on disk."""
 SHARED = 256
 """Tokens that prompts must have in common for one of them to be read before the others."""
 
 
 class Node:
     """A stretch of tokens after the parent's, the first of them at place `begin` of the text.
-    columns, snapshots: by name; the latter are of the text up to the node's end."""
+    columns, snapshots: by name, in memory; the latter are of the text up to the node's end. blocks:
+    on disk, by name and whether it is a snapshot. text: the running digest of the whole text."""
 
     def __init__(self, parent: Node | None, begin: int, tokens: Sequence[int]) -> None:
         self.parent = parent
@@ -31,6 +37,10 @@ class Node:
         self.children: dict[int, Node] = {}
         self.columns: dict[str, Arrays] = {}
         self.snapshots: dict[str, Snapshot] = {}
+        self.blocks: dict[tuple[str, bool], Block] = {}
+        empty = hashlib.blake2b(digest_size=32)
+        self.text: hashlib.blake2b = empty if parent is None else parent.text.copy()
+        self.text.update(numbers("q", self.tokens).tobytes())
 
     @property
     def end(self) -> int:
@@ -49,21 +59,32 @@ class Node:
 
 class PromptCache:
     """What was computed of earlier texts of one pair; the least recently used nodes are removed
-    first. lags: by name, how many later tokens columns depend on. changed: whether anything was
-    added or removed since it was loaded."""
+    first. lags: by name, how many later tokens columns depend on. disk: has a block of each part of
+    each node too, and of nodes that memory has no room for."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, disk: Directory | None = None) -> None:
         self.max_bytes = max_bytes
+        self.disk = disk
+        self._order: OrderedDict[Node, None] = OrderedDict()
         self.clear()
-        self.changed = False
+        if disk is not None:
+            self._adopt(disk, disk.blocks())
+
+    def close(self) -> None:
+        """Wait until all is on disk."""
+        if self.disk is not None:
+            self.disk.close()
 
     def clear(self) -> None:
+        if self.disk is not None:
+            for node in self._order:
+                self._forget(node)
         self.nbytes = 0
         self.lags: dict[str, int] = {}
-        self.changed = True
         self._root = Node(None, 0, ())
         # From the least to the most recently used; a parent comes after its children.
-        self._order: OrderedDict[Node, None] = OrderedDict()
+        self._order = OrderedDict()
+        self._recent: Sequence[Node] = ()
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -92,6 +113,8 @@ class PromptCache:
         """Return what is cached of the beginning of a prompt. most: tokens that the target may
         leave unread. needs: names that must be cached of all of these."""
         path, matched = self._match(prompt)
+        if self.disk is not None:
+            self._recall(self.disk, path, matched, most, len(prompt))
 
         def columns(name: str) -> int:
             """Return how many columns there are without a gap from the beginning."""
@@ -150,14 +173,7 @@ class PromptCache:
         else:
             node.columns[name] = value
             self.nbytes += _nbytes(value)
-        self.changed = True
-
-    def add_oldest(self, parent: Node | None, tokens: Sequence[int]) -> Node:
-        """Add a node after a parent, or None for the root, as the least recently used one."""
-        above = parent or self._root
-        node = self._add(Node(above, above.end, tokens))
-        self._order.move_to_end(node, last=False)
-        return node
+        self._store(node, name, value)
 
     def _keep_snapshot(self, text: Sequence[int], name: str, snapshot: Snapshot) -> None:
         if snapshot.nbytes > self.max_bytes:
@@ -194,40 +210,151 @@ class PromptCache:
         """Remove the least recently used nodes until so many more bytes fit; returns False where
         they do not. Nodes on the path stay, but for empty ones at its end."""
         while self.nbytes + nbytes > self.max_bytes:
-            oldest = next(iter(self._order), None)
+            held = (n for n in self._order if n.columns or n.snapshots or not self._stays(n))
+            oldest = next(held, None)
             if oldest is None or oldest in path:
                 for node in reversed(path):
-                    if node.children or node.columns or node.snapshots:
+                    if node.columns or node.snapshots or self._stays(node):
                         break
                     self._remove(node)
                 return False
-            self._remove(oldest)
+            for block in oldest.blocks.values():
+                block.written.wait()  # it holds the same arrays
+            self.nbytes -= oldest.nbytes
+            oldest.columns, oldest.snapshots = {}, {}
+            if not self._stays(oldest):
+                self._remove(oldest)
         return True
 
-    def _match(self, text: Sequence[int]) -> tuple[list[Node], int]:
+    @staticmethod
+    def _stays(node: Node) -> bool:
+        """Whether a node without anything in memory is needed."""
+        return bool(node.children or node.blocks)
+
+    def _store(self, node: Node, name: str, value: Value) -> None:
+        """Write a part of a node to disk, if there is one that lacks it and has room."""
+        disk, snapshot = self.disk, isinstance(value, Snapshot)
+        if disk is None or name not in disk.models or (name, snapshot) in node.blocks:
+            return
+        # A snapshot can come without columns of the nodes before.
+        path = _path(node) if snapshot else [node]
+        tokens = [token for each in path for token in each.tokens]
+        assert path[0].parent is not None
+        before = path[0].parent.text.hexdigest()
+        begin, state = path[0].begin, value.value if isinstance(value, Snapshot) else None
+        lag = 0 if snapshot else self.lags[name]
+        record = Record(name, disk.models[name], before, begin, tokens, lag, snapshot, state)
+        size = nbytes_of(record, value)
+        while disk.nbytes + size > disk.max_bytes:
+            if disk.remove_other():
+                continue
+            oldest = next((each for each in self._order if each.blocks), None)
+            if oldest is None or oldest in self._recent:
+                return
+            self._forget(oldest)
+            if not (oldest.columns or oldest.snapshots or oldest.children):
+                self._remove(oldest)
+        node.blocks[name, snapshot] = disk.write(record, value)
+
+    def _forget(self, node: Node, names: Iterable[tuple[str, bool]] | None = None) -> None:
+        """Remove blocks of a node, all of them by default."""
+        assert self.disk is not None
+        for key in list(node.blocks if names is None else names):
+            self.disk.remove(node.blocks.pop(key))
+
+    def _read(self, disk: Directory, node: Node, key: tuple[str, bool], path: list[Node]) -> bool:
+        """Have a part of a node in memory that disk has. Returns False where that is impossible;
+        nodes on the path stay."""
+        name, snapshot = key
+        if name in (node.snapshots if snapshot else node.columns):
+            return True
+        value = disk.read(node.blocks[key])
+        if value is None:
+            self._forget(node, [key])
+            return False
+        size = value.nbytes if isinstance(value, Snapshot) else _nbytes(value)
+        if not self._make_room(size, path):
+            return False
+        self.put(node, name, value)
+        return True
+
+    def _recall(
+        self, disk: Directory, path: list[Node], matched: int, most: int, whole: int
+    ) -> None:
+        """Read what only the disk has of a path: columns, and the longest snapshots that fit."""
+        disk.touch(block for node in path for block in node.blocks.values())
+        lost: set[tuple[str, bool]] = set()
+        for node in path:
+            # What is behind a damaged block has to be computed, and is then written again.
+            self._forget(node, lost & node.blocks.keys())
+            columns = [key for key in node.blocks if not key[1]]
+            if not all([self._read(disk, node, key, path) for key in columns]):  # noqa: C419
+                lost.update(key for key in columns if key not in node.blocks)
+                if not lost:
+                    break
+        done = set()
+        for node in reversed(path):
+            for key, block in list(node.blocks.items()):
+                fits = node.end == whole if block.record.exact else node.end <= most
+                wanted = key[1] and key not in done and node.end <= matched and fits
+                if wanted and self._read(disk, node, key, path):
+                    done.add(key)
+
+    def _adopt(self, disk: Directory, blocks: Sequence[Block]) -> None:
+        """Add the blocks of an earlier process, whose parts are read with their first hit."""
+        ends = {self._root.text.hexdigest(): self._root}
+        nodes: dict[Block, Node] = {}
+
+        def rank(block: Block) -> tuple[bool, int, int]:
+            return block.record.snapshot, block.record.begin, len(block.record.tokens)
+
+        for block in sorted(blocks, key=rank):
+            record, parent = block.record, ends.get(block.record.before)
+            key = record.name, record.snapshot
+            path = [] if parent is None or not record.tokens else self._grow(record.tokens, parent)
+            ends |= {node.text.hexdigest(): node for node in path}
+            if not path or (len(path) > 1 and not record.snapshot) or key in path[-1].blocks:
+                disk.remove(block)  # of a text whose beginning is gone, or that was split since
+                continue
+            path[-1].blocks[key] = block
+            nodes[block] = path[-1]
+            self.lags.setdefault(record.name, record.lag)
+        for block in blocks:
+            if block in nodes:
+                self._touch(_path(nodes[block]))
+
+    def _match(self, text: Sequence[int], after: Node | None = None) -> tuple[list[Node], int]:
         """Return the nodes along the beginning of a text, and how many of its tokens they share;
-        the last node may have more."""
+        the last node may have more. after: the node whose end the text continues from."""
         path: list[Node] = []
-        node, matched = self._root, 0
-        while matched == node.end and matched < len(text) and text[matched] in node.children:
+        node, matched = after or self._root, 0
+        start = node.end
+        while (
+            matched == node.end - start and matched < len(text) and text[matched] in node.children
+        ):
             node = node.children[text[matched]]
             path.append(node)
             matched += common(node.tokens, text, matched)
         return path, matched
 
-    def _grow(self, text: Sequence[int]) -> list[Node]:
+    def _grow(self, text: Sequence[int], after: Node | None = None) -> list[Node]:
         """Return the nodes of a text, the last of which ends with it, after adding what lacks."""
-        path, matched = self._match(text)
-        if path and matched < path[-1].end:
-            path[-1] = self._split(path[-1], matched)
-        if matched < len(text):
-            parent = path[-1] if path else self._root
-            path.append(self._add(Node(parent, matched, text[matched:])))
+        path, matched = self._match(text, after)
+        node = after or self._root
+        start = node.end
+        if path and start + matched < path[-1].end:
+            path[-1] = self._split(path[-1], start + matched)
+        while matched < len(text):
+            node = path[-1] if path else node
+            most = len(text) if self.disk is None else STRETCH - node.end % STRETCH
+            path.append(self._add(Node(node, node.end, text[matched : matched + most])))
+            matched += most
         self._touch(path)
         return path
 
     def _touch(self, path: Sequence[Node]) -> None:
         """Make these nodes, parents first, the most recently used ones."""
+        self._recent = path
         for node in reversed(path):
             self._order.move_to_end(node)
 
@@ -245,6 +372,11 @@ class PromptCache:
 
     def _split(self, node: Node, at: int) -> Node:
         """Return a new parent of a node, which then begins at `at`."""
+        stored = [key for key in node.blocks if not key[1]]
+        if self.disk is not None:
+            for key in stored:
+                self._read(self.disk, node, key, [node])
+        old = {key: node.blocks.pop(key) for key in stored if key in node.blocks}
         count = at - node.begin
         upper = Node(node.parent, node.begin, node.tokens[:count])
         for name, arrays in node.columns.items():
@@ -254,7 +386,23 @@ class PromptCache:
         node.begin, node.tokens, node.parent = at, node.tokens[count:], upper
         self._add(upper)
         upper.children[node.tokens[0]] = node
+        self._recent = [upper, node]
+        for each in (upper, node):
+            for name, arrays in each.columns.items():
+                self._store(each, name, arrays)
+        if self.disk is not None:
+            for block in old.values():
+                self.disk.remove(block)
         return upper
+
+
+def _path(node: Node) -> list[Node]:
+    """Return the nodes of the text that ends with one."""
+    path = []
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path[::-1]
 
 
 def owned(views: Iterable[mx.array]) -> Arrays:

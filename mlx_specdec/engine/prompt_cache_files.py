@@ -1,203 +1,77 @@
-"""A prompt cache on disk: one safetensors file, which is replaced as a whole or not at all,
-with the nodes from the most to the least recently used: parents before their children."""
+"""Which prompt cache a pair has, in memory and in a directory, and the digests of the models that
+its blocks are of."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import warnings
-from collections.abc import Collection, Mapping
+import shutil
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..checkpoints import disk
-from ..errors import OptionError, OutputError, first_line
-from ..interfaces.results import TARGET, Reusable, Snapshot
+from ..errors import OptionError
+from ..interfaces.results import TARGET, Reusable
 from ..models.base import Base
-from ..process import replacing
 from ..version import __version__
 from .pair import Pair
-from .prompt_cache import Node, PromptCache
+from .prompt_cache import PromptCache
+from .prompt_cache_disk import Directory
 
-FORMAT = "mlx-specdec prompt cache"
 LAYOUT = "3"
-"""Version of the file and of what models compute; a file of another one is written anew."""
-LONGEST_HEADER = 100_000_000
+"""Version of what models compute; blocks of another one are not read."""
 SHARE = 1 / 8
 MOST = 8 << 30
 """The default limit of a cache: a share of the machine's memory, and at most so many bytes."""
+DISK_SHARE = 1 / 4
+MOST_ON_DISK = 32 << 30
+"""The default limit of a directory: a share of what is free on disk, and at most so many bytes."""
 SAMPLED = 64
 """Numbers of each array of weights that tell one model from another."""
-Arrays = dict[str, mx.array]
 
 
 @dataclass(frozen=True)
 class Store:
-    """Opens and saves the prompt cache of a pair. max_bytes: None is the default, 0 caches nothing.
-    file: None for memory alone. Raises OptionError for a file that is no prompt cache."""
+    """Opens the prompt cache of a pair. max_bytes: None is the default, 0 caches nothing.
+    directory: None for memory alone. disk_bytes: the limit of the directory, None the default."""
 
     max_bytes: int | None = None
-    file: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.file is not None and self.file.exists():
-            _metadata_of(self.file)
+    directory: Path | None = None
+    disk_bytes: int | None = None
 
     def open(self, pair: Pair) -> PromptCache | None:
-        """Return the cache of a pair, with what the file has of it; None where nothing is cached.
-        Raises OptionError for a file of another target, a damaged one, and for targets of which
-        nothing can be kept. Warns of a file of another version, which is written anew."""
+        """Return the cache of a pair, with the blocks that fit these very models; None where
+        nothing is cached. Raises OptionError for a directory that cannot be used, and for targets
+        of which nothing can be kept."""
         if self.max_bytes == 0:
             return None
         default = min(MOST, int(SHARE * disk.memory()))
-        cache = PromptCache(default if self.max_bytes is None else self.max_bytes)
-        if self.file is None:
-            return cache
-        if not pair.target.rows_agree:
-            raise OptionError(
-                f"nothing of a prompt can be kept for {pair.name}, which gives several "
-                "tokens at once other scores than one after the other: leave "
-                "--prompt-cache-file out"
-            )
+        max_bytes = default if self.max_bytes is None else self.max_bytes
+        if self.directory is None:
+            return PromptCache(max_bytes)
         computed = _computed(pair.target)
-        if computed.columns is None and computed.snapshot is None:
+        if not pair.target.rows_agree or (computed.columns is None and computed.snapshot is None):
             raise OptionError(
-                f"nothing of a prompt can be kept for {pair.name}, which several machines share: "
-                "leave --prompt-cache-file out"
+                f"nothing of a prompt can be kept for {pair.name}, which several machines share, "
+                "or which gives several tokens at once other scores than one after the other: "
+                "leave --prompt-cache-dir out"
             )
-        if self.file.exists():
-            self._fill(cache, self.file, pair)
-        return cache
-
-    def close(self, cache: PromptCache, pair: Pair) -> None:
-        """Write the file, if the cache has changed. Raises OutputError."""
-        if self.file is None or not cache.changed:
-            return
-        lags = json.dumps(cache.lags)
-        arrays, states = _parts(cache)
-        metadata = _metadata(pair) | {"format": FORMAT, "layout": LAYOUT, "lags": lags}
-        metadata["states"] = json.dumps(states)
         try:
-            with replacing(self.file.resolve(), make_parents=False) as stream:
-                mx.save_safetensors(stream, arrays, metadata)
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            bound = self.disk_bytes
+            if bound is None:
+                bound = min(MOST_ON_DISK, int(DISK_SHARE * shutil.disk_usage(self.directory).free))
+            return PromptCache(max_bytes, Directory(self.directory, bound, _digests(pair)))
         except OSError as problem:
-            raise OutputError(f"cannot write {self.file}: {problem.strerror}") from None
-        cache.changed = False
-
-    def _fill(self, cache: PromptCache, file: Path, pair: Pair) -> None:
-        """Load what a file has of this pair's models, as far as the cache's limit goes."""
-        metadata, expected = _metadata_of(file), _metadata(pair)
-        if metadata.get("layout") != LAYOUT or metadata.get("made_by") != expected["made_by"]:
-            warnings.warn(
-                f"{file} was written by {metadata.get('made_by', 'another version')}, and this "
-                f"is {expected['made_by']}: it is written anew",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-            cache.changed = True
-            return
-        try:
-            stored, models = dict(json.loads(metadata["models"])), json.loads(expected["models"])
-            if stored.get(TARGET) != models[TARGET]:
-                raise OptionError(
-                    f"{file} was made for another model than {pair.name}, or for other weights, "
-                    "another config.json, adapter, device or flags of it: choose another "
-                    "--prompt-cache-file"
-                )
-            arrays: Any = mx.load(str(file), format="safetensors")
-            mx.eval(arrays)
-            cache.lags.update(json.loads(metadata["lags"]))
-            names = [name for name in models if stored.get(name) == models[name]]
-            _take(cache, arrays, json.loads(metadata["states"]), names)
-        except OptionError:
-            raise
-        except (ValueError, TypeError, KeyError, RuntimeError, IndexError) as problem:
-            raise OptionError(
-                f"{file} is damaged ({first_line(problem):.100}): delete it, or choose another "
-                "--prompt-cache-file"
-            ) from None
-        cache.changed = False
+            raise OptionError(f"cannot use --prompt-cache-dir: {problem}") from None
 
 
-def _metadata_of(file: Path) -> dict[str, str]:
-    """Return the metadata in a file's header. Raises OptionError for what is no prompt cache."""
-    if not file.is_file():
-        raise OptionError(f"{file} is no file: choose another --prompt-cache-file")
-    try:
-        with file.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(size)) if size <= LONGEST_HEADER else None
-        metadata = header["__metadata__"] if isinstance(header, dict) else {}
-    except OSError as problem:
-        raise OptionError(f"cannot read {file}: {problem.strerror}") from None
-    except (ValueError, KeyError, RecursionError):
-        metadata = {}
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise OptionError(
-            f"{file} is no prompt cache that mlx-specdec has written: choose another "
-            "--prompt-cache-file"
-        )
-    return metadata
-
-
-def _parts(cache: PromptCache) -> tuple[Arrays, dict[str, str]]:
-    """Return the arrays of a file, and how models read those of their snapshots."""
-    states: dict[str, str] = {}
-    tokens: list[int] = []
-    table: list[list[int]] = []
-    numbers: dict[Node | None, int] = {}
-    arrays: Arrays = {}
-    for number, node in enumerate(cache.nodes):
-        numbers[node] = number
-        table.append([numbers.get(node.parent, -1), len(node.tokens)])
-        tokens += node.tokens
-        parts = {f"{name}.columns": each for name, each in node.columns.items()}
-        for name, each in node.snapshots.items():
-            parts[f"{name}.whole"] = each.arrays
-            if each.value is not None:
-                states[f"{number}.{name}"] = each.value
-        for name, part in parts.items():
-            arrays |= {f"{number}.{name}.{at}": each for at, each in enumerate(part)}
-    arrays["tokens"] = mx.array(tokens, dtype=mx.int32)
-    arrays["nodes"] = mx.array(table, dtype=mx.int32).reshape(-1, 2)
-    return arrays, states
-
-
-def _take(
-    cache: PromptCache, arrays: Arrays, states: Mapping[str, str], names: Collection[str]
-) -> None:
-    """Add the nodes of a file, with the parts of these names, the most recently used first."""
-    tokens: Any = arrays.pop("tokens").tolist()
-    table: Any = arrays.pop("nodes").tolist()
-    parts: list[dict[tuple[str, str], list[mx.array]]] = [{} for _ in table]
-    for key in sorted(arrays, key=lambda key: int(key.rpartition(".")[2])):
-        number, name, kind, _ = key.split(".")
-        if name in names:
-            parts[int(number)].setdefault((name, kind), []).append(arrays[key])
-    nodes: list[Node] = []
-    begin = 0
-    for at, ((parent, count), of_node) in enumerate(zip(table, parts, strict=True)):
-        nbytes = sum(each.nbytes for part in of_node.values() for each in part)
-        if cache.nbytes + nbytes > cache.max_bytes:
-            return
-        stretch, begin = tokens[begin : begin + count], begin + count
-        node = cache.add_oldest(nodes[parent] if parent >= 0 else None, stretch)
-        nodes.append(node)
-        for (name, kind), part in of_node.items():
-            value: tuple[mx.array, ...] | Snapshot = tuple(part)
-            if kind == "whole":
-                state = states.get(f"{at}.{name}")
-                value = Snapshot(node.end, state, tuple(part), exact=state is None)
-            cache.put(node, name, value)
-
-
-def _metadata(pair: Pair) -> dict[str, str]:
+def _digests(pair: Pair) -> dict[str, str]:
+    """Return by name the digests of all that parts depend on but the text."""
     models = {TARGET: _of_model(pair.target)}
     if pair.draft is not None:
         models["draft"] = _of_model(pair.draft)
@@ -205,8 +79,10 @@ def _metadata(pair: Pair) -> dict[str, str]:
         # Its config.json has settings that no weight shows.
         settings = f"{' '.join(drafter.taps)}, {drafter.sizes}"
         models[drafter.kind] = f"{fingerprint(drafter)} of {settings}"
-    versions = ", ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm"))
-    return {"models": json.dumps(models), "made_by": f"mlx-specdec {__version__}, {versions}"}
+    versions = LAYOUT, __version__, version("mlx"), version("mlx-lm")
+    # A drafter's part depends on the target's hidden states.
+    parts = {name: repr((models[TARGET], each, versions)) for name, each in models.items()}
+    return {name: hashlib.blake2b(part.encode()).hexdigest() for name, part in parts.items()}
 
 
 def _of_model(model: Base) -> str:

@@ -17,7 +17,6 @@ from ..engine.prompt_cache import PromptCache
 from ..engine.prompt_cache_files import Store
 from ..engine.request import Part, Request
 from ..engine.scheduler import Failures, Scheduler
-from ..errors import SpecdecError
 from ..options import Options
 from .metrics import Metrics
 
@@ -178,11 +177,8 @@ class Engine:
             self.close()
             then()
         self._publish(self._all_with(STOPPING))
-        if self._store is not None and self._cache is not None:
-            try:
-                self._store.close(self._cache, self.pair)
-            except SpecdecError as problem:
-                log.error("%s", problem)
+        if self._cache is not None:
+            self._cache.close()
 
     def _decode(self, scheduler: Scheduler) -> None:
         """Decode until the engine is closed. A step that fails as a whole ends the requests that

@@ -98,7 +98,7 @@ def serve(
     with listener:
         server.run(sockets=[listener])
     engine.close()
-    writes = store.file is not None and engine.ready.is_set()
+    writes = store.directory is not None and engine.ready.is_set()
     if not engine.join(WRITE_SECONDS if writes else CUT_SECONDS):
         # Do not wait for a long step or a download.
         sys.stdout.flush()

@@ -441,7 +441,7 @@ def files(home: Path) -> Records:
     )
     for place in range(2):
         given = ("generate", PYTHON[1], *PY, "-m", 8, "--num-draft", 2)
-        cached = command(*given, "--prompt-cache-file", home / "cache", "--json")
+        cached = command(*given, "--prompt-cache-dir", home / "cache", "--json")
         records[f"prompt cache {place}"] = described(cached[1])
     records["json"] = described(command("generate", ENGLISH[0], *T5, "--json", "-m", 9)[1])
     records["stdin"] = shown(

@@ -116,14 +116,14 @@ def test_the_key_comes_from_the_environment_as_well_and_sigterm_lets_answers_end
 def test_what_was_read_is_kept_until_the_next_start_and_ctrl_c_lets_answers_end(
     llama: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "prompts"
+    directory = tmp_path / "prompts"
     cached = []
     for _ in range(2):
-        with serving("--model", llama, "--no-cache", "--prompt-cache-file", file) as server:
+        with serving("--model", llama, "--no-cache", "--prompt-cache-dir", directory) as server:
             with server.ask("/v1/completions", prompt="def read_lines(", max_tokens=2) as answer:
                 cached.append(json.load(answer)["timings"]["cache_n"])
             end_in_an_answer(server, signal.SIGINT, {})
-    assert file.is_file() and cached[0] == 0 < cached[1]
+    assert directory.is_dir() and cached[0] == 0 < cached[1]
 
 
 @needs_extra
@@ -160,8 +160,9 @@ def test_a_port_that_is_taken_is_reported_in_a_line(run: Run, llama: Path) -> No
         (("--prompt-cache-bytes", "much"), "is no size"),
         (("--memory-budget", "much"), "is no size"),
         (("--memory-budget", 0), "--memory-budget must be more than 0"),
-        (("--prompt-cache-bytes", 0, "--prompt-cache-file", "x"), "0 keeps nothing"),
-        (("--prompt-cache-file", __file__), "is no prompt cache"),
+        (("--prompt-cache-bytes", 0, "--prompt-cache-dir", "x"), "0 keeps nothing"),
+        (("--prompt-cache-disk", "1GB"), "name it by --prompt-cache-dir"),
+        (("--prompt-cache-dir", __file__), "cannot use --prompt-cache-dir"),
     ],
 )
 def test_wrong_flags_are_reported_in_a_line(

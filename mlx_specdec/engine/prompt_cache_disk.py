@@ -1,0 +1,206 @@
+"""A directory of blocks of a prompt cache: safetensors files that are named after their content's
+digest, so that what is truncated, damaged or half written is never taken for a block."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from .. import process
+from ..interfaces.results import Snapshot
+
+Value = tuple[mx.array, ...] | Snapshot
+FORMAT = "mlx-specdec prompt cache block 1"
+HEADER = 1 << 24
+"""The most bytes of a block's header; a longer one is not ours."""
+OVERHEAD, OF_ARRAY, OF_TOKEN = 2048, 160, 12
+"""Bytes of a file besides its arrays, at most."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a block is about. name: of the part. model: a digest of all that the part depends on but
+    the text. before: a digest of the tokens before `begin`, from which `tokens` continue. state: of
+    a snapshot, with `exact` as Snapshot has it."""
+
+    name: str
+    model: str
+    before: str
+    begin: int
+    tokens: Sequence[int]
+    lag: int = 0
+    snapshot: bool = False
+    state: str | None = None
+
+    @property
+    def exact(self) -> bool:
+        return self.snapshot and self.state is None
+
+
+@dataclass(eq=False)
+class Block:
+    """A part of a text on disk. value: until it is written. file: None before, or if it failed."""
+
+    record: Record
+    nbytes: int
+    value: Value | None = None
+    file: Path | None = None
+    written: threading.Event = field(default_factory=threading.Event)
+
+
+class Directory:
+    """Blocks in a directory, which one process uses at a time; a thread writes them. models: by a
+    part's name, the only digests of which blocks are read."""
+
+    def __init__(self, path: Path, max_bytes: int, models: Mapping[str, str]) -> None:
+        self.path, self.max_bytes, self.models = path, max_bytes, models
+        self.nbytes = 0
+        self._others: list[Path] = []
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="prompt cache", daemon=True)
+        self._thread.start()
+
+    def blocks(self) -> list[Block]:
+        """Return the blocks of an earlier process that fit these models, the oldest first."""
+        for half_written in self.path.glob(".*.partial"):
+            half_written.unlink(missing_ok=True)
+        found = []
+        stats = [(file.stat(), file) for file in self.path.glob("*.safetensors") if _ours(file)]
+        for stat, file in sorted(stats, key=lambda each: each[0].st_mtime_ns):
+            self.nbytes += stat.st_size
+            record = _record(file)
+            if record is None:
+                file.unlink()
+                self.nbytes -= stat.st_size
+            elif self.models.get(record.name) != record.model:
+                self._others.insert(0, file)
+            else:
+                found.append(Block(record, stat.st_size, file=file))
+                found[-1].written.set()
+        return found
+
+    def remove_other(self) -> bool:
+        """Remove the oldest block that does not fit these models. Returns False without one."""
+        if not self._others:
+            return False
+        file = self._others.pop()
+        with contextlib.suppress(OSError):
+            self.nbytes -= file.stat().st_size
+            file.unlink()
+        return True
+
+    def write(self, record: Record, value: Value) -> Block:
+        """Write a block later. Its arrays are computed and never change."""
+        block = Block(record, nbytes_of(record, value), value)
+        self.nbytes += block.nbytes
+        self._jobs.put(lambda: self._write(block))
+        return block
+
+    def read(self, block: Block) -> Value | None:
+        """Return what a block holds, None where its file is not what was written."""
+        value = block.value
+        if value is not None or block.file is None:
+            return value
+        try:
+            content = block.file.read_bytes()
+            if _digest(content) != block.file.stem:
+                return None
+            loaded: Any = mx.load(io.BytesIO(content), format="safetensors")
+            arrays = tuple(loaded[str(number)] for number in range(len(loaded)))
+            mx.eval(arrays)
+        except (OSError, RuntimeError, ValueError, KeyError):
+            return None
+        record = block.record
+        if not record.snapshot:
+            return arrays
+        return Snapshot(len(record.tokens), record.state, arrays, record.exact)
+
+    def remove(self, block: Block) -> None:
+        self.nbytes -= block.nbytes
+
+        def unlink() -> None:
+            if block.file is not None:
+                block.file.unlink(missing_ok=True)
+
+        self._jobs.put(unlink)
+
+    def touch(self, blocks: Iterable[Block]) -> None:
+        """Make these the most recently used ones."""
+        touched = list(blocks)
+
+        def touch() -> None:
+            for block in touched:
+                if block.file is not None:
+                    os.utime(block.file)
+
+        self._jobs.put(touch)
+
+    def close(self) -> None:
+        """Wait until all is written."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        process.clear_at_end()
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as problem:
+                log.warning("a block of the prompt cache was not written: %s", problem)
+
+    def _write(self, block: Block) -> None:
+        try:
+            value, stream = block.value, io.BytesIO()
+            arrays = value.arrays if isinstance(value, Snapshot) else value or ()
+            metadata = {"format": FORMAT, "record": json.dumps(asdict(block.record))}
+            parts = {str(number): array for number, array in enumerate(arrays)}
+            mx.save_safetensors(stream, parts, metadata)
+            content = stream.getvalue()
+            file = self.path / f"{_digest(content)}.safetensors"
+            with process.replacing(file, make_parents=False) as out:
+                out.write(content)
+            block.file = file
+        finally:
+            block.value = None
+            block.written.set()
+
+
+def nbytes_of(record: Record, value: Value) -> int:
+    """Return at least the size of a block's file."""
+    arrays = value.arrays if isinstance(value, Snapshot) else value
+    rest = OVERHEAD + OF_ARRAY * len(arrays) + OF_TOKEN * len(record.tokens)
+    return sum(array.nbytes for array in arrays) + rest + 2 * len(record.state or "")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _ours(file: Path) -> bool:
+    return len(file.stem) == 64 and not set(file.stem) - set("0123456789abcdef")
+
+
+def _record(file: Path) -> Record | None:
+    """Return the record in a file's header; None where there is none."""
+    try:
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            metadata = json.loads(stream.read(min(size, HEADER)))["__metadata__"]
+        if metadata["format"] != FORMAT:
+            return None
+        return Record(**json.loads(metadata["record"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

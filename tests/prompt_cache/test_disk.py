@@ -1,0 +1,242 @@
+"""A cache in a directory: whole, of these very models and tokens, or computed anew."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.engine import prompt_cache, prompt_cache_files
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.prompt_cache import PromptCache
+from mlx_specdec.engine.prompt_cache_disk import Directory
+from mlx_specdec.engine.prompt_cache_files import Store
+from mlx_specdec.errors import OptionError
+from mlx_specdec.models.cache_settings import CacheSettings
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.options import Options
+
+from ..support import tiny
+from ..support.cached import ROOM, SYSTEM, run
+from ..support.drafter_pairs import made
+from ..support.families import model_of
+from ..support.pairs import PROMPT, encoder_decoder, pair_of, perturbed
+from .test_cache import check, holds, keep, memory
+
+DRAFTING = Options(max_tokens=16, num_draft=3, cost_cache=False)
+TEXT = SYSTEM + PROMPT
+
+
+def decoder(family: str, seed: int = 0, caches: CacheSettings | None = None, **sizes: int) -> Pair:
+    draft = DecoderOnlyModel(perturbed(tiny.build(family, seed, **sizes), 0.2))
+    return pair_of(DecoderOnlyModel(tiny.build(family, seed, **sizes), caches=caches), draft)
+
+
+def opened(directory: Path, pair: Pair, max_bytes: int = ROOM) -> PromptCache:
+    cache = Store(max_bytes, directory, ROOM).open(pair)
+    assert cache is not None
+    return cache
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_cache, "STRETCH", 8)
+
+
+FAST = ("llama, 8 bits", "llama, eagle3", "mamba2", "t5")
+PAIRS: dict[str, Callable[[Path], Pair]] = {
+    "llama": lambda path: decoder("llama"),
+    "llama, 8 bits": lambda path: decoder("llama", caches=CacheSettings(8, 32), head_dim=32),
+    "llama, eagle3": lambda path: made("eagle3", "llama", path),
+    "gemma3": lambda path: decoder("gemma3"),
+    "mamba2": lambda path: decoder("mamba2"),
+    "qwen3_next": lambda path: decoder("qwen3_next"),
+    "qwen3_next, eagle3": lambda path: made("eagle3", "qwen3_next", path),
+    "t5": lambda path: encoder_decoder("own-head-scaled", 0.1),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in PAIRS]
+)
+@pytest.mark.parametrize("room", [ROOM, 150_000], ids=["room", "little memory"])
+def test_a_restart_loses_nothing(kind: str, room: int, tmp_path: Path) -> None:
+    """Nor does a memory that is too small for all of it."""
+    pair, directory = PAIRS[kind](tmp_path), tmp_path / "cache"
+    prompts = [TEXT, [*SYSTEM, 1, 2], [*TEXT, 5, 6, 7]]
+    plain = [generate(pair, prompt, DRAFTING).tokens for prompt in prompts]
+    cache = opened(directory, pair, room)
+    assert [run(pair, prompt, DRAFTING, cache).tokens for prompt in prompts] == plain
+    hits = [run(pair, prompt, DRAFTING, cache).labels.cached_tokens for prompt in prompts]
+    cache.close()
+    again = opened(directory, pair, room)
+    results = [run(pair, prompt, DRAFTING, again) for prompt in prompts]
+    again.close()
+    assert [each.tokens for each in results] == plain
+    after = [each.labels.cached_tokens for each in results]
+    assert after == hits and (max(hits) > 8 or room < ROOM)
+    assert again.nbytes <= room
+
+
+def damaged(content: bytes, how: str) -> bytes:
+    at = len(content) - 9
+    return {
+        "empty": b"",
+        "half": content[: len(content) // 2],
+        "one byte less": content[:-1],
+        "another bit": content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :],
+        "zeros": bytes(len(content)),
+        "another header": content.replace(b'"tokens', b'"tokenz').replace(b"tokens", b"tokenz"),
+        "longest header": b"\xff" * 40,
+        "list": b"\x02\0\0\0\0\0\0\0[]",
+    }[how]
+
+
+HOW = ("half", "another bit", "another header")
+ALL = (*HOW, "empty", "one byte less", "zeros", "longest header", "list")
+
+
+@pytest.mark.parametrize("when", ["before the start", "after the start"])
+@pytest.mark.parametrize("how", ALL)
+def test_what_is_damaged_is_computed_anew(how: str, when: str, tmp_path: Path) -> None:
+    pair = decoder("llama")
+    cache = opened(tmp_path, pair)
+    plain = run(pair, TEXT, DRAFTING, cache)
+    cache.close()
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) > 4
+    again = opened(tmp_path, pair) if when == "after the start" else None
+    for file in files:
+        file.write_bytes(damaged(file.read_bytes(), how))
+    again = again or opened(tmp_path, pair)
+    result = run(pair, TEXT, DRAFTING, again)
+    again.close()
+    assert (result.tokens, result.labels.cached_tokens) == (plain.tokens, 0)
+    third = opened(tmp_path, pair)
+    assert run(pair, TEXT, DRAFTING, third).labels.cached_tokens == len(TEXT) - 1
+    third.close()
+
+
+def test_behind_a_block_that_is_gone_nothing_is_read(tmp_path: Path) -> None:
+    pair = decoder("llama")
+    cache = opened(tmp_path, pair)
+    plain = run(pair, TEXT, DRAFTING, cache)
+    cache.close()
+    for file in sorted(tmp_path.glob("*.safetensors")):
+        rest = tmp_path / file.name
+        content = rest.read_bytes()
+        rest.unlink()
+        again = opened(tmp_path, pair)
+        result = run(pair, TEXT, DRAFTING, again)
+        again.close()
+        assert result.tokens == plain.tokens
+        rest.write_bytes(content)
+
+
+def test_only_blocks_of_these_models_and_settings_are_read(tmp_path: Path) -> None:
+    directory, blocks = tiny.write("llama", tmp_path / "model"), tmp_path / "cache"
+
+    def hits(pair: Pair) -> int:
+        cache = opened(blocks, pair)
+        found = run(pair, TEXT, DRAFTING, cache).labels.cached_tokens
+        cache.close()
+        return found
+
+    def loaded(**changes: object) -> Pair:
+        config = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps({**config, **changes}))
+        return pair_of(load_model(directory).model, None)
+
+    whole = len(TEXT) - 1
+    assert [hits(loaded()), hits(loaded())] == [0, whole]
+    for changes in (
+        {"rope_theta": 50.0},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rms_norm_eps": 0.1},
+    ):
+        assert [hits(loaded(**changes)), hits(loaded())] == [0, whole]
+    assert [hits(decoder("llama", seed=1)), hits(decoder("llama", seed=2))] == [0, 0]
+
+
+def test_another_version_computes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = decoder("llama")
+    cache = opened(tmp_path, pair)
+    run(pair, TEXT, DRAFTING, cache)
+    cache.close()
+    monkeypatch.setattr(prompt_cache_files, "__version__", "9.9")
+    other = opened(tmp_path, pair)
+    assert run(pair, TEXT, DRAFTING, other).labels.cached_tokens == 0
+    other.close()
+
+
+def sizes(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_within_their_bounds_memory_and_disk_never_mix_texts(seed: int, tmp_path: Path) -> None:
+    """Texts of two tokens, which branch everywhere, with restarts in between."""
+    chance = random.Random(seed)
+    room, bound = chance.choice([500, 4000, 1 << 20]), chance.choice([9000, 60_000, 1 << 22])
+    models = dict.fromkeys(("target", "draft", "eagle3"), "a digest")
+
+    def start() -> PromptCache:
+        return PromptCache(room, Directory(tmp_path, bound, models))
+
+    cache = start()
+    for step in range(60):
+        text = [chance.randrange(2) for _ in range(chance.randrange(1, 24))]
+        parts = {"target": memory(text)}
+        if chance.random() < 0.7 and len(text) > 1:
+            parts["eagle3"] = memory(text, lag=1)
+        keep(cache, text, **parts)
+        check(cache)
+        if step % 15 == 14:
+            cache.close()
+            assert sizes(tmp_path) <= bound
+            cache = start()
+        prompt: Sequence[int] = [chance.randrange(2) for _ in range(chance.randrange(1, 24))]
+        known = cache.find(prompt, len(prompt) - 1, chance.choice([(), ("eagle3",)]))
+        if known.target is not None:
+            assert holds(known.target, prompt, known.cached_tokens)
+            for name, part in known.proposer.items():
+                assert holds(part, prompt, part.length, lag=int(name == "eagle3"))
+        check(cache)
+    cache.close()
+
+
+def test_the_oldest_goes_first_and_strangers_before_it(tmp_path: Path) -> None:
+    models = {"target": "a digest"}
+    other = PromptCache(ROOM, Directory(tmp_path, 9000, {"target": "another"}))
+    keep(other, [9, 9], target=memory([9, 9]))
+    other.close()
+    precious = tmp_path / "model.safetensors"
+    mx.save_safetensors(str(precious), {"a": mx.zeros(3)})
+    cache = PromptCache(ROOM, Directory(tmp_path, 9000, models))
+    for text in ([1, 1], [2, 2], [3, 3]):
+        keep(cache, text, target=memory(text))
+    assert cache.find([1, 1, 1], 2).cached_tokens == 2
+    keep(cache, [4, 4], target=memory([4, 4]))
+    cache.close()
+    assert precious.exists()
+    again = PromptCache(ROOM, Directory(tmp_path, 9000, models))
+    found = [again.find([n, n, n], 2).cached_tokens for n in (1, 2, 3, 4, 9)]
+    again.close()
+    assert found == [2, 0, 2, 2, 0]
+
+
+@pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
+def test_directories_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for directory, pair in (
+        (tmp_path / "file", decoder("llama")),
+        (tmp_path, pair_of(model_of("plamo3"), None)),
+    ):
+        with pytest.raises(OptionError, match="--prompt-cache-dir"):
+            Store(ROOM, directory).open(pair)
