@@ -33,7 +33,7 @@ class Buffer:
         if place.even:
             buffer[:, :, place.starts[0] : place.end] = new
         else:
-            columns = mx.broadcast_to(place.columns[:, None, :, None], new.shape)
+            columns = mx.broadcast_to(place.targets, new.shape)
             buffer = mx.put_along_axis(buffer, columns, new, axis=2)
         self.array = buffer
         return buffer[:, :, : place.end]

@@ -37,9 +37,20 @@ class Place:
     def columns(self) -> mx.array:
         return mx.array(self.positions)
 
+    # Made once for all layers: 6 operations fewer in each layer of a pass over uneven rows.
+    @cached_property
+    def offsets(self) -> mx.array:
+        """(batch,) int32, the position of the first row of each sequence."""
+        return mx.array(self.starts)
+
+    @cached_property
+    def targets(self) -> mx.array:
+        """(batch, 1, rows, 1) int32, the columns that are written, for every head and width."""
+        return self.columns[:, None, :, None]
+
     def visible(self, window: int | None = None) -> mx.array:
         """(batch, 1, rows, end) bool: what each position sees, at most its `window` newest."""
-        positions, columns = self.columns[:, None, :, None], mx.arange(self.end)
+        positions, columns = self.targets, mx.arange(self.end)
         mask = columns <= positions
         return mask if window is None else mask & (columns > positions - window)
 

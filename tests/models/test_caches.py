@@ -134,3 +134,21 @@ def test_scaled_positions_reach_further(
     directory = tiny.write("llama", tmp_path, **changes)
     assert load_model(directory).model.max_length == longest
     assert load_model(directory, caches=WINDOW).model.max_length is None
+
+
+def test_the_layers_of_an_uneven_pass_share_the_arrays_of_its_positions() -> None:
+    model = DecoderOnlyModel(tiny.build("llama"))
+    context = model.open_batch([[3, 4, 5], [3, 4, 5]])
+    context.advance(mx.array([[3, 4], [3, 4]]), proposed=2)
+    context.rewind((2, 1))
+    given: list[Any] = []
+    plain = model.network
+
+    def seen(tokens: mx.array, cache: Any) -> mx.array:
+        given.extend(each.offset for each in cache)
+        return plain(tokens, cache=cache)
+
+    model.network = seen  # type: ignore[assignment]
+    context.advance(mx.array([[5], [6]]))
+    assert len(given) > 1 and all(each is given[0] for each in given)
+    assert given[0].tolist() == [2, 1]

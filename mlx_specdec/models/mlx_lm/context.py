@@ -31,7 +31,9 @@ class BatchedCache(KVCache):
         """The position of the next token: of all sequences, or (batch,) int32 of each."""
         place = self._rows.place
         more = place.rows if self._written is place else 0
-        return place.starts[0] + more if place.even else mx.array(place.starts) + more
+        if place.even:
+            return place.starts[0] + more
+        return place.offsets + more if more else place.offsets
 
     @property
     def nbytes(self) -> int:
