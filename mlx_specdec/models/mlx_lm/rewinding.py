@@ -154,8 +154,10 @@ def slots(holder: list[Any]) -> list[Slot]:
     places: list[Slot] = []
     for index, cache in enumerate(holder):
         if type(cache) is CacheList:
-            # mlx-lm builds a tuple and only ever indexes and walks it; ours must be replaceable.
-            cache.caches = list(cache.caches)
+            # mlx-lm builds a tuple and only ever indexes and walks it; ours must be replaceable. A
+            # list is left as it is, since earlier slots refer to it.
+            if not isinstance(cache.caches, list):
+                cache.caches = list(cache.caches)
             places += slots(cache.caches)
         else:
             places.append(Slot(holder, index))
