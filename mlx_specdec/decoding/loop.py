@@ -51,6 +51,7 @@ class PromptReader:
     target: what it was opened with is not read again. prefixes: `Model.prefix` of each prompt.
     prompts: for `Proposer.begin`. progress: counts tokens of the longest prompt. step_size: tokens
     of each in one pass; None takes `chunk`. cached: what the proposer may recall, per sequence.
+    checkpoint: a length at which a chunk of the first prefix ends, if it is not cached.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class PromptReader:
         progress: Progress | None = None,
         step_size: int | None = None,
         cached: Sequence[Mapping[str, Cached]] = (),
+        checkpoint: int = 0,
     ) -> None:
         self._target = target
         self._cached = cached
@@ -74,6 +76,7 @@ class PromptReader:
         self._progress = progress
         self._step_size = step_size or chunk(len(prompts))
         self._read = 0
+        self._checkpoint = checkpoint - self._known[0]
         self.begun = False
         self.done = False
 
@@ -81,6 +84,10 @@ class PromptReader:
     def left(self) -> int:
         """How many tokens of the longest prefix are still to be read."""
         return max(map(len, self._prefixes)) - self._read
+
+    @property
+    def to_cache(self) -> bool:
+        return self._read == self._checkpoint if self._checkpoint > 0 else self.done
 
     def step(self) -> None:
         """Read one chunk and wait for it; an encoder reads its source with the first one."""
@@ -92,6 +99,8 @@ class PromptReader:
                     self._proposer.recall(self._known, self._cached)
                 self._proposer.begin(self._prompts)
         upto = self._read + self._step_size
+        if self._read < self._checkpoint:
+            upto = min(upto, self._checkpoint)
         chunks = [list(prefix[self._read : upto]) for prefix in self._prefixes]
         if any(chunks):
             taps = self._proposer.taps if self._proposer is not None else ()
@@ -177,6 +186,11 @@ class Decoding:
     @property
     def reading(self) -> bool:
         return not self._reader.done
+
+    @property
+    def to_cache(self) -> bool:
+        """Whether what was read now is to be cached: at a checkpoint, or else at the end."""
+        return self._reader.to_cache
 
     @property
     def left(self) -> int:

@@ -17,7 +17,7 @@ from ..draft_length import saved
 from ..draft_length.auto_length import AutoLength, Source
 from ..draft_length.length import DraftLength, FixedLength
 from ..errors import OptionError
-from ..interfaces import Model, Proposer
+from ..interfaces import Context, Model, Proposer
 from ..interfaces.results import NOTHING, CachedPrefix, RoundListener
 from ..options import Options
 from ..proposers import DRAFTERS, find, missing
@@ -79,6 +79,9 @@ def memory(pair: Pair, options: Options) -> saved.Memory:
     return saved.memory(pair_key(pair)) if options.cost_cache else pair.learned
 
 
+CHECKPOINT = 16
+"""Tokens before the end of a prompt where state is cached that cannot be cut: the next turn may not
+repeat what a template ends prompts with, such as the beginning of a thought."""
 FREE = "ngram"
 """The drafter that costs nothing: `auto` calls it before the one with weights."""
 
@@ -236,6 +239,7 @@ class Opener:
                 self._overrides.progress,
                 options.prefill_step_size,
                 [each.proposer for each in cached],
+                self._checkpoint(context, prompts),
             ),
             watch=watch,
             meanwhile=learning.learn if learning else None,
@@ -249,6 +253,12 @@ class Opener:
             waits = self._cache.waits
             job.behind = next((each for each in before if waits(job.ids, each.ids)), None)
         return job.behind in before
+
+    def _checkpoint(self, context: Context, prompts: Sequence[Sequence[int]]) -> int:
+        """Return the length of a single prompt at which it is cached; 0 for its end."""
+        length = len(prompts[0])
+        wanted = self._cache is not None and context.checkpoints and length > 4 * CHECKPOINT
+        return length - CHECKPOINT if wanted else 0
 
     def keep(self, job: Job, decoding: Decoding) -> None:
         """Cache what was computed of a job, for later prompts that begin alike."""

@@ -340,15 +340,14 @@ class Scheduler:
                 decoding.step()
             except Exception as problem:
                 self._fail(group.jobs, problem, a_pass=True)
-        if not group.jobs or decoding.reading:
-            return
-        for job in group.jobs:
+        for job in list(group.jobs):
             job.read = self._watch.clock()
             try:
-                self._opener.keep(job, decoding)
+                if decoding.to_cache:
+                    self._opener.keep(job, decoding)
             except Exception as problem:
                 self._fail([job], problem)
-        if not group.jobs:
+        if not group.jobs or decoding.reading:
             return
         self._reading.remove(group)
         other = next((each for each in self._running if self._belong_together(each, group)), None)

@@ -22,6 +22,10 @@ class Context(Protocol):
     def replays(self) -> bool:
         """Whether a rewind into a pass of several tokens costs another pass over some of them."""
 
+    @property
+    def checkpoints(self) -> bool:
+        """Whether `reusable` gives state of the very tokens seen, which cannot be cut to fewer."""
+
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """Append tokens and return the scores of their rows.
 

@@ -102,6 +102,7 @@ class RowsContext:
     """What contexts share whose rewinds change nothing but lengths. caches: one a layer."""
 
     replays = False
+    checkpoints = False
 
     def __init__(self, rows: Rows, caches: list[Any]) -> None:
         self._rows = rows

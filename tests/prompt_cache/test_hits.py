@@ -201,3 +201,17 @@ def test_what_an_interrupted_text_has_read_is_kept(
     assert again.labels.cached_tokens == (0, 7, 17)[min(steps, 2)]
     plain = generate(pair, SYSTEM + PROMPT, make_options(0.0, regular=True))
     assert again.tokens == plain.tokens
+
+
+@pytest.mark.parametrize("name", fast_first(["mamba2"], ["gemma3", "mamba2", "qwen3_next, eagle3"]))
+def test_a_turn_that_begins_otherwise_than_its_prompt_ended_is_read_from_the_checkpoint(
+    name: str, pairs: Callable[[str], Pair]
+) -> None:
+    """As where a template ends prompts with the beginning of a thought, and drops thoughts."""
+    pair, cache, options = pairs(name), PromptCache(ROOM), make_options(0.0, num_draft=3)
+    system = [(7 * place) % 60 + 3 for place in range(100)]
+    run(pair, [*system, 5, 6, 7], options, cache)
+    turn = [*system, 5, 9, 11, 12]
+    result = run(pair, turn, options, cache)
+    assert result.labels.cached_tokens == len([*system, 5, 6, 7]) - 16
+    assert result.tokens == generate(pair, turn, make_options(0.0, regular=True)).tokens

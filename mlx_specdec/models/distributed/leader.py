@@ -298,6 +298,8 @@ class LedContext:
     def lengths(self) -> tuple[int, ...]:
         return self._context.lengths
 
+    checkpoints = False
+
     @property
     def replays(self) -> bool:
         return self._context.replays

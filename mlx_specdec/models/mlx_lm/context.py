@@ -116,6 +116,8 @@ class ReplayingContext:
     """interfaces.Context of one sequence in a model whose caches are windows or recurrent state.
     entries: caches of `length` tokens, which now belong to this context."""
 
+    checkpoints = True
+
     def __init__(self, model: TappedNetwork, entries: Any, length: int = 0) -> None:
         self._model = model
         self._cache = RewindableCache(entries, length)
