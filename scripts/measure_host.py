@@ -1,6 +1,6 @@
 """What the Python thread costs a pass, here and in mlx-lm, on the same weights in one process.
 
-    python scripts/measure_host.py prompts/python_heads.jsonl [-m 100] [--temp 0] [--repeats 5]
+    python scripts/measure_host.py prompts/python.jsonl [-m 100] [--temp 0] [--repeats 5]
 
 CPU time of the thread that builds the graphs, and wall time, for plain decoding, fixed draft
 lengths and `auto`, all methods in turns: milliseconds a pass of the target, microseconds a token;
