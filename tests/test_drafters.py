@@ -140,7 +140,7 @@ def test_proposers_and_lengths_that_a_caller_passes_teach_nothing_of_the_pair(
     text = generate(pair, "hello", options).tokens
     before = saved.memory(pair_key(pair)).knowledge
     [*_, draft] = drafters(pair, options)
-    own = draft.make(Setup(options.sampling))
+    own = draft.make(Setup(options))
     for passed in ({"proposer": own}, {"draft_length": AutoLength()}):
         assert stream_generate(pair, "hello", options, **passed).result().tokens == text
     after = saved.memory(pair_key(pair)).knowledge

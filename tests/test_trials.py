@@ -100,6 +100,6 @@ def test_of_requests_that_come_one_by_one_it_is_named_once(wrong: Pair) -> None:
 
 def test_a_proposer_of_the_callers_own_is_not_judged(wrong: Pair) -> None:
     assert wrong.drafter_network is not None
-    own = HiddenStateDrafter(wrong.drafter_network, OPTIONS.sampling, SIZE)
+    own = HiddenStateDrafter(wrong.drafter_network, OPTIONS, SIZE)
     run = stream_generate(wrong, PROMPT, OPTIONS, proposer=own, draft_length=FixedLength(4))
     assert warnings_of(run.result) == []

@@ -281,7 +281,7 @@ def ask_and_end(port: int) -> None:
 def test_the_prompt_cache_is_written_though_the_last_step_takes_long(
     llama: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, step = tmp_path / "kept.safetensors", Scheduler.step
+    directory, step = tmp_path / "blocks", Scheduler.step
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -307,7 +307,7 @@ def test_the_prompt_cache_is_written_though_the_last_step_takes_long(
         access=Access(),
         settings=ServiceSettings(),
         batch_size=2,
-        store=Store(file=file),
+        store=Store(directory=directory),
     )
     client.join()
-    assert file.stat().st_size > 0
+    assert any(directory.iterdir())
