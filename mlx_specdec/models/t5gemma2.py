@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.gemma3_text import MLP, RMSNorm
 
 from ..checkpoints.t5_keys import MOST_LAYERS, whole_number
 from ..errors import CheckpointError, PromptError
-from ..interfaces.results import Reusable, Snapshot
-from .encoder_decoder.context import EncoderDecoderContext, KeysValues, Network, Source
+from .encoder_decoder import layers
+from .encoder_decoder.context import Network, Source
 from .encoder_decoder.family import EncoderDecoderFamily
-from .kv_cache import STEP, KVCache
+from .encoder_decoder.layers import Attend, Mask, Offset, attend_cached, attend_in_parts
+from .kv_cache import KVCache
 from .rows import Place
 
-SOURCE_ROWS = 512  # rows of a source that attend in one pass, which bounds their scores' memory
 KINDS = ("sliding_attention", "full_attention")
 GELU = "gelu_pytorch_tanh"
 Config = Mapping[str, Any]
@@ -112,74 +113,30 @@ def _ropes(config: Config) -> dict[str, tuple[float, float]]:
     return ropes
 
 
-class RMSNorm(nn.Module):
-    """Gemma's, which multiplies by 1 + weight."""
-
-    def __init__(self, width: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = mx.zeros((width,))
-        self._epsilon = epsilon
-
-    def __call__(self, states: mx.array) -> mx.array:
-        return mx.fast.rms_norm(states, 1.0 + self.weight, self._epsilon)
-
-
-class Attention(nn.Module):
+class Attention(layers.Attention):
     """Grouped queries with normed, rotated queries and keys."""
 
     def __init__(self, shape: Shape, rope: tuple[float, float]) -> None:
-        super().__init__()
-        self._shape, self._rope = shape, rope
-        width, inner, shared = shape.hidden_size, shape.heads, shape.kv_heads
-        for name, heads in (("q_proj", inner), ("k_proj", shared), ("v_proj", shared)):
-            self[name] = nn.Linear(width, heads * shape.head_dim, bias=False)
-        self.o_proj = nn.Linear(inner * shape.head_dim, width, bias=False)
+        heads = shape.heads, shape.kv_heads, shape.head_dim
+        super().__init__(shape.hidden_size, *heads, shape.scale, bias=False)
+        self._rope = rope
         self.q_norm = RMSNorm(shape.head_dim, shape.epsilon)
         self.k_norm = RMSNorm(shape.head_dim, shape.epsilon)
 
-    def queries(self, states: mx.array, offset: int | mx.array) -> mx.array:
-        return self._rotated(self.q_norm(self._heads(self.q_proj(states))), offset)
+    def queries(self, states: mx.array, offset: Offset) -> mx.array:
+        return self._rotated(self.q_norm(super().queries(states, offset)), offset)
 
-    def keys_values(
-        self, states: mx.array, offset: int | mx.array | None
-    ) -> tuple[mx.array, mx.array]:
-        """(batch, kv_heads, n, head_dim) each. offset: position of the first row, (batch,) or one;
-        None for the source's rows, which are not rotated."""
-        keys = self.k_norm(self._heads(self.k_proj(states)))
-        keys = keys if offset is None else self._rotated(keys, offset)
-        return keys, self._heads(self.v_proj(states))
+    def keys_values(self, states: mx.array, offset: Offset = None) -> tuple[mx.array, mx.array]:
+        """The source's rows have no positions for the decoder and are not rotated."""
+        keys, values = super().keys_values(states)
+        return self._rotated(self.k_norm(keys), offset), values
 
-    def __call__(
-        self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None
-    ) -> mx.array:
-        scale = self._shape.scale
-        mixed = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
-        batch, _, rows, _ = mixed.shape
-        return self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(batch, rows, -1))
-
-    def _heads(self, flat: mx.array) -> mx.array:
-        batch, rows, _ = flat.shape
-        return flat.reshape(batch, rows, -1, self._shape.head_dim).transpose(0, 2, 1, 3)
-
-    def _rotated(self, heads: mx.array, offset: int | mx.array) -> mx.array:
-        width, (base, scale) = self._shape.head_dim, self._rope
+    def _rotated(self, heads: mx.array, offset: Offset) -> mx.array:
+        if offset is None:
+            return heads
+        width, (base, scale) = self._head_dim, self._rope
         how: dict[str, Any] = {"base": base, "scale": scale, "offset": offset}
         return mx.fast.rope(heads, width, traditional=False, **how)
-
-
-Attend = Callable[[int | None, Attention, mx.array], mx.array]
-"""Of a layer's window, its self_attn and normed states (batch, n, width)."""
-
-
-class FeedForward(nn.Module):
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        width, inner = shape.hidden_size, shape.intermediate_size
-        self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=False) for _ in range(2))
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def __call__(self, states: mx.array) -> mx.array:
-        return self.down_proj(nn.gelu_approx(self.gate_proj(states)) * self.up_proj(states))
 
 
 class Layer(nn.Module):
@@ -189,15 +146,12 @@ class Layer(nn.Module):
         super().__init__()
         self.window = shape.windows[number]
         self.self_attn = Attention(shape, shape.ropes[number])
-        self.mlp = FeedForward(shape)
+        self.mlp = MLP(shape.hidden_size, shape.intermediate_size)
         for name in ("self_attn", "feedforward"):
             for place in ("pre", "post"):
                 self[f"{place}_{name}_layernorm"] = RMSNorm(shape.hidden_size, shape.epsilon)
 
-    def __call__(
-        self, states: mx.array, attend: Callable[[Attention, mx.array], mx.array]
-    ) -> mx.array:
-        """attend: what self_attn makes of normed states, (batch, n, width)."""
+    def __call__(self, states: mx.array, attend: Attend) -> mx.array:
         mixed = attend(self.self_attn, self.pre_self_attn_layernorm(states))
         states = states + self.post_self_attn_layernorm(mixed)
         inner = self.mlp(self.pre_feedforward_layernorm(states))
@@ -218,6 +172,7 @@ class T5Gemma2(Network):
     `eoi_embedding`. image: a token that no text has."""
 
     model_type = "t5gemma2"
+    merged = True
 
     def __init__(
         self, encoder: Shape, decoder: Shape, start: int, end_of_image: int, image: int
@@ -225,6 +180,8 @@ class T5Gemma2(Network):
         super().__init__()
         self.vocabulary, self.width = decoder.vocab_size, decoder.hidden_size
         self.start, self.trained_length = (start,), encoder.longest
+        self.heads, self.inner = decoder.heads, decoder.intermediate_size
+        self.row = 2 * len(decoder.windows) * decoder.kv_heads * decoder.head_dim
         self._shape, self._end_of_image, self._image = decoder, end_of_image, image
         self.model = nn.Module()
         self.model.encoder, self.model.decoder = Stack(encoder), Stack(decoder)
@@ -232,15 +189,8 @@ class T5Gemma2(Network):
         self.model.encoder.eoi_embedding = mx.zeros((self.width,))
 
     @property
-    def layers(self) -> Sequence[nn.Module]:
-        return list(self.model.decoder.layers)
-
-    @property
-    def dtype(self) -> mx.Dtype:  # type: ignore[override]
+    def dtype(self) -> mx.Dtype:
         return self.model.decoder.norm.weight.dtype
-
-    def context(self, model: Any, read: Callable[[], Source], count: int) -> MergedContext:
-        return MergedContext(model, read, count)
 
     def check_source(self, prompt: Sequence[int]) -> None:
         if self._image in prompt:
@@ -258,12 +208,12 @@ class T5Gemma2(Network):
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         states = self.embed(tokens)
         for layer in self.model.encoder.layers:
-            states = layer(states, partial(_around, layer.window, mask))
+            seen = partial(_around, layer.window, mask, tokens.shape[1])
+            states = layer(states, partial(attend_in_parts, seen))
         return self.model.encoder.norm(states)
 
-    def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
-        attentions = (layer.self_attn for layer in self.layers)
-        return [each.keys_values(encoded, None) for each in attentions]
+    def source_attention(self, layer: nn.Module) -> Attention:
+        return layer.self_attn
 
     def decode(
         self,
@@ -272,107 +222,48 @@ class T5Gemma2(Network):
         source: Source,
         place: Place,
         tables: Sequence[mx.array],
-        outputs: list[mx.array] | None = None,
-    ) -> mx.array:
+    ) -> Iterator[mx.array]:
         starts = [at - n for at, n in zip(place.starts, source.lengths, strict=True)]
         offset = starts[0] if len({*starts}) == 1 else mx.array(starts, dtype=mx.int32)
-        whole: mx.array | str | None = None if place.rows == 1 else "causal"
-        whole = whole if place.even else place.visible()
         sources, longest = mx.array(source.lengths)[:, None, None, None], max(starts) + place.rows
 
-        def attend(cache: KVCache, window: int | None, own: Attention, rows: mx.array) -> mx.array:
-            keys, values = cache.append(*own.keys_values(rows, offset))
-            mask = whole
+        def mask(window: int | None) -> Mask:
+            if source.projected and source.mask is not None:
+                # In training, whose texts are whole, and whose sources have their padding.
+                padding, text = source.mask[:, None, None], place.visible(window)
+                shape = (len(tokens), 1, place.rows)
+                parts = (
+                    mx.broadcast_to(each, (*shape, each.shape[-1])) for each in (padding, text)
+                )
+                return mx.concatenate([*parts], axis=-1)
             if window is not None and window < longest:
                 # The source is always in sight, and the window is one of the text.
-                mask = place.visible(window) | (mx.arange(place.end) < sources)
-            return own(own.queries(rows, offset), keys, values, mask)
+                return place.visible(window) | (mx.arange(place.end) < sources)
+            return place.visible() if not place.even else None if place.rows == 1 else "causal"
 
-        return self._decoded(tokens, [partial(attend, cache) for cache in caches], outputs)
-
-    def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
-        encoded, rows = self.encode(sources, mask), mx.arange(tokens.shape[1])
-        seen = mx.broadcast_to(mask[:, None, None], (len(mask), 1, rows.size, mask.shape[1]))
-
-        def attend(window: int | None, own: Attention, states: mx.array) -> mx.array:
-            distances = rows[:, None] - rows
-            near = (distances >= 0) & (distances < (window or rows.size))
-            both = mx.concatenate([seen, mx.broadcast_to(near, (len(mask), 1, *near.shape))], -1)
-            parts = zip(own.keys_values(encoded, None), own.keys_values(states, 0), strict=True)
-            keys, values = (mx.concatenate([*each], axis=2) for each in parts)
-            return own(own.queries(states, 0), keys, values, both)
-
-        return self._decoded(tokens, [attend] * len(self.layers))
-
-    def _decoded(
-        self, tokens: mx.array, attends: Sequence[Attend], outputs: list[mx.array] | None = None
-    ) -> mx.array:
+        masks = {window: mask(window) for window in {*self._shape.windows}}
         states = self.embed(tokens)
-        for layer, attend in zip(self.layers, attends, strict=True):
-            states = layer(states, partial(attend, layer.window))
-            if outputs is not None:
-                outputs.append(states)
-        return self.model.decoder.norm(states)
-
-    def source_nbytes(self, length: int) -> int:
-        shape, rows = self._shape, min(length, SOURCE_ROWS)
-        # The encoder's keys and values are projected, and copied behind one another.
-        states = 6 * shape.hidden_size + 3 * shape.intermediate_size + 2 * self.row
-        return length * (5 * shape.heads * rows + states) * self.dtype.size
-
-    def cache_nbytes(self, source: int, columns: int) -> int:
-        whole = -(-(source + columns) // STEP) * STEP
-        return self.dtype.size * (source * self.width + whole * self.row)
-
-    @property
-    def row(self) -> int:
-        return 2 * len(self.layers) * self._shape.kv_heads * self._shape.head_dim
+        for layer, cache in zip(self.layers, caches, strict=True):
+            attend = partial(attend_cached, cache, masks[layer.window], offset=offset)
+            states = layer(states, attend)
+            yield states
+        yield self.model.decoder.norm(states)
 
 
 def _around(
-    window: int | None, mask: mx.array | None, attention: Attention, states: mx.array
-) -> mx.array:
-    """Attend in an encoder's layer: SOURCE_ROWS rows of (batch, n, width) at a time to what they
-    see. A window reaches as far ahead as back, and one farther ahead if it is even. mask: (batch,
-    n) bool, False for padding, whose rows see themselves, so that no softmax is over nothing."""
-    length, mixed = states.shape[1], []
-    queries, (keys, values) = attention.queries(states, 0), attention.keys_values(states, 0)
+    window: int | None, mask: mx.array | None, length: int, first: int, last: int
+) -> tuple[slice, Mask]:
+    """The columns that rows first to last - 1 of an encoder's layer see. A window reaches as far
+    ahead as back, and one farther ahead if it is even. mask: (batch, n) bool, False for padding,
+    whose rows see themselves, so that no softmax is over nothing."""
     back, ahead = (length, length) if window is None else ((window - 1) // 2, window // 2)
-    for first in range(0, length, SOURCE_ROWS):
-        last = min(first + SOURCE_ROWS, length)
-        begin, end = max(0, first - back), min(length, last + ahead)
-        distances = mx.arange(begin, end) - mx.arange(first, last)[:, None]
-        seen = None if window is None else (distances >= -back) & (distances <= ahead)
-        if mask is not None:
-            real = mask[:, None, None, begin:end] | (distances == 0)
-            seen = real if seen is None else real & seen
-        part = queries[:, :, first:last], keys[:, :, begin:end], values[:, :, begin:end]
-        mixed.append(attention(*part, seen))
-        if length > SOURCE_ROWS:
-            mx.eval(mixed[-1])  # or the scores of all rows would be in memory together
-    return mx.concatenate(mixed, axis=1)
-
-
-class MergedContext(EncoderDecoderContext):
-    """A context whose caches begin with the source's columns."""
-
-    @property
-    def _source(self) -> Source:
-        if self._given is None:
-            read = self._read()
-            rows = [read.arrays(row)[1:] for row in range(len(read.lengths))]
-            for buffer, arrays in zip(self._buffers(), zip(*rows, strict=True), strict=True):
-                buffer.hold(arrays)
-            self._rows.ahead = read.lengths
-            self._given = Source(read.encoded, ())
-        return self._given
-
-    def reusable(self, sequence: int) -> Reusable:
-        source, rows = self._source, slice(sequence, sequence + 1)
-        length = source.lengths[sequence]
-        columns = (buffer.array[rows, :, :length] for buffer in self._buffers())
-        arrays = (source.encoded[sequence], *columns)
-        return Reusable(snapshot=Snapshot(length, None, arrays, exact=True))
+    begin, end = max(0, first - back), min(length, last + ahead)
+    distances = mx.arange(begin, end) - mx.arange(first, last)[:, None]
+    seen = None if window is None else (distances >= -back) & (distances <= ahead)
+    if mask is not None:
+        real = mask[:, None, None, begin:end] | (distances == 0)
+        seen = real if seen is None else real & seen
+    return slice(begin, end), seen
 
 
 _NAME = re.compile(

@@ -84,7 +84,7 @@ def test_four_ranks_keep_a_head_each(monkeypatch: pytest.MonkeyPatch, bits: int 
         context = model.open(SOURCE)
         context.advance(TOKENS).logits.tolist()
         assert {array.shape[1] for cache in context._caches for array in cache.state} == {1}
-        assert network.config.num_heads == 1 and network.config.d_ff == SHAPE["d_ff"] // 4
+        assert network.heads == 1 and network.inner == SHAPE["d_ff"] // 4
         return logits(model)
 
     with adding_up(monkeypatch):

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_specdec.models.encoder_decoder import layers
 from mlx_specdec.models.encoder_decoder.context import (
     EncoderDecoderContext,
     EncoderDecoderModel,
@@ -22,7 +23,6 @@ from mlx_specdec.models.encoder_decoder.context import (
     padding_mask,
 )
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.t5 import network as t5
 from mlx_specdec.models.t5.config import T5Config
 from mlx_specdec.models.t5.network import T5
 
@@ -159,7 +159,7 @@ def test_attention_in_parts_is_attention_at_once(
     hidden = mx.arange(100)[None] < mx.array([[100], [83]])
     for mask in (None, hidden):
         whole = network.encode(tokens, mask)
-        monkeypatch.setattr(t5, "SOURCE_ROWS", rows)
+        monkeypatch.setattr(layers, "SOURCE_ROWS", rows)
         parts = network.encode(tokens, mask)
         monkeypatch.undo()
         assert mx.allclose(parts, whole, rtol=0, atol=1e-6 * mx.abs(whole).max().item())
@@ -190,7 +190,7 @@ def test_a_long_source_can_be_interrupted_between_its_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     network = T5(T5Config.from_dict(SHAPE, own_head=False))
-    monkeypatch.setattr(t5, "SOURCE_ROWS", 16)
+    monkeypatch.setattr(layers, "SOURCE_ROWS", 16)
     evaluate, done = mx.eval, []
 
     def interrupted(part: mx.array) -> None:

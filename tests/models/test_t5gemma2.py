@@ -17,6 +17,7 @@ from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError, PromptError, RewindError
 from mlx_specdec.interfaces.protocols import feed
 from mlx_specdec.models import t5gemma2
+from mlx_specdec.models.encoder_decoder import layers
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model, trainable
 from mlx_specdec.training.draft import shaped
@@ -119,7 +120,7 @@ def test_a_batch_of_sources_of_all_lengths_is_what_each_is_alone() -> None:
 def test_a_long_source_is_read_in_parts(monkeypatch) -> None:
     line = lines("old")[41]
     whole = MODEL("old").network.encode(mx.array([line["source"]]))
-    monkeypatch.setattr(t5gemma2, "SOURCE_ROWS", 4)
+    monkeypatch.setattr(layers, "SOURCE_ROWS", 4)
     assert mx.allclose(MODEL("old").network.encode(mx.array([line["source"]])), whole, atol=1e-5)
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from ...checkpoints.t5_keys import MOST_LAYERS, whole_number
 from ...errors import CheckpointError
+from ..encoder_decoder.layers import ACTIVATIONS
 
-ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu", "swish")
 OFFSET = 2
 """Rows of a learned table of positions that lie before the first one's."""
 

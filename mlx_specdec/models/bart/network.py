@@ -3,57 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..encoder_decoder.context import KeysValues, Network, Source
+from ..encoder_decoder import layers
+from ..encoder_decoder.context import Network, Source
+from ..encoder_decoder.layers import (
+    ACTIVATIONS,
+    Attend,
+    KeysValues,
+    Mask,
+    attend_cached,
+    attend_in_parts,
+)
 from ..kv_cache import KVCache
 from ..rows import Place
 from .config import OFFSET, BartConfig, StackShape
 
-Mask = mx.array | str | None
 
-
-ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
-    "gelu": nn.gelu,
-    "gelu_new": nn.gelu_approx,
-    "relu": lambda states: mx.maximum(states, 0),
-    "silu": nn.silu,
-    "swish": nn.silu,
-}
-
-
-class Attention(nn.Module):
+class Attention(layers.Attention):
     """Attention whose four matrices have biases."""
 
+    names: ClassVar[Sequence[str]] = ("q_proj", "k_proj", "v_proj", "out_proj")
+
     def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self._shape = (heads, width // heads)
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            self[name] = nn.Linear(width, width)
-
-    def keys_values(self, states: mx.array) -> tuple[mx.array, mx.array]:
-        return self._heads(self.k_proj(states)), self._heads(self.v_proj(states))
-
-    def __call__(self, states: mx.array, given: KeysValues, mask: Mask) -> mx.array:
-        """Attend from (batch, m, width) to given keys and values. mask: bool, False hides a key."""
-        mixed = mx.fast.scaled_dot_product_attention(
-            self._heads(self.q_proj(states)), *given, scale=self._shape[1] ** -0.5, mask=mask
-        )
-        batch, _, rows, _ = mixed.shape
-        if rows > 1:
-            mixed = mixed.transpose(0, 2, 1, 3)
-        return self.out_proj(mixed.reshape(batch, rows, -1))
-
-    def _heads(self, flat: mx.array) -> mx.array:
-        batch, rows, _ = flat.shape
-        heads, width = self._shape
-        if rows == 1:
-            return flat.reshape(batch, heads, 1, width)
-        return flat.reshape(batch, rows, heads, width).transpose(0, 2, 1, 3)
+        each = width // heads
+        super().__init__(width, heads, heads, each, each**-0.5, bias=True)
 
 
 class Layer(nn.Module):
@@ -74,32 +54,24 @@ class Layer(nn.Module):
     def __call__(
         self,
         states: mx.array,
-        mask: Mask,
-        cache: KVCache | None = None,
+        attend: Attend,
         source: KeysValues | None = None,
-        source_mask: mx.array | None = None,
+        hidden: mx.array | None = None,
     ) -> mx.array:
         """(batch, m, d_model), the output of the layer before -> the same of this one. source:
-        keys and values of the encoder's output, of a decoder's layer."""
-
-        def attend(normed: mx.array) -> mx.array:
-            given = self.self_attn.keys_values(normed)
-            return self.self_attn(normed, cache.append(*given) if cache else given, mask)
-
-        def cross(normed: mx.array) -> mx.array:
-            return self.encoder_attn(normed, source, source_mask)
+        keys and values of the encoder's output, of a decoder's layer. hidden: their mask."""
 
         def feed_forward(normed: mx.array) -> mx.array:
             return self.fc2(self._act(self.fc1(normed)))
 
-        states = self._part(states, self.self_attn_layer_norm, attend)
+        states = self._part(states, "self_attn", partial(attend, self.self_attn))
         if source is not None:
-            states = self._part(states, self.encoder_attn_layer_norm, cross)
-        return self._part(states, self.final_layer_norm, feed_forward)
+            cross = partial(self.encoder_attn, given=source, mask=hidden)
+            states = self._part(states, "encoder_attn", cross)
+        return self._part(states, "final", feed_forward)
 
-    def _part(
-        self, states: mx.array, norm: nn.LayerNorm, part: Callable[[mx.array], mx.array]
-    ) -> mx.array:
+    def _part(self, states: mx.array, name: str, part: Callable[[mx.array], mx.array]) -> mx.array:
+        norm = self[f"{name}_layer_norm"]
         return states + part(norm(states)) if self._norm_first else norm(states + part(states))
 
 
@@ -158,6 +130,8 @@ class Bart(Network):
         self.config = config
         self.vocabulary, self.width, self.start = config.vocab_size, config.d_model, config.start
         self.max_length = self.trained_length = config.max_length
+        self.heads, self.inner = config.encoder.heads, config.encoder.inner
+        self.row = 2 * config.decoder.layers * config.d_model
         if not config.shared:
             self.source_vocabulary = config.source_size
         self.model = nn.Module()
@@ -172,11 +146,7 @@ class Bart(Network):
         self._banned = mx.array(config.banned, dtype=mx.int32)
 
     @property
-    def layers(self) -> Sequence[nn.Module]:
-        return list(self.model.decoder.layers)
-
-    @property
-    def dtype(self) -> mx.Dtype:  # type: ignore[override]
+    def dtype(self) -> mx.Dtype:
         return self.model.decoder.layers[0].final_layer_norm.weight.dtype
 
     @property
@@ -201,14 +171,13 @@ class Bart(Network):
         states = self._scaled(table(tokens)) + self._rows(encoder, positions)
         states = encoder.normed("layernorm_embedding", states)
         hidden = None if mask is None else mask[:, None, None]
+        attend = partial(attend_in_parts, lambda *_: (slice(None), hidden))
         for layer in encoder.layers:
-            states = layer(states, hidden)
+            states = layer(states, attend)
         return encoder.normed("layer_norm", states)
 
-    def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
-        # Every later pass would copy a transposed view.
-        attentions = (layer.encoder_attn for layer in self.model.decoder.layers)
-        return [tuple(map(mx.contiguous, each.keys_values(encoded))) for each in attentions]
+    def source_attention(self, layer: nn.Module) -> Attention:
+        return layer.encoder_attn
 
     def decode(
         self,
@@ -217,8 +186,7 @@ class Bart(Network):
         source: Source,
         place: Place,
         tables: Sequence[mx.array],
-        outputs: list[mx.array] | None = None,
-    ) -> mx.array:
+    ) -> Iterator[mx.array]:
         mask: Mask = "causal" if place.rows > 1 else None
         positions = mx.arange(place.starts[0], place.end)
         if not place.even:
@@ -232,10 +200,9 @@ class Bart(Network):
         states = decoder.normed("layernorm_embedding", states)
         hidden = None if source.mask is None else source.mask[:, None, None]
         for layer, cache, given in zip(decoder.layers, caches, source.projected, strict=True):
-            states = layer(states, mask, cache, given, hidden)
-            if outputs is not None:
-                outputs.append(states)
-        return decoder.normed("layer_norm", states)
+            states = layer(states, partial(attend_cached, cache, mask), given, hidden)
+            yield states
+        yield decoder.normed("layer_norm", states)
 
     def head(self, states: mx.array) -> mx.array:
         logits = self.table.as_linear(states)
@@ -244,16 +211,6 @@ class Bart(Network):
         if self.config.banned:
             logits[..., self._banned] = -mx.inf
         return logits
-
-    def source_nbytes(self, length: int) -> int:
-        config, shape = self.config, self.config.encoder
-        scores = 2 * shape.heads * length
-        states = 6 * config.d_model + 2 * shape.inner
-        return length * (scores + states + self.row) * self.dtype.size
-
-    @property
-    def row(self) -> int:
-        return 2 * len(self.layers) * self.width
 
     def _scaled(self, states: mx.array) -> mx.array:
         return states * self.config.d_model**0.5 if self.config.scales else states

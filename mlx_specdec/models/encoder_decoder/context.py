@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from types import SimpleNamespace
@@ -22,11 +22,10 @@ from ..base import check_prompt, layer_of
 from ..kv_cache import STEP, KVCache, padded
 from ..number_format import nbytes
 from ..rows import Place, Rows, RowsContext
+from .layers import SOURCE_ROWS, Attention, KeysValues, WholeTexts
 
 ENCODER = re.compile(r"(model\.)?(encoder|shared)\.")
 """What the names of an encoder's tensors begin with."""
-KeysValues = Sequence[mx.array]
-"""Two, (batch, heads, n, head_dim) each."""
 
 
 class Network(nn.Module):
@@ -36,8 +35,11 @@ class Network(nn.Module):
     source_vocabulary: of the encoder, where it has one of its own.
     width: of the encoder's output and of hidden states. start: the tokens that every text begins
     with, at least one. max_length: tokens of a source, and of a text, at most; None for any number.
-    trained_length: tokens of the longest sources in training. dtype: of hidden states. note: a line
-    for the user on what is left out of the checkpoint.
+    trained_length: tokens of the longest sources in training. heads, inner: of a layer of the
+    encoder, and the width inside its feed-forward network. row: numbers in the keys and values of a
+    position, of all layers. merged: whether one softmax is over the source and the text, so that
+    caches begin with the source's columns. note: a line for the user on what is left out of the
+    checkpoint.
     """
 
     model_type: str
@@ -47,19 +49,21 @@ class Network(nn.Module):
     start: tuple[int, ...]
     max_length: int | None = None
     trained_length: int
-    dtype: mx.Dtype
+    heads: int
+    inner: int
+    row: int
+    merged = False
     note: str = ""
 
     @property
     def layers(self) -> Sequence[nn.Module]:
         """The decoder's."""
-        raise NotImplementedError
+        return list(self.model.decoder.layers)
 
-    def context(
-        self, model: EncoderDecoderModel, read: Callable[[], Source], count: int
-    ) -> EncoderDecoderContext:
-        """Return a context of `count` sequences whose sources `read` encodes."""
-        return EncoderDecoderContext(model, read, count)
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Of hidden states."""
+        raise NotImplementedError
 
     def shard(self, group: mx.distributed.Group) -> None:
         """Keep this rank's part of every layer; see `EncoderDecoderFamily.check_shares`."""
@@ -76,9 +80,15 @@ class Network(nn.Module):
         """(batch, n) int32 -> (batch, n, width). mask: (batch, n) bool, False for padding."""
         raise NotImplementedError
 
-    def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
-        """Return each decoder layer's keys and values of the encoder's output, contiguous."""
+    def source_attention(self, layer: nn.Module) -> Attention:
+        """Return the attention of a decoder's layer to the encoder's output."""
         raise NotImplementedError
+
+    def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
+        """Return each decoder layer's keys and values of the encoder's output."""
+        given = (self.source_attention(layer).keys_values(encoded) for layer in self.layers)
+        # Every later pass would copy a transposed view.
+        return [tuple(map(mx.contiguous, each)) for each in given]
 
     def tables(self, reach: int) -> list[mx.array]:
         """Return what is computed once of the first `reach` positions of a text; mostly nothing."""
@@ -91,10 +101,9 @@ class Network(nn.Module):
         source: Source,
         place: Place,
         tables: Sequence[mx.array],
-        outputs: list[mx.array] | None = None,
-    ) -> mx.array:
-        """Return the input of the head for (batch, m) int32 tokens at `place`: (batch, m, width).
-        outputs: the output of each layer is appended to it."""
+    ) -> Iterator[mx.array]:
+        """Yield the output of each layer for (batch, m) int32 tokens at `place`, and then the input
+        of the head: (batch, m, width) each."""
         raise NotImplementedError
 
     def head(self, states: mx.array) -> mx.array:
@@ -105,24 +114,23 @@ class Network(nn.Module):
         """Return the input of the head for whole texts, without caches: (batch, m, width).
         sources, mask: as of `encode`. tokens: (batch, m) int32."""
         batch, rows = tokens.shape
-        encoded = self.project_encoded(self.encode(sources, mask))
-        source: Any = SimpleNamespace(projected=encoded, mask=mask)
-        caches: Any = [None] * len(encoded)
-        return self.decode(tokens, caches, source, Place((0,) * batch, rows), self.tables(rows))
+        encoded, starts = self.project_encoded(self.encode(sources, mask)), (0,) * batch
+        source: Any = SimpleNamespace(projected=encoded, mask=mask, lengths=starts)
+        caches: Any = [WholeTexts(each if self.merged else ()) for each in encoded]
+        *_, states = self.decode(tokens, caches, source, Place(starts, rows), self.tables(rows))
+        return states
 
     def source_nbytes(self, length: int) -> int:
         """Estimate the bytes that `encode` and `project_encoded` take for a source."""
-        raise NotImplementedError
+        scores = 5 * self.heads * min(length, SOURCE_ROWS)
+        states = 6 * self.width + 3 * self.inner + (1 + self.merged) * self.row
+        return length * (scores + states) * self.dtype.size
 
     def cache_nbytes(self, source: int, columns: int) -> int:
         """Bytes of the encoder's output, and of all keys and values, in whole steps."""
-        whole = source + -(-columns // STEP) * STEP
+        outside = 0 if self.merged else source
+        whole = outside + -(-(source - outside + columns) // STEP) * STEP
         return self.dtype.size * (source * self.width + whole * self.row)
-
-    @property
-    def row(self) -> int:
-        """Numbers in the keys and values of a position, of all layers."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -258,7 +266,7 @@ class EncoderDecoderModel:
                 self._encodings.update(zip(map(tuple, prompts), source.encoded, strict=True))
             return source
 
-        return self.network.context(self, read, len(prompts))
+        return EncoderDecoderContext(self, read, len(prompts))
 
     def _encoded(self, prompts: Sequence[Sequence[int]]) -> Source:
         lengths = tuple(map(len, prompts))
@@ -317,18 +325,21 @@ class EncoderDecoderContext(RowsContext):
     def _source(self) -> Source:
         if self._given is None:
             self._given = self._read()
+            if self._model.network.merged:
+                rows = [self._given.arrays(row)[1:] for row in range(len(self.lengths))]
+                for buffer, arrays in zip(self._buffers(), zip(*rows, strict=True), strict=True):
+                    buffer.hold(arrays)
+                self._rows.ahead = self._given.lengths
+                self._given = Source(self._given.encoded, ())
         return self._given
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        layers = {n: layer_of(n, self._model.layers) for n in taps if n != FINAL}
         model, source = self._model, self._source
+        places = {name: -1 if name == FINAL else layer_of(name, model.layers) for name in taps}
         place = self._rows.advance(tokens, proposed)
-        outputs: list[mx.array] | None = [] if taps else None
-        states = model.network.decode(
-            tokens, self._caches, source, place, model.tables(place), outputs
-        )
-        hidden = {n: outputs[layers[n]] if n in layers else states for n in taps} if outputs else {}
-        return Scores(model.head(states), hidden, source.encoded)
+        states = [*model.network.decode(tokens, self._caches, source, place, model.tables(place))]
+        hidden = {name: states[at] for name, at in places.items()}
+        return Scores(model.head(states[-1]), hidden, source.encoded)
 
     def evaluate(self) -> None:
         mx.eval(self._source.projected, [cache.state for cache in self._caches])
@@ -346,5 +357,8 @@ class EncoderDecoderContext(RowsContext):
         self._given = source
 
     def reusable(self, sequence: int) -> Reusable:
-        length = self._source.lengths[sequence]
-        return Reusable(snapshot=Snapshot(length, None, self._source.arrays(sequence), exact=True))
+        source, row = self._source, slice(sequence, sequence + 1)
+        length, arrays = source.lengths[sequence], source.arrays(sequence)
+        if self._model.network.merged:
+            arrays += tuple(buffer.array[row, :, :length] for buffer in self._buffers())
+        return Reusable(snapshot=Snapshot(length, None, arrays, exact=True))

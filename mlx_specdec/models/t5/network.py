@@ -2,129 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.nn.layers.distributed import shard_inplace
 
-from ..encoder_decoder.context import KeysValues, Network, Source
+from ..encoder_decoder import layers
+from ..encoder_decoder.context import Network, Source
+from ..encoder_decoder.layers import (
+    ACTIVATIONS,
+    Attend,
+    KeysValues,
+    attend_cached,
+    attend_in_parts,
+)
 from ..kv_cache import KVCache
 from ..rows import Place
 from ..sharding import shard_inputs
 from .config import T5Config
 
-ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
-    # nn.relu is compiled, which costs the CPU more than it saves.
-    "relu": lambda states: mx.maximum(states, 0),
-    "gelu": nn.gelu,
-    "silu": nn.silu,
-    "gated-relu": lambda states: mx.maximum(states, 0),
-    # T5's "gated-gelu" has always meant the tanh approximation.
-    "gated-gelu": nn.gelu_approx,
-    "gated-silu": nn.silu,
-}
 
-
-class Attention(nn.Module):
+class Attention(layers.Attention):
     """T5's attention, which does not scale scores."""
 
+    names = "qkvo"
+
     def __init__(self, config: T5Config, *, has_bias: bool) -> None:
-        super().__init__()
-        inner = config.num_heads * config.d_kv
-        self._shape = (config.num_heads, config.d_kv)
-        for name in "qkv":
-            self[name] = nn.Linear(config.d_model, inner, bias=False)
-        self.o = nn.Linear(inner, config.d_model, bias=False)
+        heads, head_dim = config.num_heads, config.d_kv
+        super().__init__(config.d_model, heads, heads, head_dim, 1.0, bias=False)
         if has_bias:
             self.relative_attention_bias = nn.Embedding(config.num_buckets, config.num_heads)
 
     def shard(self, group: mx.distributed.Group) -> None:
         for name in "qkv":
             shard_inplace(self[name], "all-to-sharded", group=group)
-        self.o = shard_inputs(self.o, group)
+        self["o"] = shard_inputs(self["o"], group)
         if "relative_attention_bias" in self:
             # A row of the table belongs to a bucket, a column to a head.
             shard_inplace(self.relative_attention_bias, lambda path, table: 1, group=group)
-        heads, width = self._shape
-        self._shape = (heads // group.size(), width)
-
-    def queries(self, states: mx.array) -> mx.array:
-        """(batch, n, d_model) -> (batch, heads, n, d_kv)."""
-        return self._heads(self.q(states))
-
-    def keys_values(self, states: mx.array) -> tuple[mx.array, mx.array]:
-        return self._heads(self.k(states)), self._heads(self.v(states))
-
-    def __call__(self, queries: mx.array, given: KeysValues, mask: mx.array | None) -> mx.array:
-        """Attend from (batch, heads, m, d_kv) to given keys and values; mask is added to the
-        scores. Returns (batch, m, d_model)."""
-        mixed = mx.fast.scaled_dot_product_attention(queries, *given, scale=1.0, mask=mask)
-        batch, _, rows, _ = mixed.shape
-        if rows > 1:
-            mixed = mixed.transpose(0, 2, 1, 3)
-        return self.o(mixed.reshape(batch, rows, -1))
-
-    def _heads(self, flat: mx.array) -> mx.array:
-        batch, rows, _ = flat.shape
-        if rows == 1:
-            # One row lies the same either way, and plain decoding is nothing but single rows.
-            heads, width = self._shape
-            return flat.reshape(batch, heads, 1, width)
-        return flat.reshape(batch, rows, *self._shape).transpose(0, 2, 1, 3)
-
-
-class SelfAttentionLayer(nn.Module):
-    """Norm, self-attention, residual."""
-
-    def __init__(self, config: T5Config, *, has_bias: bool) -> None:
-        super().__init__()
-        self.SelfAttention = Attention(config, has_bias=has_bias)
-        self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
-
-    def __call__(self, states: mx.array, mask: mx.array, cache: KVCache | None) -> mx.array:
-        normed = self.layer_norm(states)
-        queries = self.SelfAttention.queries(normed)
-        keys, values = self.SelfAttention.keys_values(normed)
-        if cache is not None:
-            keys, values = cache.append(keys, values)
-        return states + self.SelfAttention(queries, (keys, values), mask)
-
-    def attend_in_parts(
-        self, states: mx.array, bias: mx.array, rows: int, hidden: mx.array | None
-    ) -> mx.array:
-        """The encoder's, (batch, n, d_model): `rows` of the source at a time attend to all of it.
-        bias: from `Stack.source_biases`. hidden: added to the scores as well."""
-        normed = self.layer_norm(states)
-        queries, given = self.SelfAttention.queries(normed), self.SelfAttention.keys_values(normed)
-        length, mixed = states.shape[1], []
-        for first in range(0, length, rows):
-            part = queries[:, :, first : first + rows]
-            nearest = bias.shape[-1] - length - first
-            mask = bias[:, :, : part.shape[2], nearest : nearest + length]
-            mask = mask if hidden is None else mask + hidden
-            mixed.append(self.SelfAttention(part, given, mask))
-            if length > rows:
-                # One after the other, or the scores of all would be in memory together, and an
-                # interrupt would wait for all of them.
-                mx.eval(mixed[-1])
-        return states + mx.concatenate(mixed, axis=1)
-
-
-class CrossAttentionLayer(nn.Module):
-    """Norm, attention to the encoder output, residual."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.EncDecAttention = Attention(config, has_bias=False)
-        self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
-
-    def __call__(self, states: mx.array, source: KeysValues, mask: mx.array | None) -> mx.array:
-        queries = self.EncDecAttention.queries(self.layer_norm(states))
-        return states + self.EncDecAttention(queries, source, mask)
 
 
 class Dense(nn.Module):
@@ -134,7 +52,9 @@ class Dense(nn.Module):
         super().__init__()
         gated = config.feed_forward.startswith("gated-")
         self._names = ("wi_0", "wi_1") if gated else ("wi",)
-        self._act = ACTIVATIONS[config.feed_forward]
+        # T5's "gated-gelu" has always meant the tanh approximation.
+        kind = config.feed_forward.removeprefix("gated-")
+        self._act = ACTIVATIONS["gelu_new" if gated and kind == "gelu" else kind]
         for name in self._names:
             self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
@@ -151,31 +71,38 @@ class Dense(nn.Module):
         return self.wo(inner)
 
 
-class FeedForwardLayer(nn.Module):
-    """Norm, feed-forward, residual."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.DenseReluDense = Dense(config)
-        self.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
-
-    def __call__(self, states: mx.array) -> mx.array:
-        return states + self.DenseReluDense(self.layer_norm(states))
-
-
 class Block(nn.Module):
-    """One layer of a stack; `layer` is numbered as in the checkpoints."""
+    """One layer of a stack; its parts are numbered and named as in the checkpoints."""
 
     def __init__(self, config: T5Config, *, has_bias: bool, is_decoder: bool) -> None:
         super().__init__()
-        self.layer: list[Any] = [SelfAttentionLayer(config, has_bias=has_bias)]
+        parts: dict[str, nn.Module] = {"SelfAttention": Attention(config, has_bias=has_bias)}
         if is_decoder:
-            self.layer.append(CrossAttentionLayer(config))
-        self.layer.append(FeedForwardLayer(config))
+            parts["EncDecAttention"] = Attention(config, has_bias=False)
+        parts["DenseReluDense"] = Dense(config)
+        self.layer = [nn.Module() for _ in parts]
+        for place, (name, part) in zip(self.layer, parts.items(), strict=True):
+            place[name] = part
+            place.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
 
     @property
     def attention(self) -> Attention:
         return self.layer[0].SelfAttention
+
+    def __call__(
+        self,
+        states: mx.array,
+        attend: Attend,
+        source: KeysValues = (),
+        hidden: mx.array | None = None,
+    ) -> mx.array:
+        """(batch, m, d_model), the output of the block before -> the same of this one. source:
+        keys and values of the encoder's output, of a decoder's block. hidden: their mask."""
+        first, *cross, last = self.layer
+        states = states + attend(first.SelfAttention, first.layer_norm(states))
+        for each in cross:
+            states = states + each.EncDecAttention(each.layer_norm(states), source, hidden)
+        return states + last.DenseReluDense(last.layer_norm(states))
 
 
 def buckets(distances: np.ndarray, count: int, farthest: int, *, both_ways: bool) -> np.ndarray:
@@ -252,11 +179,6 @@ class Stack(nn.Module):
         return arrays * (len(self.block) // len(arrays))
 
 
-SOURCE_ROWS = 512
-"""Of a source, that attend in one pass: what a longer one takes then grows with its length alone,
-not with its square."""
-
-
 class T5(Network):
     """The whole model."""
 
@@ -268,6 +190,8 @@ class T5(Network):
         self.vocabulary, self.width = config.vocab_size, config.d_model
         self.start = (config.decoder_start_token_id,)
         self.trained_length = config.trained_length
+        self.heads, self.inner = config.num_heads, config.d_ff
+        self.row = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(config, config.num_layers, is_decoder=False)
         self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
@@ -279,46 +203,35 @@ class T5(Network):
         return list(self.decoder.block)
 
     @property
-    def dtype(self) -> mx.Dtype:  # type: ignore[override]
+    def dtype(self) -> mx.Dtype:
         return self.decoder.final_layer_norm.weight.dtype
 
     def shard(self, group: mx.distributed.Group) -> None:
-        """Keep this rank's heads and its part of the feed-forward networks, lazily; `config` is
-        then of that part. Raises OptionError where quantized groups cannot be divided."""
-        config, ranks = self.config, group.size()
+        """Keep this rank's heads and its part of the feed-forward networks, lazily. Raises
+        OptionError where quantized groups cannot be divided."""
         for module in list(self.modules()):
             if isinstance(module, Attention | Dense):
                 module.shard(group)
-        self.config = replace(
-            config, num_heads=config.num_heads // ranks, d_ff=config.d_ff // ranks
-        )
+        for name in ("heads", "inner", "row"):
+            setattr(self, name, getattr(self, name) // group.size())
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         length = tokens.shape[1]
-        parts = -(-length // SOURCE_ROWS)
-        rows = -(-length // parts)
-        biases = self.encoder.source_biases(length, rows)
-        hidden = _hide(mask, biases[0].dtype)
         states = self.shared(tokens)
+        biases = self.encoder.source_biases(length, min(length, layers.SOURCE_ROWS))
+        hidden = _hide(mask, states.dtype)
+
+        def seen(bias: mx.array, first: int, last: int) -> tuple[slice, mx.array]:
+            nearest = bias.shape[-1] - length - first
+            part = bias[:, :, : last - first, nearest : nearest + length]
+            return slice(None), part if hidden is None else part + hidden
+
         for block, bias in zip(self.encoder.block, biases, strict=True):
-            attend, feed_forward = block.layer
-            states = feed_forward(attend.attend_in_parts(states, bias, rows, hidden))
+            states = block(states, partial(attend_in_parts, partial(seen, bias)))
         return self.encoder.final_layer_norm(states)
 
-    def source_nbytes(self, length: int) -> int:
-        config = self.config
-        scores = 5 * config.num_heads * min(length, SOURCE_ROWS)
-        states = 6 * config.d_model + 3 * config.d_ff
-        return length * (scores + states + self.row) * self.dtype.size
-
-    @property
-    def row(self) -> int:
-        return 2 * self.config.num_decoder_layers * self.config.num_heads * self.config.d_kv
-
-    def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
-        # Every later pass would copy a transposed view.
-        attentions = (block.layer[1].EncDecAttention for block in self.decoder.block)
-        return [tuple(map(mx.contiguous, each.keys_values(encoded))) for each in attentions]
+    def source_attention(self, layer: nn.Module) -> Attention:
+        return layer.layer[1].EncDecAttention
 
     def tables(self, reach: int) -> list[mx.array]:
         return self.decoder.bias_tables(reach)
@@ -330,20 +243,17 @@ class T5(Network):
         source: Source,
         place: Place,
         tables: Sequence[mx.array],
-        outputs: list[mx.array] | None = None,
-    ) -> mx.array:
+    ) -> Iterator[mx.array]:
         masks = self.decoder.masks(tables, place.positions[:1] if place.even else place.positions)
         states = self.shared(tokens)
         hidden = _hide(source.mask, states.dtype)
         for block, cache, given, mask in zip(
             self.decoder.block, caches, source.projected, masks, strict=True
         ):
-            attend, cross, feed_forward = block.layer
-            states = feed_forward(cross(attend(states, mask, cache), given, hidden))
-            if outputs is not None:
-                outputs.append(states)
+            states = block(states, partial(attend_cached, cache, mask), given, hidden)
+            yield states
         states = self.decoder.final_layer_norm(states)
-        return states * self.config.d_model**-0.5 if self.config.scales_output else states
+        yield states * self.config.d_model**-0.5 if self.config.scales_output else states
 
     def embed(self, tokens: mx.array) -> mx.array:
         return self.shared(tokens)
