@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,8 +20,8 @@ from .flags import REQUIRED, Constraints, Flags, Sampling, command, flag
 from .loading import Memory, Texts, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
-    from ..engine.pair import Pair
     from ..engine.request import Labels, Part, Request
+    from ..engine.scheduler import Scheduler
     from ..text.chat import Messages
 
 SHOWN_EVERY = 0.2
@@ -85,7 +85,6 @@ def batch(files: Files, flags: Made) -> None:
     if batch_size != "auto" and batch_size < 1:
         raise OptionError(f"--batch-size must be 1 or more, not {batch_size}")
     budget = flags.memory()
-    flags.loading()
     settings = {name: value for name, value in vars(flags).items() if name not in NO_MATTER}
     for name in ("json_schema", "regex", "grammar"):
         if text := getattr(options, name):
@@ -104,10 +103,14 @@ def batch(files: Files, flags: Made) -> None:
             pair, options = load_drafting(flags, options, quiet=files.quiet, history=True)
             if pair.task_prefix and options.chat_template and not files.quiet:
                 render.tell(f'"{pair.task_prefix}" is put before every prompt that lacks it')
-            run = BatchRun(pair, lines, journal, options, batch_size, budget, files.strict)
+            from ..engine.generate import stream_many
+
+            run = BatchRun(lines, journal, options, files.strict)
+            how: dict[str, Any] = {"batch_size": batch_size, "memory_budget": budget}
+            many = stream_many(pair, run.requests(), options, **how)
             before, shown = journal.done, 0.0
             with render.progress("reading prompts") as report:
-                for _ in run:
+                for _ in run.over(many):
                     if time.monotonic() - shown >= SHOWN_EVERY:
                         shown = time.monotonic()
                         speed = run.sums["tokens"] / run.seconds
@@ -116,7 +119,7 @@ def batch(files: Files, flags: Made) -> None:
             _print_errors(journal, each=files.text)
             journal.finish(as_text=files.text)
     if not files.quiet:
-        render.tell(_summary(run))
+        render.tell(_summary(run, many))
     if journal.failed:
         raise typer.Exit(1)
 
@@ -210,65 +213,49 @@ def _text(name: str, value: object) -> str:
     return value
 
 
+@dataclass
 class BatchRun:
-    """Iterate to decode the lines that the journal lacks; each step is a little work.
+    """Decodes the lines that the journal lacks. strict: raise PromptError for the first line that
+    cannot become a text, instead of writing its error. sums: of what this run has decoded. labels:
+    of its newest text."""
 
-    batch_size, memory_budget: as for stream_many. strict: raise PromptError for the first line that
-    cannot become a text, instead of writing its error. many: how the lines are decoded. sums: of
-    what this run has decoded. labels: of its newest text. Raises as stream_many and Journal do.
-    """
+    lines: Lines
+    journal: Journal
+    options: Options
+    strict: bool
+    seconds: float = 0.0
+    sums: Counter[str] = field(default_factory=Counter)
+    labels: Labels | None = None
+    pending: dict[int, LineRequest] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        pair: Pair,
-        lines: Lines,
-        journal: Journal,
-        options: Options,
-        batch_size: int | Literal["auto"],
-        memory_budget: int | None,
-        strict: bool,
-    ) -> None:
-        from ..engine.generate import stream_many
-
-        self.seconds = 0.0
-        self.sums: Counter[str] = Counter()
-        self.labels: Labels | None = None
-        self._lines = lines
-        self._journal = journal
-        self._options = options
-        self._strict = strict
-        self._pending: dict[int, LineRequest] = {}
-        self.many = stream_many(
-            pair, self._requests(), options, batch_size=batch_size, memory_budget=memory_budget
-        )
-
-    def __iter__(self) -> Iterator[None]:
-        """Ends when every line has a result."""
-        if self._strict:
-            for line, error in self._journal.errors():
+    def over(self, many: Scheduler) -> Iterator[None]:
+        """Decode until every line has a result; each step is a little work. many: of `requests`.
+        Raises as stream_many and Journal do."""
+        if self.strict:
+            for line, error in self.journal.errors():
                 raise self._refusal(line, error)
-        self._journal.begin()
+        self.journal.begin()
         started = time.perf_counter()
-        for part in self.many:
+        for part in many:
             self.sums["tokens"] += len(part.emission.tokens)
             if part.last:
-                self._write(self._pending.pop(part.number), part)
+                self._write(self.pending.pop(part.number), part)
             self.seconds = time.perf_counter() - started
             yield
 
-    def _requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[Request]:
         """Read as far ahead as decoding needs."""
         from ..engine.request import Request
 
         number = 0
-        for line in self._lines:
-            if line.number in self._journal:
+        for line in self.lines:
+            if line.number in self.journal:
                 continue
-            request = parse_line(line, self._options, as_json=self._lines.as_json)
+            request = parse_line(line, self.options, as_json=self.lines.as_json)
             if request.error is not None:
                 self._fail(request, request.error)
                 continue
-            self._pending[number] = request
+            self.pending[number] = request
             number += 1
             yield Request(request.prompt, request.options)
 
@@ -277,7 +264,7 @@ class BatchRun:
             self._fail(request, part.error or "")
             return
         # No times, and not what was drafted: they are others in the next run.
-        self._journal.append(
+        self.journal.append(
             request.record(
                 text=result.text,
                 finish_reason=result.finish_reason,
@@ -292,18 +279,17 @@ class BatchRun:
         )
 
     def _fail(self, request: LineRequest, error: str) -> None:
-        if self._strict:
+        if self.strict:
             raise self._refusal(request.line, error)
-        self._journal.append(request.record(error=error))
+        self.journal.append(request.record(error=error))
 
     def _refusal(self, line: int, error: str) -> PromptError:
-        return PromptError(f"line {line} of {self._lines.file}: {error}")
+        return PromptError(f"line {line} of {self.lines.file}: {error}")
 
 
-def _summary(run: BatchRun) -> str:
+def _summary(run: BatchRun, many: Scheduler) -> str:
     """Return the statistics of a run over a file in three lines, earlier runs left out."""
-    sums, many = run.sums, run.many
-    together = f"up to {many.batch_size} texts in a pass"
+    sums, together = run.sums, f"up to {many.batch_size} texts in a pass"
     if many.why_not is not None:
         together = f"one text at a time: {many.why_not}"
     drafts = "nothing was decoded"

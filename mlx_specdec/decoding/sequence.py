@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -88,35 +88,28 @@ class Emission:
         return "".join(piece.text for piece in self.pieces)
 
 
+@dataclass(eq=False, kw_only=True)
 class StopCriteria:
     """Takes committed tokens in order and says where to stop. eos: ids that end the text.
     remaining: how many tokens may still be emitted."""
 
-    def __init__(
-        self,
-        *,
-        eos: Collection[int],
-        max_tokens: int,
-        stream: TextStream,
-        stops: StopStrings | None,
-    ) -> None:
-        self._eos = frozenset(eos)
-        self.remaining = max(0, max_tokens)
-        self._stream = stream
-        self._stops = stops
-        self._stopped = False
+    eos: Collection[int]
+    remaining: int
+    stream: TextStream
+    stops: StopStrings | None
+    _stopped: bool = field(default=False, init=False)
 
     def take(self, tokens: Seq[int], drafted: int) -> Emission:
         """Emit tokens up to the first reason to end, the first `drafted` of which were drafted."""
         taken = list(tokens[: self.remaining])
-        end = next((at for at, token in enumerate(taken) if token in self._eos), None)
+        end = next((at for at, token in enumerate(taken) if token in self.eos), None)
         reason: FinishReason | None = None
         if end is not None:
             taken, reason = taken[: end + 1], "eos"
         elif len(taken) == self.remaining:
             reason = "length"
         stretches = [(taken[:drafted], True), (taken[drafted:], False)]
-        if self._stops is not None:
+        if self.stops is not None:
             stretches = [([token], index < drafted) for index, token in enumerate(taken)]
         emitted: list[int] = []
         pieces: list[Piece] = []
@@ -124,7 +117,7 @@ class StopCriteria:
             if not ids:
                 continue
             emitted += ids
-            if text := self._print([token for token in ids if token not in self._eos]):
+            if text := self._print([token for token in ids if token not in self.eos]):
                 pieces.append(Piece(text, is_draft))
             if self._stopped:
                 reason = "stop"
@@ -145,26 +138,26 @@ class StopCriteria:
             (),
             (Piece(rest, is_draft),) if rest else (),
             "stop" if self._stopped else reason,
-            stop="" if self._stops is None else self._stops.met,
+            stop="" if self.stops is None else self.stops.met,
         )
 
     def _print(self, ids: Seq[int]) -> str:
-        text = self._stream.push(ids) if ids else ""
-        if self._stops is None:
+        text = self.stream.push(ids) if ids else ""
+        if self.stops is None:
             return text
-        safe, self._stopped = self._stops.push(text)
-        if not self._stopped and self._stops.would_stop(self._stream.pending()):
+        safe, self._stopped = self.stops.push(text)
+        if not self._stopped and self.stops.would_stop(self.stream.pending()):
             safe += self._rest()
         return safe
 
     def _rest(self) -> str:
         if self._stopped:
             return ""
-        text = self._stream.finish()
-        if self._stops is None:
+        text = self.stream.finish()
+        if self.stops is None:
             return text
-        safe, self._stopped = self._stops.push(text)
-        return safe if self._stopped else safe + self._stops.finish()
+        safe, self._stopped = self.stops.push(text)
+        return safe if self._stopped else safe + self.stops.finish()
 
 
 class Sequence:

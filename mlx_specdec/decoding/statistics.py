@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -232,6 +232,7 @@ Timed = Literal["none", "some", "all"]
 """Which speculative rounds are timed in parts: none; the FIRST and one in TIMED_EVERY; all."""
 
 
+@dataclass(eq=False)
 class Stopwatch:
     """Times the stages of a round as the loop passes them.
 
@@ -239,32 +240,18 @@ class Stopwatch:
     rounds; each round then waits for all that it has submitted. clock: seconds.
     """
 
-    def __init__(
-        self,
-        listeners: Sequence[RoundListener] = (),
-        *,
-        timed: Timed = "none",
-        shared: Callable[[], bool] = lambda: False,
-        waiting: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.clock = clock
-        self._listeners = tuple(listeners)
-        self._which = timed
-        self._shared, self._waiting = shared, waiting
-        self._speculative = 0
-        self._passes = 0
-        self._timed = False
-        self._started = 0.0
-        self._began = 0.0
-        self._drafted_at = 0.0
-        self._verified_at = 0.0
+    listeners: Sequence[RoundListener] = ()
+    timed: Timed = "none"
+    shared: Callable[[], bool] = lambda: False
+    waiting: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.perf_counter
+    _speculative: int = field(default=0, init=False)
 
     def begin(self, *, drafts: bool) -> None:
         """A round begins, in which tokens may be drafted or not."""
-        self._passes = 0  # of a round that has failed
+        self._passes = 0
         due = self._speculative < FIRST or self._speculative % TIMED_EVERY == 0
-        self._timed = drafts and (self._which == "all" or (self._which == "some" and due))
+        self._timed = drafts and (self.timed == "all" or (self.timed == "some" and due))
         self._started = self.clock()
         if self._timed:
             # What earlier rounds left to the device is still computed, and not by the draft.
@@ -294,23 +281,14 @@ class Stopwatch:
         ended: bool,
     ) -> None:
         """The round is over: report it to the listeners."""
-        if self._shared():
+        if self.shared():
             mx.synchronize()
         times = RoundTimes(self.clock() - self._started)
         if self._timed:
             draft, verify = self._drafted_at - self._began, self._verified_at - self._drafted_at
             times = RoundTimes(times.total, draft, verify)
         self._speculative += proposal.size > 0
-        passes, self._passes, self._timed = self._passes, 0, False
-        report = RoundReport(
-            proposal.size,
-            sequences,
-            times,
-            proposal.source,
-            passes,
-            pipelined,
-            ended,
-            self._waiting(),
-        )
-        for listener in self._listeners:
+        names = proposal.source, self._passes, pipelined, ended, self.waiting()
+        report = RoundReport(proposal.size, sequences, times, *names)
+        for listener in self.listeners:
             listener.on_round(report)

@@ -207,7 +207,7 @@ class Job:
             StopCriteria(
                 # A text that only measures the loop goes on to the end.
                 eos=() if options.simulated_acceptance is not None else bound.eos_token_ids,
-                max_tokens=min(options.max_tokens, room),
+                remaining=min(options.max_tokens, room),
                 stream=TextStream(bound.tokenizer, request.shown),
                 stops=StopStrings(tuple(options.stop)) if options.stop else None,
             ),

@@ -333,9 +333,9 @@ class Scheduler:
         self._shortest_next = not self._shortest_next
         group = self._reading[0]
         if self._shortest_next:
-            group = min(self._reading, key=lambda each: each.decoding.left)
-        decoding = group.decoding
-        if decoding.reading:
+            group = min(self._reading, key=lambda each: each.decoding.reader.left)
+        decoding, reader = group.decoding, group.decoding.reader
+        if not reader.done:
             try:
                 decoding.step()
             except Exception as problem:
@@ -343,11 +343,11 @@ class Scheduler:
         for job in list(group.jobs):
             job.read = self._watch.clock()
             try:
-                if decoding.to_cache:
+                if reader.to_cache:
                     self._opener.keep(job, decoding)
             except Exception as problem:
                 self._fail([job], problem)
-        if not group.jobs or decoding.reading:
+        if not (group.jobs and reader.done):
             return
         self._reading.remove(group)
         other = next((each for each in self._running if self._belong_together(each, group)), None)

@@ -138,7 +138,7 @@ def decoding(
         prompt,
         Distribution(settings or Sampling(), VOCABULARY),
         noise or SilentNoise(),
-        StopCriteria(eos=eos, max_tokens=room, stream=LetterStream(), stops=stops),
+        StopCriteria(eos=eos, remaining=room, stream=LetterStream(), stops=stops),
     )
     return Decoding(
         target=context,
@@ -153,7 +153,7 @@ def decoding(
 
 def first_round(loop: Decoding) -> Emission:
     """Read the prompt, and make one round."""
-    while loop.reading:
+    while not loop.reader.done:
         loop.step()
     return loop.step()[0]
 

@@ -94,7 +94,7 @@ def test_a_stop_string_of_byte_pieces_is_seen_with_its_last_byte(
     line_end = tokenizer.pieces().index("<0x0A>")
     words = tokenizer.encode("12")[:-1]
     criteria = StopCriteria(
-        eos=(), max_tokens=40, stream=TextStream(tokenizer), stops=StopStrings(["\n\n"])
+        eos=(), remaining=40, stream=TextStream(tokenizer), stops=StopStrings(["\n\n"])
     )
     emission = criteria.take([*words, line_end, line_end, line_end, *words], 0)
     assert emission.tokens == (*words, line_end, line_end)
