@@ -208,6 +208,12 @@ ROWS: dict[str, Row] = {
         for family in (TRANSLATOR, T5GEMMA)
         for kind in ("dspark", "dflash2", "dflash", "eagle3")
     },
+    **{
+        f"{family}, {'attending ' * attending}{kind}": hidden_states(kind, family, attending)
+        for family in ("bart", "m2m100")
+        for kind in ("dspark", "eagle3")
+        for attending in (False, True)
+    },
     **{f"{family}, its own layer": multi_token(family) for family in mtp.CONFIGS},
     **{
         f"gemma4, {name}": Row(
@@ -383,7 +389,7 @@ RULES = [
             id="-".join(map(str, (name, *settings.values()))),
             marks=() if (name, settings.get("rule")) == ("llama", "block") else pytest.mark.slow,
         )
-        for name in ("llama", TRANSLATOR)
+        for name in ("llama", TRANSLATOR, T5GEMMA, "m2m100")
         for settings in RULES
     ],
 )

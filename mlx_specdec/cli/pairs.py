@@ -264,7 +264,8 @@ def _model(
 
 
 def draft_for(target: str) -> str:
-    """Return the draft model of a target, whoever converted that. Raises OptionError."""
+    """Return the draft model of a target, the last that the table has, whoever converted the
+    target. Raises OptionError."""
     names = {_base(one.target.name): one.draft.name for one in known_pairs()}
     if _base(target) not in names:
         raise OptionError(f"the table of pairs has no draft for {target}: {HOW_TO_CHOOSE}")

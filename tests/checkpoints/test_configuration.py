@@ -52,7 +52,7 @@ def test_a_classifier_is_refused_by_name(tmp_path: Path) -> None:
         assert "gives labels (T5ForSequenceClassification), not text" in message
 
 
-@pytest.mark.parametrize("kind", ["longt5", "prophetnet"])
+@pytest.mark.parametrize("kind", ["longt5", "prophetnet", "t5gemma", "whisper", "nllb-moe"])
 def test_relatives_that_are_no_t5_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     source = write_t5(tmp_path / "t5")
     config = json.loads((source / "config.json").read_text())

@@ -56,8 +56,13 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_table_is_consistent() -> None:
     known = known_pairs()
-    targets, drafts = ({getattr(one, side).name for one in known} for side in ("target", "draft"))
-    assert len(targets) == len(known) and not targets & drafts
+    names = [(one.target.name, one.draft.name) for one in known]
+    targets, drafts = map(set, zip(*names, strict=True))
+    # T5Gemma 2 is a ladder, whose smallest model is the draft that auto takes.
+    ladder = "google/t5gemma-2-{0}-{0}".format
+    assert len({*names}) == len(known) == len(targets) + 1
+    assert targets & drafts == {ladder("1b")}
+    assert draft_for(ladder("4b")) == draft_for(ladder("1b")) == ladder("270m")
     assert {one.use for one in known} == {"", *USES}
     for one in known:
         # A distilled draft has the encoder of its target, and other costs than weights tell.

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec import Options, Pair, generate, generate_many
+from mlx_specdec import Options, Pair, generate, generate_many, load
 from mlx_specdec.checkpoints import files
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.engine.request import beginning, encode, prepared
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.interfaces import FINAL, feed
 from mlx_specdec.models import families
+from mlx_specdec.models.bart import network as bart
 from mlx_specdec.models.bart.config import KINDS, BartConfig
 from mlx_specdec.models.bart.network import Bart, sinusoids
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel, share_equal_encoder
@@ -30,6 +31,7 @@ from mlx_specdec.models.self_draft import added_nbytes, self_draft
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support.checkpoints import save
+from ..support.models import make_pegasus
 from ..support.pairs import BART, FIXTURES, pair_of, perturbed, translator
 
 NAMES = sorted(path.name for path in BART.iterdir())
@@ -149,12 +151,14 @@ FLIPS: dict[str, tuple[str, dict[str, Any]]] = {
     "scales, m2m100": ("m2m100-unscaled", {"scales": True}),
     "heads": ("bart", {"decoder": 2}),
     "positions, m2m100 as marian": ("m2m100", {"positions": "marian"}),
+    "positions, marian as m2m100": ("marian", {"positions": "m2m"}),
+    "offset of learned positions": ("bart", {}),
     "pad": ("m2m100", {"pad": 40}),
 }
 
 
 @pytest.mark.parametrize("flip", FLIPS)
-def test_fixtures_notice_every_wrong_switch(flip: str) -> None:
+def test_fixtures_notice_every_wrong_switch(flip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, changes = FLIPS[flip]
     model, config = translator(name), translator(name).network.config
     switches = {each: changes[each] for each in ("norm_first", "positions") if each in changes}
@@ -166,6 +170,8 @@ def test_fixtures_notice_every_wrong_switch(flip: str) -> None:
         has_bias="final_logits_bias" in model.network,
     )
     wrong.update(model.network.parameters())
+    if flip.startswith("offset"):
+        monkeypatch.setattr(bart, "OFFSET", 1)
     ours, theirs = logits_of(EncoderDecoderModel(wrong), name)
     assert np.abs(ours - theirs).max() > 50 * CLOSE
 
@@ -204,6 +210,18 @@ def test_a_forced_first_token_is_part_of_the_beginning(tmp_path: Path) -> None:
     old = copied("bart", tmp_path / "old", forced_bos_token_id=7)
     (old / "generation_config.json").unlink()
     assert load_model(old).model.prefix([5]) == [2, 7]
+
+
+def test_nothing_else_of_generation_config_changes_a_text(tmp_path: Path) -> None:
+    """Beams, bans, lengths and forced ends are what transformers does without arguments."""
+    directory = make_pegasus(tmp_path)
+    plain = generate(load(directory), "some words", Options(max_tokens=30))
+    said = {"num_beams": 4, "no_repeat_ngram_size": 2, "min_length": 56, "length_penalty": 2.0}
+    said |= {"repetition_penalty": 2.0, "max_length": 20, "forced_eos_token_id": 1}
+    (directory / "generation_config.json").write_text(json.dumps(said))
+    again = generate(load(directory), "some words", Options(max_tokens=30))
+    assert (again.tokens, again.finish_reason) == (plain.tokens, "length")
+    assert len(plain.tokens) == 30
 
 
 @pytest.mark.parametrize("name", MARIANS)

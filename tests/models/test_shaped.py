@@ -78,6 +78,14 @@ def test_another_width_is_random_by_its_seed() -> None:
     assert first.vocabulary == model.vocabulary
 
 
+@pytest.mark.parametrize("name", ["t5gemma2/grouped", "bart/bart", "bart/m2m100"])
+def test_another_width_is_for_t5_and_decoders_alone(name: str) -> None:
+    directory = FIXTURES.parent / name
+    model, config = load_model(directory, dtype="float32").model, read_config(directory)
+    with pytest.raises(OptionError, match=f"^a model of type {config['model_type']} has no width"):
+        shaped(model, config, 1, 8, 0)
+
+
 def test_more_layers_than_there_are_is_refused() -> None:
     model, config = llama()
     with pytest.raises(OptionError, match="layers must be 1 to the target's 4, not 5"):

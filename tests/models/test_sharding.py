@@ -24,6 +24,7 @@ from mlx_specdec.models.t5.family import family as t5_family
 from mlx_specdec.models.t5.network import T5
 
 from ..support import tiny
+from ..support.pairs import BART
 from ..support.t5 import FIXTURES, SHAPE, SOURCE, TOKENS, built
 from ..support.thread_ranks import Rank, adding_up, on_every, ranks
 
@@ -120,6 +121,12 @@ def test_quantized_weights_are_divided_between_groups_or_not_at_all() -> None:
 def test_what_ranks_cannot_share_is_refused_by_name() -> None:
     with pytest.raises(OptionError, match="cannot divide the layers of a model of type phi3"):
         decoder_loading.check_shares(tiny.CONFIGS["phi3"], 2)
+    for directory in (*BART.iterdir(), BART.parent / "t5gemma2" / "grouped"):
+        kind = read_config(directory)["model_type"]
+        with pytest.raises(OptionError, match=f"^ranks cannot share a model of type {kind}: take"):
+            load_model(directory, group=ranks(2)[0])
+        with pytest.raises(OptionError, match="an encoder-decoder model cannot be a pipeline"):
+            load_model(directory, group=ranks(2)[0], pipeline=True)
     with pytest.raises(OptionError, match="ranks cannot share an adapter"):
         load_model(FIXTURES / "mt5", adapter=Path("nowhere"), group=ranks(2)[0])
 

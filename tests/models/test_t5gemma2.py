@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -175,6 +177,81 @@ def test_a_conversion_keeps_the_numbers_and_says_what_it_drops(kind: str, tmp_pa
     assert (table.bits, model.network.layers[0].mlp.gate_proj.bits) == (8, 4)
     near = model.open(line["source"]).advance(mx.array([fed(line)])).logits[0]
     assert 0 < mx.abs(near - logits).mean().item() < mx.abs(logits).mean().item()
+
+
+ROPES = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, {"rope_theta": 1e4}
+CHANGES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "the text's window": ("grouped", "decoder", {"sliding_window": 7}),
+    "ahead in the source": ("grouped", "encoder", {"sliding_window": 5}),
+    "back in the source": ("grouped", "encoder", {"sliding_window": 7}),
+    "which layers are full": ("grouped", "decoder", {"layer_types": [*reversed(t5gemma2.KINDS)]}),
+    "every how many": ("old", "decoder", {"_sliding_window_pattern": 3}),
+    "positions divided": (
+        "grouped",
+        "decoder",
+        {"rope_parameters": {"full_attention": ROPES[0] | {"factor": 1.0}}},
+    ),
+    "thetas": (
+        "grouped",
+        "encoder",
+        {"rope_parameters": dict(zip(t5gemma2.KINDS, ROPES, strict=True))},
+    ),
+    "scale": ("grouped", "decoder", {"query_pre_attn_scalar": 16}),
+    "cap": ("old", "decoder", {"final_logit_softcapping": None}),
+    "end of an image": ("grouped", "", {"eoi_token_index": 59}),
+}
+
+
+def distance_from_transformers(network: t5gemma2.T5Gemma2, kind: str) -> float:
+    line = lines(kind)[20]
+    context = EncoderDecoderModel(network).open(line["source"])
+    logits = context.advance(mx.array([fed(line)])).logits[0]
+    expected = mx.load(str(FIXTURES / kind / "logits.st"), format="safetensors")["0"]
+    return mx.abs(logits - expected).max().item()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_fixtures_notice_every_wrong_entry(change: str) -> None:
+    kind, stack, changes = CHANGES[change]
+    config = json.loads((FIXTURES / kind / "config.json").read_text())
+    parts = {"": config, "decoder": config["decoder"], "encoder": config["encoder"]["text_config"]}
+    parts[stack] |= changes
+    network = t5gemma2.family.network(config, None)
+    network.update(MODEL(kind).network.parameters())
+    assert distance_from_transformers(network, kind) > 1e-3
+
+
+def test_fixtures_notice_wrong_arithmetic(monkeypatch) -> None:
+    """Rotated keys of the source, norms without 1 +, a scaled vector at the end of an image."""
+    network, attention = MODEL(GROUPED).network, t5gemma2.Attention
+    keys_values = attention.keys_values
+
+    def rotated(self, states, offset=None):
+        return keys_values(self, states, 0 if offset is None else offset)
+
+    def scaled(self, tokens):
+        table = self.model.encoder.embed_tokens(tokens)
+        own = mx.where((tokens == 60)[..., None], self.model.encoder.eoi_embedding, table)
+        return own * self.width**0.5
+
+    wrong = [
+        (attention, "keys_values", rotated),
+        (t5gemma2.RMSNorm, "__call__", lambda self, x: mx.fast.rms_norm(x, self.weight, self.eps)),
+        (t5gemma2.T5Gemma2, "embed", scaled),
+    ]
+    assert distance_from_transformers(network, GROUPED) < 2e-5
+    for owner, name, function in wrong:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, function)
+            assert distance_from_transformers(network, GROUPED) > 1e-3, name
+
+
+def test_the_factor_of_the_embedding_is_rounded_to_the_models_numbers() -> None:
+    network, tokens = load_model(FIXTURES / GROUPED, dtype="bfloat16").model.network, mx.arange(60)
+    rows, root = network.model.encoder.embed_tokens(tokens), math.sqrt(network.width)
+    assert mx.array_equal(network.embed(tokens), rows * mx.array(root, dtype=mx.bfloat16))
+    exact = (rows.astype(mx.float32) * root).astype(mx.bfloat16)
+    assert not mx.array_equal(network.embed(tokens), exact)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
+from mlx_specdec.models.bart.config import BartConfig
+from mlx_specdec.models.bart.network import Bart
 from mlx_specdec.models.t5.config import T5Config
 from mlx_specdec.models.t5.network import T5
 from mlx_specdec.text.tokenizer import load_tokenizer
@@ -35,18 +38,39 @@ def make_t5(directory: Path, seed: int = 0, extra: tuple[str, ...] = ()) -> Path
         "eos_token_id": 1,
         "tie_word_embeddings": False,
     }
-    network = T5(T5Config.from_dict(config, own_head=True))
+    weights = _written(directory, config, T5(T5Config.from_dict(config, own_head=True)), seed)
+    # Without this an untrained model may end a text at once.
+    weights["lm_head.weight"][1] = 0
+    mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    return directory
+
+
+def make_pegasus(directory: Path, seed: int = 0) -> Path:
+    """A random Pegasus with the same tokenizer."""
+    size = load_tokenizer(unigram(directory), kind="encoder-decoder").size
+    config = {"model_type": "pegasus", "vocab_size": size, "d_model": 32, "scale_embedding": True}
+    config |= {f"{stack}_{name}": 2 for stack in STACKS for name in ("layers", "attention_heads")}
+    config |= {f"{stack}_ffn_dim": 64 for stack in STACKS}
+    weights = _written(directory, config, Bart(BartConfig.from_dict(config), has_bias=True), seed)
+    weights["final_logits_bias"][0, 1] = -9
+    mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    return directory
+
+
+STACKS = ("encoder", "decoder")
+
+
+def _written(
+    directory: Path, config: dict[str, Any], network: nn.Module, seed: int
+) -> dict[str, mx.array]:
+    """Write config.json, and return random weights."""
     keys = iter(mx.random.split(mx.random.key(seed), 200))
 
     def draw(array: mx.array) -> mx.array:
         return mx.random.normal(array.shape, key=next(keys)) * array.shape[-1] ** -0.5
 
-    weights = {name: draw(array) for name, array in tree_flatten(network.parameters())}
-    # Without this an untrained model may end a text at once.
-    weights["lm_head.weight"][1] = 0
-    mx.save_safetensors(str(directory / "model.safetensors"), weights)
     (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    return {name: draw(array) for name, array in tree_flatten(network.parameters())}
 
 
 def make_llama(directory: Path, seed: int = 0, padding: int = 0, **settings: object) -> Path:

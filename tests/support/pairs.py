@@ -103,7 +103,8 @@ def encoder_decoder(kind: str, amount: float = 0.3) -> Pair:
 
 
 def model_for(name: str) -> Base:
-    return translator(name) if (FIXTURES / name).exists() else decoder(name)
+    known = any((place / name).exists() for place in (FIXTURES, BART))
+    return translator(name) if known else decoder(name)
 
 
 def pair_for(name: str) -> Pair:

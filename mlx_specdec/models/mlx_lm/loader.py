@@ -91,7 +91,8 @@ def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
         return _get_classes(dict(config))
     except ValueError as problem:
         raise CheckpointError(
-            f"model_type {kind!a:.60} is not supported by the installed mlx-lm, nor is it a T5"
+            f"model_type {kind!a:.60} is not supported by the installed mlx-lm, nor is it one of "
+            "the encoder-decoders that are read here: T5, T5Gemma 2, BART and its kin"
         ) from problem
 
 
