@@ -5,41 +5,26 @@ from __future__ import annotations
 import functools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..decoding.sequence import Emission, TokenLogprob
-from ..engine.request import Request, Result
+from ..engine.request import Result
 from ..text.vocabulary import token_bytes
 from ..version import __version__
+from .body import Body
 from .events import Event, Reader
 from .problems import Problem
+from .requests import ParsedRequest, RequestParser
 
 Payload = dict[str, Any]
 FINGERPRINT = f"mlx-specdec-{__version__}"
 LEAST_LOGPROB = -9999.0
 """JSON has no infinity."""
+NOTHING = Emission((), ())
 token_pieces = functools.lru_cache(maxsize=1)(token_bytes)
 """Returns the bytes of each id of a Tokenizer; None for ids without a text."""
-
-
-@dataclass(frozen=True)
-class ParsedRequest:
-    """A client's request, read and checked.
-
-    requests: one for each choice, prompt by prompt. prompt_tokens: of all prompts, each counted
-    once. include_drafted: the chunks of a stream say whether drafts wrote them. echoed: the text
-    before each choice, if echo is set. reader: makes the reader of a choice's text.
-    """
-
-    requests: Sequence[Request]
-    prompt_tokens: int
-    stream: bool = False
-    include_usage: bool = False
-    include_drafted: bool = False
-    echoed: Sequence[str] = ()
-    reader: Callable[[], Reader] = Reader
 
 
 @dataclass
@@ -77,13 +62,24 @@ class Choice:
 
 
 class Writer(ABC):
-    """Writes one answer in a wire format: as a whole, or as the payloads of a stream.
+    """Reads a checked body and writes the answer to it: as a whole, or as the payloads of a stream.
 
     done: the bytes that end a stream. named: the events of a stream are named after their type.
+    include_drafted: the payloads of a stream say whether drafts wrote them. Raises Problem.
     """
 
     done = b""
     named = False
+    include_drafted = False
+
+    def __init__(self, parser: RequestParser, body: Body) -> None:
+        self.parser, self.body = parser, body
+        self.stream = body.get("stream", False)
+        self.request = self.parse(body)
+
+    @abstractmethod
+    def parse(self, body: Body) -> ParsedRequest:
+        """Return what has to be generated. Raises Problem."""
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
@@ -107,11 +103,15 @@ class Writer(ABC):
         """Return the payloads before the first text of a choice."""
         return []
 
-    @abstractmethod
     def piece(
-        self, index: int, choice: Choice, emission: Emission, events: Sequence[Event]
+        self, index: int, choice: Choice, emission: Emission, events: Iterable[Event]
     ) -> list[Payload]:
         """Return the payloads of what a step generated. events: those of its text."""
+        return [payload for event in events for payload in self.event(event)]
+
+    def event(self, event: Event) -> list[Payload]:
+        """Return the payloads of an event."""
+        raise NotImplementedError
 
     @abstractmethod
     def end(self, index: int, choice: Choice) -> list[Payload]:
@@ -121,13 +121,12 @@ class Writer(ABC):
         """Return the payloads after all choices."""
         return []
 
-
-def cached_tokens(choices: Sequence[Choice], prompt_tokens: int) -> int:
-    """Return how many of the prompts' tokens the prompt cache had, each prompt counted once."""
-    labels = [each.result.labels for each in choices if each.result is not None]
-    read_by_choices = sum(each.prompt_tokens for each in labels)
-    cached = sum(each.cached_tokens for each in labels)
-    return cached * prompt_tokens // read_by_choices if read_by_choices else 0
+    def cached_tokens(self, choices: Sequence[Choice]) -> int:
+        """Return how many of the prompts' tokens the prompt cache had, each prompt counted once."""
+        labels = [each.result.labels for each in choices if each.result is not None]
+        read_by_choices = sum(each.prompt_tokens for each in labels)
+        cached = sum(each.cached_tokens for each in labels)
+        return cached * self.request.prompt_tokens // max(1, read_by_choices)
 
 
 def server_sent_event(payload: Payload, *, named: bool = False) -> bytes:

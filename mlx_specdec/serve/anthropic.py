@@ -9,13 +9,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..decoding.sequence import Emission
-from .answers import Choice, ParsedRequest, Payload, Writer, cached_tokens
+from .answers import NOTHING, Choice, Payload, Writer
 from .body import Body
 from .chat import text_of
 from .events import Arguments, Call, Event, joined
 from .problems import CONTEXT, Problem
-from .requests import RequestParser
+from .requests import ParsedRequest, RequestParser
 from .service import Endpoint
 
 SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "speculative")
@@ -48,22 +47,9 @@ UNUSED: Payload = dict.fromkeys(
 log = logging.getLogger(__name__)
 
 
-def read_messages(parser: RequestParser, body: Body) -> tuple[ParsedRequest, MessagesWriter]:
-    """Read a body for /v1/messages. Raises Problem."""
-    body = parser.check("MessagesRequest", body)
-    chat = {name: body[name] for name in SAME if name in body} | _as_chat(body)
-    # `effort`, which output_config has as well, is a hint.
-    given = body.get("output_config", {}).get("format") or body.get("output_format")
-    if given is not None:
-        chat["response_format"] = given
-    parsed = parser.chat(chat)
-    return parsed, MessagesWriter(parser.name, parsed)
-
-
 def count_tokens(parser: RequestParser, body: Body) -> Payload:
-    """Count the tokens of a body for /v1/messages/count_tokens. Raises Problem."""
-    chat = _as_chat(parser.check("CountRequest", body))
-    return {"input_tokens": len(parser.chat_ids(parser.check("ChatRequest", chat)))}
+    """Count the tokens of a checked body for /v1/messages/count_tokens. Raises Problem."""
+    return {"input_tokens": len(parser.chat_ids(parser.check("ChatRequest", _as_chat(body))))}
 
 
 def _as_chat(body: Body) -> dict[str, Any]:
@@ -141,15 +127,18 @@ def _text_part(block: Body) -> Body:
 
 
 class MessagesWriter(Writer):
-    """Writes a message, which has one choice. model: its name."""
+    """Writes a message, which has one choice."""
 
     named = True
+    _block = -1
+    _open: object = None
 
-    def __init__(self, model: str, request: ParsedRequest) -> None:
-        self._model = model
-        self._input_tokens = request.prompt_tokens
-        self._block = -1
-        self._open: object = None
+    def parse(self, body: Body) -> ParsedRequest:
+        chat = {name: body[name] for name in SAME if name in body} | _as_chat(body)
+        # `effort`, which output_config has as well, is a hint.
+        given = body.get("output_config", {}).get("format") or body.get("output_format")
+        chat["response_format"] = given
+        return self.parser.chat(self.parser.check("ChatRequest", chat))
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
@@ -166,7 +155,7 @@ class MessagesWriter(Writer):
         """Return the message that a stream of these events would make."""
         [choice] = choices
         blocks: list[Payload] = []
-        events = [payload for event in joined(choice.events) for payload in self._event(event)]
+        events = self.piece(0, choice, NOTHING, joined(choice.events))
         for each in [*events, *self.end(0, choice)]:
             if each["type"] == "content_block_start":
                 blocks.append(each["content_block"])
@@ -177,16 +166,10 @@ class MessagesWriter(Writer):
             if arguments := block.pop("partial_json", ""):
                 with contextlib.suppress(ValueError):  # where they were cut
                     block["input"] = json.loads(arguments)
-        message = self._message(blocks, choice.tokens)
-        return {**message, **_end(choice), "usage": self._usage(choice)}
+        return {**self._message(blocks, choice), **_end(choice)}
 
     def start(self, index: int) -> list[Payload]:
-        return [{"type": "message_start", "message": self._message([], 0)}]
-
-    def piece(
-        self, index: int, choice: Choice, emission: Emission, events: Sequence[Event]
-    ) -> list[Payload]:
-        return [payload for event in events for payload in self._event(event)]
+        return [{"type": "message_start", "message": self._message([], Choice())}]
 
     def end(self, index: int, choice: Choice) -> list[Payload]:
         return [
@@ -196,7 +179,7 @@ class MessagesWriter(Writer):
             {"type": "message_stop"},
         ]
 
-    def _event(self, event: Event) -> list[Payload]:
+    def event(self, event: Event) -> list[Payload]:
         if isinstance(event, Call):
             block: Payload = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
             return self._begin({**block, "caller": {"type": "direct"}}, event.index)
@@ -221,30 +204,28 @@ class MessagesWriter(Writer):
     def _delta(self, delta: Payload) -> Payload:
         return {"type": "content_block_delta", "index": self._block, "delta": delta}
 
-    def _message(self, content: list[Payload], tokens: int) -> Payload:
+    def _message(self, content: list[Payload], choice: Choice) -> Payload:
         return {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
             "role": "assistant",
-            "model": self._model,
+            "model": self.parser.name,
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
             "stop_details": None,
             "container": None,
-            "usage": self._counts(0, tokens),
+            "usage": self._usage(choice),
         }
 
     def _usage(self, choice: Choice) -> Payload:
-        return self._counts(cached_tokens([choice], self._input_tokens), choice.tokens)
-
-    def _counts(self, cached: int, tokens: int) -> Payload:
         """Count tokens as Anthropic does: cached ones are not among the input tokens."""
+        cached = self.cached_tokens([choice])
         return {
-            "input_tokens": self._input_tokens - cached,
+            "input_tokens": self.request.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
-            "output_tokens": tokens,
+            "output_tokens": choice.tokens,
             **UNUSED,
         }
 
@@ -259,7 +240,7 @@ def _end(choice: Choice) -> Payload:
 ENDPOINTS = tuple(
     Endpoint(f"/v1/messages{path}", handler, answer, summary, body, error=MessagesWriter.error)
     for path, handler, answer, summary, body in (
-        ("", read_messages, "Message", "Answers Anthropic's clients", "MessagesRequest"),
+        ("", MessagesWriter, "Message", "Answers Anthropic's clients", "MessagesRequest"),
         ("/count_tokens", count_tokens, "Count", "Counts tokens", "CountRequest"),
     )
 )

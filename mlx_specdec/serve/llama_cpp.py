@@ -2,54 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..decoding.sequence import Emission
 from ..text.tokenizer import DirectoryTokenizer
-from .answers import (
-    FINGERPRINT,
-    Choice,
-    ParsedRequest,
-    Payload,
-    Writer,
-    cached_tokens,
-    token_pieces,
-)
+from .answers import FINGERPRINT, Choice, Payload, Writer, token_pieces
 from .body import Body
 from .chat import way_of
 from .events import Event
 from .metrics import CONTENT_TYPE
 from .openai import timings
 from .problems import busy
-from .requests import RequestParser
+from .requests import ParsedRequest, RequestParser
 from .service import Endpoint, Service
 
 STOPPED = {"eos": "eos", "stop": "word"}
 
 
 class InfillWriter(Writer):
-    """/infill: the text under llama.cpp's names. wanted: the fields that the client asks for."""
+    """/infill: the text under llama.cpp's names."""
 
-    def __init__(self, parser: RequestParser, request: ParsedRequest, wanted: list[str]) -> None:
-        self._model = parser.name
-        self._evaluated = request.prompt_tokens
-        self._wanted = wanted
-
-    @classmethod
-    def read(cls, parser: RequestParser, body: Body) -> tuple[ParsedRequest, InfillWriter]:
-        """Read a body. Raises Problem."""
-        request = parser.infill(body)
-        return request, cls(parser, request, body.get("response_fields") or [])
+    def parse(self, body: Body) -> ParsedRequest:
+        return self.parser.infill(body)
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
         return self._last(choice, "".join(choice.texts))
 
     def piece(
-        self, index: int, choice: Choice, emission: Emission, events: Sequence[Event]
+        self, index: int, choice: Choice, emission: Emission, events: Iterable[Event]
     ) -> list[Payload]:
         return [{"content": emission.text, "stop": False}] if emission.text else []
 
@@ -60,22 +44,21 @@ class InfillWriter(Writer):
         answer: Payload = {
             "content": text,
             "index": 0,
-            "model": self._model,
+            "model": self.parser.name,
             "stop": True,
             "stop_type": STOPPED.get(choice.finish_reason or "", "limit"),
             "tokens_predicted": choice.tokens,
-            "tokens_evaluated": self._evaluated,
-            "tokens_cached": cached_tokens([choice], self._evaluated),
+            "tokens_evaluated": self.request.prompt_tokens,
+            "tokens_cached": self.cached_tokens([choice]),
             **timings([choice]),
         }
         flat = {f"timings/{name}": each for name, each in answer.get("timings", {}).items()}
-        whole = {**answer, **flat}
-        return {name: whole[name] for name in self._wanted if name in whole} or answer
+        whole, wanted = {**answer, **flat}, self.body.get("response_fields") or ()
+        return {name: whole[name] for name in wanted if name in whole} or answer
 
 
 def tokenize(parser: RequestParser, body: Body) -> Payload:
     """Return the token ids of a text (`content`, or vLLM's `prompt`) or of messages."""
-    body = parser.check("TokenizeRequest", body)
     if "messages" in body:
         ids = parser.chat_ids(body)
     else:
@@ -85,7 +68,7 @@ def tokenize(parser: RequestParser, body: Body) -> Payload:
 
 def apply_template(parser: RequestParser, body: Body) -> Payload:
     """Return the text of messages, as the model reads it, with its special tokens."""
-    ids = parser.chat_ids(parser.check("TemplateRequest", body))
+    ids = parser.chat_ids(body)
     tokenizer = parser.pair.tokenizer
     texts, names = token_pieces(tokenizer), tokenizer.pieces()
     pieces = (
@@ -97,8 +80,7 @@ def apply_template(parser: RequestParser, body: Body) -> Payload:
 
 def detokenize(parser: RequestParser, body: Body) -> Payload:
     """Return the text of token ids without special tokens."""
-    tokens = parser.check("DetokenizeRequest", body)["tokens"]
-    text = parser.pair.tokenizer.decode(tokens)
+    text = parser.pair.tokenizer.decode(body["tokens"])
     return {"content": text, "prompt": text}
 
 
@@ -163,7 +145,7 @@ def metrics(service: Service, request: Request) -> Response:
 
 
 ENDPOINTS = (
-    Endpoint("/infill", InfillWriter.read, "Anything", "Fills in a text", "InfillRequest"),
+    Endpoint("/infill", InfillWriter, "Anything", "Fills in a text", "InfillRequest"),
     Endpoint("/tokenize", tokenize, "Tokens", "Token ids of a text or a chat", "TokenizeRequest"),
     Endpoint(
         "/apply-template", apply_template, "Anything", "The text of a chat", "TemplateRequest"

@@ -6,26 +6,17 @@ import time
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
 
 from starlette.requests import Request
 
 from ..decoding.sequence import Emission, TokenLogprob
 from ..proposers.lookup import PREDICTION
-from .answers import (
-    FINGERPRINT,
-    LEAST_LOGPROB,
-    Choice,
-    ParsedRequest,
-    Payload,
-    Writer,
-    cached_tokens,
-    token_pieces,
-)
+from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
 from .body import Body
 from .events import Call, Event, Text, joined
-from .requests import RequestParser, unknown_model
+from .requests import ParsedRequest, RequestParser, unknown_model
 from .service import Endpoint, Service
 
 REASONS = {None: None, "eos": "stop", "stop": "stop"}
@@ -34,18 +25,19 @@ TEXTS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 class CompletionWriter(Writer):
-    """What both kinds of completions have in common. parse: reads their bodies."""
+    """What both kinds of completions have in common."""
 
     whole = ""
     chunk = ""
     prefix = ""
     done = b"data: [DONE]\n\n"
-    parse: Callable[[RequestParser, Body], ParsedRequest]
 
-    def __init__(self, parser: RequestParser, request: ParsedRequest) -> None:
-        self._request = request
-        self._metrics = parser.settings.metrics
-        logprobs = request.requests[0].top_logprobs is not None
+    def __init__(self, parser: RequestParser, body: Body) -> None:
+        super().__init__(parser, body)
+        streaming = body.get("stream_options", {})
+        self.include_drafted = streaming.get("include_drafted", False)
+        self._include_usage = streaming.get("include_usage", False)
+        logprobs = self.request.requests[0].top_logprobs is not None
         self._pieces = token_pieces(parser.pair.tokenizer) if logprobs else []
         self._offsets: Counter[int] = Counter()
         self._head = {
@@ -54,12 +46,6 @@ class CompletionWriter(Writer):
             "model": parser.name,
             "system_fingerprint": FINGERPRINT,
         }
-
-    @classmethod
-    def read(cls, parser: RequestParser, body: Body) -> tuple[ParsedRequest, CompletionWriter]:
-        """Read a body. Raises Problem."""
-        request = cls.parse(parser, body)
-        return request, cls(parser, request)
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         return {
@@ -70,11 +56,11 @@ class CompletionWriter(Writer):
         }
 
     def piece(
-        self, index: int, choice: Choice, emission: Emission, events: Sequence[Event]
+        self, index: int, choice: Choice, emission: Emission, events: Iterable[Event]
     ) -> list[Payload]:
         """Return chunks of text; with include_drafted, at least one that counts the tokens."""
         pieces = self._pieces_of(index, emission, events)
-        if self._request.include_drafted and (pieces or emission.tokens):
+        if self.include_drafted and (pieces or emission.tokens):
             pieces = pieces or [self._piece(index)]
             pieces = [{**each, "drafted": emission.drafted > 0, "tokens": 0} for each in pieces]
             pieces[0]["tokens"] = len(emission.tokens)
@@ -86,25 +72,37 @@ class CompletionWriter(Writer):
 
     def rest(self, choices: Sequence[Choice]) -> list[Payload]:
         """Return the chunk with the usage, if it was requested."""
-        if not self._request.include_usage:
-            return []
-        return [{**self._chunk([]), **self._figures(choices)}]
+        figures = self._include_usage
+        return [{**self._chunk([]), **self._figures(choices)}] if figures else []
 
     def _figures(self, choices: Sequence[Choice]) -> Payload:
-        prompt_tokens = self._request.prompt_tokens
-        figures = {"usage": usage(choices, prompt_tokens), **timings(choices)}
-        return {**figures, **speculative_decoding(choices)} if self._metrics else figures
+        prompt_tokens, generated = self.request.prompt_tokens, sum(each.tokens for each in choices)
+        sources = [each.result.stats.by_source for each in choices if each.result is not None]
+        predicted = [each[PREDICTION] for each in sources if PREDICTION in each]
+        accepted = sum(each.accepted for each in predicted)
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": generated,
+            "total_tokens": prompt_tokens + generated,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens(choices)},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": sum(each.drafted for each in predicted) - accepted,
+            },
+        }
+        metrics = speculative_decoding(choices) if self.parser.settings.metrics else {}
+        return {"usage": usage, **timings(choices), **metrics}
 
     def _chunk(self, choices: list[Payload]) -> Payload:
         chunk = {**self._head, "object": self.chunk, "choices": choices}
-        return {**chunk, "usage": None} if self._request.include_usage else chunk
+        return {**chunk, "usage": None} if self._include_usage else chunk
 
     @abstractmethod
     def _whole(self, index: int, choice: Choice) -> Payload:
         """Return a choice of a whole answer."""
 
     @abstractmethod
-    def _pieces_of(self, index: int, emission: Emission, events: Sequence[Event]) -> list[Payload]:
+    def _pieces_of(self, index: int, emission: Emission, events: Iterable[Event]) -> list[Payload]:
         """Return a choice in each of the chunks of what a step generated."""
 
     @abstractmethod
@@ -124,7 +122,9 @@ class TextWriter(CompletionWriter):
 
     whole = chunk = "text_completion"
     prefix = "cmpl"
-    parse = staticmethod(RequestParser.completions)
+
+    def parse(self, body: Body) -> ParsedRequest:
+        return self.parser.completions(body)
 
     def start(self, index: int) -> list[Payload]:
         """Return the prompt, if `echo` is set."""
@@ -136,9 +136,9 @@ class TextWriter(CompletionWriter):
         return {**piece, "finish_reason": _reason(choice)}
 
     def _echoed(self, index: int) -> Sequence[str]:
-        return self._request.echoed[index : index + 1]
+        return self.request.echoed[index : index + 1]
 
-    def _pieces_of(self, index: int, emission: Emission, events: Sequence[Event]) -> list[Payload]:
+    def _pieces_of(self, index: int, emission: Emission, events: Iterable[Event]) -> list[Payload]:
         if not (emission.text or emission.logprobs):
             return []
         return [self._piece(index, emission.text, emission.logprobs)]
@@ -177,7 +177,9 @@ class ChatWriter(CompletionWriter):
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
     prefix = "chatcmpl"
-    parse = staticmethod(RequestParser.chat)
+
+    def parse(self, body: Body) -> ParsedRequest:
+        return self.parser.chat(body)
 
     def start(self, index: int) -> list[Payload]:
         return [self._chunk([self._piece(index, {"role": "assistant", "content": ""})])]
@@ -190,7 +192,7 @@ class ChatWriter(CompletionWriter):
             "finish_reason": _reason(choice),
         }
 
-    def _pieces_of(self, index: int, emission: Emission, events: Sequence[Event]) -> list[Payload]:
+    def _pieces_of(self, index: int, emission: Emission, events: Iterable[Event]) -> list[Payload]:
         pieces = [self._piece(index, _delta(each)) for each in events]
         if logprobs := self._logprobs(emission.logprobs, emission.finish_reason):
             pieces = pieces or [self._piece(index)]
@@ -227,18 +229,17 @@ def _delta(event: Event) -> Payload:
 
 
 def _message(choice: Choice) -> Payload:
-    """Return a whole message."""
+    """Return a whole message, which its deltas add up to."""
     message: Payload = {"role": "assistant", "content": "", "refusal": None}
     calls: list[Payload] = []
-    for event in joined(choice.events):
-        if isinstance(event, Text):
-            name = TEXTS[event.kind]
-            message[name] = message.get(name, "") + event.text
-        elif isinstance(event, Call):
-            function = {"name": event.name, "arguments": ""}
-            calls.append({"id": event.id, "type": "function", "function": function})
-        else:
-            calls[-1]["function"]["arguments"] = event.text
+    for delta in map(_delta, joined(choice.events)):
+        for name, value in delta.items():
+            if name != "tool_calls":
+                message[name] = message.get(name, "") + value
+            elif "id" in value[0]:
+                calls.append({key: value[0][key] for key in ("id", "type", "function")})
+            else:
+                calls[-1]["function"]["arguments"] = value[0]["function"]["arguments"]
     if calls:
         message |= {"content": message["content"] or None, "tool_calls": calls}
     return message
@@ -247,24 +248,6 @@ def _message(choice: Choice) -> Payload:
 def _reason(choice: Choice) -> str | None:
     reason = REASONS.get(choice.finish_reason, "length")
     return "tool_calls" if reason == "stop" and choice.reader.called else reason
-
-
-def usage(choices: Sequence[Choice], prompt_tokens: int) -> Payload:
-    """Return the numbers of tokens of prompts and answers."""
-    generated = sum(each.tokens for each in choices)
-    sources = [each.result.stats.by_source for each in choices if each.result is not None]
-    predicted = [each[PREDICTION] for each in sources if PREDICTION in each]
-    accepted = sum(each.accepted for each in predicted)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": generated,
-        "total_tokens": prompt_tokens + generated,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens(choices, prompt_tokens)},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(each.drafted for each in predicted) - accepted,
-        },
-    }
 
 
 def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
@@ -365,12 +348,8 @@ def _codex_model(service: Service, model: Payload) -> Payload:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "/v1/chat/completions", ChatWriter.read, "Completion", "Answers messages", "ChatRequest"
-    ),
-    Endpoint(
-        "/v1/completions", TextWriter.read, "Completion", "Goes on with a text", "TextRequest"
-    ),
+    Endpoint("/v1/chat/completions", ChatWriter, "Completion", "Answers messages", "ChatRequest"),
+    Endpoint("/v1/completions", TextWriter, "Completion", "Goes on with a text", "TextRequest"),
     Endpoint("/v1/models", models, "Models", "The one model, in a list"),
     Endpoint("/v1/models/{id:path}", model, "Model", "The one model"),
 )

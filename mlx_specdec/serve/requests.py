@@ -18,7 +18,6 @@ from ..sampling.settings import LARGEST
 from ..text.infill import infill_of
 from ..text.markers import NONE, Markers, markers_of
 from . import constraints, fields, items
-from .answers import ParsedRequest
 from .body import Body, Schema, characters, read
 from .chat import (
     Tools,
@@ -45,6 +44,21 @@ TEMPLATE_FIELDS = ("messages", "tools", "functions", "chat_template_kwargs", "re
 """Fields that chat templates read."""
 ENDLESS = 4096
 """Context of a model without a longest position: what it takes grows with the square of it."""
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A client's request, read and checked.
+
+    requests: one for each choice, prompt by prompt. prompt_tokens: of all prompts, each counted
+    once. reader: makes the reader of a choice's text. echoed: the text before each choice, if echo
+    is set.
+    """
+
+    requests: Sequence[Request]
+    prompt_tokens: int
+    reader: Callable[[], Reader] = Reader
+    echoed: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -82,15 +96,13 @@ class RequestParser:
         return read(self.schemas[kind], body)
 
     def chat(self, body: Body) -> ParsedRequest:
-        """Parse a body for /v1/chat/completions. Raises Problem."""
-        body = self.check("ChatRequest", body)
+        """Parse a checked body for /v1/chat/completions. Raises Problem."""
         top = body.get("top_logprobs", 0) if body.get("logprobs") else None
         speaking = self._speaking(body)
         return speaking._parsed(body, lambda: [speaking.chat_ids(body)], top, tools_of(body))
 
     def completions(self, body: Body) -> ParsedRequest:
-        """Parse a body for /v1/completions. Raises Problem."""
-        body = self.check("TextRequest", body)
+        """Parse a checked body for /v1/completions. Raises Problem."""
         given = body["prompt"]
         # A text, token ids, or a list of either.
         prompts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
@@ -118,8 +130,8 @@ class RequestParser:
         return replace(parsed, echoed=tuple(each for each in texts for _ in range(choices)))
 
     def infill(self, body: Body) -> ParsedRequest:
-        """Parse a body for /infill. Raises Problem."""
-        body, parser = self.check("InfillRequest", body), self._filling("input_suffix")
+        """Parse a checked body for /infill. Raises Problem."""
+        parser = self._filling("input_suffix")
         before = body.get("input_prefix", "") + body.get("prompt", "")
         after, extra = body.get("input_suffix", ""), body.get("input_extra", [])
         files = [(each.get("filename", "tmp"), each["text"]) for each in extra]
@@ -214,15 +226,7 @@ class RequestParser:
         reader = functools.partial(
             Reader, markers, tools.given, thinking=thinking, most_calls=tools.most_calls
         )
-        streaming = body.get("stream_options", {})
-        return ParsedRequest(
-            requests,
-            sum(map(len, prompts)),
-            stream=body.get("stream", False),
-            include_usage=streaming.get("include_usage", False),
-            include_drafted=streaming.get("include_drafted", False),
-            reader=reader,
-        )
+        return ParsedRequest(requests, sum(map(len, prompts)), reader)
 
     def _options(self, body: Body) -> Options:
         """Return the options of a request. Raises Problem, OptionError."""

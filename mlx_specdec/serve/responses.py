@@ -15,14 +15,13 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from ..decoding.sequence import Emission
-from .answers import Choice, ParsedRequest, Payload, Writer, cached_tokens
+from .answers import NOTHING, Choice, Payload, Writer
 from .body import Body
 from .events import Arguments, Call, Event, joined
 from .items import ENCRYPTED, SAME, ToolName, as_chat, items_of, tool_names
 from .openai import timings
 from .problems import Problem
-from .requests import RequestParser
+from .requests import ParsedRequest, RequestParser
 from .service import Endpoint, Service
 from .stored import Conversation
 
@@ -61,22 +60,8 @@ ITEMS: dict[str, tuple[str, str, str, Payload]] = {
 in the last of them, and the item without a text."""
 
 
-def read_responses(parser: RequestParser, body: Body) -> tuple[ParsedRequest, ResponsesWriter]:
-    """Read a body for /v1/responses. Raises Problem."""
-    body = parser.check("ResponsesRequest", body)
-    before = _before(parser, body)
-    chat = {name: body[name] for name in SAME if name in body}
-    chat |= as_chat(body, [*before.items, *items_of(body)])
-    # Codex counts an answer that was cut as a failure: by default, only the context cuts one.
-    chat["max_tokens"] = body.get("max_output_tokens", -1)
-    chat["response_format"] = body.get("text", {}).get("format")
-    parsed = parser.chat(chat)
-    return parsed, ResponsesWriter(parser, body, parsed, before)
-
-
 def count_tokens(parser: RequestParser, body: Body) -> Payload:
-    """Count the tokens of a body for /v1/responses/input_tokens. Raises Problem."""
-    body = parser.check("InputTokensRequest", body)
+    """Count the tokens of a checked body for /v1/responses/input_tokens. Raises Problem."""
     chat = as_chat(body, [*_before(parser, body).items, *items_of(body)])
     ids = parser.chat_ids(parser.check("ChatRequest", chat))
     return {"object": "response.input_tokens", "input_tokens": len(ids)}
@@ -96,19 +81,14 @@ def stored(service: Service, request: Request, *, delete: bool = False) -> Paylo
 
 
 class ResponsesWriter(Writer):
-    """Writes a response, which has one choice. before: what it continues."""
+    """Writes a response, which has one choice."""
 
     named = True
 
-    def __init__(
-        self, parser: RequestParser, body: Body, request: ParsedRequest, before: Conversation
-    ) -> None:
-        options = request.requests[0].options
-        self._body = body
-        self._before = before
-        self._parser = parser
+    def __init__(self, parser: RequestParser, body: Body) -> None:
+        super().__init__(parser, body)
+        options = self.request.requests[0].options
         self._names = tool_names(body)
-        self._input_tokens = request.prompt_tokens
         self._events = 0
         self._reasoning_tokens = 0
         self._output: list[Payload] = []
@@ -128,6 +108,15 @@ class ResponsesWriter(Writer):
             **{name: getattr(options, name) for name in SAMPLED},
         }
 
+    def parse(self, body: Body) -> ParsedRequest:
+        self._before = _before(self.parser, body)
+        chat = {name: body[name] for name in SAME if name in body}
+        chat |= as_chat(body, [*self._before.items, *items_of(body)])
+        # Codex counts an answer that was cut as a failure: by default, only the context cuts one.
+        chat["max_tokens"] = body.get("max_output_tokens", -1)
+        chat["response_format"] = body.get("text", {}).get("format")
+        return self.parser.chat(self.parser.check("ChatRequest", chat))
+
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
         payload = problem.as_dict()
@@ -146,19 +135,13 @@ class ResponsesWriter(Writer):
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
-        for event in joined(choice.events):
-            self._read(event)
+        self.piece(0, choice, NOTHING, joined(choice.events))
         last = self.end(0, choice)[-1]
         return {**last["response"], **timings(choices)}
 
     def start(self, index: int) -> list[Payload]:
         response = self._response("in_progress")
         return [self._event("response.created", response=response), *self.silence()]
-
-    def piece(
-        self, index: int, choice: Choice, emission: Emission, events: Sequence[Event]
-    ) -> list[Payload]:
-        return [payload for event in events for payload in self._read(event)]
 
     def end(self, index: int, choice: Choice) -> list[Payload]:
         cut = choice.finish_reason not in ("eos", "stop")
@@ -170,13 +153,13 @@ class ResponsesWriter(Writer):
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             response["completed_at"] = int(time.time())
-        if self._body.get("store", True):
-            given, parser = items_of(self._body), self._parser
+        if self.body.get("store", True):
+            given, parser = items_of(self.body), self.parser
             parser.responses.put(response, self._before, given, parser.tenant)
         last = self._event(f"response.{status}", response=response)
         return [*payloads, {**last, **timings([choice])}]
 
-    def _read(self, event: Event) -> list[Payload]:
+    def event(self, event: Event) -> list[Payload]:
         if isinstance(event, Call):
             tool = self._names.get(event.name, ToolName(event.name))
             called: Payload = {"call_id": event.id, "name": tool.name}
@@ -224,8 +207,8 @@ class ResponsesWriter(Writer):
             more = {"logprobs": []}
         elif kind == "reasoning":
             content = {"content": [{"type": "reasoning_text", "text": text}]}
-            self._reasoning_tokens += len(self._parser.pair.tokenizer.encode(text))
-            if INCLUDE_REASONING in self._body.get("include", ()):
+            self._reasoning_tokens += len(self.parser.pair.tokenizer.encode(text))
+            if INCLUDE_REASONING in self.body.get("include", ()):
                 content["encrypted_content"] = ENCRYPTED + text
         elif kind == "function_call":
             content, more = {field: text}, {"name": self._output[-1]["name"]}
@@ -261,11 +244,11 @@ class ResponsesWriter(Writer):
 
     def _usage(self, choice: Choice) -> Payload:
         return {
-            "input_tokens": self._input_tokens,
-            "input_tokens_details": {"cached_tokens": cached_tokens([choice], self._input_tokens)},
+            "input_tokens": self.request.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens([choice])},
             "output_tokens": choice.tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
-            "total_tokens": self._input_tokens + choice.tokens,
+            "total_tokens": self.request.prompt_tokens + choice.tokens,
         }
 
 
@@ -294,7 +277,7 @@ def custom_input(arguments: str) -> str:
 ERROR = ResponsesWriter.error
 PATH, STORED = "/v1/responses", f"/v1/responses/{PREFIX}{{response_id}}"
 ENDPOINTS = (
-    Endpoint(PATH, read_responses, "Response", "Answers items", "ResponsesRequest", error=ERROR),
+    Endpoint(PATH, ResponsesWriter, "Response", "Answers items", "ResponsesRequest", error=ERROR),
     Endpoint(
         f"{PATH}/input_tokens", count_tokens, "Count", "Counts", "InputTokensRequest", error=ERROR
     ),

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from ..decoding.sequence import Emission
 from ..engine.request import STUCK, Part
 from ..errors import SpecdecError
-from .answers import Choice, ParsedRequest, Payload, Writer, server_sent_event
-from .body import Body, parse
+from .answers import NOTHING, Choice, Payload, Writer, server_sent_event
+from .body import parse
 from .engine import STOPPING, Engine, QueueFull
 from .events import Event
 from .problems import Problem, busy, failed, invalid
@@ -35,8 +35,7 @@ HEARTBEAT = b": keep-alive\n\n"
 POLL_SECONDS = 0.5
 """Time between two looks whether a client that waits for a whole answer is still there."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-NOTHING = Emission((), ())
-Answer = Payload | Response | tuple[ParsedRequest, Writer]
+Answer = Payload | Response | Writer
 
 
 def error_response(problem: Problem) -> Response:
@@ -48,8 +47,8 @@ def error_response(problem: Problem) -> Response:
 class Endpoint:
     """A path, how it is answered, and what /openapi.json says about it.
 
-    handler: for a POST of (RequestParser, Body), which returns the answer or what has to be
-    generated; for others of (Service, Request). answer, body: names of schemas; only a POST has a
+    handler: for a POST of (RequestParser, Body), a checked one, which returns the answer or what
+    writes it; for others of (Service, Request). answer, body: names of schemas; only a POST has a
     body. error: the status and payload of a Problem. verb: of a path without a body.
     """
 
@@ -101,21 +100,19 @@ class Service:
         """Answer a request. Raises ClientDisconnect."""
         try:
             if endpoint.body:
-                answer = await self._parse(request, endpoint.handler)
+                answer = await self._parse(request, endpoint)
             else:
                 answer = endpoint.handler(self, request)
-            if isinstance(answer, tuple):
-                return await self._generate(request, *answer)
+            if isinstance(answer, Writer):
+                return await self._generate(request, answer)
             return answer if isinstance(answer, Response) else JSONResponse(answer)
         except Problem as problem:
             status, payload = endpoint.error(problem)
             return JSONResponse(payload, status, problem.headers)
 
-    async def _parse(
-        self, request: Request, read: Callable[[RequestParser, Body], Answer]
-    ) -> Answer:
-        """Return what `read` makes of a body, in another thread. Raises Problem, also for a body
-        that is too large, too slow or no JSON."""
+    async def _parse(self, request: Request, endpoint: Endpoint) -> Answer:
+        """Return what the handler makes of a body, in another thread. Raises Problem, also for a
+        body that is too large, too slow or no JSON."""
         parser = self.parser(request.scope.get("tenant", ""))
         limits = self.settings.limits
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
@@ -133,7 +130,9 @@ class Service:
                     if self._large_bytes + more > limits.large_bytes:
                         raise busy("too many large bodies come at once: try again", 429)
                     self._large_bytes, large = self._large_bytes + more, large + more
-            return await run_in_threadpool(lambda: read(parser, parse(bytes(data))))
+            return await run_in_threadpool(
+                lambda: endpoint.handler(parser, parser.check(endpoint.body, parse(bytes(data))))
+            )
         except TimeoutError:
             raise Problem(408, "the body took too long to come") from None
         except SpecdecError as error:
@@ -141,16 +140,16 @@ class Service:
         finally:
             self._large_bytes -= large
 
-    async def _generate(self, request: Request, parsed: ParsedRequest, writer: Writer) -> Response:
+    async def _generate(self, request: Request, writer: Writer) -> Response:
         """Generate the answer to a request, whole or as a stream. Raises Problem and
         ClientDisconnect."""
-        stream = ResponseStream(self.engine, parsed, writer, self.settings.limits.seconds)
+        stream = ResponseStream(self.engine, writer, self.settings.limits.seconds)
 
         async def end() -> None:
             stream.close()
             request.scope.setdefault("log_fields", {}).update(stream.figures())
 
-        if parsed.stream:
+        if writer.stream:
             # The task also runs where the client has left.
             return StreamingResponse(
                 stream.events(), 200, STREAM_HEADERS, EVENTS, background=BackgroundTask(end)
@@ -170,12 +169,10 @@ class ResponseStream:
     """The answer to one request on its way from the engine, whose thread calls `_hear`, to one
     client. Raises Problem when the engine takes no more requests."""
 
-    def __init__(
-        self, engine: Engine, parsed: ParsedRequest, writer: Writer, seconds: float
-    ) -> None:
+    def __init__(self, engine: Engine, writer: Writer, seconds: float) -> None:
+        self._parsed = parsed = writer.request
         self.choices = [Choice(parsed.reader()) for _ in parsed.requests]
         self._engine = engine
-        self._parsed = parsed
         self._writer = writer
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + seconds
@@ -257,7 +254,7 @@ class ResponseStream:
             index = self._open[part.number]
             choice = self.choices[index]
             choice.take(part.emission, part.result)
-            by_drafted = self._parsed.include_drafted
+            by_drafted = self._writer.include_drafted
             for emission in _by_drafted(part.emission) if by_drafted else [part.emission]:
                 yield index, emission, await _read(choice, emission.text)
             if part.last:

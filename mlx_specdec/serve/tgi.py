@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.requests import Request
 
 from ..decoding.sequence import Emission, TokenLogprob
-from ..text.tokenizer import Tokenizer
 from ..version import __version__
-from .answers import LEAST_LOGPROB, Choice, ParsedRequest, Payload, Writer, token_pieces
+from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
 from .body import Body
 from .events import Event
 from .problems import Problem
-from .requests import RequestParser
+from .requests import ParsedRequest, RequestParser
 from .service import Endpoint, Service
 
 NEUTRAL = {"temperature": 1, "top_k": -1, "top_p": 1}
@@ -27,48 +26,36 @@ REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "generation")}
 
 
-def read_generate(
-    parser: RequestParser, body: Body, stream: bool | None
-) -> tuple[ParsedRequest, TgiWriter]:
-    """Read a body for /generate. stream: None where the body says it and the answer is a list, as
-    at the path "/". Raises Problem."""
-    body = parser.check("GenerateRequest", body)
-    given = body.get("parameters", {})
-    completion = {name: given[name] for name in SAME if name in given}
-    # As in TGI, whatever shapes the distribution also turns sampling on.
-    shaped = any(completion.get(name, 0) not in (each, 0) for name, each in NEUTRAL.items())
-    if given.get("do_sample") or shaped:
-        completion.setdefault("temperature", 1.0)
-    elif completion.get("temperature") == 1:
-        completion["temperature"] = 0.0
-    if "grammar" in given:
-        kind, value = given["grammar"]["type"], given["grammar"]["value"]
-        if kind == "json_schema":
-            kind, value = "json", value["schema"]
-        completion["structured_outputs"] = {kind: value}
-    streams = body.get("stream", False) if stream is None else stream
-    # TGI's answers have the logprob of every token.
-    completion |= {"prompt": body["inputs"], "logprobs": 0, "stream": streams}
-    parsed = parser.completions(completion)
-    return parsed, TgiWriter(body, parsed, parser.pair.tokenizer, listed=stream is None)
-
-
 class TgiWriter(Writer):
-    """Writes a text with its tokens. listed: the whole answer is an entry of a list."""
+    """Writes a text with its tokens. stream: None where the body says it and the answer is a list,
+    as at the path "/"."""
 
-    def __init__(
-        self, body: Body, request: ParsedRequest, tokenizer: Tokenizer, *, listed: bool = False
-    ) -> None:
-        parameters = body.get("parameters") or {}
-        self._before = body["inputs"] if parameters.get("return_full_text") else ""
-        self._details = bool(parameters.get("details"))
-        self._seed = request.requests[0].options.seed
-        self._input_length = request.prompt_tokens
-        self._pieces = token_pieces(tokenizer)
-        self._special = tokenizer.special_ids
-        self._listed = listed
-        self._index = 0
-        self._ended = False
+    _index = 0
+    _ended = False
+
+    def __init__(self, parser: RequestParser, body: Body, stream: bool | None) -> None:
+        super().__init__(parser, body)
+        self._listed = stream is None
+        if stream is not None:
+            self.stream = stream
+
+    def parse(self, body: Body) -> ParsedRequest:
+        given = self._parameters
+        completion = {name: given[name] for name in SAME if name in given}
+        # As in TGI, whatever shapes the distribution also turns sampling on.
+        shaped = any(completion.get(name, 0) not in (each, 0) for name, each in NEUTRAL.items())
+        if given.get("do_sample") or shaped:
+            completion.setdefault("temperature", 1.0)
+        elif completion.get("temperature") == 1:
+            completion["temperature"] = 0.0
+        if "grammar" in given:
+            kind, value = given["grammar"]["type"], given["grammar"]["value"]
+            if kind == "json_schema":
+                kind, value = "json", value["schema"]
+            completion["structured_outputs"] = {kind: value}
+        # TGI's answers have the logprob of every token.
+        completion |= {"prompt": body["inputs"], "logprobs": 0}
+        return self.parser.completions(self.parser.check("TextRequest", completion))
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
@@ -78,13 +65,13 @@ class TgiWriter(Writer):
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
         [choice] = choices
         answer: Payload = {"generated_text": self._text(choice)}
-        if self._details:
+        if self._parameters.get("details"):
             tokens = [self._token(each) for each in choice.logprobs]
             answer["details"] = {**self._end(choice), "prefill": [], "tokens": tokens}
         return [answer] if self._listed else answer
 
     def piece(
-        self, index: int, choice: Choice, emission: Emission, events: Sequence[Event]
+        self, index: int, choice: Choice, emission: Emission, events: Iterable[Event]
     ) -> list[Payload]:
         """Return a payload for each token; the very last one has the whole text."""
         tokens = [self._token(each) for each in emission.logprobs]
@@ -113,22 +100,28 @@ class TgiWriter(Writer):
 
     def _last(self, choice: Choice) -> Payload:
         self._ended = True
-        details = {**self._end(choice), "input_length": self._input_length}
+        details = {**self._end(choice), "input_length": self.request.prompt_tokens}
         return {"generated_text": self._text(choice), "details": details}
 
     def _end(self, choice: Choice) -> Payload:
         return {
             "finish_reason": REASONS.get(choice.finish_reason or "length", "length"),
             "generated_tokens": choice.tokens,
-            "seed": self._seed,
+            "seed": self.request.requests[0].options.seed,
         }
 
     def _text(self, choice: Choice) -> str:
-        return self._before + "".join(choice.texts)
+        before = self.body["inputs"] if self._parameters.get("return_full_text") else ""
+        return "".join([before, *choice.texts])
+
+    @property
+    def _parameters(self) -> Body:
+        return self.body.get("parameters", {})
 
     def _token(self, each: TokenLogprob) -> Payload:
-        special = each.token in self._special
-        piece = (self._pieces[each.token] if each.token < len(self._pieces) else None) or b""
+        tokenizer = self.parser.pair.tokenizer
+        pieces, special = token_pieces(tokenizer), each.token in tokenizer.special_ids
+        piece = (pieces[each.token] if each.token < len(pieces) else None) or b""
         return {
             "id": each.token,
             "text": "" if special else piece.decode("utf-8", "replace"),
@@ -158,7 +151,7 @@ ENDPOINTS = (
     *(
         Endpoint(
             path,
-            functools.partial(read_generate, stream=stream),
+            functools.partial(TgiWriter, stream=stream),
             "AnyGenerated" if stream is None else "Generated",
             "The same as a stream" if stream else "Answers TGI's clients",
             "GenerateRequest",

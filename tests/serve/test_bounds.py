@@ -17,8 +17,8 @@ from mlx_specdec.engine.loading import load
 from mlx_specdec.serve import body, fields
 from mlx_specdec.serve.chat import tool_call
 from mlx_specdec.serve.problems import Problem
-from mlx_specdec.serve.requests import RequestParser
-from mlx_specdec.serve.service import Service
+from mlx_specdec.serve.requests import ParsedRequest, RequestParser
+from mlx_specdec.serve.service import Endpoint, Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
 
 from ..support.serving import OPTIONS, user
@@ -50,10 +50,16 @@ def parser(llama: tuple[Path, Path]) -> RequestParser:
     return RequestParser(pair, OPTIONS, settings, "tiny")
 
 
+def read(parser: RequestParser, given: dict[str, Any]) -> ParsedRequest:
+    if "messages" in given:
+        return parser.chat(parser.check("ChatRequest", given))
+    return parser.completions(parser.check("TextRequest", given))
+
+
 def refused(parser: RequestParser, **given: Any) -> Problem:
     parser.pair.tokenizer.characters = 0
     with pytest.raises(Problem) as caught:
-        (parser.chat if "messages" in given else parser.completions)(given)
+        read(parser, given)
     return caught.value
 
 
@@ -93,8 +99,8 @@ def test_a_prompt_that_is_too_long_is_refused_with_its_length(
 
 
 def test_token_ids_that_fit_are_read(parser: RequestParser) -> None:
-    assert parser.completions({"prompt": [5] * (LONGEST - 1)}).prompt_tokens == LONGEST - 1
-    cut = parser.completions({"prompt": [5] * FITS, "truncate_prompt_tokens": 3})
+    assert read(parser, {"prompt": [5] * (LONGEST - 1)}).prompt_tokens == LONGEST - 1
+    cut = read(parser, {"prompt": [5] * FITS, "truncate_prompt_tokens": 3})
     assert cut.prompt_tokens == 3
 
 
@@ -186,13 +192,15 @@ def body_of(*chunks: bytes) -> Any:
 def test_large_bodies_have_a_bound_together_and_leave_room_for_small_ones() -> None:
     engine: Any = SimpleNamespace(batch_size=1)
     service = Service(engine, "tiny", ServiceSettings(Limits(large_bytes=1000)))
-    service.parser = lambda tenant: None  # type: ignore[assignment, return-value]
+    parser: Any = SimpleNamespace(check=lambda kind, body: body)
+    service.parser = lambda tenant: parser  # type: ignore[method-assign]
+    echo = Endpoint("/", lambda parser, body: body, "Anything", "Sends a body back", "Any")
     large = b'{"a": "' + b"x" * (1 << 16) + b'"}'
     twice = [large[:40_000], large[40_000:], b" " * 600]
 
     async def read_all(*bodies: list[bytes]) -> list[Any]:
         return await asyncio.gather(
-            *(service._parse(body_of(*each), lambda _, body: body) for each in bodies),
+            *(service._parse(body_of(*each), echo) for each in bodies),
             return_exceptions=True,
         )
 

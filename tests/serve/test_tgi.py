@@ -19,7 +19,8 @@ from mlx_specdec.decoding.sequence import Emission, Piece, TokenLogprob
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
 from mlx_specdec.serve import tgi
-from mlx_specdec.serve.answers import Choice, ParsedRequest
+from mlx_specdec.serve.answers import Choice
+from mlx_specdec.serve.requests import ParsedRequest
 from mlx_specdec.serve.tgi import TgiWriter
 
 from ..support.serving import OPTIONS, TEXT
@@ -84,7 +85,12 @@ def test_those_who_pass_over_special_tokens_read_the_whole_text(
     """The text does not begin with the first token's space, or was held back before the end."""
     parsed = ParsedRequest([Request([5], OPTIONS)], 1)
     monkeypatch.setattr(tgi, "token_pieces", lambda _: [b"</s>", b" a", b"b"])
-    writer = TgiWriter({"inputs": "x"}, parsed, SimpleNamespace(special_ids={0}))
+    parser: Any = SimpleNamespace(
+        pair=SimpleNamespace(tokenizer=SimpleNamespace(special_ids={0})),
+        check=lambda kind, body: body,
+        completions=lambda body: parsed,
+    )
+    writer = TgiWriter(parser, {"inputs": "x"}, True)
     logprobs = tuple(TokenLogprob(id, -1.0, ()) for id in ids)
     emission = Emission(ids, (Piece("ab", drafted=True),), "eos", logprobs)
     tokens = [each["token"] for each in writer.piece(0, Choice(), emission, [])]
