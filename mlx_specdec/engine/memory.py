@@ -19,11 +19,11 @@ WORTH_DOUBLING = 1.05
 """The gain in speed for which twice the sequences are worth twice the memory, and later ends."""
 
 
+@dataclass
 class BatchSize:
     """A fixed number of sequences that may be decoded together."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    size: int
 
     def took(self, tokens: int, seconds: float) -> None:
         """Learn that `size` sequences gave so many tokens in so many seconds."""
@@ -41,8 +41,8 @@ class AutoBatchSize(BatchSize):
         """Learn from a stretch of decoding, and choose the next size."""
         self._rates[self.size] = tokens / max(seconds, 1e-9)
         best = min(self._rates)
-        for size in sorted(self._rates):
-            if self._rates[size] > WORTH_DOUBLING * self._rates[best]:
+        for size, rate in sorted(self._rates.items()):
+            if rate > WORTH_DOUBLING * self._rates[best]:
                 best = size
         untried = [size for size in (2 * best, best // 2) if size not in self._rates]
         self.size = next((size for size in untried if 1 <= size <= self._most), best)
@@ -95,10 +95,9 @@ class MemoryBudget:
     ) -> None:
         self.nbytes = default_budget(pair, cached) if nbytes is None else nbytes
         names, network = {each.name for each in chosen}, pair.drafter_network
-        reads = network is not None and network.kind in names
         self._target = pair.target
         self._draft = pair.draft if "draft" in names else None
-        self._network = network if reads else None
+        self._network = network if network is not None and network.kind in names else None
         self._spare = SPARE * pair.target.nbytes
         self._most_a_round = 1 + max((each.most for each in chosen), default=0)
         self._step = step

@@ -6,7 +6,7 @@ import functools
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from .. import process
@@ -147,6 +147,7 @@ DEBUG = "MLX_SPECDEC_DEBUG"
 """Environment variable: compare every context with the committed tokens after every round."""
 
 
+@dataclass(eq=False)
 class Opener:
     """Opens requests that share options: which drafters they have, and what is cached of them.
 
@@ -155,34 +156,31 @@ class Opener:
     reason otherwise. lengths: chooses how many tokens are drafted.
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        options: Options,
-        overrides: Overrides,
-        cache: PromptCache | None,
-        failed: Callable[[Exception], object],
-        batch_size: int,
-        *,
-        one_by_one: bool,
-    ) -> None:
-        if overrides.proposer is not None and not pair.target.rows_agree:
-            overrides, options = replace(overrides, proposer=None), replace(options, regular=True)
-        self._target: Model = pair.target
+    pair: Pair
+    options: Options
+    overrides: Overrides
+    cache: PromptCache | None
+    failed: Callable[[Exception], object]
+    batch_size: int
+    one_by_one: bool
+
+    def __post_init__(self) -> None:
+        if not self.pair.target.rows_agree:
+            self.cache = None
+            if self.overrides.proposer is not None:
+                self.overrides = replace(self.overrides, proposer=None)
+                self.options = replace(self.options, regular=True)
+        options, overrides = self.options, self.overrides
+        self._target: Model = self.pair.target
         self._shadows: list[CheckedModel] = []
         if os.environ.get(DEBUG):
+            pair = self.pair
             self._target, draft, self._shadows = checked(pair.target, pair.draft, pair.translation)
-            pair = replace(pair, draft=draft)
-        self._pair = pair
-        self._options = options
-        self._overrides = overrides
-        self._failed = failed
-        self._one_by_one = one_by_one
-        self._cache = cache if cache is not None and pair.target.rows_agree else None
-        bound, _ = for_model(pair, options)
+            self.pair = replace(pair, draft=draft)
+        bound, _ = for_model(self.pair, options)
         self._forced = forcing(bound)
         self._chosen = () if overrides.proposer is not None else drafters(bound, options)
-        self.why_not = self._reason_against_batches(batch_size)
+        self.why_not = self._reason_against_batches()
         self.batched = self.why_not is None
         count = options.num_draft
         if overrides.draft_length is not None:
@@ -190,7 +188,7 @@ class Opener:
         elif overrides.proposer is not None:
             self.lengths = AutoLength() if count == "auto" else FixedLength(count)
         else:
-            self.lengths = make_draft_length(pair, self.drafters(), options)
+            self.lengths = make_draft_length(self.pair, self.drafters(), options)
 
     @property
     def listeners(self) -> Sequence[RoundListener]:
@@ -198,13 +196,13 @@ class Opener:
 
     def drafters(self, prediction: Sequence[int] = ()) -> Sequence[Drafter]:
         """Return the drafters of sequences with this prediction, in order."""
-        if not (self._one_by_one and self._chosen):
+        if not (self.one_by_one and self._chosen):
             return self._chosen
         return (self._forced, predicting(prediction), *self._chosen)
 
     def job(self, number: int, request: Request) -> Job:
         """Create the job of a new request. Raises PromptError and OptionError."""
-        return Job.of(self._pair, number, request, self._chosen, self._overrides)
+        return Job.of(self.pair, number, request, self._chosen, self.overrides)
 
     def open(self, jobs: Sequence[Job], watch: Stopwatch) -> Decoding:
         for shadow in self._shadows:
@@ -215,78 +213,74 @@ class Opener:
         if learning and not self.batched:
             its = jobs[0].sequence
             learning.begin(len(its.committed), len(jobs[0].ids), its.remaining)
-        proposer = self._overrides.proposer or self._make_proposer(jobs)
+        proposer = self.overrides.proposer or self._make_proposer(jobs)
         cached = [self._cached(job, proposer) for job in jobs]
         kept = [each.target for each in cached]
         if self.batched:
             context = self._target.open_batch(prompts, kept)
         else:
             context = self._target.open(prompts[0], kept[0])
+        length = len(prompts[0])
+        early = self.cache is not None and context.checkpoints and length > 4 * CHECKPOINT
         for job in jobs:
             job.began = watch.clock()
-        sequences = [job.sequence for job in jobs]
+        reader = PromptReader(
+            context,
+            [job.sequence.committed for job in jobs],
+            prompts,
+            proposer,
+            self.overrides.progress,
+            options.prefill_step_size,
+            [each.proposer for each in cached],
+            checkpoint=length - CHECKPOINT if early else 0,
+        )
         return Decoding(
             target=context,
             proposer=proposer,
-            rule=self._overrides.rule or make_rule(options),
-            batch=Batch(sequences),
+            rule=self.overrides.rule or make_rule(options),
+            batch=Batch([job.sequence for job in jobs]),
             draft_length=self.lengths,
-            reader=PromptReader(
-                context,
-                [each.committed for each in sequences],
-                prompts,
-                proposer,
-                self._overrides.progress,
-                options.prefill_step_size,
-                [each.proposer for each in cached],
-                self._checkpoint(context, prompts),
-            ),
+            reader=reader,
             watch=watch,
             meanwhile=learning.learn if learning else None,
         )
 
     def waits(self, job: Job, before: Sequence[Job]) -> bool:
         """Return whether a job should wait for the first one among `before` that begins alike."""
-        if self._cache is None:
+        if self.cache is None:
             return False
         if job.behind is None:
-            waits = self._cache.waits
+            waits = self.cache.waits
             job.behind = next((each for each in before if waits(job.ids, each.ids)), None)
         return job.behind in before
 
-    def _checkpoint(self, context: Context, prompts: Sequence[Sequence[int]]) -> int:
-        """Return the length of a single prompt at which it is cached; 0 for its end."""
-        length = len(prompts[0])
-        wanted = self._cache is not None and context.checkpoints and length > 4 * CHECKPOINT
-        return length - CHECKPOINT if wanted else 0
-
     def keep(self, job: Job, decoding: Decoding) -> None:
         """Cache what was computed of a job, for later prompts that begin alike."""
-        if self._cache is not None:
+        if self.cache is not None:
             row = decoding.sequences.index(job.sequence)
-            self._cache.keep(job.ids, job.sequence.committed, decoding.reusable(row))
+            self.cache.keep(job.ids, job.sequence.committed, decoding.reusable(row))
 
     def remember(self, job: Job) -> None:
         """Add a finished text to those that later ones of its tenant are drafted from."""
-        if (history := self._pair.history) is not None:
+        if (history := self.pair.history) is not None:
             history.add(job.tenant, job.ids, job.sequence.committed)
 
     def forget(self) -> None:
         """Clear the cache after a text with damaged numbers, some of which may be cached."""
-        if self._cache is not None:
-            self._cache.clear()
+        if self.cache is not None:
+            self.cache.clear()
 
     def save_costs(self) -> None:
         """Save what texts have taught, or remember it as long as the pair is loaded."""
-        given = self._overrides.proposer is not None or self._overrides.draft_length is not None
+        given = self.overrides.proposer is not None or self.overrides.draft_length is not None
         if not isinstance(self.lengths, AutoLength) or given:
             return
         self.lengths.learn()
-        memory(self._pair, self._options).add(self.lengths.knowledge)
+        memory(self.pair, self.options).add(self.lengths.knowledge)
 
-    def _reason_against_batches(self, batch_size: int) -> str | None:
-        pair = self._pair
-        if batch_size == 1:
+    def _reason_against_batches(self) -> str | None:
+        pair = self.pair
+        if self.batch_size == 1:
             return "the batch size is 1"
         if self._shadows:
             return f"{DEBUG} compares one sequence at a time"
@@ -295,28 +289,27 @@ class Opener:
         drafts = any(each.name == "draft" for each in self._chosen)
         if drafts and pair.draft and not pair.draft.batches:
             return f"{pair.draft_name} cannot take several sequences in one pass"
-        if self._overrides.proposer is not None:
+        if self.overrides.proposer is not None:
             return "the proposer that was passed drafts for one sequence"
         return None
 
     def _make_proposer(self, jobs: Sequence[Job]) -> Proposer | None:
-        chosen, options = self.drafters(jobs[0].prediction), jobs[0].options
-        proposer = make_proposer(
-            chosen, options, self.lengths, batch=self.batched, tenant=jobs[0].tenant
-        )
+        first = jobs[0]
+        given = self.drafters(first.prediction), first.options, self.lengths
+        proposer = make_proposer(*given, batch=self.batched, tenant=first.tenant)
         limits = [most_drafted(job.options) for job in jobs]
-        limited = self.batched or limits[0] < most_drafted(self._options)
+        limited = self.batched or limits[0] < most_drafted(self.options)
         return Limited(proposer, limits) if proposer is not None and limited else proposer
 
     def _cached(self, job: Job, proposer: Proposer | None) -> CachedPrefix:
         """Return what the cache has of a job's prompt. What cannot be recalled is read again."""
-        if self._cache is None:
+        if self.cache is None:
             return NOTHING
         try:
-            beginning = self._cache.beginning(self._pair.target, job.ids, proposer)
+            beginning = self.cache.beginning(self.pair.target, job.ids, proposer)
         except Exception as problem:
-            self._cache.clear()
-            self._failed(problem)
+            self.cache.clear()
+            self.failed(problem)
             return NOTHING
         job.labels = replace(job.labels, cached_tokens=beginning.cached_tokens)
         return beginning

@@ -172,8 +172,8 @@ class Job:
     reads_with: object
     rule: object
     chosen: Sequence[Drafter]
-    prediction: tuple[int, ...] = ()
-    tenant: str = ""
+    prediction: tuple[int, ...]
+    tenant: str
     recorder: Recorder = field(default_factory=Recorder)
     pieces: list[Piece] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)

@@ -10,7 +10,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 
 from ..decoding.loop import Decoding, chunk
@@ -65,6 +65,7 @@ class Group:
         return [job.extent for job in self.jobs]
 
 
+@dataclass(eq=False)
 class Scheduler:
     """Decodes requests of one pair: iterate, or call `step` until it is `idle`.
 
@@ -76,43 +77,30 @@ class Scheduler:
     takes `memory.default_budget`. why_not: the reason why only one sequence goes through a pass.
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        requests: Iterable[Request] | None,
-        options: Options,
-        batch_size: BatchSize,
-        cache: PromptCache | None = None,
-        failures: Failures | None = None,
-        memory_budget: int | None = None,
-        *,
-        overrides: Overrides = Overrides(),  # noqa: B008
-        raises: bool = False,
-    ) -> None:
-        self.failures = failures or Failures()
-        self._pair = pair
-        self._options = options
-        self._raises = raises
-        self._memory_budget = memory_budget
-        self._cached_bytes = 0 if cache is None else cache.max_bytes
-        self._requests = iter(enumerate(requests or ()))
+    pair: Pair
+    requests: Iterable[Request] | None
+    options: Options
+    size: BatchSize
+    cache: PromptCache | None = None
+    failures: Failures = field(default_factory=Failures)
+    memory_budget: int | None = None
+    _: KW_ONLY
+    overrides: Overrides = Overrides()  # noqa: RUF009
+    raises: bool = False
+
+    def __post_init__(self) -> None:
+        self._requests = iter(enumerate(self.requests or ()))
         # Whoever waits for one answer alone does not wait for others to be read with.
-        self._listed = requests is not None
+        self._listed = self.requests is not None
         self._joins_at = JOINS_AT if self._listed else 0.0
-        self._opener = Opener(
-            pair,
-            options,
-            overrides,
-            cache,
-            self._note,
-            batch_size.size,
-            one_by_one=not self._listed,
-        )
+        given = self.pair, self.options, self.overrides, self.cache, self._note, self.size.size
+        self._opener = Opener(*given, one_by_one=not self._listed)
         self.why_not = self._opener.why_not
-        self._size = batch_size if self._opener.batched else BatchSize(1)
+        if not self._opener.batched:
+            self.size = BatchSize(1)
         self._watch = Stopwatch(
             [self, *self._opener.listeners],
-            timed=overrides.timed,
+            timed=self.overrides.timed,
             shared=lambda: len(self._running) + len(self._reading) > 1,
             waiting=lambda: bool(self._waiting),
         )
@@ -123,23 +111,23 @@ class Scheduler:
         self._shortest_next = False
         self._in_step: Decoding | None = None
         self._jobs: dict[Decoded, Job] = {}
-        self._exhausted = requests is None
+        self._exhausted = self.requests is None
         self._window_began = 0.0
         self._window_tokens = 0
 
     @cached_property
     def budget(self) -> MemoryBudget:
         return MemoryBudget(
-            self._pair,
+            self.pair,
             self._opener.drafters(),
-            self._memory_budget,
-            cached=self._cached_bytes,
-            step=self._options.prefill_step_size,
+            self.memory_budget,
+            cached=0 if self.cache is None else self.cache.max_bytes,
+            step=self.options.prefill_step_size,
         )
 
     @property
     def batch_size(self) -> int:
-        return self._size.size
+        return self.size.size
 
     @property
     def idle(self) -> bool:
@@ -233,7 +221,7 @@ class Scheduler:
             except DecodingError:
                 sequence.finish("damaged")
             except Exception as problem:
-                if self._raises:
+                if self.raises:
                     raise
                 sequence.fail(problem)
 
@@ -252,7 +240,7 @@ class Scheduler:
     def _note(self, problem: Exception) -> str:
         """Log and count an internal failure, and return its error message. Raises it where nothing
         can go on."""
-        if self._raises or getattr(self._pair.target, "lost", False):
+        if self.raises or getattr(self.pair.target, "lost", False):
             raise problem
         log.error("%s", problem, exc_info=problem)
         return self.failures.note(problem)
@@ -310,7 +298,7 @@ class Scheduler:
     def _read_together(self, jobs: Sequence[Job]) -> bool:
         """Return whether padding these prompts to one length costs little. Those that come one by
         one must also fit into one chunk."""
-        lengths, most = [len(job.ids) for job in jobs], self._options.prefill_step_size or chunk(1)
+        lengths, most = [len(job.ids) for job in jobs], self.options.prefill_step_size or chunk(1)
         return even(lengths, most) and (self._listed or len(lengths) * max(lengths) <= most)
 
     def _fill_window(self) -> None:
@@ -321,7 +309,7 @@ class Scheduler:
             return
         now = self._watch.clock()
         if self._window_tokens:
-            self._size.took(self._window_tokens, now - self._window_began)
+            self.size.took(self._window_tokens, now - self._window_began)
         self._window_began, self._window_tokens = now, 0
         for number, request in window:
             self.add(number, request)
