@@ -35,13 +35,10 @@ class Line:
 
 class Lines:
     """The lines of a file. A context manager: the file stays open, so that another one that takes
-    its name meanwhile changes nothing.
-
-    sha256: of the file. count: number of lines. prompts: number of lines that are not blank.
-    as_json: whether each line holds a JSON object: the file's name says so, or the first line that
-    is not blank is one. Raises PromptError for a file that cannot be read, is not UTF-8 text, or
-    holds no prompts.
-    """
+    its name meanwhile changes nothing. sha256: of the file. count: number of lines. prompts: number
+    of lines that are not blank. as_json: whether each line holds a JSON object: the file's name
+    says so, or the first line that is not blank is one. Raises PromptError for a file that cannot
+    be read, is not UTF-8 text, or holds no prompts."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -107,14 +104,12 @@ def _is_cut(part: bytes) -> bool:
 
 class Journal:
     """The results of a run so far, in a file of JSON lines: a header, then one line for each result
-    in the order in which they were complete. A context manager.
-
-    output: the file that the results are sorted into at the end. header: what the results depend
-    on: "input", "sha256", "settings" by flag. count: lines of the input. overwrite: replace an
-    output, and a journal of another header. done: number of results. failed: of those, errors.
-    Nothing is written before `begin`. Raises OutputError for an output that cannot or may not be
-    written, and while another process writes it.
-    """
+    in the order in which they were complete. A context manager. output: the file that the results
+    are sorted into at the end. header: what the results depend on: "input", "sha256", "settings" by
+    flag. count: lines of the input. overwrite: replace an output, and a journal of another header.
+    done: number of results. failed: of those, errors. Nothing is written before `begin`. Raises
+    OutputError for an output that cannot or may not be written, and while another process writes
+    it."""
 
     def __init__(
         self, output: Path, header: Mapping[str, Any], count: int, *, overwrite: bool = False

@@ -294,8 +294,7 @@ def load_drafting(
 ) -> tuple[Pair, Options]:
     """Load a target, what drafts for it, and the documents that lookup searches. Returns the
     options with the drafter that the target's files decide. history: lookup searches what is
-    written from now on. Raises as `load_pair` and
-    `engine.with_documents` do."""
+    written from now on. Raises as `load_pair` and `engine.with_documents` do."""
     model, draft_model = named(drafting)
     if options.regular or options.proposer in DRAFTLESS:
         draft_model = None

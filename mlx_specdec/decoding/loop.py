@@ -48,12 +48,10 @@ def chunk(prompts: int) -> int:
 @dataclass(eq=False)
 class PromptReader:
     """Feeds a target's context the prefixes of its sequences, and a proposer what the target saw.
-
     target: what it was opened with is not read again. prefixes: `Model.prefix` of each prompt.
     prompts: for `Proposer.begin`. progress: counts tokens of the longest prompt. step_size: tokens
     of each in one pass; None takes `chunk`. cached: what the proposer may recall, per sequence.
-    checkpoint: a length at which a chunk of the first prefix ends, if it is not cached.
-    """
+    checkpoint: a length at which a chunk of the first prefix ends, if it is not cached."""
 
     target: Context
     prefixes: Sequence[Sequence[int]]
@@ -139,11 +137,9 @@ class _Pass:
 
 @dataclass(eq=False, kw_only=True)
 class Decoding:
-    """Decodes a batch: call `step` until its emissions have finish reasons.
-
-    target: a context on the prompts; the reader feeds it. watch: times the stages of each round.
-    meanwhile: is called while a pass of the target is in flight, for work that nothing waits for.
-    """
+    """Decodes a batch: call `step` until its emissions have finish reasons. target: a context on
+    the prompts; the reader feeds it. watch: times the stages of each round. meanwhile: is called
+    while a pass of the target is in flight, for work that nothing waits for."""
 
     target: Context
     proposer: Proposer | None
@@ -169,10 +165,8 @@ class Decoding:
 
     def step(self) -> tuple[Emission, ...]:
         """Read a part of the prompts, which emits nothing, or take one round; returns an emission
-        per sequence. Before that, sequences that have ended leave, and waiting ones join.
-
-        Raises DecodingError after a step that was interrupted: nothing can be trusted then.
-        """
+        per sequence. Before that, sequences that have ended leave, and waiting ones join. Raises
+        DecodingError after a step that was interrupted: nothing can be trusted then."""
         if self._broken:
             raise DecodingError("a step was interrupted in its middle: start the text again")
         self._broken = True

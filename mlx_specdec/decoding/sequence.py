@@ -69,12 +69,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Emission:
-    """The output of one step for one sequence.
-
-    tokens: newly emitted ids, an EOS included. pieces: the text that became printable, EOS and stop
-    strings left out. finish_reason: None while the text goes on. logprobs: where requested.
-    drafted: how many tokens, from the front, were drafted. stop: the string that ended the text.
-    """
+    """The output of one step for one sequence. tokens: newly emitted ids, an EOS included. pieces:
+    the text that became printable, EOS and stop strings left out. finish_reason: None while the
+    text goes on. logprobs: where requested. drafted: how many tokens, from the front, were drafted.
+    stop: the string that ended the text."""
 
     tokens: tuple[int, ...]
     pieces: tuple[Piece, ...]
@@ -161,12 +159,10 @@ class StopCriteria:
 
 
 class Sequence:
-    """One sequence that is being decoded.
-
-    prefix: `Model.prefix` of the prompt, committed from the beginning. distribution: of the target.
-    top_logprobs: how many of the likeliest tokens to list for each position; None lists nothing.
-    problem: the exception that ended this sequence while the others of its batch went on.
-    """
+    """One sequence that is being decoded. prefix: `Model.prefix` of the prompt, committed from the
+    beginning. distribution: of the target. top_logprobs: how many of the likeliest tokens to list
+    for each position; None lists nothing. problem: the exception that ended this sequence while the
+    others of its batch went on."""
 
     def __init__(
         self,
@@ -312,11 +308,8 @@ class Batch:
 
     def log_probabilities(self, logits: mx.array, following: mx.array) -> tuple[mx.array, mx.array]:
         """Return the log-probabilities of a pass before and after the filters, each (batch, m,
-        vocabulary); see Distribution.
-
-        logits: (batch, m, width), whose rows follow the newest committed token and then
-        `following`, (batch, n) int32.
-        """
+        vocabulary); see Distribution. logits: (batch, m, width), whose rows follow the newest
+        committed token and then `following`, (batch, n) int32."""
         given = self.committed, following
         rows = of_batch(Distribution.before_filters, self._distributions, logits, *given)
         return rows, of_batch(Distribution.apply_filters, self._distributions, rows, *given)

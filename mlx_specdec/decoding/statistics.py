@@ -25,12 +25,9 @@ DAMAGED = (
 
 @dataclass(frozen=True)
 class Seconds:
-    """Wall time in seconds.
-
-    draft and verify are scaled up from the rounds that were timed in parts; plain steps count as
-    verify; other is the rest after the prompt pass. All three are None where no speculative round
-    was timed in parts.
-    """
+    """Wall time in seconds. draft and verify are scaled up from the rounds that were timed in
+    parts; plain steps count as verify; other is the rest after the prompt pass. All three are None
+    where no speculative round was timed in parts."""
 
     load: float
     prompt: float
@@ -64,14 +61,11 @@ class SourceFigures:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Figures of one text.
-
-    rounds: verdicts, plain steps included. target_passes: after the prompt, with the last one of
-    pipelined decoding, which nobody reads. timed_rounds: speculative rounds that were timed in
-    parts. *_by_position: entry i is about the i-th drafted token of a round. by_source: by
-    proposer, where several drafted. tokens_per_second: after the prompt pass. peak_memory_bytes: of
-    the process since this text was begun, weights included.
-    """
+    """Figures of one text. rounds: verdicts, plain steps included. target_passes: after the prompt,
+    with the last one of pipelined decoding, which nobody reads. timed_rounds: speculative rounds
+    that were timed in parts. *_by_position: entry i is about the i-th drafted token of a round.
+    by_source: by proposer, where several drafted. tokens_per_second: after the prompt pass.
+    peak_memory_bytes: of the process since this text was begun, weights included."""
 
     rounds: int
     drafted: int
@@ -174,9 +168,7 @@ class Recorder:
         blas: str,
     ) -> Statistics:
         """Return all figures, once, after the last round; waits for margins still being computed.
-
-        load, prompt, decoding: seconds of loading, reading the prompt, and all after it.
-        """
+        load, prompt, decoding: seconds of loading, reading the prompt, and all after it."""
         self._flush()
         drafted = [each for _, each, _ in self.drafts]
         accepted = [each for _, _, each in self.drafts]
@@ -234,11 +226,9 @@ Timed = Literal["none", "some", "all"]
 
 @dataclass(eq=False)
 class Stopwatch:
-    """Times the stages of a round as the loop passes them.
-
-    listeners: get a report of every round. shared: whether others use the device between two
-    rounds; each round then waits for all that it has submitted. clock: seconds.
-    """
+    """Times the stages of a round as the loop passes them. listeners: get a report of every round.
+    shared: whether others use the device between two rounds; each round then waits for all that it
+    has submitted. clock: seconds."""
 
     listeners: Sequence[RoundListener] = ()
     timed: Timed = "none"

@@ -80,10 +80,9 @@ def default_budget(pair: Pair, cached: int) -> int:
 
 
 class MemoryBudget:
-    """A number of bytes for all sequences, and how many of them each sequence needs.
-
-    chosen: the drafters. nbytes: the budget; None takes `default_budget`. cached: bytes that a
-    prompt cache may take. step: tokens of a prompt in one pass; None takes `chunk`."""
+    """A number of bytes for all sequences, and how many of them each sequence needs. chosen: the
+    drafters. nbytes: the budget; None takes `default_budget`. cached: bytes that a prompt cache may
+    take. step: tokens of a prompt in one pass; None takes `chunk`."""
 
     def __init__(
         self,

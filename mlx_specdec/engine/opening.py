@@ -17,7 +17,7 @@ from ..draft_length import saved
 from ..draft_length.auto_length import AutoLength, Source
 from ..draft_length.length import DraftLength, FixedLength
 from ..errors import OptionError
-from ..interfaces import Context, Model, Proposer
+from ..interfaces import Model, Proposer
 from ..interfaces.results import NOTHING, CachedPrefix, RoundListener
 from ..options import Options
 from ..proposers import DRAFTERS, find, missing
@@ -150,11 +150,9 @@ DEBUG = "MLX_SPECDEC_DEBUG"
 @dataclass(eq=False)
 class Opener:
     """Opens requests that share options: which drafters they have, and what is cached of them.
-
     failed: called with what the cache raises. one_by_one: whether each request may have a grammar
     or a prediction of its own. batched: whether several sequences go through one pass. why_not: the
-    reason otherwise. lengths: chooses how many tokens are drafted.
-    """
+    reason otherwise. lengths: chooses how many tokens are drafted."""
 
     pair: Pair
     options: Options

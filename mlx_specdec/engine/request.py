@@ -46,8 +46,7 @@ class Request:
     prediction: token ids that the text may turn out to have; they are drafted where requests come
     one by one. top_logprobs: how many of the likeliest tokens each emission lists, with their
     logprobs; None lists nothing. shown: special token ids that are printed -> their text.
-    ignore_eos: no token ends this text. tenant: whose earlier texts may be drafted from.
-    """
+    ignore_eos: no token ends this text. tenant: whose earlier texts may be drafted from."""
 
     prompt: Prompt
     options: Options
@@ -60,10 +59,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a caller passes in place of what the options name, and how decoding is watched.
-
-    timed: which rounds are timed in parts; see decoding.statistics.Timed. progress: of reading.
-    """
+    """What a caller passes in place of what the options name, and how decoding is watched. timed:
+    which rounds are timed in parts; see decoding.statistics.Timed. progress: of reading."""
 
     proposer: Proposer | None = None
     rule: Rule | None = None
@@ -139,10 +136,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Part:
-    """The output of one step for one request.
-
-    number: of the request. result: with the last part. error: why there is no result.
-    """
+    """The output of one step for one request. number: of the request. result: with the last part.
+    error: why there is no result."""
 
     number: int
     emission: Emission
@@ -156,12 +151,10 @@ class Part:
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way through the scheduler.
-
-    reads_with, rule: equal for jobs that may be read together, and that may be decoded together.
-    began, read: seconds on the clock when its prompt was begun, and had been read. behind: a job
-    with a prompt that begins alike and is read before this one.
-    """
+    """A request on its way through the scheduler. reads_with, rule: equal for jobs that may be read
+    together, and that may be decoded together. began, read: seconds on the clock when its prompt
+    was begun, and had been read. behind: a job with a prompt that begins alike and is read before
+    this one."""
 
     pair: Pair
     number: int

@@ -67,15 +67,12 @@ class Group:
 
 @dataclass(eq=False)
 class Scheduler:
-    """Decodes requests of one pair: iterate, or call `step` until it is `idle`.
-
-    An internal failure ends one request, or all of one pass, with an error. It is raised only where
-    ranks are out of step, and where `raises` is true.
-
-    requests: None where they come one by one, through `add`. options: proposer, rule and, but for a
-    limit, the draft length of each request are those. memory_budget: bytes for all sequences; None
-    takes `memory.default_budget`. why_not: the reason why only one sequence goes through a pass.
-    """
+    """Decodes requests of one pair: iterate, or call `step` until it is `idle`. An internal failure
+    ends one request, or all of one pass, with an error. It is raised only where ranks are out of
+    step, and where `raises` is true. requests: None where they come one by one, through `add`.
+    options: proposer, rule and, but for a limit, the draft length of each request are those.
+    memory_budget: bytes for all sequences; None takes `memory.default_budget`. why_not: the reason
+    why only one sequence goes through a pass."""
 
     pair: Pair
     requests: Iterable[Request] | None

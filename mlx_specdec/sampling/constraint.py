@@ -125,13 +125,11 @@ ALL = np.uint32(0xFFFFFFFF)
 
 
 class Constraint:
-    """What a grammar allows in one sequence.
-
-    fresh: llguidance's matcher at the beginning, which is copied. ends: ids that end the text; they
-    may come where the grammar is complete, and nowhere else. size: of the vocabulary. banned: ids
-    that never come, whatever the grammar says. complete: whether `take` refused a token because
-    nothing can follow a text that fits the grammar: every token that ends a text is banned.
-    """
+    """What a grammar allows in one sequence. fresh: llguidance's matcher at the beginning, which is
+    copied. ends: ids that end the text; they may come where the grammar is complete, and nowhere
+    else. size: of the vocabulary. banned: ids that never come, whatever the grammar says. complete:
+    whether `take` refused a token because nothing can follow a text that fits the grammar: every
+    token that ends a text is banned."""
 
     def __init__(
         self, fresh: Any, ends: Collection[int], size: int, banned: Iterable[int] = ()
@@ -191,10 +189,8 @@ class Constraint:
 
     def masks(self, drafted: Sequence[int]) -> Words:
         """What may come at each position: row j behind j of the drafted tokens, (n + 1, words).
-
         Rows that no rule gets to, behind a token that cannot come, allow everything. So does one
-        where nothing can come: `stuck` is true then, and `take` refuses what is chosen there.
-        """
+        where nothing can come: `stuck` is true then, and `take` refuses what is chosen there."""
         rows = np.full((len(drafted) + 1, (self._size + 31) // 32), ALL)
         self._dead = None
         if not self._over:

@@ -92,11 +92,9 @@ def keep_top_k_and_p(logits: mx.array, k: int, p: float) -> mx.array:
 
 
 def _least(rising: mx.array, shares: mx.array, enough: mx.array) -> tuple[mx.array, mx.array]:
-    """The least likely token that top-p keeps, and how many it keeps: (..., 1) each.
-
-    rising, shares: (..., n) log p and p of the tokens, the likeliest last, up to a constant each.
-    enough: the sum of shares that is to be reached.
-    """
+    """The least likely token that top-p keeps, and how many it keeps: (..., 1) each. rising,
+    shares: (..., n) log p and p of the tokens, the likeliest last, up to a constant each. enough:
+    the sum of shares that is to be reached."""
     above = mx.cumsum(shares, axis=-1, reverse=True) - shares
     # The likeliest has nothing above it; in a damaged row no comparison holds.
     count = mx.maximum(mx.sum(above < enough, axis=-1, keepdims=True), 1)
@@ -172,12 +170,10 @@ class Distribution:
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
     ) -> mx.array:
         """Return log p, up to a constant, of the last positions of committed + drafted + 1. It is
-        float32, except that greedy rows which nothing changes stay in the model's dtype.
-
-        logits: (1, m, width); row m - 1 is about the token after the last drafted one.
-        committed: all committed tokens, growing from call to call.
-        drafted: (1, n) int32 tokens after them, m <= n + 1; penalties advance through them.
-        """
+        float32, except that greedy rows which nothing changes stay in the model's dtype. logits:
+        (1, m, width); row m - 1 is about the token after the last drafted one. committed: all
+        committed tokens, growing from call to call. drafted: (1, n) int32 tokens after them, m <= n
+        + 1; penalties advance through them."""
         rows = self.before_filters(logits, committed, drafted)
         return self.apply_filters(rows, committed, drafted)
 
@@ -308,11 +304,9 @@ def without(rows: mx.array, index: mx.array) -> mx.array:
 
 def cut_margin(scored: mx.array, cut: Cut) -> mx.array:
     """Return the least change that excludes the chosen token, or includes one that would be chosen.
-
-    scored: (1, rows, vocabulary), log p + g, -inf where a filter dropped the token. Returns
-    (1, rows) float32, infinite where no change does. It is never more than the least change, and
-    less only where several tokens near the cut would have to change places.
-    """
+    scored: (1, rows, vocabulary), log p + g, -inf where a filter dropped the token. Returns (1,
+    rows) float32, infinite where no change does. It is never more than the least change, and less
+    only where several tokens near the cut would have to change places."""
     before = cut.before
     passed = scored > -mx.inf
     dropped = mx.where(passed, -mx.inf, before)

@@ -56,11 +56,9 @@ def apply(
     check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
     """Return the token ids of messages, or of a text as the user's only one. Raises CheckpointError
-    where the template fails or takes too much.
-
-    tokenizer: of transformers. settings: variables of the template, and "tools". check: called with
-    the text that the template writes; may raise CheckpointError.
-    """
+    where the template fails or takes too much. tokenizer: of transformers. settings: variables of
+    the template, and "tools". check: called with the text that the template writes; may raise
+    CheckpointError."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     try:
         from transformers.utils import chat_template_utils

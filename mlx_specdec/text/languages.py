@@ -12,10 +12,8 @@ Encode = Callable[[str], list[int]]
 
 
 class Languages:
-    """The languages that a model names. A family says in a subclass where they go.
-
-    known: code, as users write it -> token id. required: whether a text needs a target language.
-    """
+    """The languages that a model names. A family says in a subclass where they go. known: code, as
+    users write it -> token id. required: whether a text needs a target language."""
 
     required = False
 

@@ -79,9 +79,8 @@ class Tokenizer(ABC):
         *,
         ending: Ending = "answer",
     ) -> list[int]:
-        """Ids of messages, or of a text as the user's only one. settings: see `chat.apply`.
-
-        Raises CheckpointError without a template, or where it fails."""
+        """Ids of messages, or of a text as the user's only one. settings: see `chat.apply`. Raises
+        CheckpointError without a template, or where it fails."""
         raise CheckpointError("this model has no chat template")
 
 
@@ -330,10 +329,8 @@ class SentencePieceTokenizer(DirectoryTokenizer):
 
 class NumberedTokenizer(DirectoryTokenizer):
     """sentencepiece models whose pieces have other ids than sentencepiece's: of Marian, which has
-    one for each language and a vocabulary beside them, M2M100, mBART, NLLB and Pegasus.
-
-    Specials are never cut out of a text, except for the tag that a source of Marian's begins with.
-    """
+    one for each language and a vocabulary beside them, M2M100, mBART, NLLB and Pegasus. Specials
+    are never cut out of a text, except for the tag that a source of Marian's begins with."""
 
     def __init__(self, directory: Path, settings: Mapping[str, Any], file: Path) -> None:
         super().__init__(directory)
