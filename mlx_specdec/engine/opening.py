@@ -248,15 +248,17 @@ class Opener:
         if self.cache is None:
             return False
         if job.behind is None:
-            waits = self.cache.waits
-            job.behind = next((each for each in before if waits(job.ids, each.ids)), None)
+            waits, own = self.cache.waits, [each for each in before if each.tenant == job.tenant]
+            found = (each for each in own if waits(job.ids, each.ids, job.tenant))
+            job.behind = next(found, None)
         return job.behind in before
 
     def keep(self, job: Job, decoding: Decoding) -> None:
         """Cache what was computed of a job, for later prompts that begin alike."""
         if self.cache is not None:
             row = decoding.sequences.index(job.sequence)
-            self.cache.keep(job.ids, job.sequence.committed, decoding.reusable(row))
+            computed = decoding.reusable(row)
+            self.cache.keep(job.ids, job.sequence.committed, computed, job.tenant)
 
     def remember(self, job: Job) -> None:
         """Add a finished text to those that later ones of its tenant are drafted from."""
@@ -304,7 +306,7 @@ class Opener:
         if self.cache is None:
             return NOTHING
         try:
-            beginning = self.cache.beginning(self.pair.target, job.ids, proposer)
+            beginning = self.cache.beginning(self.pair.target, job.ids, proposer, job.tenant)
         except Exception as problem:
             self.cache.clear()
             self.failed(problem)

@@ -28,18 +28,22 @@ SHARED = 256
 class Node:
     """A stretch of tokens after the parent's, the first of them at place `begin` of the text.
     columns, snapshots: by name, in memory; the latter are of the text up to the node's end. blocks:
-    on disk, by name and whether it is a snapshot. text: the running digest of the whole text."""
+    on disk, by name and whether it is a snapshot. tenant: whose text it is. text: the running
+    digest of tenant and whole text."""
 
-    def __init__(self, parent: Node | None, begin: int, tokens: Sequence[int]) -> None:
+    def __init__(
+        self, parent: Node | None, begin: int, tokens: Sequence[int], tenant: str = ""
+    ) -> None:
         self.parent = parent
+        self.tenant: str = tenant if parent is None else parent.tenant
         self.begin = begin
         self.tokens = list(tokens)
         self.children: dict[int, Node] = {}
         self.columns: dict[str, Arrays] = {}
         self.snapshots: dict[str, Snapshot] = {}
         self.blocks: dict[tuple[str, bool], Block] = {}
-        empty = hashlib.blake2b(digest_size=32)
-        self.text: hashlib.blake2b = empty if parent is None else parent.text.copy()
+        root = hashlib.blake2b(tenant.encode(), digest_size=32)
+        self.text: hashlib.blake2b = root if parent is None else parent.text.copy()
         self.text.update(numbers("q", self.tokens).tobytes())
 
     @property
@@ -59,8 +63,9 @@ class Node:
 
 class PromptCache:
     """What was computed of earlier texts of one pair; the least recently used nodes are removed
-    first. lags: by name, how many later tokens columns depend on. disk: has a block of each part of
-    each node too, and of nodes that memory has no room for."""
+    first. Each tenant has a tree: a hit, or its speed, would tell what others wrote. lags: by name,
+    how many later tokens columns depend on. disk: has a block of each part of each node too, and of
+    nodes that memory has no room for."""
 
     def __init__(self, max_bytes: int, disk: Directory | None = None) -> None:
         self.max_bytes = max_bytes
@@ -81,7 +86,7 @@ class PromptCache:
                 self._forget(node)
         self.nbytes = 0
         self.lags: dict[str, int] = {}
-        self._root = Node(None, 0, ())
+        self._roots: dict[str, Node] = {}
         # From the least to the most recently used; a parent comes after its children.
         self._order = OrderedDict()
         self._recent: Sequence[Node] = ()
@@ -102,17 +107,19 @@ class PromptCache:
             yield [token for stretch in reversed(stretches) for token in stretch]
 
     def beginning(
-        self, target: Model, prompt: Sequence[int], proposer: Proposer | None
+        self, target: Model, prompt: Sequence[int], proposer: Proposer | None, tenant: str = ""
     ) -> CachedPrefix:
         """Return what is cached of a prompt, whose newest token is left for the first round. A
         proposer of hidden states must see those of at least one token."""
         taps, needs = (False, ()) if proposer is None else (bool(proposer.taps), proposer.needs)
-        return self.find(prompt, len(target.prefix(prompt)) - 1 - taps, needs)
+        return self.find(prompt, len(target.prefix(prompt)) - 1 - taps, needs, tenant)
 
-    def find(self, prompt: Sequence[int], most: int, needs: Sequence[str] = ()) -> CachedPrefix:
+    def find(
+        self, prompt: Sequence[int], most: int, needs: Sequence[str] = (), tenant: str = ""
+    ) -> CachedPrefix:
         """Return what is cached of the beginning of a prompt. most: tokens that the target may
         leave unread. needs: names that must be cached of all of these."""
-        path, matched = self._match(prompt)
+        path, matched = self._match(prompt, self._root(tenant))
         if self.disk is not None:
             self._recall(self.disk, path, matched, most, len(prompt))
 
@@ -144,23 +151,29 @@ class PromptCache:
         proposer = {name: part for name in sorted(names) if (part := take(name, unread))}
         return CachedPrefix(target, proposer)
 
-    def waits(self, prompt: Sequence[int], other: Sequence[int]) -> bool:
-        """Return whether a prompt shares a long beginning with another, which is not cached yet."""
-        return common(other, prompt) >= self._match(prompt)[1] + SHARED
+    def waits(self, prompt: Sequence[int], other: Sequence[int], tenant: str = "") -> bool:
+        """Return whether a prompt shares a long beginning with another of the same tenant, which is
+        not cached yet."""
+        return common(other, prompt) >= self._match(prompt, self._root(tenant))[1] + SHARED
 
     def keep(
-        self, prompt: Sequence[int], committed: Sequence[int], computed: Mapping[str, Reusable]
+        self,
+        prompt: Sequence[int],
+        committed: Sequence[int],
+        computed: Mapping[str, Reusable],
+        tenant: str = "",
     ) -> None:
         """Add what was computed of a text. committed: its tokens, of which the newest may be
         unseen. Where that fails, everything is removed, since half of it may have been added."""
+        root = self._root(tenant)
         try:
             for name, each in computed.items():
                 if each.snapshot is not None:
                     text = prompt if each.snapshot.exact else committed
-                    self._keep_snapshot(text[: each.snapshot.length], name, each.snapshot)
+                    self._keep_snapshot(root, text[: each.snapshot.length], name, each.snapshot)
                 elif each.columns is not None:
                     end = min(each.length + each.lag, len(committed) - 1)
-                    self._keep_columns(committed[:end], name, each)
+                    self._keep_columns(root, committed[:end], name, each)
         except BaseException:
             self.clear()
             raise
@@ -175,22 +188,27 @@ class PromptCache:
             self.nbytes += _nbytes(value)
         self._store(node, name, value)
 
-    def _keep_snapshot(self, text: Sequence[int], name: str, snapshot: Snapshot) -> None:
+    def _root(self, tenant: str) -> Node:
+        return self._roots.get(tenant) or Node(None, 0, (), tenant)
+
+    def _keep_snapshot(
+        self, root: Node, text: Sequence[int], name: str, snapshot: Snapshot
+    ) -> None:
         if snapshot.nbytes > self.max_bytes:
             return
-        path = self._grow(text)
+        path = self._grow(text, root)
         if name not in path[-1].snapshots and self._make_room(snapshot.nbytes, path):
             # Views of a batch would keep all of it in memory.
             self.put(path[-1], name, replace(snapshot, arrays=owned(snapshot.arrays)))
 
-    def _keep_columns(self, text: Sequence[int], name: str, computed: Reusable) -> None:
+    def _keep_columns(self, root: Node, text: Sequence[int], name: str, computed: Reusable) -> None:
         columns, lag = computed.columns, computed.lag
         assert columns is not None
         count = len(text) - lag
         if count < 1 or _nbytes(columns(0, count)) > self.max_bytes:
             return
         self.lags[name] = lag
-        path = self._grow(text)
+        path = self._grow(text, root)
         lacking = {node: columns(*node.span(lag)) for node in path if name not in node.columns}
         if self._make_room(sum(map(_nbytes, lacking.values())), path):
             for node, views in lacking.items():
@@ -243,7 +261,8 @@ class PromptCache:
         before = path[0].parent.text.hexdigest()
         begin, state = path[0].begin, value.value if isinstance(value, Snapshot) else None
         lag = 0 if snapshot else self.lags[name]
-        record = Record(name, disk.models[name], before, begin, tokens, lag, snapshot, state)
+        model, tenant = disk.models[name], node.tenant
+        record = Record(name, model, before, begin, tokens, lag, snapshot, state, tenant)
         size = nbytes_of(record, value)
         while disk.nbytes + size > disk.max_bytes:
             if disk.remove_other():
@@ -302,7 +321,8 @@ class PromptCache:
 
     def _adopt(self, disk: Directory, blocks: Sequence[Block]) -> None:
         """Add the blocks of an earlier process, whose parts are read with their first hit."""
-        ends = {self._root.text.hexdigest(): self._root}
+        roots = [self._root(tenant) for tenant in {block.record.tenant for block in blocks}]
+        ends = {root.text.hexdigest(): root for root in roots}
         nodes: dict[Block, Node] = {}
 
         def rank(block: Block) -> tuple[bool, int, int]:
@@ -323,11 +343,11 @@ class PromptCache:
             if block in nodes:
                 self._touch(_path(nodes[block]))
 
-    def _match(self, text: Sequence[int], after: Node | None = None) -> tuple[list[Node], int]:
+    def _match(self, text: Sequence[int], node: Node) -> tuple[list[Node], int]:
         """Return the nodes along the beginning of a text, and how many of its tokens they share;
-        the last node may have more. after: the node whose end the text continues from."""
+        the last node may have more. node: the one whose end the text continues from."""
         path: list[Node] = []
-        node, matched = after or self._root, 0
+        matched = 0
         start = node.end
         while (
             matched == node.end - start and matched < len(text) and text[matched] in node.children
@@ -337,10 +357,9 @@ class PromptCache:
             matched += common(node.tokens, text, matched)
         return path, matched
 
-    def _grow(self, text: Sequence[int], after: Node | None = None) -> list[Node]:
+    def _grow(self, text: Sequence[int], node: Node) -> list[Node]:
         """Return the nodes of a text, the last of which ends with it, after adding what lacks."""
-        path, matched = self._match(text, after)
-        node = after or self._root
+        path, matched = self._match(text, node)
         start = node.end
         if path and start + matched < path[-1].end:
             path[-1] = self._split(path[-1], start + matched)
@@ -361,12 +380,16 @@ class PromptCache:
     def _add(self, node: Node) -> Node:
         assert node.parent is not None
         node.parent.children[node.tokens[0]] = node
+        if node.parent.parent is None:
+            self._roots[node.tenant] = node.parent
         self._order[node] = None
         return node
 
     def _remove(self, node: Node) -> None:
         assert node.parent is not None and not node.children
         del node.parent.children[node.tokens[0]]
+        if node.parent.parent is None and not node.parent.children:
+            del self._roots[node.tenant]
         del self._order[node]
         self.nbytes -= node.nbytes
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class Record:
     """What a block is about. name: of the part. model: a digest of all that the part depends on but
     the text. before: a digest of the tokens before `begin`, from which `tokens` continue. state: of
-    a snapshot, with `exact` as Snapshot has it."""
+    a snapshot, with `exact` as Snapshot has it. tenant: whose text it is, a digest of the key."""
 
     name: str
     model: str
@@ -44,6 +44,7 @@ class Record:
     lag: int = 0
     snapshot: bool = False
     state: str | None = None
+    tenant: str = ""
 
     @property
     def exact(self) -> bool:

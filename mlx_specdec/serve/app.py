@@ -227,7 +227,8 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._problem(scope) if scope["type"] == "http" else None
         if scope["type"] == "http":
-            scope["tenant"] = hashlib.sha256(_key_of(Headers(scope=scope))).hexdigest()
+            key = _key_of(Headers(scope=scope))
+            scope["tenant"] = hashlib.sha256(key).hexdigest() if key else ""
         answer = self._app if problem is None else error_response(problem)
         await answer(scope, receive, send)
 

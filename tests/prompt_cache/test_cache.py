@@ -111,3 +111,16 @@ def test_what_was_used_longest_ago_goes_first() -> None:
     keep(cache, too_long, target=memory(too_long))
     assert cache.find([1, 1, 1, 1, 5], 4).cached_tokens == 4, "for what does not fit nothing goes"
     check(cache)
+
+
+def test_trees_of_tenants_share_nothing_but_the_bound() -> None:
+    cache = PromptCache(3 * 4 * COLUMN)
+    for tenant in ("a", "b", "c", "d", "e"):
+        found = [cache.find([1, 1, 1, 1, 5], 4, (), each).cached_tokens for each in ("", tenant)]
+        assert found == [0, 0]
+        assert cache.waits([1] * 300, [1] * 300, tenant)
+        cache.keep([1, 1, 1, 1], [1, 1, 1, 1, 0], {"target": memory([1, 1, 1, 1])}, tenant)
+        assert cache.find([1, 1, 1, 1, 5], 4, (), tenant).cached_tokens == 4
+        check(cache)
+    assert [node.tenant for node in cache.nodes] == ["e", "d", "c"]
+    assert len(cache._roots) == 3, "tenants of whom nothing is left take no memory"

@@ -107,6 +107,24 @@ def metrics(client: TestClient) -> dict[str, float]:
     return {line.split("{")[0].split(" ")[0]: float(line.split(" ")[-1]) for line in lines}
 
 
+def test_nobody_hits_what_another_key_has_sent(
+    llama: tuple[Path, Path], system: str, tmp_path: Path
+) -> None:
+    """Neither in memory nor on disk."""
+
+    def hits(client: TestClient, key: str) -> int:
+        body = {"prompt": system, "max_tokens": 2}
+        return cached(client.post(COMPLETIONS, json=body, headers={"x-api-key": key}).json())
+
+    for order, hit in (
+        (("one", "two", "two", "one"), [False, False, True, True]),
+        (("two", "three", "one"), [True, False, True]),
+    ):
+        with running(llama, store=Store(1 << 26, tmp_path)) as engine:
+            client = client_of(engine, access=Access(["one", "two", "three"]))
+            assert [hits(client, key) > 0 for key in order] == hit
+
+
 def test_nobody_drafts_from_what_another_key_has_written(llama: tuple[Path, Path]) -> None:
     options = replace(OPTIONS, proposer="ngram", num_draft=8)
     with running((llama[0], None), options, history=True) as engine:

@@ -8,6 +8,7 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 from starlette.testclient import TestClient
 
 from mlx_specdec.serve import service
+from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.items import ENCRYPTED, as_chat
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.responses import custom_input
@@ -403,6 +405,19 @@ def test_a_response_is_stored_fetched_and_deleted(client: TestClient) -> None:
     ):
         assert answer.status_code == 404
         assert answer.json()["error"]["code"] == "previous_response_not_found"
+
+
+def test_a_response_of_another_key_is_not_found(llama: tuple[Path, Path]) -> None:
+    with running(llama) as engine:
+        client = client_of(engine, access=Access(["one", "two"]))
+        one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+        id = client.post(PATH, json={"input": "One"}, headers=one).json()["id"]
+        body = {"input": "x", "previous_response_id": id}
+        for key, status in ((two, 404), (one, 200)):
+            found = client.get(f"{PATH}/{id}", headers=key)
+            continued = client.post(PATH, json=body, headers=key)
+            deleted = client.delete(f"{PATH}/{id}", headers=key)
+            assert {each.status_code for each in (found, continued, deleted)} == {status}
 
 
 def test_stored_responses_stay_within_their_bound() -> None:
