@@ -66,6 +66,12 @@ class Load(Flags):
         min=2,
     )
     timeout: float = flag(600.0, "The seconds after which an answer is cut.")
+    drain_seconds: float = flag(
+        0.0,
+        "The seconds after SIGTERM in which /health says 503 but requests are still taken, so that "
+        "proxies notice.",
+        min=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -193,4 +199,5 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
         batch_size=load.batch_size,
         store=store,
         memory_budget=memory_budget,
+        drain_seconds=load.drain_seconds,
     )

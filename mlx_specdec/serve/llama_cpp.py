@@ -12,6 +12,7 @@ from ..text.tokenizer import DirectoryTokenizer
 from .answers import FINGERPRINT, Choice, Payload, Writer, token_pieces
 from .body import Body
 from .chat import way_of
+from .engine import STOPPING
 from .events import Event
 from .metrics import CONTENT_TYPE
 from .openai import timings
@@ -119,6 +120,8 @@ def health(service: Service, request: Request) -> Payload:
     """Say whether requests are taken and make progress."""
     service.parser()
     engine = service.engine
+    if service.stopping:
+        raise busy(STOPPING, code="stopping")
     if trouble := engine.trouble:
         raise busy(f"texts make no progress: {trouble}", code="no_progress")
     failures = engine.failures

@@ -1,5 +1,6 @@
 """The server's process. After a signal, no connection is accepted, pending requests have some
-seconds to finish, the rest gets an error, and the process exits with 0."""
+seconds to finish, the rest gets an error, and the process exits with 0. After SIGTERM, /health may
+say so for some seconds first, in which proxies learn to send requests elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ import ipaddress
 import logging
 import os
 import resource
+import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +31,7 @@ from .engine import Engine
 from .service import Service
 from .settings import ServiceSettings
 
-DRAIN_SECONDS = 20.0
+FINISH_SECONDS = 20.0
 """Time to finish the answers that are being generated when the server ends."""
 CUT_SECONDS = 2
 """Time to send the end of answers that were cut."""
@@ -53,10 +56,11 @@ def serve(
     batch_size: int,
     store: Store,
     memory_budget: int | None = None,
+    drain_seconds: float = 0.0,
 ) -> None:
     """Serve until a signal comes. model: its name or directory. load, batch_size, store,
-    memory_budget: as Engine has them. Raises OptionError when the port cannot be used, and what
-    `load` raises."""
+    memory_budget: as Engine has them. drain_seconds: time after SIGTERM in which connections are
+    accepted. Raises OptionError when the port cannot be used, and what `load` raises."""
     listener = _listen(host, port)
     waiting = settings.limits.waiting
     engine = Engine(
@@ -71,9 +75,10 @@ def serve(
     with contextlib.suppress(ValueError, OSError):
         # The default is 256 on macOS and 1,024 under systemd.
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, FILES), most_files))
+    service = Service(engine, _name_of(model), settings)
     server = _Server(
         uvicorn.Config(
-            make_app(Service(engine, _name_of(model), settings), access),
+            make_app(service, access),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -86,10 +91,11 @@ def serve(
             backlog=MOST_CONNECTIONS,
             limit_concurrency=MOST_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=int(DRAIN_SECONDS) + CUT_SECONDS,
+            timeout_graceful_shutdown=int(FINISH_SECONDS) + CUT_SECONDS,
         ),
-        engine,
-        configuration(f"http://{reached}:{port}", _name_of(model), next(iter(access.keys), None)),
+        service,
+        configuration(f"http://{reached}:{port}", service.name, next(iter(access.keys), None)),
+        drain_seconds,
     )
     engine.start(then=server.loaded)
     log.info("listening on http://%s:%d", where, port)
@@ -182,10 +188,15 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, engine: Engine, configuration: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, configuration: str, drain_seconds: float
+    ) -> None:
         super().__init__(config)
-        self._engine = engine
+        self._service = service
+        self._engine = service.engine
         self._configuration = configuration
+        self._drain_seconds = drain_seconds
+        self._accepts_until = 0.0
 
     def loaded(self) -> None:
         """Called when the engine has loaded, or failed to."""
@@ -198,14 +209,25 @@ class _Server(uvicorn.Server):
             print(*self._configuration.splitlines()[:count], sep="\n", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at a signal, where uvicorn would raise it again at the end."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        """Stop at a signal, where uvicorn would raise it again at the end. The second signal ends
+        the time for proxies, and the one after that the time for answers."""
+        self.force_exit = self.should_exit and not self._draining
+        self.should_exit = self._service.stopping = True
+        drains = sig == signal.SIGTERM and not self._accepts_until
+        self._accepts_until = time.monotonic() + self._drain_seconds * drains
+
+    @property
+    def _draining(self) -> bool:
+        return time.monotonic() < self._accepts_until
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether uvicorn, which calls this ten times a second, stops accepting."""
+        return await super().on_tick(counter) and not self._draining
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Called by uvicorn when connections are no longer accepted."""
         log.info("shutting down")
-        cut = asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._engine.close)
+        cut = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._engine.close)
         await super().shutdown(list(sockets or ()))
         cut.cancel()
 

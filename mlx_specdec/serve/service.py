@@ -68,7 +68,8 @@ class Endpoint:
 
 
 class Service:
-    """A model behind an engine. name: of the model, as clients see it."""
+    """A model behind an engine. name: of the model, as clients see it. stopping: whether requests
+    will soon be refused, as /health says."""
 
     def __init__(self, engine: Engine, name: str, settings: ServiceSettings) -> None:
         self.engine = engine
@@ -79,6 +80,7 @@ class Service:
         self.settings = replace(settings, limits=limits)
         self.created = int(time.time())
         self.responses = StoredResponses()
+        self.stopping = False
         self._large_bytes = 0
 
     def parser(self, tenant: str = "") -> RequestParser:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -112,6 +113,33 @@ def test_the_key_comes_from_the_environment_as_well_and_sigterm_lets_answers_end
 
 
 @needs_extra
+def test_while_it_drains_health_says_so_and_requests_are_answered(llama: Path) -> None:
+    with serving("--model", llama, "--no-cache", "--drain-seconds", 60) as server:
+        url = server.address
+        assert server.ask("/health").status == 200
+        body = {"prompt": "def", "max_tokens": 400, "stream": True}
+        with server.ask("/v1/completions", **body) as answer:
+            begin = answer.read(30)
+            server.process.send_signal(signal.SIGTERM)
+            for _ in range(600):
+                try:
+                    server.ask("/health").close()
+                    time.sleep(0.01)
+                except urllib.error.HTTPError as refused:
+                    assert refused.code == 503 and b"shutting down" in refused.read()
+                    break
+            else:
+                pytest.fail("/health stays 200")
+            assert server.ask("/v1/completions", prompt="def", max_tokens=2).status == 200
+            server.process.send_signal(signal.SIGTERM)
+            text = (begin + answer.read()).decode()
+        assert text.endswith("data: [DONE]\n\n") and '"finish_reason": "length"' in text
+        assert server.end() == 0
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            urllib.request.urlopen(url)
+
+
+@needs_extra
 @pytest.mark.slow
 def test_what_was_read_is_kept_until_the_next_start_and_ctrl_c_lets_answers_end(
     llama: Path, tmp_path: Path
@@ -150,6 +178,7 @@ def test_a_port_that_is_taken_is_reported_in_a_line(run: Run, llama: Path) -> No
     [
         (("--batch-size", 0), "'--batch-size': Input should be greater"),
         (("--max-model-len", 1), "'--max-model-len': Input should be greater"),
+        (("--drain-seconds", -1), "'--drain-seconds': Input should be greater"),
         (("--timeout", "nan"), "--timeout must be more than 0"),
         (("--max-waiting", -1), "'--max-waiting': Input should be greater"),
         (("--api-key", ""), "--api-key is empty"),

@@ -295,7 +295,7 @@ def test_the_prompt_cache_is_written_though_the_last_step_takes_long(
 
     monkeypatch.setattr(Scheduler, "step", slow)
     monkeypatch.setattr(server_module, "CUT_SECONDS", 0.05)
-    monkeypatch.setattr(server_module, "DRAIN_SECONDS", 0)
+    monkeypatch.setattr(server_module, "FINISH_SECONDS", 0)
     monkeypatch.setattr(os, "_exit", killed)
     client = threading.Thread(target=ask_and_end, args=[port], daemon=True)
     client.start()
