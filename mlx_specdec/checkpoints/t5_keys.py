@@ -17,7 +17,8 @@ SHARED, HEAD = "shared.weight", "lm_head.weight"
 TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 LARGEST = 2**31 - 1
 """Extent of an array that MLX has."""
-MOST_LAYERS = 10_000
+MOST_LAYERS = 1_000
+"""Of a stack; more would only build for minutes."""
 
 # Copies of shared.weight, and a bias that old checkpoints hold and no T5 uses.
 _DROPPED = re.compile(

@@ -53,7 +53,7 @@ class Shape:
     @classmethod
     def of(cls, config: Config) -> Shape:
         """Read the configuration of a stack. Raises CheckpointError."""
-        layers = whole_number(config, "num_hidden_layers")
+        layers = whole_number(config, "num_hidden_layers", most=MOST_LAYERS)
         kinds, heads = _kinds(config, layers), whole_number(config, "num_attention_heads")
         kv_heads = whole_number(config, "num_key_value_heads", heads)
         window, ropes = whole_number(config, "sliding_window", 4096), _ropes(config)
@@ -91,8 +91,6 @@ def _number(config: Config, name: str, default: float) -> float:
 
 def _kinds(config: Config, layers: int) -> Sequence[str]:
     """Of each layer; in files without layer_types every sixth is full, mostly."""
-    if layers > MOST_LAYERS:
-        raise CheckpointError(f"config.json asks for {layers} layers: no T5Gemma 2 has them")
     every = whole_number(config, "sliding_window_pattern", config.get("_sliding_window_pattern", 6))
     usual = [KINDS[number % every == 0] for number in range(1, layers + 1)]
     return config.get("layer_types") or usual
@@ -118,7 +116,7 @@ class Attention(layers.Attention):
 
     def __init__(self, shape: Shape, rope: tuple[float, float]) -> None:
         heads = shape.heads, shape.kv_heads, shape.head_dim
-        super().__init__(shape.hidden_size, *heads, shape.scale, bias=False)
+        super().__init__(shape.hidden_size, *heads, scale=shape.scale)
         self._rope = rope
         self.q_norm = RMSNorm(shape.head_dim, shape.epsilon)
         self.k_norm = RMSNorm(shape.head_dim, shape.epsilon)
@@ -225,19 +223,16 @@ class T5Gemma2(Network):
     ) -> Iterator[mx.array]:
         starts = [at - n for at, n in zip(place.starts, source.lengths, strict=True)]
         offset = starts[0] if len({*starts}) == 1 else mx.array(starts, dtype=mx.int32)
-        sources, longest = mx.array(source.lengths)[:, None, None, None], max(starts) + place.rows
 
         def mask(window: int | None) -> Mask:
-            if source.projected and source.mask is not None:
+            if source.by_layer and source.mask is not None:
                 # In training, whose texts are whole, and whose sources have their padding.
-                padding, text = source.mask[:, None, None], place.visible(window)
-                shape = (len(tokens), 1, place.rows)
-                parts = (
-                    mx.broadcast_to(each, (*shape, each.shape[-1])) for each in (padding, text)
-                )
-                return mx.concatenate([*parts], axis=-1)
-            if window is not None and window < longest:
+                text = place.visible(window)
+                padding = mx.repeat(source.mask[:, None, None], place.rows, axis=2)
+                return mx.concatenate([padding, text], axis=-1)
+            if window is not None and window < max(starts) + place.rows:
                 # The source is always in sight, and the window is one of the text.
+                sources = mx.array(source.lengths)[:, None, None, None]
                 return place.visible(window) | (mx.arange(place.end) < sources)
             return place.visible() if not place.even else None if place.rows == 1 else "causal"
 
@@ -286,16 +281,13 @@ class T5Gemma2Family(EncoderDecoderFamily):
             raise CheckpointError("config.json has lists or objects where others are") from problem
         if len({(each.vocab_size, each.hidden_size) for each in shapes}) > 1:
             raise CheckpointError("config.json has stacks of different widths or vocabularies")
-        layers = max(len(each.windows) for each in shapes)
-        if tensors is not None and layers > len(tensors):
-            raise CheckpointError(f"config.json asks for {layers} layers of {len(tensors)} tensors")
         start = whole_number(config, "decoder_start_token_id", decoder.get("bos_token_id", 2))
         if start >= shapes[1].vocab_size:
             raise CheckpointError(f"config.json has start token {start}, beyond its vocabulary")
         named = {"eoi": 256_000, "image": 256_001}
         images = (whole_number(config, f"{name}_token_index", id) for name, id in named.items())
         network = T5Gemma2(*shapes, start, *images)
-        if isinstance(config.get("encoder"), Mapping) and "vision_config" in config["encoder"]:
+        if "vision_config" in config["encoder"]:
             network.note = "the vision tower was left out: only text is read here"
         return network
 

@@ -87,7 +87,7 @@ def test_weights_of_several_formats_are_computed_in_the_widest(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_layers": 10**9}, "asks for 1000000000 and 2 layers"),
+        ({"num_layers": 10**9}, "num_layers 1000000000: need a number"),
         ({"vocab_size": 10**12}, "vocab_size"),
         ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon"),
         ({"decoder_start_token_id": 64}, "decoder_start_token_id 64"),

@@ -125,7 +125,7 @@ def test_what_ranks_cannot_share_is_refused_by_name() -> None:
         kind = read_config(directory)["model_type"]
         with pytest.raises(OptionError, match=f"^ranks cannot share a model of type {kind}: take"):
             load_model(directory, group=ranks(2)[0])
-        with pytest.raises(OptionError, match="an encoder-decoder model cannot be a pipeline"):
+        with pytest.raises(OptionError, match="which cannot have distributed pipeline"):
             load_model(directory, group=ranks(2)[0], pipeline=True)
     with pytest.raises(OptionError, match="ranks cannot share an adapter"):
         load_model(FIXTURES / "mt5", adapter=Path("nowhere"), group=ranks(2)[0])

@@ -263,7 +263,7 @@ def test_the_factor_of_the_embedding_is_rounded_to_the_models_numbers() -> None:
         ({"hidden_size": 48}, "different widths"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "yarn"),
         ({"rope_parameters": 7}, "lists or objects"),
-        ({"num_hidden_layers": 9000, "layer_types": None}, "9000 layers"),
+        ({"num_hidden_layers": 9000, "layer_types": None}, "num_hidden_layers 9000"),
     ],
 )
 def test_a_configuration_that_no_model_has_is_refused(changes, message, tmp_path) -> None:

@@ -129,8 +129,7 @@ class BartConfig:
             "no pad_token_id": pad is None,
         }
         for part in (made.encoder, made.decoder):
-            odd = made.d_model % part.heads > 0 or part.layers > MOST_LAYERS
-            wrong[f"{part.layers} layers of {part.heads} heads over {made.d_model} columns"] = odd
+            wrong[f"{part.heads} heads over {made.d_model} columns"] = made.d_model % part.heads > 0
         if found := [what for what, is_wrong in wrong.items() if is_wrong]:
             raise CheckpointError(f"config.json has {found[0]}, which is not read here")
         return made
@@ -143,5 +142,5 @@ class BartConfig:
 
 
 def _stack(config: Mapping[str, Any], stack: str) -> StackShape:
-    names = (f"{stack}_{name}" for name in ("layers", "attention_heads", "ffn_dim"))
-    return StackShape(*(whole_number(config, name) for name in names))
+    heads, inner = (whole_number(config, f"{stack}_{n}") for n in ("attention_heads", "ffn_dim"))
+    return StackShape(whole_number(config, f"{stack}_layers", most=MOST_LAYERS), heads, inner)

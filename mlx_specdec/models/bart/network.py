@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..encoder_decoder import layers
 from ..encoder_decoder.context import Network, Source
 from ..encoder_decoder.layers import (
     ACTIVATIONS,
     Attend,
+    Attention,
     KeysValues,
     Mask,
     attend_cached,
@@ -25,15 +25,7 @@ from ..kv_cache import KVCache
 from ..rows import Place
 from .config import OFFSET, BartConfig, StackShape
 
-
-class Attention(layers.Attention):
-    """Attention whose four matrices have biases."""
-
-    names: ClassVar[Sequence[str]] = ("q_proj", "k_proj", "v_proj", "out_proj")
-
-    def __init__(self, width: int, heads: int) -> None:
-        each = width // heads
-        super().__init__(width, heads, heads, each, each**-0.5, bias=True)
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class Layer(nn.Module):
@@ -41,11 +33,13 @@ class Layer(nn.Module):
 
     def __init__(self, config: BartConfig, shape: StackShape, *, is_decoder: bool) -> None:
         super().__init__()
-        width = config.d_model
+        width, heads = config.d_model, shape.heads
+        each = width // heads
+        how: dict[str, Any] = {"scale": each**-0.5, "bias": True, "names": PROJECTIONS}
         self._norm_first = config.switches.norm_first
         self._act = ACTIVATIONS[config.activation]
         for name in ("self_attn", "encoder_attn") if is_decoder else ("self_attn",):
-            self[name] = Attention(width, shape.heads)
+            self[name] = Attention(width, heads, heads, each, **how)
             self[f"{name}_layer_norm"] = nn.LayerNorm(width)
         self.fc1 = nn.Linear(width, shape.inner)
         self.fc2 = nn.Linear(shape.inner, width)
@@ -199,7 +193,7 @@ class Bart(Network):
         states = self.embed(tokens) + self._rows(decoder, positions)
         states = decoder.normed("layernorm_embedding", states)
         hidden = None if source.mask is None else source.mask[:, None, None]
-        for layer, cache, given in zip(decoder.layers, caches, source.projected, strict=True):
+        for layer, cache, given in zip(decoder.layers, caches, source.by_layer, strict=True):
             states = layer(states, partial(attend_cached, cache, mask), given, hidden)
             yield states
         yield decoder.normed("layer_norm", states)

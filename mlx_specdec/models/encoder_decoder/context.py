@@ -84,11 +84,11 @@ class Network(nn.Module):
         """Return the attention of a decoder's layer to the encoder's output."""
         raise NotImplementedError
 
-    def project_encoded(self, encoded: mx.array) -> list[KeysValues]:
-        """Return each decoder layer's keys and values of the encoder's output."""
-        given = (self.source_attention(layer).keys_values(encoded) for layer in self.layers)
+    def project_encoded(self, encoded: mx.array) -> list[mx.array]:
+        """Return keys and values of the encoder's output, of each decoder layer in turn."""
+        pairs = (self.source_attention(layer).keys_values(encoded) for layer in self.layers)
         # Every later pass would copy a transposed view.
-        return [tuple(map(mx.contiguous, each)) for each in given]
+        return [mx.contiguous(each) for pair in pairs for each in pair]
 
     def tables(self, reach: int) -> list[mx.array]:
         """Return what is computed once of the first `reach` positions of a text; mostly nothing."""
@@ -114,9 +114,10 @@ class Network(nn.Module):
         """Return the input of the head for whole texts, without caches: (batch, m, width).
         sources, mask: as of `encode`. tokens: (batch, m) int32."""
         batch, rows = tokens.shape
-        encoded, starts = self.project_encoded(self.encode(sources, mask)), (0,) * batch
-        source: Any = SimpleNamespace(projected=encoded, mask=mask, lengths=starts)
-        caches: Any = [WholeTexts(each if self.merged else ()) for each in encoded]
+        encoded, starts = self.encode(sources, mask), (0,) * batch
+        given = Source((encoded,), self.project_encoded(encoded)).by_layer
+        source: Any = SimpleNamespace(by_layer=given, mask=mask, lengths=starts)
+        caches: Any = [WholeTexts(each if self.merged else ()) for each in given]
         *_, states = self.decode(tokens, caches, source, Place(starts, rows), self.tables(rows))
         return states
 
@@ -136,15 +137,15 @@ class Network(nn.Module):
 @dataclass(frozen=True)
 class Source:
     """What was computed of the sources of a batch. encoded: the encoder's output for each, (1, n,
-    d_model) without padding. projected: the keys and values of it, by decoder layer."""
+    d_model) without padding. projected: the keys and values of it, of each decoder layer in turn,
+    or none where they lie in the caches."""
 
     encoded: tuple[mx.array, ...]
-    projected: Sequence[KeysValues]
+    projected: Sequence[mx.array] = ()
 
-    @classmethod
-    def of(cls, arrays: Sequence[mx.array]) -> Source:
-        encoded, *parts = arrays
-        return cls((encoded,), list(zip(parts[::2], parts[1::2], strict=True)))
+    @property
+    def by_layer(self) -> list[KeysValues]:
+        return list(zip(self.projected[::2], self.projected[1::2], strict=True))
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -156,28 +157,18 @@ class Source:
 
     def arrays(self, row: int) -> tuple[mx.array, ...]:
         rows, length = slice(row, row + 1), self.lengths[row]
-        parts = (each[rows, :, :length] for pair in self.projected for each in pair)
-        return (self.encoded[row], *parts)
+        return (self.encoded[row], *(each[rows, :, :length] for each in self.projected))
 
     def join(self, other: Source) -> Source:
         longest = max(self.lengths + other.lengths)
-        projected = [
-            [
-                mx.concatenate([padded(own[part], longest), padded(its[part], longest)])
-                for part in (0, 1)
-            ]
-            for own, its in zip(self.projected, other.projected, strict=True)
-        ]
-        return Source(self.encoded + other.encoded, projected)
+        both = zip(self.projected, other.projected, strict=True)
+        joined = [mx.concatenate([padded(each, longest) for each in pair]) for pair in both]
+        return Source(self.encoded + other.encoded, joined)
 
     def filter(self, keep: Sequence[int]) -> Source:
         encoded = tuple(self.encoded[row] for row in keep)
         index, longest = mx.array(list(keep), dtype=mx.int32), max(e.shape[1] for e in encoded)
-        projected = [
-            (keys[index, :, :longest], values[index, :, :longest])
-            for keys, values in self.projected
-        ]
-        return Source(encoded, projected)
+        return Source(encoded, [each[index, :, :longest] for each in self.projected])
 
 
 def padding_mask(lengths: Sequence[int]) -> mx.array | None:
@@ -248,10 +239,10 @@ class EncoderDecoderModel:
         for prompt in prompts:
             check_prompt(prompt, self.source_vocabulary or self.vocabulary, self.max_length)
             self.network.check_source(prompt)
-        known = {row: each for row, each in enumerate(cached) if isinstance(each, Snapshot)}
+        known = {row: each.arrays for row, each in enumerate(cached) if isinstance(each, Snapshot)}
 
         def read() -> Source:
-            parts = {row: Source.of(each.arrays) for row, each in known.items()}
+            parts = {row: Source(each[:1], each[1:]) for row, each in known.items()}
             for row, prompt in enumerate(prompts):
                 encoded = self._encodings.get(tuple(prompt)) if self._shares else None
                 if row not in parts and encoded is not None:
@@ -259,9 +250,8 @@ class EncoderDecoderModel:
             new = [row for row in range(len(prompts)) if row not in parts]
             first = [self._encoded([prompts[row] for row in new])] if new else []
             source = reduce(Source.join, [*first, *parts.values()])
-            order = [*new, *parts]
-            sorted_rows = [order.index(row) for row in range(len(order))]
-            source = source if order == sorted(order) else source.filter(sorted_rows)
+            if (order := [*new, *parts]) != sorted(order):
+                source = source.filter([order.index(row) for row in range(len(order))])
             if self._shares:
                 self._encodings.update(zip(map(tuple, prompts), source.encoded, strict=True))
             return source
@@ -330,7 +320,7 @@ class EncoderDecoderContext(RowsContext):
                 for buffer, arrays in zip(self._buffers(), zip(*rows, strict=True), strict=True):
                     buffer.hold(arrays)
                 self._rows.ahead = self._given.lengths
-                self._given = Source(self._given.encoded, ())
+                self._given = Source(self._given.encoded)
         return self._given
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:

@@ -123,19 +123,15 @@ class EncoderDecoderFamily(ABC):
         pipeline: bool = False,
     ) -> tuple[EncoderDecoderModel, tuple[int, ...], str]:
         """See `families.Family.load`."""
-        if caches is not None and caches != CacheSettings():
+        refused = {
+            "kv-bits and max-kv-size": caches is not None and caches != CacheSettings(),
+            "adapter-path": adapter is not None,
+            "distributed pipeline": pipeline,
+        }
+        if names := [name for name, is_given in refused.items() if is_given]:
             raise OptionError(
-                f"{directory} is an encoder-decoder model, whose caches are neither quantized nor "
-                "cut: leave kv-bits and max-kv-size out"
-            )
-        if pipeline:
-            raise OptionError(
-                "an encoder-decoder model cannot be a pipeline: take distributed tensor"
-            )
-        if adapter is not None:
-            raise OptionError(
-                f"{directory} is an encoder-decoder model, for which mlx-lm has no adapters: leave "
-                "adapter-path out"
+                f"{directory} is an encoder-decoder model, which cannot have {names[0]}: leave it "
+                "out"
             )
         stored = stored_quantization(config)
         numbers.check_plain(directory, stored)

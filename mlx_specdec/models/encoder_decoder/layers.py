@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -29,26 +28,32 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 class Attention(nn.Module):
-    """Attention in which several heads may share keys and values. names: of the projections to
+    """Attention over `heads`, and keys and values of `shared` heads. names: of the projections to
     queries, keys, values and the output."""
 
-    names: ClassVar[Sequence[str]] = ("q_proj", "k_proj", "v_proj", "o_proj")
-
     def __init__(
-        self, width: int, heads: int, shared: int, head_dim: int, scale: float, *, bias: bool
+        self,
+        width: int,
+        heads: int,
+        shared: int,
+        head_dim: int,
+        *,
+        scale: float,
+        bias: bool = False,
+        names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
     ) -> None:
         super().__init__()
-        self._head_dim, self._scale = head_dim, scale
-        for name, count in zip(self.names[:3], (heads, shared, shared), strict=True):
+        self._head_dim, self._scale, self._names = head_dim, scale, names
+        for name, count in zip(names[:3], (heads, shared, shared), strict=True):
             self[name] = nn.Linear(width, count * head_dim, bias=bias)
-        self[self.names[3]] = nn.Linear(heads * head_dim, width, bias=bias)
+        self[names[3]] = nn.Linear(heads * head_dim, width, bias=bias)
 
     def queries(self, states: mx.array, offset: Offset) -> mx.array:
         """(batch, n, width) -> (batch, heads, n, head_dim)."""
-        return self._heads(self[self.names[0]](states))
+        return self._heads(self[self._names[0]](states))
 
     def keys_values(self, states: mx.array, offset: Offset = None) -> tuple[mx.array, mx.array]:
-        _, keys, values, _ = self.names
+        _, keys, values, _ = self._names
         return self._heads(self[keys](states)), self._heads(self[values](states))
 
     def __call__(
@@ -61,7 +66,7 @@ class Attention(nn.Module):
         batch, _, rows, _ = mixed.shape
         if rows > 1:
             mixed = mixed.transpose(0, 2, 1, 3)
-        return self[self.names[3]](mixed.reshape(batch, rows, -1))
+        return self[self._names[3]](mixed.reshape(batch, rows, -1))
 
     def _heads(self, flat: mx.array) -> mx.array:
         batch, rows, _ = flat.shape

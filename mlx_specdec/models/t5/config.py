@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...checkpoints.t5_keys import LARGEST, feed_forward, scales_output, whole_number
+from ...checkpoints.t5_keys import LARGEST, MOST_LAYERS, feed_forward, scales_output, whole_number
 from ...errors import CheckpointError
 
 TRAINED_LENGTH, LONGER = 512, 1024
@@ -49,14 +49,16 @@ class T5Config:
             raise CheckpointError(
                 f"config.json has layer_norm_epsilon {epsilon!r}: need a fraction"
             )
-        names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers")
+        names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads")
         sizes = {name: whole_number(config, name) for name in names}
+        layers = whole_number(config, "num_layers", most=MOST_LAYERS)
         count, farthest = _relative_positions(config)
         if sizes["num_heads"] * sizes["d_kv"] > LARGEST:
             raise CheckpointError("config.json asks for num_heads and d_kv that no model has")
         return cls(
             **sizes,
-            num_decoder_layers=whole_number(config, "num_decoder_layers", sizes["num_layers"]),
+            num_layers=layers,
+            num_decoder_layers=whole_number(config, "num_decoder_layers", layers, MOST_LAYERS),
             num_buckets=count,
             max_distance=farthest,
             epsilon=epsilon,

@@ -10,7 +10,6 @@ from ...checkpoints import files
 from ...checkpoints import t5_keys as keys
 from ...checkpoints.quantization import PARTS
 from ...checkpoints.tensors import same
-from ...errors import CheckpointError
 from ...text.languages import Languages, Tags
 from ...text.tokenizer import Tokenizer
 from ..encoder_decoder.context import Network
@@ -37,15 +36,7 @@ class T5Family(EncoderDecoderFamily):
             own_head = not scales or config.get("tie_word_embeddings") is False
         else:
             own_head = keys.HEAD in tensors
-        shape = T5Config.from_dict(config, own_head=own_head)
-        # Every layer has tensors: a configuration that asks for more would only build for hours.
-        layers = shape.num_layers, shape.num_decoder_layers
-        if tensors is not None and max(layers) > len(tensors):
-            raise CheckpointError(
-                f"config.json asks for {layers[0]} and {layers[1]} layers, and there are "
-                f"{len(tensors)} tensors"
-            )
-        return T5(shape)
+        return T5(T5Config.from_dict(config, own_head=own_head))
 
     def check_shares(self, config: Config, ranks: int) -> None:
         shape = T5Config.from_dict(config, own_head=False)
@@ -59,11 +50,11 @@ class T5Family(EncoderDecoderFamily):
         """Without a head that only repeats `shared`."""
         keys.check_generates(directory, config, weights.infos)
         places = keys.names(weights.infos)
-        pairs = [(places.get(f"lm_head.{p}"), places.get(f"shared.{p}")) for p in _PARTS]
+        table = {f"lm_head.{part}": places.get(f"shared.{part}") for part in _PARTS}
         repeats = all(
-            bool(head) == bool(shared)
-            and (not head or same(weights.tensor(head), weights.tensor(str(shared))))
-            for head, shared in pairs
+            shared is not None and same(weights.tensor(places[head]), weights.tensor(shared))
+            for head, shared in table.items()
+            if head in places
         )
         return keys.without_head(places) if repeats else places
 

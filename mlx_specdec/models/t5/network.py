@@ -28,11 +28,9 @@ from .config import T5Config
 class Attention(layers.Attention):
     """T5's attention, which does not scale scores."""
 
-    names = "qkvo"
-
     def __init__(self, config: T5Config, *, has_bias: bool) -> None:
         heads, head_dim = config.num_heads, config.d_kv
-        super().__init__(config.d_model, heads, heads, head_dim, 1.0, bias=False)
+        super().__init__(config.d_model, heads, heads, head_dim, scale=1.0, names="qkvo")
         if has_bias:
             self.relative_attention_bias = nn.Embedding(config.num_buckets, config.num_heads)
 
@@ -248,7 +246,7 @@ class T5(Network):
         states = self.shared(tokens)
         hidden = _hide(source.mask, states.dtype)
         for block, cache, given, mask in zip(
-            self.decoder.block, caches, source.projected, masks, strict=True
+            self.decoder.block, caches, source.by_layer, masks, strict=True
         ):
             states = block(states, partial(attend_cached, cache, mask), given, hidden)
             yield states
