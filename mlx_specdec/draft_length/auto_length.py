@@ -181,11 +181,10 @@ class AutoLength:
         """What rounds of the source cost one sequence; None before that is known, and in trials,
         whose lengths stand."""
         size, source = self._size(1), self._drafter(name)
-        if size.plan.trials or not (size.costs.plain_steps and size.plan.best[source.name]):
+        if size.plan.trials or not size.plan.best[source.name]:
             return None
         costs, _ = size.costs.logarithms(source.costs, source.most)
-        plain = size.costs.plain
-        return Prices([plain * math.exp(each) for each in costs], plain / size.plan.speed)
+        return Prices([math.exp(each) for each in costs], 1 / size.plan.speed)
 
     def begin(self, context: int, prompt: int, remaining: int) -> None:
         """Plan for a text that is to be decoded alone. context: committed tokens. prompt: tokens
@@ -206,16 +205,24 @@ class AutoLength:
         lengths = [len(each.committed) for each in report.sequences]
         self._heard.append(_Heard(size, size.plan, report, lengths))
         soon = report.ended or self._learns(report) or self._tries(report, size.plan)
-        if soon or size.costs.plain_steps < EVERY:
+        if soon or not report.size and size.costs.plain_steps < EVERY:
             self.learn()
         size.plan = size.next
 
     def learn(self) -> None:
-        """Learn from the rounds since the last call and plan the next ones, best while a pass is in
-        flight."""
+        """Learn from the rounds since the last call and plan the next ones."""
         heard, self._heard = self._heard, []
         for its in heard:
             self._learn(its)
+        for its in {id(each.size): each for each in heard}.values():
+            # What is not a round of a trial that is under way must not end it.
+            if its.plan is its.size.plan or not its.size.plan.trials:
+                self._plan_next(its)
+
+    def meanwhile(self) -> None:
+        """Learn while a pass is in flight, from several rounds at once, which takes less time."""
+        if len(self._heard) >= EVERY:
+            self.learn()
 
     def _learns(self, report: RoundReport) -> bool:
         """Whether what became of the round's draft may change what is drafted next."""
@@ -267,9 +274,6 @@ class AutoLength:
             elif size.stretch > 1 or size.rounds == 1:
                 size.costs.add("", 0, seconds, context)
             self._pay(its, source)
-            # What is not a round of a trial that is under way must not end it.
-            if its.plan is size.plan or not size.plan.trials:
-                self._plan_next(its)
         emitted = sum(each.accepted + 1 for each in report.sequences) / rows
         self._remaining -= emitted
         for name in self._paid:
@@ -300,10 +304,9 @@ class AutoLength:
 
     def _plan_next(self, its: _Heard) -> None:
         size, plan, report = its.size, its.plan, its.report
-        soon = self._learns(report) or self._tries(report, plan)
         if plan.plain > 1 and not report.size:
             size.next = replace(plan, plain=plan.plain - 1)
-        elif soon or size.rounds % EVERY == 0:
+        elif not is_drained(report):
             best = size.next.best
             size.next = self._plan(size, len(report.sequences), report.waiting)
             for name, length in size.next.best.items():

@@ -240,7 +240,7 @@ class Opener:
             draft_length=self.lengths,
             reader=reader,
             watch=watch,
-            meanwhile=learning.learn if learning else None,
+            meanwhile=learning.meanwhile if learning else None,
         )
 
     def waits(self, job: Job, before: Sequence[Job]) -> bool:

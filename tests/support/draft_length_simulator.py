@@ -99,7 +99,7 @@ def a_round(
 def hear(lengths: AutoLength, report: RoundReport) -> None:
     """A round whose successor is in flight by now."""
     lengths.on_round(report)
-    lengths.learn()
+    lengths.meanwhile()
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,7 @@ class Decoding:
 
     def _finish(self, made: Proposal, *, ahead: bool) -> None:
         if isinstance(self._lengths, AutoLength):
-            self._lengths.learn()
+            self._lengths.meanwhile()
         machine, rows, reports = self._machine, self._rows, list[SequenceRound]()
         # The next pass is submitted before this one is read, unless somebody leaves or joins.
         waits = any(row.left <= 0 for row in rows) or self._joining()
