@@ -198,14 +198,15 @@ class AutoLength:
         self._begun = True
 
     def on_round(self, report: RoundReport) -> None:
-        """Take note of a round. From one that the next ones depend on it learns at once, from
-        others when `learn` is called."""
+        """Take note of a round. From one that the next ones depend on it learns at once, from a
+        text's first rounds before the fourth, which ends many short texts, and from others when
+        `learn` or `meanwhile` is called."""
         rows = len(report.sequences)
         size = self._sizes.setdefault(_rounded_up(rows), self._size(rows))
         lengths = [len(each.committed) for each in report.sequences]
         self._heard.append(_Heard(size, size.plan, report, lengths))
         soon = report.ended or self._learns(report) or self._tries(report, size.plan)
-        if soon or not report.size and size.costs.plain_steps < EVERY:
+        if soon or size.rounds + len(self._heard) == EVERY:
             self.learn()
         size.plan = size.next
 
@@ -214,7 +215,8 @@ class AutoLength:
         heard, self._heard = self._heard, []
         for its in heard:
             self._learn(its)
-        for its in {id(each.size): each for each in heard}.values():
+        last = {id(each.size): each for each in heard if not is_drained(each.report)}
+        for its in last.values():
             # What is not a round of a trial that is under way must not end it.
             if its.plan is its.size.plan or not its.size.plan.trials:
                 self._plan_next(its)
@@ -306,7 +308,7 @@ class AutoLength:
         size, plan, report = its.size, its.plan, its.report
         if plan.plain > 1 and not report.size:
             size.next = replace(plan, plain=plan.plain - 1)
-        elif not is_drained(report):
+        else:
             best = size.next.best
             size.next = self._plan(size, len(report.sequences), report.waiting)
             for name, length in size.next.best.items():

@@ -158,8 +158,8 @@ class NoiseSource(Protocol):
 
 @dataclass(frozen=True)
 class Prices:
-    """The costs of rounds. rounds: seconds of a round by drafted length, 0 being a plain step.
-    token: seconds that a token is worth."""
+    """The costs of rounds. rounds: of a round in plain steps, by drafted length from 0.
+    token: plain steps that a token is worth."""
 
     rounds: Sequence[float]
     token: float

@@ -250,12 +250,26 @@ def test_it_is_drafted_in_a_batch_where_requests_wait_for_its_places() -> None:
         assert (lengths.choose(1000, 16) == 1) is waiting
 
 
+def test_a_text_that_begins_with_drafts_learns_from_several_rounds_at_once() -> None:
+    costs = [1.0 + 0.1 * n for n in range(1, MOST + 1)]
+    lengths = AutoLength([DRAFT], known(costs, 0.9, -SAVED))
+    learned = []
+    for number in range(3 * EVERY):
+        count, before = lengths.choose(1000), lengths.knowledge.counts[DRAFT.text]
+        assert count > 0 and lengths.prices(DRAFT.name) is not None
+        lengths.on_round(a_round(count, count, 1.0 + 0.1 * count, position=number + 1))
+        lengths.meanwhile()
+        if not np.array_equal(lengths.knowledge.counts[DRAFT.text], before):
+            learned.append(number)
+    assert learned == [EVERY - 1, 2 * EVERY - 1, 3 * EVERY - 1]
+
+
 def test_a_plan_counts_from_the_round_after_the_one_in_flight() -> None:
     lengths = AutoLength([DRAFT], known([1.0 + 0.1 * n for n in range(1, MOST + 1)], 0.9))
     longest = 0
     for number in range(200):
         before = lengths.choose(1000)
-        lengths.learn()
+        lengths.meanwhile()
         assert lengths.choose(1000) == before
         accepted = before if number < 20 else 0
         lengths.on_round(a_round(before, accepted, 1.0 + 0.1 * before, position=number + 1))
