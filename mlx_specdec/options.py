@@ -4,7 +4,7 @@ MLX, so that a wrong setting is reported at once."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -96,9 +96,9 @@ class Options(Sampling):
     prefill_step_size: int | None = None
 
     def __post_init__(self) -> None:
-        self._check(self._types())
+        self._check_types()
         self._normalize()
-        self._check(self._ranges())
+        self._check_ranges()
         if self.delta > 0 and self.rule not in (None, "token"):
             raise OptionError(
                 f"rule {self.rule} has no lenience: leave out --rule, or set delta to 0"
@@ -125,43 +125,35 @@ class Options(Sampling):
                 )
         super().__post_init__()
 
-    def _check(self, rules: Iterable[tuple[str, bool, str]]) -> None:
-        """Raise OptionError for the first rule that does not hold."""
-        for name, holds, what in rules:
-            if not holds:
-                shown = name.replace("_", "-").replace("simulated", "simulate")
-                raise OptionError(f"{shown} must {what}, not {getattr(self, name)!r:.80}")
-
-    def _types(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield each setting's name, whether it has its type, and a description of the type."""
-        texts = [self.stop] if isinstance(self.stop, str | bytes) else self.stop
+    def _check_types(self) -> None:
+        check, texts = self._check, [self.stop] if isinstance(self.stop, str | bytes) else self.stop
         several = isinstance(texts, Iterable) and all(isinstance(text, str) for text in texts)
-        yield "stop", several, "be a string or several"
+        check("stop", several, "be a string or several")
         for name in ("system_prompt", "regex", "grammar", "target_lang", "source_lang"):
-            yield name, isinstance(getattr(self, name), str | None), "be a string"
+            check(name, isinstance(getattr(self, name), str | None), "be a string")
         for name in (one.name for one in fields(self) if one.type == "bool"):
-            yield name, getattr(self, name) in (True, False), "be bool"
+            check(name, getattr(self, name) in (True, False), "be bool")
         for name in ("chat_template_config", "logit_bias"):
-            yield name, isinstance(getattr(self, name), Mapping), "map names or token ids to values"
+            is_map = isinstance(getattr(self, name), Mapping)
+            check(name, is_map, "map names or token ids to values")
         ids = self.xtc_special_tokens
-        yield "xtc_special_tokens", isinstance(ids, Iterable | None), "be token ids"
+        check("xtc_special_tokens", isinstance(ids, Iterable | None), "be token ids")
 
-    def _ranges(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield each setting's name, whether it is in its range, and a description of the range."""
+    def _check_ranges(self) -> None:
         count, least, step = self.num_draft, self.ngram_min, self.prefill_step_size
-        share, names = self.simulated_acceptance, proposers()
+        share, names, check = self.simulated_acceptance, proposers(), self._check
         drafted = count == "auto" or 0 <= count <= MOST_DRAFTED
-        yield "max_tokens", self.max_tokens >= 0, "be 0 or more"
-        yield "num_draft", drafted, f"be auto or lie between 0 and {MOST_DRAFTED}"
-        yield "proposer", self.proposer in (None, *names), f"be one of {', '.join(names)}"
-        yield "ngram_min", least is None or least >= 1, "be 1 or more"
-        yield "ngram_choice", self.ngram_choice in ("recent", "frequent"), "be recent or frequent"
-        yield "delta", 0 <= self.delta <= 1, "lie in [0, 1]"
-        yield "rule", self.rule in (None, *RULES), f"be one of {', '.join(RULES)}"
-        yield "posterior_threshold", 0 < self.posterior_threshold < 1, "lie between 0 and 1"
-        yield "posterior_alpha", 0 < self.posterior_alpha < 1, "lie between 0 and 1"
-        yield "prefill_step_size", step is None or step >= 1, "be 1 or more"
-        yield "simulated_acceptance", share is None or 0 <= share <= 1, "lie in [0, 1]"
+        check("max_tokens", self.max_tokens >= 0, "be 0 or more")
+        check("num_draft", drafted, f"be auto or lie between 0 and {MOST_DRAFTED}")
+        check("proposer", self.proposer in (None, *names), f"be one of {', '.join(names)}")
+        check("ngram_min", least is None or least >= 1, "be 1 or more")
+        check("ngram_choice", self.ngram_choice in ("recent", "frequent"), "be recent or frequent")
+        check("delta", 0 <= self.delta <= 1, "lie in [0, 1]")
+        check("rule", self.rule in (None, *RULES), f"be one of {', '.join(RULES)}")
+        check("posterior_threshold", 0 < self.posterior_threshold < 1, "lie between 0 and 1")
+        check("posterior_alpha", 0 < self.posterior_alpha < 1, "lie between 0 and 1")
+        check("prefill_step_size", step is None or step >= 1, "be 1 or more")
+        check("simulated_acceptance", share is None or 0 <= share <= 1, "lie in [0, 1]")
 
     def _normalize(self) -> None:
         """Convert numbers of numpy to Python's, one stop string to a tuple; copy the biases."""
@@ -182,11 +174,9 @@ class Options(Sampling):
         if self.simulated_acceptance is not None:
             share = number("simulate-acceptance", self.simulated_acceptance)
             taken["simulated_acceptance"] = share
-        if self.xtc_special_tokens is not None:
-            taken["xtc_special_tokens"] = tuple(
-                integer("a token id of xtc-special-tokens", token)
-                for token in self.xtc_special_tokens
-            )
+        if (ids := self.xtc_special_tokens) is not None:
+            what = "a token id of xtc-special-tokens"
+            taken["xtc_special_tokens"] = tuple(integer(what, token) for token in ids)
         extra = self.extra_eos_token
         if isinstance(extra, str) or not isinstance(extra, Iterable):
             extra = (extra,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -196,8 +196,12 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
 
     taken_with = setting(pairs, options, file, notes)
     show(analysis, taken_with, sys.stderr if output.json else sys.stdout)
-    for line in _differences(analysis):
-        print(line, file=sys.stderr)
+    for method in analysis.methods:
+        if found := method.differences:
+            margins = [other.margin for other in found if other.margin is not None]
+            least = f", least margin {min(margins):.2g}" if margins else ""
+            share = f"{method.name}: {len(found)} of {method.compared} texts"
+            print(f"{share} are not plain decoding's own{least}", file=sys.stderr)
     if output.json:
         render.write(sys.stdout, render.as_json(as_dict(analysis, taken_with)))
     if measuring.report is not None:
@@ -324,18 +328,6 @@ def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
         text = cluster_text(analysis.cluster, analysis.plain_step)
         shared = [text, _table(gains, gains.columns)]
     render.write(stream, render.laid_out(stream, title, laid, *notes, *shared))
-
-
-def _differences(analysis: Measured) -> Iterator[str]:
-    """Yield a line for every method whose texts should be plain decoding's and are not."""
-    for one in analysis.methods:
-        if one.differences:
-            margins = [each.margin for each in one.differences if each.margin is not None]
-            least = f", least margin {min(margins):.2g}" if margins else ""
-            yield (
-                f"{one.name}: {len(one.differences)} of {one.compared} texts are not plain "
-                f"decoding's own{least}"
-            )
 
 
 def _table(cells: Cells, columns: Sequence[str]) -> Table:

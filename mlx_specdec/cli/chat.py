@@ -146,7 +146,9 @@ class Conversation:
             "load": self._load,
             "speculate": self._speculate,
             "drafts": self._mark,
-            "stats": self._print_figures,
+            "stats": lambda rest: render.tell(
+                "nothing was said yet" if self._last is None else render.summary(self._last)
+            ),
             "help": lambda rest: render.tell(HELP),
         }
         if name == "exit":
@@ -194,9 +196,6 @@ class Conversation:
     def _mark(self, rest: str) -> None:
         self._shows_drafts = not self._shows_drafts
         render.tell(render.legend(sys.stdout) if self._shows_drafts else "drafts are not marked")
-
-    def _print_figures(self, rest: str) -> None:
-        render.tell("nothing was said yet" if self._last is None else render.summary(self._last))
 
 
 def _read() -> str | None:

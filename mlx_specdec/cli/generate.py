@@ -6,6 +6,7 @@ import os
 import select
 import stat
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -177,19 +178,18 @@ def _generate(
             run.read_prompt()
         except KeyboardInterrupt:
             run.interrupt()
-    silent = output.json or options.simulated_acceptance is not None
-    printer = None if silent else render.TextPrinter(sys.stdout, show_drafts=output.show_drafts)
-    if printer is not None and output.show_drafts and not output.quiet:
-        print(render.legend(sys.stdout), file=sys.stderr)
-    try:
-        for emission in run:
-            if printer is not None:
+    if output.json or options.simulated_acceptance is not None:
+        with suppress(KeyboardInterrupt):
+            run.result()
+        run.interrupt()
+    else:
+        if output.show_drafts and not output.quiet:
+            print(render.legend(sys.stdout), file=sys.stderr)
+        printer = render.TextPrinter(sys.stdout, show_drafts=output.show_drafts)
+        with suppress(KeyboardInterrupt):
+            for emission in run:
                 printer.show(emission)
-    except KeyboardInterrupt:
-        last = run.interrupt()
-        if printer is not None:
-            printer.show(last)
-    if printer is not None:
+        printer.show(run.interrupt())
         printer.finish()
     result = run.result()
     if output.json:

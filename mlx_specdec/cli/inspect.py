@@ -114,10 +114,13 @@ def _probe_table(probed: Probe) -> str:
 
 
 def _tables(found: Inspection) -> str:
+    types = render.table("type", ">tensors", ">size")
+    for dtype, (count, nbytes) in found.dtypes.items():
+        types.add_row(dtype, str(count), show(nbytes))
     report = found.tensor_report.describe() if found.tensor_report is not None else ()
     problem = [f"Not convertible: {found.problem}"] if found.problem else []
     sentences = (render.escaped(line) for line in (*report, *problem))
-    return render.laid_out(sys.stdout, _summary(found), _types(found), _tensors(found), *sentences)
+    return render.laid_out(sys.stdout, _summary(found), types, _tensors(found), *sentences)
 
 
 def _summary(found: Inspection) -> Table:
@@ -151,13 +154,6 @@ def _drafts_for(facts: Mapping[str, Any]) -> str:
     return (
         f"a target of width {facts['target_hidden_size']}, {tokens} tokens; reads {states}{encoder}"
     )
-
-
-def _types(found: Inspection) -> Table:
-    table = render.table("type", ">tensors", ">size")
-    for dtype, (count, nbytes) in found.dtypes.items():
-        table.add_row(dtype, str(count), show(nbytes))
-    return table
 
 
 def _tensors(found: Inspection) -> Table:

@@ -59,14 +59,9 @@ class TrainingTexts(Flags):
                 "temperature must be numbers with commas between them, not "
                 f"{self.temperature!a:.60}"
             ) from None
-        return DataConfig(
-            samples=self.samples,
-            length=self.length,
-            self_distill=not self.no_self_distill,
-            temperatures=temperatures,
-            seed=seed,
-            texts_at_once=self.texts_at_once,
-        )
+        given = {name: getattr(self, name) for name in ("samples", "length", "texts_at_once")}
+        distill = not self.no_self_distill
+        return DataConfig(**given, self_distill=distill, temperatures=temperatures, seed=seed)
 
 
 @dataclass(frozen=True)

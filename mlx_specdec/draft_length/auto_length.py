@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..interfaces import Prices
-from ..interfaces.results import RoundReport, SequenceRound, is_drained
+from ..interfaces.results import RoundReport, SequenceRound
 from .acceptance import EARLIER, MEMORY, Acceptance
 from .costs import DOUBT, MOST, Block, Costs, unknown
 from .length import Change
@@ -257,8 +257,8 @@ class AutoLength:
             stay = (rows - len(arrived)) * size.unread[name]
             size.unread[name] = (stay + sum(arrived)) / rows
         # After a plain step that only emptied the pipeline the next one fills it again.
-        size.stretch = 0 if drafted or is_drained(report) else size.stretch + 1
-        if not is_drained(report):
+        size.stretch = 0 if drafted or report.drained else size.stretch + 1
+        if not report.drained:
             self._rounds += 1
             size.rounds += 1
             for acceptance in self._acceptance.values():

@@ -92,11 +92,6 @@ class PromptCache:
         self._recent: Sequence[Node] = ()
 
     @property
-    def nodes(self) -> Iterator[Node]:
-        """The nodes from the most to the least recently used: parents before their children."""
-        return reversed(self._order)
-
-    @property
     def texts(self) -> Iterator[list[int]]:
         """The cached texts from the least to the most recently used."""
         for node in [each for each in self._order if not each.children]:

@@ -350,27 +350,20 @@ def for_model(pair: Pair, options: Options) -> tuple[Pair, Options]:
         )
     if sum(bias == -math.inf for bias in options.logit_bias.values()) >= pair.vocabulary:
         raise OptionError("logit-bias bans every token: leave one that may be written")
-    if options.extra_eos_token:
-        extra = _ids_of(pair, cast(tuple[str | int, ...], options.extra_eos_token))
-        pair = replace(pair, eos_token_ids=pair.eos_token_ids | extra)
+    if extra := cast(tuple[str | int, ...], options.extra_eos_token):
+        ids, ends = {piece: id for id, piece in enumerate(pair.tokenizer.pieces())}, set()
+        for token in map(str, extra):
+            id = int(token) if token.isascii() and token.isdigit() else ids.get(token, -1)
+            if not 0 <= id < pair.vocabulary:
+                raise OptionError(f"extra-eos-token: the model has no token {token!r:.80}")
+            ends.add(id)
+        pair = replace(pair, eos_token_ids=pair.eos_token_ids | ends)
     pair.constraint(options.constraint, options.logit_bias)
     if options.xtc_probability > 0 and options.xtc_special_tokens is None:
         # As in mlx-lm, XTC excludes neither line ends nor tokens that end a text.
         special = {*pair.tokenizer.encode("\n"), *pair.eos_token_ids}
         options = replace(options, xtc_special_tokens=tuple(sorted(special)))
     return pair, options
-
-
-def _ids_of(pair: Pair, tokens: Sequence[str | int]) -> set[int]:
-    """Return the ids of tokens that end a text. Raises OptionError for one that is none."""
-    ids = {piece: id for id, piece in enumerate(pair.tokenizer.pieces())}
-    extra = set()
-    for token in map(str, tokens):
-        id = int(token) if token.isascii() and token.isdigit() else ids.get(token, -1)
-        if not 0 <= id < pair.vocabulary:
-            raise OptionError(f"extra-eos-token: the model has no token {token!r:.80}")
-        extra.add(id)
-    return extra
 
 
 def encode(pair: Pair, prompt: Prompt, options: Options) -> list[int]:

@@ -192,10 +192,10 @@ class RoundReport:
     def accepted(self) -> int:
         return sum(each.accepted for each in self.sequences)
 
-
-def is_drained(report: RoundReport) -> bool:
-    """Return whether a plain step only emptied the pipeline, which takes less time than others."""
-    return report.size == 0 and not report.pipelined
+    @property
+    def drained(self) -> bool:
+        """Whether a plain step only emptied the pipeline, which takes less time than others."""
+        return self.size == 0 and not self.pipelined
 
 
 class RoundListener(Protocol):

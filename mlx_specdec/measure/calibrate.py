@@ -17,7 +17,7 @@ from ..engine.opening import drafters, make_proposer, pair_key, source
 from ..engine.pair import Pair
 from ..errors import OptionError
 from ..interfaces import Progress, ignore_progress
-from ..interfaces.results import RoundReport, is_drained
+from ..interfaces.results import RoundReport
 from ..options import Options
 
 PROMPTS = (2_048, 8)
@@ -138,7 +138,7 @@ class Survey:
 
     def on_round(self, report: RoundReport) -> None:
         """Learn from one round of the length that was chosen; a shorter one is left out."""
-        if is_drained(report):
+        if report.drained:
             return
         if self._place not in self._ignored and report.size == self._turn[self._place]:
             seconds, [sequence] = report.times.total, report.sequences

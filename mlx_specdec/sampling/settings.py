@@ -71,15 +71,18 @@ class Sampling:
             ("xtc_probability", 0 <= self.xtc_probability <= 1, "lie in [0, 1]"),
             ("xtc_threshold", 0 <= self.xtc_threshold <= 0.5, "lie in [0, 0.5]"),
         ):
-            if not holds:
-                value = getattr(self, name)
-                raise OptionError(f"{name.replace('_', '-')} must {what}, not {value}")
+            self._check(name, holds, what)
         for token, bias in self.logit_bias.items():
             if token < 0 or not (abs(bias) <= LARGEST or bias == -math.inf):
                 raise OptionError(
                     f"logit-bias {token}={bias} is not usable: give a token id and a number of at "
                     f"most {LARGEST:g} in size, or -inf"
                 )
+
+    def _check(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            shown = name.replace("_", "-").replace("simulated", "simulate")
+            raise OptionError(f"{shown} must {what}, not {getattr(self, name)!r:.80}")
 
     @property
     def counts_tokens(self) -> bool:

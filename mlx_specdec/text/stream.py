@@ -3,16 +3,14 @@ pieces add up to what decoding all ids at once gives; each push decodes a window
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
-from .tokenizer import Tokenizer
+from .tokenizer import BYTE, Tokenizer
 
 INCOMPLETE = "\ufffd"
 LONGEST_WINDOW = 24
 KEPT_WINDOW = 6
-_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _byte_ids: WeakKeyDictionary[Tokenizer, frozenset[int]] = WeakKeyDictionary()
 
 
@@ -75,7 +73,7 @@ def _byte_pieces(tokenizer: Tokenizer) -> frozenset[int]:
         _byte_ids[tokenizer] = frozenset(
             id
             for id, piece in enumerate(tokenizer.pieces())
-            if piece is not None and piece.startswith("<0x") and _BYTE.fullmatch(piece)
+            if piece is not None and BYTE.fullmatch(piece)
         )
     return _byte_ids[tokenizer]
 

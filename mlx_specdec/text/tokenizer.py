@@ -42,6 +42,8 @@ M2M100, WMT21 = (
     "en ha is ja cs ru zh de",
 )
 """Languages of M2M100 (Fan et al., arXiv 2010.11125) and of WMT21's models, in the order of ids."""
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""A token of a single byte."""
 _SENTINEL = re.compile(r"<extra_id_(\d{1,6})>", re.ASCII)
 
 
@@ -339,11 +341,12 @@ class NumberedTokenizer(DirectoryTokenizer):
         count = self._source.get_piece_size()
         names = [self._source.id_to_piece(id) for id in range(count)]
         special = ["<s>", "<pad>", "</s>", "<unk>"]
+        written: dict[str, int] | None = None
         if file.name == "source.spm":
             self._target = read_sentence_piece(directory / "target.spm")
-            self._ids = self._written = _vocabulary(directory / "vocab.json")
+            self._ids = _vocabulary(directory / "vocab.json")
             if (other := directory / "target_vocab.json").is_file():
-                self._written = _vocabulary(other)
+                written = _vocabulary(other)
         elif file.name == "spiece.model":
             # Pegasus has ids for pretraining between its specials and the pieces.
             offset = settings.get("offset", 103)
@@ -351,7 +354,7 @@ class NumberedTokenizer(DirectoryTokenizer):
                 raise CheckpointError(f"{directory} has a tokenizer with offset {offset!a:.40}")
             more = [f"<unk_{number}>" for number in range(2, offset)]
             special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *more, "<unk>"]
-            self._ids = _by_piece([*special[:-1], *names[2:]])
+            self._ids = {name: id for id, name in enumerate([*special[:-1], *names[2:]])}
         elif (directory / "vocab.json").is_file():
             listed = WMT21 if settings.get("language_codes") == "wmt21" else M2M100
             known = _vocabulary(directory / "vocab.json")
@@ -366,18 +369,16 @@ class NumberedTokenizer(DirectoryTokenizer):
             lists = [each[key] for each in both for key in keys if isinstance(each.get(key), list)]
             longest = map(str, max(lists, key=len, default=[]))
             codes = [code for code in longest if LANGUAGE.fullmatch(code)]
-            self._ids = _by_piece([*special, *names[3:], *codes, "<mask>"])
+            ordered = [*special, *names[3:], *codes, "<mask>"]
+            self._ids = {name: id for id, name in enumerate(ordered)}
             special += [*codes, "<mask>"]
-        if file.name != "source.spm":
-            self._written = self._ids
-        self.size = max(self._written.values()) + 1
-        self._pieces = _by_id(self._written, self.size)
-        self.special_ids = frozenset(
-            self._written[each] for each in special if each in self._written
-        )
-        if not {"</s>", "<unk>"} <= self._ids.keys() & self._written.keys():
+        written = self._ids if written is None else written
+        self.size = max(written.values()) + 1
+        self._pieces = _by_id(written, self.size)
+        self.special_ids = frozenset(written[each] for each in special if each in written)
+        if not {"</s>", "<unk>"} <= self._ids.keys() & written.keys():
             raise CheckpointError(f"{directory} has a vocabulary without </s> and <unk>")
-        self.eos_token_ids = (self._written["</s>"],)
+        self.eos_token_ids = (written["</s>"],)
 
     def encode(self, text: str) -> list[int]:
         tag = _TAG.match(text) if self._source is not self._target else None
@@ -393,10 +394,6 @@ class NumberedTokenizer(DirectoryTokenizer):
 
     def pieces(self) -> list[str | None]:
         return list(self._pieces)
-
-
-def _by_piece(pieces: Sequence[str]) -> dict[str, int]:
-    return {piece: id for id, piece in enumerate(pieces)}
 
 
 def _vocabulary(file: Path) -> dict[str, int]:

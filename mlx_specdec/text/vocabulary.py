@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import mlx.core as mx
 
 from ..errors import VocabularyError
-from .tokenizer import Tokenizer
+from .tokenizer import BYTE, Tokenizer
 
 LEAST_SHARED = 0.05
 """Of the target's tokens; a draft with fewer would propose next to nothing."""
 UNKNOWN = "<unk>"
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Byte-level BPE (GPT-2's) writes printable bytes as themselves, the others as U+0100 and on.
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
@@ -48,7 +46,7 @@ def shared_tokens(
     names = draft.pieces()
     for id, text in reversed(list(enumerate(token_bytes(draft)[:draft_width]))):
         # A byte piece is written only where no other piece has its text.
-        spare = _BYTE.fullmatch(names[id] or "") and text in by_text
+        spare = BYTE.fullmatch(names[id] or "") and text in by_text
         if text is not None and id not in draft.special_ids and not spare:
             by_text[text] = id
     texts = token_bytes(target)[:size]
@@ -74,12 +72,11 @@ def shared_tokens(
 def written_texts(tokenizer: Tokenizer) -> list[bytes | None]:
     """Return the bytes that each id writes; None for ids without a token, the unknown token, and
     byte pieces whose text another piece has."""
-    pieces, texts = tokenizer.pieces(), token_bytes(tokenizer)
-    alone = [_BYTE.fullmatch(piece or "") is not None for piece in pieces]
-    whole = {text for text, byte in zip(texts, alone, strict=True) if not byte}
+    read = [*zip(tokenizer.pieces(), token_bytes(tokenizer), strict=True)]
+    whole = {text for piece, text in read if not BYTE.fullmatch(piece or "")}
     return [
-        None if piece == UNKNOWN or (byte and text in whole) else text
-        for piece, text, byte in zip(pieces, texts, alone, strict=True)
+        None if piece == UNKNOWN or (BYTE.fullmatch(piece or "") and text in whole) else text
+        for piece, text in read
     ]
 
 
@@ -90,7 +87,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
 
     def text(piece: str) -> bytes:
         if spaced:
-            byte = _BYTE.fullmatch(piece)
+            byte = BYTE.fullmatch(piece)
             return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
         if len(piece) == 1 and ord(piece) < 256:  # as ByT5's tokens are written
             return bytes([ord(piece)])
