@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -152,12 +152,10 @@ class Journal:
 
     def begin(self) -> None:
         """Drop a line that an earlier run left unfinished; write the header of a new journal."""
-        if self._stream is None:
-            self._open()
-        assert self._stream is not None
+        stream = self._stream or self._open()
         with self._writing():
-            self._stream.truncate(self._end)
-            self._stream.seek(self._end)
+            stream.truncate(self._end)
+            stream.seek(self._end)
         if self._end == 0:
             self._write(self._header)
 
@@ -201,16 +199,18 @@ class Journal:
                 journal.seek(self._places[line])
             yield journal.readline() if line in self else b""
 
-    def _open(self) -> None:
+    def _open(self) -> FileIO:
         with self._writing():
             self._stream = FileIO(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+")
-        with suppress(OSError):  # a file system without locks
-            try:
-                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise OutputError(
-                    f"another run is writing {self.output}: wait until it has ended"
-                ) from None
+        try:
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                f"another run is writing {self.output}: wait until it has ended"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        return self._stream
 
     def _resume(self, overwrite: bool) -> None:
         """Take over the results of a journal with the same header. Raises OutputError for another
@@ -226,28 +226,23 @@ class Journal:
                 raise OutputError(
                     f"{self.partial} was not left by a run of this program: move it away"
                 )
-            difference = self._difference(header)
-            if not difference:
-                self._end = lines.tell()
-                self._read_results(lines)
-            elif lines.readline() and not overwrite:
-                raise OutputError(
-                    f"{self.partial} was left by a run {difference}: run that one again, choose "
-                    "another --output, or give --overwrite to begin anew"
-                )
-
-    def _read_results(self, lines: Iterator[bytes]) -> None:
-        """Note the place of each result up to a last line without an end."""
-        for line in lines:
-            if not line.endswith(b"\n"):
+            if difference := self._difference(header):
+                if lines.readline() and not overwrite:
+                    raise OutputError(
+                        f"{self.partial} was left by a run {difference}: run that one again, "
+                        "choose another --output, or give --overwrite to begin anew"
+                    )
                 return
-            try:
-                self._note(json.loads(line), self._end)
-            except (ValueError, TypeError, KeyError, IndexError):
-                raise OutputError(
-                    f"{self.partial} is damaged behind {self.done} results: delete it"
-                ) from None
-            self._end += len(line)
+            self._end = lines.tell()
+            # The last line may have no end.
+            for line in takewhile(lambda line: line.endswith(b"\n"), lines):
+                try:
+                    self._note(json.loads(line), self._end)
+                except (ValueError, TypeError, KeyError, IndexError):
+                    raise OutputError(
+                        f"{self.partial} is damaged behind {self.done} results: delete it"
+                    ) from None
+                self._end += len(line)
 
     def _difference(self, header: Mapping[str, Any]) -> str:
         """Return how a journal's run differs from this one, in a few words; "" if it does not."""

@@ -215,7 +215,7 @@ class AutoLength:
         heard, self._heard = self._heard, []
         for its in heard:
             self._learn(its)
-        last = {id(each.size): each for each in heard if not is_drained(each.report)}
+        last = {id(each.size): each for each in heard if not each.report.drained}
         for its in last.values():
             # What is not a round of a trial that is under way must not end it.
             if its.plan is its.size.plan or not its.size.plan.trials:

@@ -51,6 +51,10 @@ class Node:
         return self.begin + len(self.tokens)
 
     @property
+    def is_empty(self) -> bool:
+        return not (self.columns or self.snapshots or self.children or self.blocks)
+
+    @property
     def nbytes(self) -> int:
         columns = sum(map(_nbytes, self.columns.values()))
         return columns + sum(each.nbytes for each in self.snapshots.values())
@@ -94,12 +98,8 @@ class PromptCache:
     @property
     def texts(self) -> Iterator[list[int]]:
         """The cached texts from the least to the most recently used."""
-        for node in [each for each in self._order if not each.children]:
-            stretches = [node.tokens]
-            while (parent := node.parent) is not None:
-                stretches.append(parent.tokens)
-                node = parent
-            yield [token for stretch in reversed(stretches) for token in stretch]
+        for leaf in [each for each in self._order if not each.children]:
+            yield [token for node in _path(leaf) for token in node.tokens]
 
     def beginning(
         self, target: Model, prompt: Sequence[int], proposer: Proposer | None, tenant: str = ""
@@ -166,7 +166,7 @@ class PromptCache:
                 if each.snapshot is not None:
                     text = prompt if each.snapshot.exact else committed
                     self._keep_snapshot(root, text[: each.snapshot.length], name, each.snapshot)
-                elif each.columns is not None:
+                else:
                     end = min(each.length + each.lag, len(committed) - 1)
                     self._keep_columns(root, committed[:end], name, each)
         except BaseException:
@@ -198,9 +198,8 @@ class PromptCache:
 
     def _keep_columns(self, root: Node, text: Sequence[int], name: str, computed: Reusable) -> None:
         columns, lag = computed.columns, computed.lag
-        assert columns is not None
         count = len(text) - lag
-        if count < 1 or _nbytes(columns(0, count)) > self.max_bytes:
+        if columns is None or count < 1 or _nbytes(columns(0, count)) > self.max_bytes:
             return
         self.lags[name] = lag
         path = self._grow(text, root)
@@ -223,26 +222,19 @@ class PromptCache:
         """Remove the least recently used nodes until so many more bytes fit; returns False where
         they do not. Nodes on the path stay, but for empty ones at its end."""
         while self.nbytes + nbytes > self.max_bytes:
-            held = (n for n in self._order if n.columns or n.snapshots or not self._stays(n))
+            held = (n for n in self._order if n.columns or n.snapshots or n.is_empty)
             oldest = next(held, None)
             if oldest is None or oldest in path:
-                for node in reversed(path):
-                    if node.columns or node.snapshots or self._stays(node):
-                        break
+                for node in takewhile(lambda node: node.is_empty, reversed(path)):
                     self._remove(node)
                 return False
             for block in oldest.blocks.values():
                 block.written.wait()  # it holds the same arrays
             self.nbytes -= oldest.nbytes
             oldest.columns, oldest.snapshots = {}, {}
-            if not self._stays(oldest):
+            if oldest.is_empty:
                 self._remove(oldest)
         return True
-
-    @staticmethod
-    def _stays(node: Node) -> bool:
-        """Whether a node without anything in memory is needed."""
-        return bool(node.children or node.blocks)
 
     def _store(self, node: Node, name: str, value: Value) -> None:
         """Write a part of a node to disk, if there is one that lacks it and has room."""
@@ -253,11 +245,9 @@ class PromptCache:
         path = _path(node) if snapshot else [node]
         tokens = [token for each in path for token in each.tokens]
         assert path[0].parent is not None
-        before = path[0].parent.text.hexdigest()
-        begin, state = path[0].begin, value.value if isinstance(value, Snapshot) else None
-        lag = 0 if snapshot else self.lags[name]
-        model, tenant = disk.models[name], node.tenant
-        record = Record(name, model, before, begin, tokens, lag, snapshot, state, tenant)
+        at = path[0].parent.text.hexdigest(), path[0].begin, tokens
+        lag, state = (0, value.value) if isinstance(value, Snapshot) else (self.lags[name], None)
+        record = Record(name, disk.models[name], *at, lag, snapshot, state, node.tenant)
         size = nbytes_of(record, value)
         while disk.nbytes + size > disk.max_bytes:
             if disk.remove_other():
@@ -266,7 +256,7 @@ class PromptCache:
             if oldest is None or oldest in self._recent:
                 return
             self._forget(oldest)
-            if not (oldest.columns or oldest.snapshots or oldest.children):
+            if oldest.is_empty:
                 self._remove(oldest)
         node.blocks[name, snapshot] = disk.write(record, value)
 
@@ -344,10 +334,10 @@ class PromptCache:
         path: list[Node] = []
         matched = 0
         start = node.end
-        while (
-            matched == node.end - start and matched < len(text) and text[matched] in node.children
-        ):
-            node = node.children[text[matched]]
+        while matched == node.end - start and matched < len(text):
+            if (child := node.children.get(text[matched])) is None:
+                break
+            node = child
             path.append(node)
             matched += common(node.tokens, text, matched)
         return path, matched

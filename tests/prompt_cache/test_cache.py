@@ -45,7 +45,7 @@ def holds(kept: object, text: Sequence[int], count: int, lag: int = 0) -> bool:
 
 def check(cache: PromptCache) -> None:
     """Bytes are counted exactly and within the bound, and the oldest node has no children."""
-    nodes = list(cache.nodes)
+    nodes = list(reversed(cache._order))
     assert cache.nbytes == sum(node.nbytes for node in nodes) <= cache.max_bytes
     order = {node: place for place, node in enumerate(nodes)}
     assert all(order[child] > order[node] for node in nodes for child in node.children.values())
@@ -122,5 +122,5 @@ def test_trees_of_tenants_share_nothing_but_the_bound() -> None:
         cache.keep([1, 1, 1, 1], [1, 1, 1, 1, 0], {"target": memory([1, 1, 1, 1])}, tenant)
         assert cache.find([1, 1, 1, 1, 5], 4, (), tenant).cached_tokens == 4
         check(cache)
-    assert [node.tenant for node in cache.nodes] == ["e", "d", "c"]
+    assert [node.tenant for node in cache._order] == ["c", "d", "e"]
     assert len(cache._roots) == 3, "tenants of whom nothing is left take no memory"
