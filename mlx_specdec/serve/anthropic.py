@@ -22,24 +22,15 @@ SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream",
 FUNCTION = {"name": "name", "description": "description", "parameters": "input_schema"}
 """OpenAI's fields of a function -> Anthropic's of a tool."""
 TOOL_CHOICES: Mapping[object, object] = {"auto": "auto", "any": "required", "none": "none"}
-ERRORS = {
-    404: "not_found_error",
-    413: "request_too_large",
-    500: "api_error",
-    503: "overloaded_error",
-}
+ERRORS = {404: "not_found_error", 413: "request_too_large"}
+ERRORS |= {500: "api_error", 503: "overloaded_error"}
 """Names of errors that differ from OpenAI's, by their status."""
 REASONS = {"eos": "end_turn", "stop": "stop_sequence"}
 """Anthropic's names of the reasons why a text ends; all others are "max_tokens"."""
 EMPTY: Payload = {"type": "text", "text": "", "citations": None}
-BLOCKS = {
-    "content": (EMPTY, ("text_delta", "text")),
-    "reasoning": (
-        {"type": "thinking", "thinking": "", "signature": ""},
-        ("thinking_delta", "thinking"),
-    ),
-}
-"""How a block of each kind begins, the type of its deltas and their field."""
+THINKING: Payload = {"type": "thinking", "thinking": "", "signature": ""}
+BLOCKS = {"content": EMPTY, "reasoning": THINKING}
+"""How a block of each kind begins; its deltas are named after its type."""
 UNUSED: Payload = dict.fromkeys(
     ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier")
 )
@@ -91,28 +82,19 @@ def _messages_of(message: Body) -> list[dict[str, Any]]:
     of_type: dict[str, list[Body]] = {}
     for each in blocks:
         of_type.setdefault(each["type"], []).append(each)
-    results = [
-        {
-            "role": "tool",
-            "content": text_of(each.get("content", "")),
-            "tool_call_id": each.get("tool_use_id"),
-        }
-        for each in of_type.get("tool_result", ())
-    ]
+    results = []
+    for each in of_type.get("tool_result", ()):
+        result = {"role": "tool", "content": text_of(each.get("content", ""))}
+        results.append({**result, "tool_call_id": each.get("tool_use_id")})
     if results and not of_type.keys() & {"text", "document", "thinking", "tool_use"}:
         return results
     texts = [_text_part(each) for each in blocks if each["type"] in ("text", "document")]
     rest = {**message, "content": texts or ""}
     if thoughts := of_type.get("thinking"):
         rest["reasoning_content"] = "".join(each.get("thinking", "") for each in thoughts)
-    if calls := of_type.get("tool_use"):
-        rest["tool_calls"] = [
-            {
-                "id": each.get("id"),
-                "function": {"name": each["name"], "arguments": each.get("input")},
-            }
-            for each in calls
-        ]
+    for each in of_type.get("tool_use", ()):
+        function = {"name": each["name"], "arguments": each.get("input")}
+        rest.setdefault("tool_calls", []).append({"id": each.get("id"), "function": function})
     return [*results, rest]
 
 
@@ -185,9 +167,9 @@ class MessagesWriter(Writer):
             return self._begin({**block, "caller": {"type": "direct"}}, event.index)
         if isinstance(event, Arguments):
             return [self._delta({"type": "input_json_delta", "partial_json": event.text})]
-        block, (kind, name) = BLOCKS[event.kind]
-        begun = [] if self._open == event.kind else self._begin(dict(block), event.kind)
-        return [*begun, self._delta({"type": kind, name: event.text})]
+        block, name = dict(BLOCKS[event.kind]), BLOCKS[event.kind]["type"]
+        begun = [] if self._open == event.kind else self._begin(block, event.kind)
+        return [*begun, self._delta({"type": f"{name}_delta", name: event.text})]
 
     def _begin(self, block: Payload, kind: object) -> list[Payload]:
         closed = self._close()

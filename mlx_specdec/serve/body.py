@@ -67,20 +67,6 @@ def loads(data: bytes) -> Any:
     return value
 
 
-def characters(value: object) -> int:
-    """Count the characters in all strings of a JSON value, including the names in objects."""
-    total, waiting = 0, [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            total += len(each)
-        elif isinstance(each, Mapping):
-            waiting += (*each, *each.values())
-        elif isinstance(each, list | tuple):
-            waiting += each
-    return total
-
-
 def _no_json(name: str) -> NoReturn:
     raise json.JSONDecodeError(f"{name} is no number", "", 0)
 

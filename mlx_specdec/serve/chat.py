@@ -20,7 +20,7 @@ from ..text.tokenizer import Tokenizer
 from .body import Body, loads
 from .problems import invalid, unsupported
 
-BILLING = re.compile(r"x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
+BILLING = re.compile(r"^x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
 """Claude Code's attribution, as it begins the first block of its system prompt:
 `x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch=a5145;`
 (musistudio/claude-code-router issue 1220, vllm-project/vllm pull request 36829). `cch` changes with
@@ -75,7 +75,7 @@ def without_volatile(given: Sequence[Message]) -> list[Message]:
     for message in given:
         content = message.get("content", "")
         blocks = [content] if isinstance(content, str) else [each["text"] for each in content]
-        stable = [_stable(each) for each in blocks]
+        stable = ["" if COUNTDOWN.fullmatch(each) else BILLING.sub("", each) for each in blocks]
         if message["role"] not in SYSTEM or stable == blocks:
             left.append(message)
             continue
@@ -83,11 +83,6 @@ def without_volatile(given: Sequence[Message]) -> list[Message]:
         if text := "".join(stable):
             left.append({**message, "content": text})
     return left or [{**given[-1], "content": ""}]
-
-
-def _stable(text: str) -> str:
-    billing = BILLING.match(text)
-    return "" if COUNTDOWN.fullmatch(text) else text[billing.end() if billing else 0 :]
 
 
 @functools.cache
@@ -148,8 +143,7 @@ def in_order(value: Any) -> Any:
         return [in_order(each) for each in value]
     if not isinstance(value, dict):
         return value
-    rank = {name: place for place, name in enumerate(ORDER)}
-    names = sorted(value, key=lambda name: (rank.get(name, len(rank)), name))
+    names = [*filter(value.__contains__, ORDER), *sorted(value.keys() - set(ORDER))]
     return {name: in_order(value[name]) for name in names}
 
 
@@ -264,10 +258,8 @@ def tools_of(body: Body) -> Tools:
     if choice == "none" or (choice == "auto" and not tools):
         # The model does not call a tool that is not in its prompt.
         return Tools()
-    if choice == "auto":
-        return Tools(tools, (), most)
-    if choice == "required":
-        return Tools(tools, tuple(functions), most)
+    if isinstance(choice, str):
+        return Tools(tools, tuple(functions) if choice == "required" else (), most)
     name = choice.get("function", choice)["name"]
     if name not in functions:
         message = f"tool_choice names {name:.80}, which is none of the functions"

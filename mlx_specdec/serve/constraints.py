@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -85,15 +85,11 @@ def _json_schema(schema: str | Body) -> Constraint:
     return {"json_schema": text}
 
 
-def _choice(texts: Sequence[str]) -> Constraint:
-    return {"grammar": f"start: {' | '.join(map(json.dumps, texts))}"}
-
-
 KINDS: Mapping[str, Callable[[Any], Constraint]] = {
     "json": _json_schema,
     "regex": lambda pattern: {"regex": pattern},
     "grammar": lambda grammar: {"grammar": grammar},
-    "choice": _choice,
+    "choice": lambda texts: {"grammar": f"start: {' | '.join(map(json.dumps, texts))}"},
 }
 FIELDS: Mapping[str, Callable[[Any], Constraint]] = {
     "response_format": _response_format,

@@ -88,7 +88,9 @@ class Section:
         self._text = ""
         self._at = 0
         self._searched = 0
-        self._arguments: _JsonObject | None = None
+        # Within arguments in JSON, the number of open brackets.
+        self._depth: int | None = None
+        self._quoted = self._escaped = False
 
     def push(self, text: str, *, over: bool) -> tuple[list[Event], str | None]:
         """Read a further piece. Returns its events, and the text after the section: None while the
@@ -96,12 +98,11 @@ class Section:
         self._text += text
         events: list[Event] = []
         while True:
-            if self._arguments is not None:
-                begin, self._at = self._at, self._arguments.end(self._text, self._at)
+            if self._depth is not None:
+                begin, ended = self._at, self._read_arguments()
                 events.append(Arguments(self.count - 1, self._text[begin : self._at]))
-                if not self._arguments.over:
+                if not ended:
                     return events, "" if over else None
-                self._arguments = None
             end = self._calls.end.text
             place = self._text.find(end, max(self._at, self._searched - len(end))) if end else -1
             limit = place if place >= 0 else len(self._text)
@@ -109,12 +110,30 @@ class Section:
             head = self._head.search(self._text, begin, limit) if self._head else None
             self._searched = self._at if head is not None else limit
             if head is not None:
-                self._at, self._arguments = head.end(), _JsonObject()
+                self._at, self._depth = head.end(), 0
                 events.append(self._begin(head.groupdict()))
             elif place >= 0:
                 return events + self._rest(limit, end), self._text[place + len(end) :]
             else:
                 return events + (self._rest(limit) if over else []), "" if over else None
+
+    def _read_arguments(self) -> bool:
+        """Read on to the end of a JSON object, or to a letter that JSON cannot have there. Returns
+        False when it goes on after the text."""
+        assert self._depth is not None
+        for at in range(self._at, len(self._text)):
+            letter = self._text[at]
+            if self._quoted:
+                self._quoted = self._escaped or letter != '"'
+                self._escaped = letter == "\\" and not self._escaped
+                continue
+            self._quoted = letter == '"'
+            self._depth += (letter in "{[") - (letter in "}]")
+            if letter == "<" or self._depth == 0:
+                self._at, self._depth = at + (letter != "<"), None
+                return True
+        self._at = len(self._text)
+        return False
 
     def _begin(self, found: Mapping[str, Any]) -> Call:
         id, name = found.get("id"), found.get("name") or found.get("listed")
@@ -149,56 +168,23 @@ class Section:
             return [Text("content", self._calls.begin.text + text + end)]
 
 
-class _JsonObject:
-    """Finds the end of a JSON object that comes in pieces. over: the end was found, or a letter
-    that JSON cannot have there."""
-
-    def __init__(self) -> None:
-        self.over = False
-        self._depth = 0
-        self._quoted = False
-        self._escaped = False
-
-    def end(self, text: str, at: int) -> int:
-        """Return where the object ends, or the length of the text."""
-        while at < len(text) and not self.over:
-            letter = text[at]
-            if self._quoted:
-                self._quoted = self._escaped or letter != '"'
-                self._escaped = letter == "\\" and not self._escaped
-            elif letter == "<":
-                self.over = True
-                return at
-            else:
-                self._quoted = letter == '"'
-                self._depth += (letter in "{[") - (letter in "}]")
-                self.over = self._depth == 0
-            at += 1
-        return at
-
-
+@dataclass
 class Reader:
     """Reads the text of one choice. markers: how the model marks reasoning and calls. tools: in the
-    format of chat templates. thinking: the text begins within the reasoning. most_calls: further
-    calls are dropped."""
+    format of chat templates. thinking: the text continues the reasoning. most_calls: further calls
+    are dropped."""
 
-    def __init__(
-        self,
-        markers: Markers = NONE,
-        tools: Sequence[Any] = (),
-        *,
-        thinking: bool = False,
-        most_calls: int | None = None,
-    ) -> None:
-        self._markers = markers
-        self._tools = tools
-        self._thinking = thinking
-        self._most_calls = most_calls
+    markers: Markers = NONE
+    tools: Sequence[Any] = ()
+    thinking: bool = False
+    most_calls: int | None = None
+    _text: str = ""
+    _section: Section | None = None
+    _count: int = 0
+
+    def __post_init__(self) -> None:
         # White space next to a marker belongs to the marker.
-        self._at_mark = thinking
-        self._text = ""
-        self._section: Section | None = None
-        self._count = 0
+        self._at_mark = self.thinking
 
     @property
     def called(self) -> bool:
@@ -215,11 +201,18 @@ class Reader:
         for None."""
         self._text += text or ""
         events: list[Event] = []
-        going = True
-        while going:
-            step = self._outside if self._section is None else self._inside
-            going = step(events, text is None)
-        most = math.inf if self._most_calls is None else self._most_calls
+        while True:
+            if self._section is None:
+                if not self._outside(events, text is None):
+                    break
+                continue
+            found, rest = self._section.push(self._text, over=text is None)
+            events += found
+            self._count, self._text = self._section.count, rest or ""
+            if rest is None:
+                break
+            self._section, self._at_mark = None, True
+        most = math.inf if self.most_calls is None else self.most_calls
         return [
             each
             for each in events
@@ -227,31 +220,20 @@ class Reader:
             and (isinstance(each, Text) or each.index < most)
         ]
 
-    def _inside(self, events: list[Event], over: bool) -> bool:
-        """Read on in a section of calls. Returns True when it has ended."""
-        section = self._section
-        assert section is not None
-        found, rest = section.push(self._text, over=over)
-        events += found
-        self._count, self._text = section.count, rest or ""
-        if rest is not None:
-            self._section, self._at_mark = None, True
-        return rest is not None
-
     def _outside(self, events: list[Event], over: bool) -> bool:
         """Read up to the next marker. Returns True when there was one."""
         marks = self._marks()
         text = self._text.lstrip() if self._at_mark else self._text
         places = [(place, mark) for mark in marks if (place := text.find(mark)) >= 0]
         place, mark = min(places, default=(0, ""))
-        kind: Kind = "reasoning" if self._thinking else "content"
+        kind: Kind = "reasoning" if self.thinking else "content"
         if mark:
             events.append(Text(kind, text[:place].rstrip()))
             self._text, self._at_mark = text[place + len(mark) :], True
             begun = marks[mark]
-            self._thinking = begun == "reasoning"
+            self.thinking = begun == "reasoning"
             if isinstance(begun, CallFormat):
-                self._section = Section(begun, self._tools, self._count)
+                self._section = Section(begun, self.tools, self._count)
             return True
         sure = len(text) if over else _certain(text, marks)
         events.append(Text(kind, text[:sure]))
@@ -260,14 +242,14 @@ class Reader:
 
     def _marks(self) -> Mapping[str, Kind | CallFormat]:
         """Return the markers that may come next, and what begins after each."""
-        begin, end = self._markers.think_begin, self._markers.think_end
-        if self._thinking:
+        begin, end = self.markers.think_begin, self.markers.think_end
+        if self.thinking:
             return {} if end is None else {end.text: "content"}
         marks: dict[str, Kind | CallFormat] = {}
         if begin is not None:
             marks[begin.text] = "reasoning"
-        if self._markers.calls is not None:
-            marks[self._markers.calls.begin.text] = self._markers.calls
+        if self.markers.calls is not None:
+            marks[self.markers.calls.begin.text] = self.markers.calls
         return marks
 
 

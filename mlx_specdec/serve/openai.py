@@ -8,10 +8,11 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
+from typing import ClassVar
 
 from starlette.requests import Request
 
-from ..decoding.sequence import Emission, TokenLogprob
+from ..decoding.sequence import Emission
 from ..proposers.lookup import PREDICTION
 from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
 from .body import Body
@@ -25,11 +26,12 @@ TEXTS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 class CompletionWriter(Writer):
-    """What both kinds of completions have in common."""
+    """What both kinds of completions have in common. nothing: a chunk's content without a text."""
 
     whole = ""
     chunk = ""
     prefix = ""
+    nothing: ClassVar[Payload] = {}
     done = b"data: [DONE]\n\n"
 
     def __init__(self, parser: RequestParser, body: Body) -> None:
@@ -48,26 +50,33 @@ class CompletionWriter(Writer):
         }
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
-        return {
-            **self._head,
-            "object": self.whole,
-            "choices": [self._whole(index, each) for index, each in enumerate(choices)],
-            **self._figures(choices),
-        }
+        listed = [
+            {
+                **self._choice(index, self.content(index, each), _reason(each)),
+                "logprobs": self.logprobs(index, each),
+            }
+            for index, each in enumerate(choices)
+        ]
+        return {**self._head, "object": self.whole, "choices": listed, **self._figures(choices)}
 
     def piece(
         self, index: int, choice: Choice, emission: Emission, events: Iterable[Event]
     ) -> list[Payload]:
         """Return chunks of text; with include_drafted, at least one that counts the tokens."""
-        pieces = self._pieces_of(index, emission, events)
-        if self.include_drafted and (pieces or emission.tokens):
-            pieces = pieces or [self._piece(index)]
+        contents, logprobs = self.contents(emission, events), self.logprobs(index, emission)
+        if logprobs or (self.include_drafted and emission.tokens):
+            contents = contents or [self.nothing]
+        pieces = [self._choice(index, each) for each in contents]
+        if self.include_drafted:
             pieces = [{**each, "drafted": emission.drafted > 0, "tokens": 0} for each in pieces]
-            pieces[0]["tokens"] = len(emission.tokens)
+        for first in pieces[:1]:
+            first["logprobs"] = logprobs
+            if self.include_drafted:
+                first["tokens"] = len(emission.tokens)
         return [self._chunk([each]) for each in pieces]
 
     def end(self, index: int, choice: Choice) -> list[Payload]:
-        last = {**self._piece(index), "finish_reason": _reason(choice)}
+        last = self._choice(index, self.nothing, _reason(choice))
         return [{**self._chunk([last]), **timings([choice])}]
 
     def rest(self, choices: Sequence[Choice]) -> list[Payload]:
@@ -97,17 +106,20 @@ class CompletionWriter(Writer):
         chunk = {**self._head, "object": self.chunk, "choices": choices}
         return {**chunk, "usage": None} if self._include_usage else chunk
 
-    @abstractmethod
-    def _whole(self, index: int, choice: Choice) -> Payload:
-        """Return a choice of a whole answer."""
+    def _choice(self, index: int, content: Payload, reason: str | None = None) -> Payload:
+        return {"index": index, **content, "logprobs": None, "finish_reason": reason}
 
     @abstractmethod
-    def _pieces_of(self, index: int, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        """Return a choice in each of the chunks of what a step generated."""
+    def content(self, index: int, choice: Choice) -> Payload:
+        """Return the content of a whole choice."""
 
     @abstractmethod
-    def _piece(self, index: int) -> Payload:
-        """Return a choice of a chunk, without a text."""
+    def contents(self, emission: Emission, events: Iterable[Event]) -> list[Payload]:
+        """Return the contents of the chunks of what a step generated."""
+
+    @abstractmethod
+    def logprobs(self, index: int, of: Choice | Emission) -> Payload | None:
+        """Return the log-probabilities of a choice, or of a part of it, if there are any."""
 
     def _token(self, id: int, logprob: float) -> Payload:
         piece = self._pieces[id] if id < len(self._pieces) else None
@@ -122,40 +134,31 @@ class TextWriter(CompletionWriter):
 
     whole = chunk = "text_completion"
     prefix = "cmpl"
+    nothing: ClassVar[Payload] = {"text": ""}
 
     def parse(self, body: Body) -> ParsedRequest:
         return self.parser.completions(body)
 
     def start(self, index: int) -> list[Payload]:
         """Return the prompt, if `echo` is set."""
-        return [self._chunk([self._piece(index, each)]) for each in self._echoed(index)]
+        echoed = self.request.echoed[index : index + 1]
+        return [self._chunk([self._choice(index, {"text": each})]) for each in echoed]
 
-    def _whole(self, index: int, choice: Choice) -> Payload:
-        text = "".join([*self._echoed(index), *choice.texts])
-        piece = self._piece(index, text, choice.logprobs)
-        return {**piece, "finish_reason": _reason(choice)}
+    def content(self, index: int, choice: Choice) -> Payload:
+        return {"text": "".join([*self.request.echoed[index : index + 1], *choice.texts])}
 
-    def _echoed(self, index: int) -> Sequence[str]:
-        return self.request.echoed[index : index + 1]
+    def contents(self, emission: Emission, events: Iterable[Event]) -> list[Payload]:
+        return [{"text": emission.text}] if emission.text else []
 
-    def _pieces_of(self, index: int, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        if not (emission.text or emission.logprobs):
-            return []
-        return [self._piece(index, emission.text, emission.logprobs)]
-
-    def _piece(self, index: int, text: str = "", logprobs: Sequence[TokenLogprob] = ()) -> Payload:
-        piece = {"index": index, "text": text, "logprobs": self._logprobs(index, logprobs)}
-        return {**piece, "finish_reason": None}
-
-    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> Payload | None:
-        if not logprobs:
+    def logprobs(self, index: int, of: Choice | Emission) -> Payload | None:
+        if not of.logprobs:
             return None
-        tokens = [self._token(each.token, each.logprob) for each in logprobs]
+        tokens = [self._token(each.token, each.logprob) for each in of.logprobs]
         offsets = []
         for each in tokens:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(each["token"])
-        others = ([self._token(*other) for other in each.top] for each in logprobs)
+        others = ([self._token(*other) for other in each.top] for each in of.logprobs)
         return {
             "tokens": [_key(each) for each in tokens],
             "token_logprobs": [each["logprob"] for each in tokens],
@@ -177,44 +180,32 @@ class ChatWriter(CompletionWriter):
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
     prefix = "chatcmpl"
+    nothing: ClassVar[Payload] = {"delta": {}}
 
     def parse(self, body: Body) -> ParsedRequest:
         return self.parser.chat(body)
 
     def start(self, index: int) -> list[Payload]:
-        return [self._chunk([self._piece(index, {"role": "assistant", "content": ""})])]
+        delta = {"role": "assistant", "content": ""}
+        return [self._chunk([self._choice(index, {"delta": delta})])]
 
-    def _whole(self, index: int, choice: Choice) -> Payload:
-        return {
-            "index": index,
-            "message": _message(choice),
-            "logprobs": self._logprobs(choice.logprobs, choice.finish_reason),
-            "finish_reason": _reason(choice),
-        }
+    def content(self, index: int, choice: Choice) -> Payload:
+        return {"message": _message(choice)}
 
-    def _pieces_of(self, index: int, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        pieces = [self._piece(index, _delta(each)) for each in events]
-        if logprobs := self._logprobs(emission.logprobs, emission.finish_reason):
-            pieces = pieces or [self._piece(index)]
-            pieces[0]["logprobs"] = logprobs
-        return pieces
+    def contents(self, emission: Emission, events: Iterable[Event]) -> list[Payload]:
+        return [{"delta": _delta(each)} for each in events]
 
-    def _piece(self, index: int, delta: Payload | None = None) -> Payload:
-        return {"index": index, "delta": delta or {}, "logprobs": None, "finish_reason": None}
-
-    def _logprobs(self, logprobs: Sequence[TokenLogprob], reason: str | None) -> Payload | None:
-        if reason == "eos":
-            logprobs = logprobs[:-1]  # OpenAI leaves out the token that ends a text.
-        if not logprobs:
-            return None
+    def logprobs(self, index: int, of: Choice | Emission) -> Payload | None:
+        # OpenAI leaves out the token that ends a text.
+        count = len(of.logprobs) - (of.finish_reason == "eos")
         content = [
             {
                 **self._token(each.token, each.logprob),
                 "top_logprobs": [self._token(*other) for other in each.top],
             }
-            for each in logprobs
+            for each in of.logprobs[:count]
         ]
-        return {"content": content, "refusal": None}
+        return {"content": content, "refusal": None} if content else None
 
 
 def _delta(event: Event) -> Payload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import secrets
 from collections.abc import Callable, Sequence
@@ -12,13 +13,13 @@ from typing import Any, cast
 from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair
 from ..engine.request import Request, encode, prepared
-from ..errors import PromptError, SpecdecError
+from ..errors import PromptError
 from ..options import Options
 from ..sampling.settings import LARGEST
 from ..text.infill import infill_of
 from ..text.markers import NONE, Markers, markers_of
 from . import constraints, fields, items
-from .body import Body, Schema, characters, read
+from .body import Body, Schema, read
 from .chat import (
     Tools,
     ending_of,
@@ -98,8 +99,9 @@ class RequestParser:
     def chat(self, body: Body) -> ParsedRequest:
         """Parse a checked body for /v1/chat/completions. Raises Problem."""
         top = body.get("top_logprobs", 0) if body.get("logprobs") else None
-        speaking = self._speaking(body)
-        return speaking._parsed(body, lambda: [speaking.chat_ids(body)], top, tools_of(body))
+        tools, speaking = tools_of(body), self._speaking(body)
+        markers = self._markers(tools)
+        return speaking._parsed(body, [speaking.chat_ids(body)], top, tools, markers)
 
     def completions(self, body: Body) -> ParsedRequest:
         """Parse a checked body for /v1/completions. Raises Problem."""
@@ -112,16 +114,9 @@ class RequestParser:
             if not all(isinstance(each, str) for each in prompts):
                 raise invalid("suffix needs a prompt of text, not of token ids", "suffix")
             speaking = speaking._filling("suffix")
-        parsed = speaking._parsed(
-            body,
-            lambda: [
-                (speaking.infill_ids(each, suffix) if suffix else speaking.text_ids(each))
-                if isinstance(each, str)
-                else each
-                for each in prompts
-            ],
-            None if top is False else top,
-        )
+        read = functools.partial(speaking.infill_ids, after=suffix) if suffix else speaking.text_ids
+        ids = [read(each) if isinstance(each, str) else each for each in prompts]
+        parsed = speaking._parsed(body, ids, None if top is False else top, Tools(), NONE)
         if not body.get("echo"):
             return parsed
         decode = self.pair.tokenizer.decode
@@ -135,13 +130,14 @@ class RequestParser:
         before = body.get("input_prefix", "") + body.get("prompt", "")
         after, extra = body.get("input_suffix", ""), body.get("input_extra", [])
         files = [(each.get("filename", "tmp"), each["text"]) for each in extra]
-        return parser._parsed(body, lambda: [parser.infill_ids(before, after, files)], None)
+        prompt = parser.infill_ids(before, after, files)
+        return parser._parsed(body, [prompt], None, Tools(), NONE)
 
     def infill_ids(
         self, before: str, after: str, files: Sequence[tuple[str, str]] = ()
     ) -> list[int]:
         """Return the token ids of a prompt for the text between two others. Raises Problem."""
-        self._check_characters([before, after, *map(list, files)], "prompt")
+        self._check_characters([before, after, files], "prompt")
         infill = infill_of(self.pair.tokenizer)
         assert infill is not None, "_filling has found it"
         return infill.prompt(before, after, files)
@@ -193,29 +189,23 @@ class RequestParser:
     def _parsed(
         self,
         body: Body,
-        read_prompts: Callable[[], list[list[int]]],
+        prompts: list[list[int]],
         top_logprobs: int | None,
-        tools: Tools | None = None,
+        tools: Tools,
+        markers: Markers,
     ) -> ParsedRequest:
-        """Parse what chats and texts have in common. tools: None for a text, whose answer has
-        neither reasoning nor calls."""
-        markers = NONE if tools is None else self._markers(tools)
-        tools = tools or Tools()
-        try:
-            options = self._options(body)
-            longest = body.get("truncate_prompt_tokens", 0)
-            prompts = [ids[-longest:] for ids in read_prompts()]
-            # A constrained text begins without reasoning.
-            thinking = options.constraint is None and markers.thinks_after(prompts[0])
-            if tools.must:
-                calls = constraints.calls_constraint(
-                    tools, markers, self.pair, self.options, self.settings.limits, thinking=thinking
-                )
-                options = replace(options, **calls)
-            bounded = [self._with_room(ids, options, body) for ids in prompts]
-            predicted = self._predicted(body)
-        except SpecdecError as error:
-            raise invalid(str(error), _field(str(error), body)) from None
+        """Parse what chats and texts have in common. tools, markers: of a chat."""
+        options = self._options(body)
+        prompts = [ids[-body.get("truncate_prompt_tokens", 0) :] for ids in prompts]
+        # A constrained text begins without reasoning.
+        thinking = options.constraint is None and markers.thinks_after(prompts[0])
+        if tools.must:
+            calls = constraints.calls_constraint(
+                tools, markers, self.pair, self.options, self.settings.limits, thinking=thinking
+            )
+            options = replace(options, **calls)
+        bounded = [self._with_room(ids, options, body) for ids in prompts]
+        predicted = self._predicted(body)
         ignore_eos = body.get("ignore_eos", False)
         more = (predicted, top_logprobs, markers.special, ignore_eos, self.tenant)
         requests = [
@@ -279,9 +269,10 @@ class RequestParser:
         return markers
 
     def _check_characters(self, value: object, field: str) -> None:
-        """Raise Problem for a JSON value whose strings have too many characters to fit."""
+        """Raise Problem for a text, or a JSON value, that has too many characters to fit."""
         most = fields.MOST_CHARACTERS * self.longest
-        if characters(value) > most:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if len(text) > most:
             raise invalid(
                 f"{field} has more than {most} characters, and prompt and answer together take at "
                 f"most {self.longest} tokens: shorten it",
@@ -324,9 +315,3 @@ def unknown_model(named: str, served: str) -> Problem:
     """Return the error for a model that is not served."""
     message = f"the model {named:.80} is not served here: ask for {served}"
     return Problem(404, message, param="model", code="model_not_found")
-
-
-def _field(message: str, body: Body) -> str | None:
-    """Return the field that an error of the options begins with."""
-    name = message.split(" ", 1)[0].replace("-", "_")
-    return name if name in body else None

@@ -30,12 +30,9 @@ PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_form
 PREFIX = "resp_"
 """Of ids, so that no other path below /v1/responses is taken for one."""
 INCLUDE_REASONING = "reasoning.encrypted_content"
-_NULL = (
-    "instructions max_output_tokens max_tool_calls previous_response_id prompt_cache_key "
-    "safety_identifier user"
-)
 ECHOED: Payload = {
-    **dict.fromkeys(_NULL.split()),
+    **dict.fromkeys(("instructions", "max_output_tokens", "max_tool_calls", "user")),
+    **dict.fromkeys(("previous_response_id", "prompt_cache_key", "safety_identifier")),
     "metadata": {},
     "parallel_tool_calls": True,
     "reasoning": {"effort": None, "summary": None},
@@ -48,6 +45,8 @@ ECHOED: Payload = {
 FIXED = {"background": False, "service_tier": "default", "top_logprobs": 0}
 """Fields of a response that are always the same here."""
 SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+OPTIONAL: Payload = {"function": dict.fromkeys(("description", "parameters", "strict"))}
+"""Fields of a tool, by its type, that a response repeats without a value."""
 KINDS = {"content": "message", "reasoning": "reasoning"}
 """Kinds of texts -> types of items."""
 ITEMS: dict[str, tuple[str, str, str, Payload]] = {
@@ -92,7 +91,8 @@ class ResponsesWriter(Writer):
         self._events = 0
         self._reasoning_tokens = 0
         self._output: list[Payload] = []
-        # The pieces of the last item's text; None when it is done.
+        # The type of the last item and the pieces of its text; None when it is done.
+        self._kind = ""
         self._pieces: list[str] | None = None
         text = body.get("text", {})
         self._head: Payload = {
@@ -103,7 +103,7 @@ class ResponsesWriter(Writer):
             **ECHOED,
             **{name: body[name] for name in ECHOED if name in body},
             **FIXED,
-            "tools": [_with_all_fields(each) for each in body.get("tools", ())],
+            "tools": [{**OPTIONAL.get(each["type"], {}), **each} for each in body.get("tools", ())],
             "text": {**text, "format": text.get("format") or {"type": "text"}},
             **{name: getattr(options, name) for name in SAMPLED},
         }
@@ -148,11 +148,17 @@ class ResponsesWriter(Writer):
         status = "incomplete" if cut else "completed"
         empty = [] if self._output else self._begin("message")
         payloads = [*empty, *self._close(status)]
-        response = self._response(status, usage=self._usage(choice))
-        if cut:
-            response["incomplete_details"] = {"reason": "max_output_tokens"}
-        else:
-            response["completed_at"] = int(time.time())
+        tokens = self.request.prompt_tokens
+        usage = {
+            "input_tokens": tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens([choice])},
+            "output_tokens": choice.tokens,
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "total_tokens": tokens + choice.tokens,
+        }
+        why = {"incomplete_details": {"reason": "max_output_tokens"}}
+        more: Payload = why if cut else {"completed_at": int(time.time())}
+        response = self._response(status, usage=usage, **more)
         if self.body.get("store", True):
             given, parser = items_of(self.body), self.parser
             parser.responses.put(response, self._before, given, parser.tenant)
@@ -176,19 +182,14 @@ class ResponsesWriter(Writer):
         name = f"response.{ITEMS[self._kind][1]}.delta"
         return [*begun, self._of_item(name, delta=event.text, **more)]
 
-    @property
-    def _kind(self) -> str:
-        """The type of the last item."""
-        return str(self._output[-1]["type"])
-
     def _begin(self, kind: str, **called: object) -> list[Payload]:
         closed = self._close("completed")
         prefix, _, _, empty = ITEMS[kind]
         id = f"{prefix}_{uuid.uuid4().hex}"
         item = {"id": id, "type": kind, "status": "in_progress", **called, **empty}
         self._output.append(item)
-        self._pieces = []
-        begun = [self._event("response.output_item.added", item=dict(item), **self._place())]
+        self._kind, self._pieces = kind, []
+        begun = [self._of_output("response.output_item.added", dict(item))]
         if kind == "message":
             begun.append(self._of_item("response.content_part.added", part=_output_text("")))
         return [*closed, *begun]
@@ -200,38 +201,36 @@ class ResponsesWriter(Writer):
         kind, text = self._kind, "".join(self._pieces)
         _, name, field, _ = ITEMS[kind]
         ended: list[Payload] = []
-        more: Payload = {}
+        if kind == "custom_tool_call":
+            text = custom_input(text)
+            ended.append(self._of_item(f"response.{name}.delta", delta=text))
         part = _output_text(text)
+        content: Payload = {field: text}
+        more: Payload = {}
         if kind == "message":
-            content: Payload = {"content": [part]}
-            more = {"logprobs": []}
+            content, more = {"content": [part]}, {"logprobs": []}
         elif kind == "reasoning":
             content = {"content": [{"type": "reasoning_text", "text": text}]}
             self._reasoning_tokens += len(self.parser.pair.tokenizer.encode(text))
             if INCLUDE_REASONING in self.body.get("include", ()):
                 content["encrypted_content"] = ENCRYPTED + text
         elif kind == "function_call":
-            content, more = {field: text}, {"name": self._output[-1]["name"]}
-        else:
-            text = custom_input(text)
-            content = {field: text}
-            ended.append(self._of_item(f"response.{name}.delta", delta=text))
+            more = {"name": self._output[-1]["name"]}
         self._output[-1] = {**self._output[-1], **content, "status": status}
         ended.append(self._of_item(f"response.{name}.done", **{field: text}, **more))
         if kind == "message":
             ended.append(self._of_item("response.content_part.done", part=part))
         self._pieces = None
-        item = self._output[-1]
-        return [*ended, self._event("response.output_item.done", item=item, **self._place())]
+        return [*ended, self._of_output("response.output_item.done", self._output[-1])]
 
-    def _place(self) -> Payload:
-        return {"output_index": len(self._output) - 1}
+    def _of_output(self, kind: str, item: Payload) -> Payload:
+        return self._event(kind, item=item, output_index=len(self._output) - 1)
 
     def _of_item(self, kind: str, **fields: object) -> Payload:
         """Return an event of the last item."""
         content = {"content_index": 0} if self._kind in ("message", "reasoning") else {}
-        place = {"item_id": self._output[-1]["id"], **self._place(), **content}
-        return self._event(kind, **place, **fields)
+        place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return self._event(kind, **place, **content, **fields)
 
     def _event(self, kind: str, **fields: object) -> Payload:
         number, self._events = self._events, self._events + 1
@@ -241,21 +240,6 @@ class ResponsesWriter(Writer):
         ended = dict.fromkeys(("completed_at", "incomplete_details", "error", "usage"))
         output = [] if status == "in_progress" else self._output
         return {**self._head, **ended, "status": status, "output": output, **more}
-
-    def _usage(self, choice: Choice) -> Payload:
-        return {
-            "input_tokens": self.request.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": self.cached_tokens([choice])},
-            "output_tokens": choice.tokens,
-            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
-            "total_tokens": self.request.prompt_tokens + choice.tokens,
-        }
-
-
-def _with_all_fields(tool: Body) -> Body:
-    """Return a tool as responses repeat it: with what the schema requires of functions."""
-    optional = ("description", "parameters", "strict") if tool["type"] == "function" else ()
-    return {**dict.fromkeys(optional), **tool}
 
 
 def _output_text(text: str) -> Payload:

@@ -132,13 +132,9 @@ class Service:
                     if self._large_bytes + more > limits.large_bytes:
                         raise busy("too many large bodies come at once: try again", 429)
                     self._large_bytes, large = self._large_bytes + more, large + more
-            return await run_in_threadpool(
-                lambda: endpoint.handler(parser, parser.check(endpoint.body, parse(bytes(data))))
-            )
+            return await run_in_threadpool(_handled, endpoint, parser, bytes(data))
         except TimeoutError:
             raise Problem(408, "the body took too long to come") from None
-        except SpecdecError as error:
-            raise invalid(str(error)) from None
         finally:
             self._large_bytes -= large
 
@@ -161,6 +157,16 @@ class Service:
         finally:
             await end()
         return await run_in_threadpool(JSONResponse, answer)
+
+
+def _handled(endpoint: Endpoint, parser: RequestParser, data: bytes) -> Answer:
+    body = parser.check(endpoint.body, parse(data))
+    try:
+        return endpoint.handler(parser, body)
+    except SpecdecError as error:
+        # Errors of options begin with their names.
+        name = str(error).partition(" ")[0].replace("-", "_")
+        raise invalid(str(error), name if name in body else None) from None
 
 
 Step = tuple[int, Emission | None, list[Event]]
@@ -252,7 +258,10 @@ class ResponseStream:
                 continue  # cancelled meanwhile
             if part.error is not None:
                 del self._open[part.number]
-                raise _problem_of(part.error)
+                if part.error == STOPPING:
+                    raise busy(STOPPING)
+                # The client can change a constraint that no text of the model satisfies.
+                raise (invalid if part.error == STUCK else failed)(part.error)
             index = self._open[part.number]
             choice = self.choices[index]
             choice.take(part.emission, part.result)
@@ -297,11 +306,3 @@ def _by_drafted(emission: Emission) -> list[Emission]:
             parts.append(Emission(tokens, pieces, None, logprobs, count * drafted))
     last = [replace(each, finish_reason=emission.finish_reason) for each in parts[-1:]]
     return parts[:-1] + last
-
-
-def _problem_of(error: str) -> Problem:
-    """Return the problem of a request that the engine ended with an error."""
-    if error == STOPPING:
-        return busy(error)
-    # The client can change a constraint that no text of the model satisfies.
-    return invalid(error) if error == STUCK else failed(error)
