@@ -26,6 +26,7 @@ from ..checkpoints import files
 from ..checkpoints.source import as_directory, resolve_config
 from ..engine.pair import Pair
 from ..errors import first_line
+from ..models.cpu_layers import as_mlx_has_it
 from ..models.encoder_decoder.context import Network
 from ..models.mlx_lm.model import DecoderOnlyModel
 from ..models.number_format import expanded
@@ -131,7 +132,7 @@ def mlx_lm_methods(pair: Pair, options: Options, lengths: Sequence[Length]) -> l
     networks = [_network(pair)]
     fixed = [0]
     if isinstance(pair.draft, DecoderOnlyModel):
-        networks.append(pair.draft.network)
+        networks.append(as_mlx_has_it(pair.draft.network))
         fixed += [n for n in lengths if n != "auto"]
     runs = {length: _runner(networks, pair.eos_token_ids, options, length) for length in fixed}
     return _methods("mlx-lm", options.temperature == 0, runs)
@@ -195,7 +196,7 @@ def _batches(network: Any, pair: Pair, options: Options, size: int, prompts: Pro
 def _network(pair: Pair) -> Any:
     if not isinstance(pair.target, DecoderOnlyModel) or pair.translation is not None:
         raise NoBaselineError("it has no model of this kind")
-    return pair.target.network
+    return as_mlx_has_it(pair.target.network)
 
 
 def _sampler(options: Options) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from ..interfaces import Context
 from ..interfaces.results import Cached, KVSlice, Reusable
 from .base import check_pass, check_rewind
+from .cpu_layers import shared
 
 
 class Place:
@@ -41,7 +42,7 @@ class Place:
     @cached_property
     def offsets(self) -> mx.array:
         """(batch,) int32, the position of the first row of each sequence."""
-        return mx.array(self.starts)
+        return shared(mx.array(self.starts))
 
     @cached_property
     def targets(self) -> mx.array:

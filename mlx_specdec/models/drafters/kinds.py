@@ -20,6 +20,7 @@ from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
 from ...interfaces import Scores
 from ..base import Base
+from ..cpu_layers import lighten
 from ..number_format import NumberFormat, stored_dtype
 from . import KINDS
 from .config import Settings, nested
@@ -153,6 +154,7 @@ def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterN
     scores = try_out(network, target)
     files.check_encoder(scores.encoded[0].shape[-1] if scores.encoded else None)
     network.load(files, numbers)
+    lighten(network)
     return network
 
 

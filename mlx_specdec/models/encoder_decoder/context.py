@@ -19,6 +19,7 @@ from ...errors import PromptError
 from ...interfaces import FINAL, Context, Scores, rectangle
 from ...interfaces.results import Cached, Reusable, Snapshot
 from ..base import check_prompt, layer_of
+from ..cpu_layers import lighten
 from ..kv_cache import STEP, KVCache, padded
 from ..number_format import nbytes
 from ..rows import Place, Rows, RowsContext
@@ -186,6 +187,7 @@ class EncoderDecoderModel:
     _shares = False
 
     def __init__(self, network: Network, identity: str | None = None) -> None:
+        lighten(network)
         self.network = network
         self.identity = identity
         self.vocabulary, self.width = network.vocabulary, network.width

@@ -15,7 +15,9 @@ from mlx_lm.models.cache import create_attention_mask
 from ...interfaces import Context, Scores
 from ...interfaces.results import Reusable, Snapshot
 from ..base import check_pass, check_rewind
+from ..cpu_layers import FEW_ROWS
 from ..kv_cache import KVCache, QuantizedBuffer
+from ..number_format import on_cpu
 from ..rows import Place, Rows, RowsContext
 from .network import TappedNetwork
 from .rewinding import RewindableCache, slots
@@ -64,8 +66,10 @@ class BatchedCache(KVCache):
         if not place.even:
             mask = place.visible(window_size)
             return mask if self._rows.mask_axes == 4 else mask[:, None]
+        # Without a fused kernel every layer would make an array of "causal".
+        whole = return_array or (rows <= FEW_ROWS and on_cpu())
         return create_attention_mask(
-            rows, offset=place.starts[0], return_array=return_array, window_size=window_size
+            rows, offset=place.starts[0], return_array=whole, window_size=window_size
         )
 
 

@@ -27,6 +27,7 @@ from ...interfaces import Context
 from ...interfaces.results import Cached, Snapshot
 from ..base import check_prompt
 from ..cache_settings import CacheSettings
+from ..cpu_layers import lighten
 from ..kv_cache import STEP
 from ..number_format import nbytes
 from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched, restored
@@ -134,6 +135,7 @@ class DecoderOnlyModel(TappedNetwork):
         *,
         pipeline: bool = False,
     ) -> None:
+        lighten(model)
         super().__init__(model, group, pipeline=pipeline)
         self.identity = identity
         self.max_length = max_length

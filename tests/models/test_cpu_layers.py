@@ -1,0 +1,87 @@
+"""Layers of the CPU back end with fewer operations: the same bits as MLX's own."""
+
+from __future__ import annotations
+
+import io
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_specdec.models.cpu_layers import as_mlx_has_it, lighten, shared
+
+from ..support import tiny
+from ..support.families import config_of
+
+ROPES = ({}, {"base": 1e6, "scale": 0.25}, {"traditional": True})
+PLACES = {"even": 7, "uneven": [7, 2, 5], "start": 0}
+
+
+def operations(*arrays: mx.array) -> int:
+    written = io.StringIO()
+    mx.export_to_dot(written, *arrays)
+    return written.getvalue().count("rectangle")
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("settings", ROPES)
+def test_rotations_of_one_pass_share_what_they_are_made_of(
+    settings: dict[str, float], place: str, dtype: mx.Dtype
+) -> None:
+    plain, light = nn.RoPE(8, **settings), [nn.RoPE(8, **settings) for _ in range(2)]
+    lighten(holder := nn.Sequential(*light))
+    for step in range(2):  # The second pass has other positions.
+        starts = PLACES[place]
+        many = isinstance(starts, list)
+        offset = shared(mx.array(starts) + step) if many else starts + step
+        results, expected = [], []
+        for layer, heads in ((0, 4), (1, 2), (1, 4)):
+            rows = mx.random.normal((3, heads, 1 + step, 8)).astype(dtype)
+            expected.append(plain(rows, offset))
+            results.append(holder.layers[layer](rows, offset=offset))
+        if not settings.get("traditional"):
+            assert operations(*results) < operations(*expected)
+        assert all(map(mx.array_equal, results, expected))
+
+
+def test_positions_that_others_write_to_are_read_anew() -> None:
+    lighten(holder := nn.Sequential(nn.RoPE(8)))
+    [rope], rows = holder.layers, mx.random.normal((2, 2, 1, 8))
+    offsets = mx.array([3, 5])
+    before = rope(rows, offset=offsets)
+    offsets += 1  # the same object, as in mlx-lm's batches
+    assert mx.array_equal(rope(rows, offset=offsets), nn.RoPE(8)(rows, mx.array([4, 6])))
+    assert not mx.array_equal(before, rope(rows, offset=offsets))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 64), (1, 70, 64), (3, 1, 64), (2, 3, 64), (5, 64)])
+def test_products_are_the_same_and_follow_other_weights(shape: tuple[int, ...]) -> None:
+    lighten(holder := nn.Sequential(linear := nn.Linear(64, 48, bias=False)))
+    given = mx.random.normal(shape)
+    mx.eval(holder(given))
+    assert operations(linear(given)) < operations(given @ linear.weight.T)
+    assert mx.array_equal(holder(given), given @ linear.weight.T)
+    holder.update({"layers": [{"weight": 2 * linear.weight}]})
+    assert mx.array_equal(linear(given), given @ linear.weight.T)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "phi3", "stablelm"])
+def test_a_network_keeps_its_bits_and_its_names(name: str) -> None:
+    light = tiny.from_config(config_of(name))
+    names = [name for name, _ in tree_flatten(light.parameters())]
+    lighten(light)
+    plain = as_mlx_has_it(light)
+    assert [name for name, _ in tree_flatten(light.parameters())] == names
+    kinds = [type(module).__name__ for module in light.modules()]
+    assert kinds == [type(module).__name__ for module in plain.modules()]
+    assert all(type(m).__module__ != lighten.__module__ for m in plain.modules())
+    caches = [make_prompt_cache(network) for network in (light, plain)]
+    counts = []
+    for tokens in ([[1, 2, 3, 4, 5]], [[6]], [[7, 8]]):
+        logits = [n(mx.array(tokens), cache=c) for n, c in zip((light, plain), caches, strict=True)]
+        counts.append([operations(each) for each in logits])
+        assert mx.array_equal(*logits)
+    assert all(few < many for few, many in counts)
