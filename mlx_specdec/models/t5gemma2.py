@@ -186,10 +186,6 @@ class T5Gemma2(Network):
         self.model.encoder.embed_tokens = nn.Embedding(self.vocabulary, self.width)
         self.model.encoder.eoi_embedding = mx.zeros((self.width,))
 
-    @property
-    def dtype(self) -> mx.Dtype:
-        return self.model.decoder.norm.weight.dtype
-
     def check_source(self, prompt: Sequence[int]) -> None:
         if self._image in prompt:
             raise PromptError("the prompt has the token of an image, and only text is read here")

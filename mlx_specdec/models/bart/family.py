@@ -117,12 +117,6 @@ class BartFamily(EncoderDecoderFamily):
             return "sines and cosines, which are computed"
         return "no copy, but one table embeds the words of both halves"
 
-    def with_layers(
-        self, config: Config, chosen: Sequence[int], encoder: int | None = None
-    ) -> dict[str, Any]:
-        depth = config.get("encoder_layers") if encoder is None else encoder
-        return {**config, "encoder_layers": depth, "decoder_layers": len(chosen)}
-
     def languages(self, network: Bart, tokenizer: Tokenizer) -> Languages | None:
         kind = network.config.switches.positions
         if kind == "marian":

@@ -11,16 +11,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..encoder_decoder import layers
 from ..encoder_decoder.context import Network, Source
-from ..encoder_decoder.layers import (
-    ACTIVATIONS,
-    Attend,
-    Attention,
-    KeysValues,
-    Mask,
-    attend_cached,
-    attend_in_parts,
-)
+from ..encoder_decoder.layers import Attend, KeysValues, Mask, attend_cached, attend_in_parts
 from ..kv_cache import KVCache
 from ..rows import Place
 from .config import OFFSET, BartConfig, StackShape
@@ -37,9 +30,9 @@ class Layer(nn.Module):
         each = width // heads
         how: dict[str, Any] = {"scale": each**-0.5, "bias": True, "names": PROJECTIONS}
         self._norm_first = config.switches.norm_first
-        self._act = ACTIVATIONS[config.activation]
+        self._act = layers.ACTIVATIONS[config.activation]
         for name in ("self_attn", "encoder_attn") if is_decoder else ("self_attn",):
-            self[name] = Attention(width, heads, heads, each, **how)
+            self[name] = layers.Attention(width, heads, heads, each, **how)
             self[f"{name}_layer_norm"] = nn.LayerNorm(width)
         self.fc1 = nn.Linear(width, shape.inner)
         self.fc2 = nn.Linear(shape.inner, width)
@@ -140,10 +133,6 @@ class Bart(Network):
         self._banned = mx.array(config.banned, dtype=mx.int32)
 
     @property
-    def dtype(self) -> mx.Dtype:
-        return self.model.decoder.layers[0].final_layer_norm.weight.dtype
-
-    @property
     def table(self) -> nn.Embedding:
         """The decoder's embedding, which is the output head as well."""
         return self.model.shared if self.config.shared else self.model.decoder.embed_tokens
@@ -170,7 +159,7 @@ class Bart(Network):
             states = layer(states, attend)
         return encoder.normed("layer_norm", states)
 
-    def source_attention(self, layer: nn.Module) -> Attention:
+    def source_attention(self, layer: nn.Module) -> layers.Attention:
         return layer.encoder_attn
 
     def decode(

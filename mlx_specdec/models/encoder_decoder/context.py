@@ -63,8 +63,9 @@ class Network(nn.Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """Of hidden states."""
-        raise NotImplementedError
+        """Of hidden states, and of norms, which are never quantized."""
+        parts = tree_flatten(self.layers[0].parameters())
+        return next(array.dtype for name, array in parts if "norm" in name)
 
     def shard(self, group: mx.distributed.Group) -> None:
         """Keep this rank's part of every layer; see `EncoderDecoderFamily.check_shares`."""
@@ -222,17 +223,14 @@ class EncoderDecoderModel:
         trained = self.network.trained_length
         if prompt_tokens <= trained:
             return ""
-        takes_nbytes, memory = self.network.source_nbytes(prompt_tokens), sizes.usable_memory()
-        takes = f"reading the prompt takes about {sizes.show(takes_nbytes)} of memory"
-        if self.nbytes + takes_nbytes > memory:
-            raise PromptError(
-                f"the prompt has {prompt_tokens:,} tokens, and {takes}, where models may take "
-                f"{sizes.show(memory)} on this machine: shorten it"
-            )
-        return (
-            f"the prompt has {prompt_tokens:,} tokens, and the model was trained on {trained:,} at "
-            f"most: the text may be worse, and {takes}"
-        )
+        nbytes, most = self.network.source_nbytes(prompt_tokens), sizes.usable_memory()
+        takes = f"reading the prompt takes about {sizes.show(nbytes)} of memory"
+        given = f"the prompt has {prompt_tokens:,} tokens, and"
+        if self.nbytes + nbytes > most:
+            models = f"models may take {sizes.show(most)} on this machine"
+            raise PromptError(f"{given} {takes}, where {models}: shorten it")
+        worse = f"the model was trained on {trained:,} at most: the text may be worse"
+        return f"{given} {worse}, and {takes}"
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,10 +41,12 @@ class EncoderDecoderFamily(ABC):
     """A `families.Family` of encoder-decoder models. A new one defines the abstract methods.
 
     copies: names of tensors that repeat another, which is named as in `names`, and are not read.
+    depths: entries of config.json with the numbers of layers of the encoder and of the decoder.
     """
 
     kind: Kind = "encoder-decoder"
     copies: ClassVar[Mapping[str, str]] = {}
+    depths = ("encoder_layers", "decoder_layers")
 
     @abstractmethod
     def network(self, config: Config, tensors: Collection[str] | None) -> Network:
@@ -57,11 +58,13 @@ class EncoderDecoderFamily(ABC):
     def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
         """Return the tensors to read: the network's name of each -> its name in the checkpoint."""
 
-    @abstractmethod
     def with_layers(
         self, config: Config, chosen: Sequence[int], encoder: int | None = None
     ) -> dict[str, Any]:
         """See `families.Family`. encoder: how many layers it has; None for as many as before."""
+        ours, its = self.depths
+        depth = config.get(ours) if encoder is None else encoder
+        return {**config, ours: depth, its: len(chosen)}
 
     def check_shares(self, config: Config, ranks: int) -> None:
         """Raise OptionError where ranks cannot have equal parts of every layer."""
@@ -150,8 +153,9 @@ class EncoderDecoderFamily(ABC):
             network.set_dtype(floating)
             stored = None
         else:
+            modules = dict(network.named_modules())
             for name, place in places.items():
-                parts = _in_numbers(network, name, weights.read(place), floating)
+                parts = _in_numbers(modules, name, weights.read(place), floating)
                 if not weights.lazy:
                     mx.eval(parts)  # so that the source's array can be freed
                 network.load_weights(parts, strict=False)
@@ -206,17 +210,13 @@ class EncoderDecoderFamily(ABC):
 
 
 def _in_numbers(
-    network: Network, name: str, array: mx.array, floating: mx.Dtype
+    modules: Mapping[str, Any], name: str, array: mx.array, floating: mx.Dtype
 ) -> list[tuple[str, mx.array]]:
     """Cast a tensor, quantize it if its layer is quantized and it is not, and return its parts."""
-    if not _is_float(array.dtype):
-        return [(name, array)]
-    array = array.astype(floating)
     path, _, part = name.rpartition(".")
-    if part != "weight":
-        return [(name, array)]
-    layer = reduce(lambda at, key: at[int(key) if key.isdigit() else key], path.split("."), network)
-    if not hasattr(layer, "bits"):
+    array = array.astype(floating) if _is_float(array.dtype) else array
+    layer: Any = modules.get(path)
+    if part != "weight" or not _is_float(array.dtype) or not hasattr(layer, "bits"):
         return [(name, array)]
     how = Quantization(layer.bits, layer.group_size, layer.mode)
     return [(f"{path}.{part}", rows) for part, rows in how.quantize(array).items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +23,8 @@ _PARTS = ("weight", *PARTS)
 
 
 class T5Family(EncoderDecoderFamily):
+    # Where config.json leaves the decoder's out, there are as many as the encoder's.
+    depths = ("num_layers", "num_decoder_layers")
     copies: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(keys.TWINS, keys.SHARED),
         **{f"lm_head.{part}": f"shared.{part}" for part in _PARTS},
@@ -73,13 +75,6 @@ class T5Family(EncoderDecoderFamily):
     def languages(self, network: Network, tokenizer: Tokenizer) -> Languages | None:
         """MADLAD-400 has a tag for every language (Kudugunta et al., arXiv 2309.04662)."""
         return Tags.of(tokenizer, "<2{}>")
-
-    def with_layers(
-        self, config: Config, chosen: Sequence[int], encoder: int | None = None
-    ) -> dict[str, Any]:
-        """Where config.json leaves the decoder's layers out, there are as many as the encoder's."""
-        depth = config.get("num_layers") if encoder is None else encoder
-        return {**config, "num_layers": depth, "num_decoder_layers": len(chosen)}
 
     def with_width(self, config: Config, width: int) -> dict[str, Any]:
         share = width / config["d_model"]

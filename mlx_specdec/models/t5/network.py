@@ -12,13 +12,7 @@ from mlx.nn.layers.distributed import shard_inplace
 
 from ..encoder_decoder import layers
 from ..encoder_decoder.context import Network, Source
-from ..encoder_decoder.layers import (
-    ACTIVATIONS,
-    Attend,
-    KeysValues,
-    attend_cached,
-    attend_in_parts,
-)
+from ..encoder_decoder.layers import Attend, KeysValues, attend_cached, attend_in_parts
 from ..kv_cache import KVCache
 from ..rows import Place
 from ..sharding import shard_inputs
@@ -52,7 +46,7 @@ class Dense(nn.Module):
         self._names = ("wi_0", "wi_1") if gated else ("wi",)
         # T5's "gated-gelu" has always meant the tanh approximation.
         kind = config.feed_forward.removeprefix("gated-")
-        self._act = ACTIVATIONS["gelu_new" if gated and kind == "gelu" else kind]
+        self._act = layers.ACTIVATIONS["gelu_new" if gated and kind == "gelu" else kind]
         for name in self._names:
             self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
@@ -158,7 +152,7 @@ class Stack(nn.Module):
         keys, queries = np.arange(last + length)[None], np.arange(last, reach)[:, None]
         index = mx.array(reach - 1 + keys - queries)
         biases = [mx.take(table, index, axis=1)[None] for table in self.bias_tables(reach)]
-        return self._for_layers(biases)
+        return biases * (len(self.block) // len(biases))
 
     def masks(self, tables: Sequence[mx.array], positions: np.ndarray) -> list[mx.array]:
         """Per layer (batch, heads, rows, width): what to add to the scores of new positions (batch,
@@ -171,10 +165,7 @@ class Stack(nn.Module):
         else:
             index = mx.array(reach - 1 + np.arange(width) - positions[..., None])
             masks = [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
-        return self._for_layers(masks)
-
-    def _for_layers(self, arrays: list[mx.array]) -> list[mx.array]:
-        return arrays * (len(self.block) // len(arrays))
+        return masks * (len(self.block) // len(masks))
 
 
 class T5(Network):
@@ -199,10 +190,6 @@ class T5(Network):
     @property
     def layers(self) -> Sequence[nn.Module]:
         return list(self.decoder.block)
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        return self.decoder.final_layer_norm.weight.dtype
 
     def shard(self, group: mx.distributed.Group) -> None:
         """Keep this rank's heads and its part of the feed-forward networks, lazily. Raises
