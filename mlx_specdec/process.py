@@ -62,6 +62,15 @@ def name() -> str:
     return "accelerate" if sys.platform == "darwin" else "bundled"
 
 
+def device_name() -> str:
+    """Where MLX computes: "cpu", or the accelerator's name."""
+    import mlx.core as mx
+
+    if mx.default_device() == mx.Device(mx.cpu):
+        return "cpu"
+    return str(mx.device_info().get("device_name", "gpu"))
+
+
 def is_slow() -> bool:
     """Return whether MLX uses its reference BLAS where a faster one could be loaded."""
     return not _loaded and _replaceable()

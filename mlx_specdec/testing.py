@@ -4,14 +4,13 @@ and is never rewound. Where both have seen the same text, their logits must agre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
 from .errors import RewindError
 from .interfaces import Context, Model, Scores
 from .interfaces.results import Cached, RoundReport
-from .models.base import Base
 from .text.vocabulary import Translation
 
 TOLERANCE = 1e-3
@@ -122,15 +121,3 @@ class CheckedContext:
 def _log_probabilities(logits: mx.array) -> mx.array:
     rows = logits.astype(mx.float32)
     return mx.maximum(rows - mx.logsumexp(rows, axis=-1, keepdims=True), -60.0)
-
-
-def checked(
-    target: Model, draft: Base | None, translation: Translation | None
-) -> tuple[Model, Base | None, list[CheckedModel]]:
-    """Return the same models, which compare themselves with shadows, and their listeners."""
-    shadows = [CheckedModel(target)]
-    if draft is not None:
-        shadows.append(CheckedModel(draft, translation))
-        # Proposers only open contexts of it.
-        draft = cast(Base, shadows[1])
-    return cast(Model, shadows[0]), draft, shadows

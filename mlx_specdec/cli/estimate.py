@@ -73,7 +73,6 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     if draft_model is None:
         raise OptionError("name the draft model as well, with --draft-model")
     from ..checkpoints.source import resolve_config
-    from ..engine.request import device_name
     from ..measure.estimate import DrafterSource, ModelSource, model_source, own_draft
     from ..measure.estimate import estimate as measure
     from ..measure.prediction import Link
@@ -100,7 +99,7 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     with render.progress("measuring") as report:
         how = vars(effort)
         found = measure(target, draft, **how, link=link, announce=announce, progress=report)
-    machine = {"device": device_name(), "blas": process.name()}
+    machine = {"device": process.device_name(), "blas": process.name()}
     if output.json:
         render.write(sys.stdout, render.as_json({**found.as_dict(), **machine}))
         return

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import process
 from ..checkpoints.disk import show
 from ..errors import OptionError
 from . import render
@@ -167,8 +168,6 @@ def pairs(which: Which, output: Json) -> None:
     Nothing is downloaded. --draft-model auto takes the draft from this table, --model auto and
     auto:code take the best pair for chat and for code.
     """
-    from ..engine.request import device_name
-
     wanted, limit = (which.name or "").lower(), room()
     known = [
         one for one in known_pairs() if wanted in f"{one.target.name} {one.draft.name}".lower()
@@ -183,7 +182,7 @@ def pairs(which: Which, output: Json) -> None:
         sizes = [(show(n), n <= limit) for n in map(one.nbytes, BITS)]
         cells = (size if fits else f"({size})" for size, fits in sizes)
         table.add_row(one.target.name, *cells, one.draft.name, ", ".join(one.drafters))
-    text = f"This machine ({device_name()}) has {show(limit)} for models and caches."
+    text = f"This machine ({process.device_name()}) has {show(limit)} for models and caches."
     if hidden := len(known) - len(shown):
         text += f" Left out are {hidden} larger targets; mlx-specdec pairs NAME shows them."
     if not output.json:
@@ -205,7 +204,7 @@ def pairs(which: Which, output: Json) -> None:
             render.write(sys.stdout, f"\n{lines}\n")
     if output.json:
         rows = [_payload(one, limit) for one in known]
-        machine = {"device": device_name(), "memory_bytes": limit}
+        machine = {"device": process.device_name(), "memory_bytes": limit}
         render.write(sys.stdout, render.as_json({**machine, "best": chosen, "pairs": rows}))
 
 

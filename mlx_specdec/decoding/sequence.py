@@ -158,45 +158,40 @@ class StopCriteria:
         return safe if self._stopped else safe + self.stops.finish()
 
 
+@dataclass(eq=False)
 class Sequence:
     """One sequence that is being decoded. prefix: `Model.prefix` of the prompt, committed from the
     beginning. distribution: of the target. top_logprobs: how many of the likeliest tokens to list
     for each position; None lists nothing. problem: the exception that ended this sequence while the
     others of its batch went on."""
 
-    def __init__(
-        self,
-        prefix: Seq[int],
-        distribution: Distribution,
-        noise: NoiseSource,
-        stop: StopCriteria,
-        top_logprobs: int | None = None,
-    ) -> None:
-        self.top_logprobs = top_logprobs
-        self.committed = list(prefix)
-        self.distribution = distribution
-        self._noise = noise
-        self._stop = stop
-        self._prefix = len(prefix)
-        self._rounds = 0
-        self._reason: FinishReason | None = None
-        self.problem: Exception | None = None
+    prefix: Seq[int]
+    distribution: Distribution
+    random: NoiseSource
+    stop: StopCriteria
+    top_logprobs: int | None = None
+    problem: Exception | None = field(default=None, init=False)
+    _rounds: int = field(default=0, init=False)
+    _reason: FinishReason | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.committed = list(self.prefix)
 
     @property
     def position(self) -> int:
         """How many tokens were generated, and so the position of the next one."""
-        return len(self.committed) - self._prefix
+        return len(self.committed) - len(self.prefix)
 
     @property
     def remaining(self) -> int:
         """How many tokens may still be emitted; 0 after the end."""
-        return 0 if self._reason is not None else self._stop.remaining
+        return 0 if self._reason is not None else self.stop.remaining
 
     def noise(self, in_flight: int) -> Noise:
         """Return the noise of the next round, which `in_flight` tokens precede that are not
         committed yet. To be called once a round."""
         self._rounds += 1
-        return self._noise.at(self._rounds - 1, self.position + in_flight)
+        return self.random.at(self._rounds - 1, self.position + in_flight)
 
     @property
     def ended(self) -> bool:
@@ -215,10 +210,10 @@ class Sequence:
             count = constraint.take(tokens[:count])
             # Where something can come, only numbers that are none choose something else.
             problem = "eos" if constraint.complete else "stuck" if constraint.stuck else problem
-        emission = self._stop.take(tokens[:count], min(drafted, count))
+        emission = self.stop.take(tokens[:count], min(drafted, count))
         # A bad token behind the end of the text does not matter.
         if emission.finish_reason is None and count < len(tokens):
-            end = self._stop.finish(problem)
+            end = self.stop.finish(problem)
             pieces, reason = emission.pieces + end.pieces, end.finish_reason
             emission = replace(emission, pieces=pieces, finish_reason=reason, stop=end.stop)
         self._reason = emission.finish_reason
@@ -228,7 +223,7 @@ class Sequence:
         """End here, if it has not ended; what was emitted stays."""
         if self._reason is not None:
             return Emission((), (), self._reason)
-        emission = self._stop.finish(reason)
+        emission = self.stop.finish(reason)
         self._reason = emission.finish_reason
         return emission
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from .. import process
 from ..errors import DecodingError
 from ..interfaces import Proposal, Scores
 from ..interfaces.results import RoundListener, RoundReport, RoundTimes, SequenceRound
@@ -157,23 +158,18 @@ class Recorder:
                 self._margin = SmallestMargin(value, position)
         self._submitted = None
 
-    def summary(
-        self,
-        *,
-        load: float,
-        prompt: float,
-        decoding: float,
-        peak_memory_bytes: int,
-        device: str,
-        blas: str,
-    ) -> Statistics:
+    def summary(self, *, load: float, prompt: float, decoding: float) -> Statistics:
         """Return all figures, once, after the last round; waits for margins still being computed.
         load, prompt, decoding: seconds of loading, reading the prompt, and all after it."""
         self._flush()
         drafted = [each for _, each, _ in self.drafts]
         accepted = [each for _, _, each in self.drafts]
         positions = range(max(drafted, default=0))
-        sources = dict.fromkeys(source for source, _, _ in self.drafts if source)
+        sources: dict[str, SourceFigures] = {}
+        for name in dict.fromkeys(source for source, _, _ in self.drafts if source):
+            its = [counts for source, *counts in self.drafts if source == name]
+            figures = SourceFigures(len(its), sum(n for n, _ in its), sum(n for _, n in its))
+            sources[name] = figures
         speculative = [times for drafts, times in self._times if drafts]
         timed = [times for times in speculative if times.draft is not None]
         draft, verify, other = self._parts(speculative, timed, decoding)
@@ -185,20 +181,16 @@ class Recorder:
             tokens_per_round=_ratio(self._generated, len(self._times)),
             drafted_by_position=tuple(sum(n > at for n in drafted) for at in positions),
             accepted_by_position=tuple(sum(n > at for n in accepted) for at in positions),
-            by_source={source: self._figures(source) for source in sources},
+            by_source=sources,
             target_passes=self._passes,
             timed_rounds=len(timed),
             smallest_margin=self._margin,
             seconds=Seconds(load, prompt, draft, verify, other, total=load + prompt + decoding),
             tokens_per_second=_ratio(self._generated, decoding),
-            peak_memory_bytes=peak_memory_bytes,
-            device=device,
-            blas=blas,
+            peak_memory_bytes=mx.get_peak_memory(),
+            device=process.device_name(),
+            blas=process.name(),
         )
-
-    def _figures(self, source: str) -> SourceFigures:
-        its = [counts for name, *counts in self.drafts if name == source]
-        return SourceFigures(len(its), sum(n for n, _ in its), sum(n for _, n in its))
 
     def _parts(
         self, speculative: Sequence[RoundTimes], timed: Sequence[RoundTimes], decoding: float

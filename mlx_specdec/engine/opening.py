@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from typing import cast
 
 from .. import process
 from ..decoding.loop import Decoding, PromptReader
@@ -19,15 +20,16 @@ from ..draft_length.length import DraftLength, FixedLength
 from ..errors import OptionError
 from ..interfaces import Model, Proposer
 from ..interfaces.results import NOTHING, CachedPrefix, RoundListener
+from ..models.base import Base
 from ..options import Options
 from ..proposers import DRAFTERS, find, missing
 from ..proposers.combined import FirstOf, Limited, RowByRow
 from ..proposers.drafter import Drafter, Setup
 from ..proposers.lookup import forcing, predicting
-from ..testing import CheckedModel, checked
+from ..testing import CheckedModel
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import Job, Overrides, Request, device_name, for_model, make_rule, most_drafted
+from .request import Job, Overrides, Request, for_model, make_rule, most_drafted
 
 TEMPERATURES = (0.0, 0.4, 0.8, 1.2)
 """Ends of the ranges in which texts are taken to be accepted alike."""
@@ -38,7 +40,7 @@ _version = functools.cache(version)
 def pair_key(pair: Pair) -> dict[str, str | int]:
     """Return what the costs of rounds depend on, whoever drafts."""
     return {
-        "device": device_name(),
+        "device": process.device_name(),
         "mlx": _version("mlx"),
         "blas": process.name(),
         "target": pair.name,
@@ -172,9 +174,13 @@ class Opener:
         self._target: Model = self.pair.target
         self._shadows: list[CheckedModel] = []
         if os.environ.get(DEBUG):
-            pair = self.pair
-            self._target, draft, self._shadows = checked(pair.target, pair.draft, pair.translation)
-            self.pair = replace(pair, draft=draft)
+            self._shadows = [CheckedModel(self.pair.target)]
+            self._target = cast(Model, self._shadows[0])
+            if self.pair.draft is not None:
+                draft = CheckedModel(self.pair.draft, self.pair.translation)
+                self._shadows.append(draft)
+                # Proposers only open contexts of it.
+                self.pair = replace(self.pair, draft=cast(Base, draft))
         bound, _ = for_model(self.pair, options)
         self._forced = forcing(bound)
         self._chosen = () if overrides.proposer is not None else drafters(bound, options)

@@ -9,9 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
-import mlx.core as mx
-
-from .. import process
 from ..decoding.sequence import Emission, FinishReason, Piece, StopCriteria
 from ..decoding.sequence import Sequence as Decoded
 from ..decoding.statistics import DAMAGED, Recorder, Statistics, Timed
@@ -67,13 +64,6 @@ class Overrides:
     draft_length: DraftLength | None = None
     timed: Timed = "none"
     progress: Progress | None = None
-
-
-def device_name() -> str:
-    """Where MLX computes: "cpu", or the accelerator's name."""
-    if mx.default_device() == mx.Device(mx.cpu):
-        return "cpu"
-    return str(mx.device_info().get("device_name", "gpu"))
 
 
 HOTTEST_TRIAL = 1.0
@@ -242,14 +232,8 @@ class Job:
             raise DecodingError(NO_TEXT.get(reason, DAMAGED))
         self._warn_of_misfits()
         read = self.read or now  # an interrupt may come before the prompt was read
-        stats = self.recorder.summary(
-            load=self.pair.load_seconds,
-            prompt=read - self.began,
-            decoding=now - read,
-            peak_memory_bytes=mx.get_peak_memory(),
-            device=device_name(),
-            blas=process.name(),
-        )
+        load, prompt, decoding = self.pair.load_seconds, read - self.began, now - read
+        stats = self.recorder.summary(load=load, prompt=prompt, decoding=decoding)
         text = "".join(piece.text for piece in self.pieces)
         return Result(text, tuple(self.tokens), reason, self.labels, stats)
 

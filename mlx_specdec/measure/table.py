@@ -13,7 +13,6 @@ from typing import Any
 
 from .. import process
 from ..engine.pair import Pair
-from ..engine.request import device_name
 from ..options import Options
 from ..version import __version__
 from .analysis import Analysis, ClusterFigures, Figures, fastest, overall
@@ -67,7 +66,7 @@ def setting(
         rule=options.rule_name,
         lossy=options.lossy,
         seed=options.seed,
-        device=device_name(),
+        device=process.device_name(),
         machine=processor(),
         system=f"{platform.system()} {platform.release()}",
         blas=process.name(),

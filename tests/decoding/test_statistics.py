@@ -11,9 +11,7 @@ from ..support.mocks import Guesser, TableContext, decoding, run
 
 
 def summary(recorder: Recorder, decoding_seconds: float = 10.0) -> Statistics:
-    return recorder.summary(
-        load=1, prompt=2, decoding=decoding_seconds, peak_memory_bytes=5, device="cpu", blas="mkl"
-    )
+    return recorder.summary(load=1, prompt=2, decoding=decoding_seconds)
 
 
 def add(

@@ -26,9 +26,7 @@ def sample(
         sequence = SequenceRound(drafted, accepted, accepted + 1, position=0, committed=[])
         times = RoundTimes(seconds / len(rounds), *parts)
         recorder.on_round(RoundReport(drafted, (sequence,), times))
-    stats = recorder.summary(
-        load=0, prompt=0, decoding=seconds, peak_memory_bytes=0, device="cpu", blas="none"
-    )
+    stats = recorder.summary(load=0, prompt=0, decoding=seconds)
     made = sum(accepted + 1 for _, accepted in rounds)
     tokens = tuple(range(made)) if tokens is None else tokens
     return Sample(tokens, len(tokens), seconds, len(rounds), "text", stats)

@@ -174,6 +174,4 @@ def run(loop: Decoding) -> tuple[list[int], str, str | None]:
 
 def figures(recorder: Recorder) -> Statistics:
     """The summary, with nothing but what rounds tell."""
-    return recorder.summary(
-        load=0, prompt=0, decoding=1, peak_memory_bytes=0, device="cpu", blas="none"
-    )
+    return recorder.summary(load=0, prompt=0, decoding=1)
