@@ -224,7 +224,6 @@ ROWS: dict[str, Row] = {
     "py-llama, draft": shipped("py-llama", "py-llama-draft", "draft", "python.jsonl"),
     "py-llama, dspark": shipped("py-llama", "py-llama-dspark", "dspark", "python.jsonl"),
     "py-llama, heads": shipped("py-llama-medusa", None, "medusa", "python.jsonl"),
-    "t5-enfr, eagle3": shipped("t5-enfr", "t5-enfr-eagle3", "eagle3", "translation.jsonl"),
     "t5-enfr, heads": shipped("t5-enfr-medusa", None, "medusa", "translation.jsonl"),
 }
 FAST = {

@@ -16,14 +16,12 @@ from typing import Any
 import pytest
 
 from mlx_specdec import Options, Pair, generate, load
-from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models.drafters.kinds import read
 
 from .support.shipped import ROOT, prompts
 
 WEIGHTS = ROOT / "weights"
 HEADS = ("py-llama-medusa", "t5-enfr-medusa")
-DRAFTERS = {"py-llama-dspark": "dspark", "t5-enfr-eagle3": "eagle3"}
+DRAFTERS = {"py-llama-dspark": "dspark"}
 """Their kinds."""
 
 
@@ -59,22 +57,12 @@ def test_a_drafter_is_recognized_by_its_files_and_small(name: str) -> None:
     assert size(WEIGHTS / name) < 4_000_000
 
 
-def test_a_drafter_that_attends_to_an_encoder_is_refused_for_a_target_without_one() -> None:
-    """Their widths and vocabularies are the same."""
-    files = read(WEIGHTS / "t5-enfr-eagle3")
-    assert files is not None
-    config = json.loads((WEIGHTS / "py-llama" / "config.json").read_text(encoding="utf-8"))
-    with pytest.raises(CheckpointError, match="the drafter belongs to another target"):
-        files.check_config(config)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "file", "least"),
     [
         ("py-llama-medusa", "python.jsonl", 2.0),
         ("py-llama-dspark", "python.jsonl", 2.0),
-        ("t5-enfr-eagle3", "translation.jsonl", 1.2),
     ],
 )
 def test_a_greedy_pass_brings_several_tokens(name: str, file: str, least: float) -> None:

@@ -235,7 +235,6 @@ def shipped_drafters(_: Path) -> Records:
     for target, draft, prompts in (
         ("py-llama", "py-llama-dspark", PYTHON),
         ("py-llama-medusa", None, PYTHON),
-        ("t5-enfr", "t5-enfr-eagle3", ENGLISH),
         ("t5-enfr-medusa", None, ENGLISH),
     ):
         pair = shipped(target, draft)
