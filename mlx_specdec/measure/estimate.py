@@ -329,7 +329,7 @@ class DraftTimer(PassTimer):
         """Add one sample of a draft of so many tokens."""
         reading, (_, count) = self._reading, kind
         mx.synchronize()
-        started = self._clock()
+        started = self.clock()
         chosen = mx.array([[1]], dtype=mx.int32)
         reading.read(self._hidden, chosen)
         length = reading.length
@@ -338,5 +338,5 @@ class DraftTimer(PassTimer):
             chosen = mx.argmax(logits, axis=-1)[:, -1:]
             mx.async_eval(chosen)
         chosen.tolist()
-        self._samples[kind].append(self._clock() - started)
+        self._samples[kind].append(self.clock() - started)
         reading.rewind((length,))

@@ -63,6 +63,7 @@ class PassCosts:
         )
 
 
+@dataclass(eq=False)
 class PassTimer:
     """Times passes of a target and its draft. Everything but plain steps is rewound. sizes: tokens
     of the target's passes. draft: the model whose steps run before such a pass, which may be the
@@ -70,24 +71,18 @@ class PassTimer:
     steps: time plain steps as well. chain: number of draft steps in a row. The first sample of
     every kind warms up, and counts only until there is another."""
 
-    def __init__(
-        self,
-        target: Context,
-        *,
-        sizes: Sequence[int] = (),
-        draft: Context | None = None,
-        steps: bool = False,
-        chain: int = CHAIN,
-        clock: Clock = time.perf_counter,
-    ) -> None:
-        self._target = target
-        self._draft = draft
-        self._clock = clock
-        self._chain = chain
+    target: Context
+    sizes: Sequence[int] = ()
+    draft: Context | None = None
+    steps: bool = False
+    chain: int = CHAIN
+    clock: Clock = time.perf_counter
+
+    def __post_init__(self) -> None:
         kinds: list[Kind] = [("chain", 1)]
-        kinds += [("chain", chain)] if draft is not None and chain > 1 else []
-        kinds += [("steps", STEPS)] if steps else []
-        kinds += [("pass", size) for size in sizes]
+        kinds += [("chain", self.chain)] if self.draft is not None and self.chain > 1 else []
+        kinds += [("steps", STEPS)] if self.steps else []
+        kinds += [("pass", size) for size in self.sizes]
         self._samples: dict[Kind, list[float]] = {kind: [] for kind in kinds}
         self.kinds = tuple(kinds)
 
@@ -99,21 +94,21 @@ class PassTimer:
     def time(self, kind: Kind) -> None:
         """Add one sample of a kind. The fed tokens do not matter."""
         name, count = kind
-        contexts = [context for context in (self._target, self._draft) if context is not None]
+        contexts = [context for context in (self.target, self.draft) if context is not None]
         mx.synchronize()
         held = [context.lengths for context in contexts]
-        started = self._clock()
+        started = self.clock()
         if name == "steps":
             # Each step is submitted before the one before it is read.
-            pending = _submit(self._target, _any_token(), 0)
+            pending = _submit(self.target, _any_token(), 0)
             for _ in range(count - 1):
-                following = _submit(self._target, pending, 0)
+                following = _submit(self.target, pending, 0)
                 pending.tolist()
                 pending = following
             pending.tolist()
         else:
             self._round(count, 0) if name == "chain" else self._round(1, count)
-        self._samples[kind].append(self._clock() - started)
+        self._samples[kind].append(self.clock() - started)
         if name != "steps":
             for context, lengths in zip(contexts, held, strict=True):
                 context.rewind(lengths)
@@ -125,11 +120,11 @@ class PassTimer:
             return None
         alone = used["chain", 1]
         first, draft = _typical(alone), None
-        steps, chain = used.get(("steps", STEPS)), used.get(("chain", self._chain), alone)
-        if self._draft is not None:
+        steps, chain = used.get(("steps", STEPS)), used.get(("chain", self.chain), alone)
+        if self.draft is not None:
             # Behind another draft step.
             behind = _typical(chain) - first
-            draft = first if self._chain == 1 else max(0.0, behind / (self._chain - 1))
+            draft = first if self.chain == 1 else max(0.0, behind / (self.chain - 1))
         spread = steps or chain
         middle = _typical(spread)
         return PassCosts(
@@ -139,7 +134,7 @@ class PassTimer:
             },
             start=max(0.0, first - draft) if draft is not None else 0.0,
             step=_typical(steps) / STEPS if steps else 0.0,
-            replays=self._target.replays,
+            replays=self.target.replays,
             samples=min(max(len(samples) - 1, 1) for samples in used.values()),
             spread=_typical([abs(one - middle) for one in spread]) / middle if middle else 0.0,
         )
@@ -148,10 +143,10 @@ class PassTimer:
         """Take `drafted` single steps, then a pass over `size` tokens, and read its result."""
         chosen = _any_token()
         for _ in range(drafted):
-            chosen = _submit(self._draft or self._target, chosen, 1)
+            chosen = _submit(self.draft or self.target, chosen, 1)
         if size:
             # From the step before, as a round's drafted tokens are.
-            chosen = _submit(self._target, mx.broadcast_to(chosen, (1, size)), size)
+            chosen = _submit(self.target, mx.broadcast_to(chosen, (1, size)), size)
         chosen.tolist()
 
 

@@ -83,6 +83,7 @@ class Row:
     seen: int
 
 
+@dataclass(eq=False)
 class DraftModel(Proposer):
     """Proposer that decodes ahead with a draft model, one token a pass, without blocking.
 
@@ -92,20 +93,13 @@ class DraftModel(Proposer):
 
     batches = True
 
-    def __init__(
-        self,
-        model: Model,
-        settings: Sampling,
-        vocabulary: int,
-        translation: Translation | None = None,
-        *,
-        eager: bool = True,
-    ) -> None:
-        self._model = model
-        self._settings = settings
-        self._vocabulary = vocabulary
-        self._translation = translation
-        self._eager = eager
+    model: Model
+    settings: Sampling
+    vocabulary: int
+    translation: Translation | None = None
+    eager: bool = True
+
+    def __post_init__(self) -> None:
         self._rows: list[Row] = []
         # Of the first rows; the others are opened with their first draft.
         self._context: Context | None = None
@@ -122,7 +116,7 @@ class DraftModel(Proposer):
         recalled = self._recalled or [(0, None)] * len(prompts)
         self._rows = [self._row(*each) for each in zip(prompts, recalled, strict=True)]
         self._context, self._recalled = None, []
-        if self._eager:
+        if self.eager:
             self._open().evaluate()
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
@@ -138,7 +132,7 @@ class DraftModel(Proposer):
         logits = self._catch_up(context, committed, rooms)
 
         def following(tokens: mx.array) -> mx.array:
-            fed = tokens if self._translation is None else self._translation.feed_array(tokens)
+            fed = tokens if self.translation is None else self.translation.feed_array(tokens)
             return self._over_target(context.advance(fed, proposed=1).logits)
 
         distributions = [row.distribution for row in self._rows]
@@ -195,11 +189,11 @@ class DraftModel(Proposer):
         seen, cached = recalled
         fits = self._room(len(prompt)) > 0
         return Row(
-            Distribution(self._settings, self._vocabulary, prompt),
+            Distribution(self.settings, self.vocabulary, prompt),
             prompt if fits else prompt[:1],
             cached if fits else None,
             fits,
-            unread=len(self._model.prefix(prompt)) - 1,
+            unread=len(self.model.prefix(prompt)) - 1,
             seen=seen,
         )
 
@@ -209,9 +203,9 @@ class DraftModel(Proposer):
             prompts = [self._known(row.prompt) for row in unopened]
             cached = [row.cached for row in unopened]
             if len(unopened) == 1:
-                context = self._model.open(prompts[0], cached[0])
+                context = self.model.open(prompts[0], cached[0])
             else:
-                context = self._model.open_batch(prompts, cached)
+                context = self.model.open_batch(prompts, cached)
             if self._context is None:
                 self._context = context
             else:
@@ -248,14 +242,14 @@ class DraftModel(Proposer):
         ]
 
     def _room(self, committed: int) -> int:
-        longest = self._model.max_length
+        longest = self.model.max_length
         return sys.maxsize if longest is None else longest - committed
 
     def _over_target(self, logits: mx.array) -> mx.array:
-        return logits if self._translation is None else self._translation.rows(logits)
+        return logits if self.translation is None else self.translation.rows(logits)
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
-        if self._translation is not None:
-            return self._translation.feed(tokens)
+        if self.translation is not None:
+            return self.translation.feed(tokens)
         # A token beyond the draft's embedding costs acceptance, never exactness.
-        return [token if token < self._model.vocabulary else 0 for token in tokens]
+        return [token if token < self.model.vocabulary else 0 for token in tokens]

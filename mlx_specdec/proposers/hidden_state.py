@@ -4,7 +4,7 @@ Only chances that are known before a token is drawn decide that, so that every r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -48,33 +48,29 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     )
 
 
+@dataclass(eq=False)
 class HiddenStateDrafter(Proposer):
     """Proposer of one sequence. settings, vocabulary: the target's own. prices: see Setup."""
 
-    def __init__(
-        self,
-        network: DrafterNetwork,
-        settings: Sampling,
-        vocabulary: int,
-        prices: Callable[[], Prices | None] | None = None,
-    ) -> None:
-        self.taps = network.taps
+    network: DrafterNetwork
+    settings: Sampling
+    vocabulary: int
+    prices: Callable[[], Prices | None] | None = None
+
+    def __post_init__(self) -> None:
+        self.taps = self.network.taps
         # The target shows no hidden states of tokens that it does not read again.
-        self.needs = (network.kind,)
-        self._network = network
-        self._settings = settings
-        self._vocabulary = vocabulary
-        self._prices = prices
+        self.needs = (self.network.kind,)
         self._recalled: Cached | None = None
         self._confidence = Confidence()
 
     def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
-        self._recalled = cached[0].get(self._network.kind)
+        self._recalled = cached[0].get(self.network.kind)
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         [prompt] = prompts
-        self._distributions = [Distribution(self._settings, self._vocabulary, prompt)]
-        self._reading = self._network.open()
+        self._distributions = [Distribution(self.settings, self.vocabulary, prompt)]
+        self._reading = self.network.open()
         self._attends = False
         if self._recalled is not None:
             self._reading.recall([self._recalled])
@@ -105,7 +101,7 @@ class HiddenStateDrafter(Proposer):
             return {}
         if len(self._tokens) > 1:
             self._read()
-        return {self._network.kind: replace(self._reading.reusable(sequence), lag=1)}
+        return {self.network.kind: replace(self._reading.reusable(sequence), lag=1)}
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """See Proposer. Abstains where the target has not seen a token."""
@@ -114,13 +110,13 @@ class HiddenStateDrafter(Proposer):
             hidden = mx.concatenate(self._hidden, axis=1)
             self._reading.read(hidden, mx.array([following], dtype=mx.int32))
             self._hidden, self._tokens = [], []
-        length, count = self._reading.length, min(limit, self._network.most)
+        length, count = self._reading.length, min(limit, self.network.most)
         if not length:
             return no_proposal()
         logits, after = self._reading.guess(count), self._reading.guess_after
         proposal = draw(self._distributions, committed, noise, count, logits, after)
         self._reading.rewind((length,))
-        prices = None if self._prices is None else self._prices()
+        prices = None if self.prices is None else self.prices()
         if prices is None or (chances := self._reading.chances()) is None:
             return proposal
         return replace(proposal, counts=(self._confidence.worth(chances, prices),)).of(0)

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ..interfaces import Model, Noise, Prices, Proposal, Proposer
@@ -101,6 +101,7 @@ class MatchAcceptance:
         return min(length, 8) + (length >= 16) + (length >= DEPTH)
 
 
+@dataclass(eq=False)
 class PromptLookup(Continuation):
     """Proposes what followed the longest match, at most GROWTH times as long as the match.
 
@@ -114,26 +115,19 @@ class PromptLookup(Continuation):
     bring.
     """
 
-    def __init__(
-        self,
-        least: int = ALONE,
-        frequent: bool = False,
-        documents: DocumentIndex | None = None,
-        history: Callable[[], TextIndex | None] = lambda: None,
-        accepted: MatchAcceptance | None = None,
-        prices: Callable[[], Prices | None] | None = None,
-    ) -> None:
-        self._least = least
-        self._frequent = frequent
-        self._documents = documents
-        self._history = history
-        self._accepted = accepted or MatchAcceptance()
-        self._prices = prices
+    least: int = ALONE
+    frequent: bool = False
+    documents: DocumentIndex | None = None
+    history: Callable[[], TextIndex | None] = lambda: None
+    accepted: MatchAcceptance = field(default_factory=MatchAcceptance)
+    prices: Callable[[], Prices | None] | None = None
+
+    def __post_init__(self) -> None:
         self.begin([[]])
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         [self._prompt] = map(list, prompts)
-        self._index = TextIndex(sys.maxsize, GRAMS if self._least > 1 else (1, *GRAMS))
+        self._index = TextIndex(sys.maxsize, GRAMS if self.least > 1 else (1, *GRAMS))
         self._read = self._limit = 0
         self._expected = Expected([], [], [])
 
@@ -144,27 +138,27 @@ class PromptLookup(Continuation):
             found = map(self._expect, self._matches(committed[-DEPTH:], limit))
             self._expected = max(found, key=lambda each: sum(each.chances))
         tokens = self._expected.tokens
-        prices = self._prices() if self._prices is not None and tokens else None
+        prices = self.prices() if self.prices is not None and tokens else None
         return tokens if prices is None else tokens[: self._expected.worth(prices)]
 
     def _matches(self, end: Sequence[int], limit: int) -> Iterator[Match]:
-        yield (match := self._index.find(end, limit, self._least))
-        if (history := self._history()) is not None:
-            yield history.find(end, limit, self._least)
-        if self._documents is not None and self._least <= len(end) and match.length < DEPTH:
-            found = self._documents.find(end)
-            if found.length >= max(match.length + 1, self._least):
-                yield Match(found.length, [self._documents.following(found, limit)])
+        yield (match := self._index.find(end, limit, self.least))
+        if (history := self.history()) is not None:
+            yield history.find(end, limit, self.least)
+        if self.documents is not None and self.least <= len(end) and match.length < DEPTH:
+            found = self.documents.find(end)
+            if found.length >= max(match.length + 1, self.least):
+                yield Match(found.length, [self.documents.following(found, limit)])
 
     def _expect(self, match: Match) -> Expected:
         expected, rows, chance = Expected([], [], []), match.following, 1.0
         for length in range(match.length, (1 + GROWTH) * match.length):
             at = length - match.length
             nexts = [row[at] for row in rows if at < len(row)]
-            if not nexts or not (self._frequent or at < len(rows[0])):
+            if not nexts or not (self.frequent or at < len(rows[0])):
                 break
-            token = max(nexts, key=nexts.count) if self._frequent else nexts[0]
-            chance *= nexts.count(token) / len(nexts) * self._accepted.chance(length)
+            token = max(nexts, key=nexts.count) if self.frequent else nexts[0]
+            chance *= nexts.count(token) / len(nexts) * self.accepted.chance(length)
             expected.tokens.append(token)
             expected.lengths.append(length)
             expected.chances.append(chance)
@@ -181,7 +175,7 @@ class PromptLookup(Continuation):
             for token, length, right in zip(
                 self._expected.tokens, self._expected.lengths, written, strict=False
             ):
-                self._accepted.learn(length, token == right)
+                self.accepted.learn(length, token == right)
                 if token != right:
                     break
             for token in written:

@@ -45,31 +45,31 @@ Measured = Callable[[int, Any], None]
 """Called after each epoch with its number, from 1, and figures of the held-out texts."""
 
 
+@dataclass(eq=False)
 class Task(ABC):
     """Something to train. module: whose trainable parameters are learned. train, held_out: numbers
     of the examples to learn from and to evaluate on. What it measures, its figures, has a `score`:
     the smaller the better."""
 
-    def __init__(
-        self, module: nn.Module, config: TrainConfig, train: np.ndarray, held_out: np.ndarray
-    ) -> None:
-        self.module = module
-        self.train = train
-        self.held_out = held_out
-        self._config = config
+    module: nn.Module
+    config: TrainConfig
+    train: np.ndarray
+    held_out: np.ndarray
+
+    def __post_init__(self) -> None:
         self._order: tuple[int, Sequence[np.ndarray]] = (-1, [])
 
     @property
     def steps(self) -> int:
         """Batches in an epoch, one or more."""
-        return -(-len(self.train) // self._config.batch)
+        return -(-len(self.train) // self.config.batch)
 
     def batch(self, epoch: int, place: int) -> tuple[mx.array, ...]:
         """One batch of an epoch, the same at every call; epochs and places from 0."""
         if self._order[0] != epoch:
-            draw = np.random.default_rng((self._config.seed, epoch))
+            draw = np.random.default_rng((self.config.seed, epoch))
             self._order = epoch, self.shuffled(draw)
-        chance = np.random.default_rng((self._config.seed, epoch, place))
+        chance = np.random.default_rng((self.config.seed, epoch, place))
         return self.take(self._order[1][place], chance)
 
     def evaluate(self) -> Any:
@@ -80,12 +80,12 @@ class Task(ABC):
         return self.figures(total)
 
     def cut(self, examples: np.ndarray) -> list[np.ndarray]:
-        return np.split(examples, range(self._config.batch, len(examples), self._config.batch))
+        return np.split(examples, range(self.config.batch, len(examples), self.config.batch))
 
     def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
         """Return every example to learn from once, in as many batches as `steps`: as `ordered`
         within a few batches of a random order."""
-        order, reach = draw.permutation(self.train), self._config.batch * WINDOW
+        order, reach = draw.permutation(self.train), self.config.batch * WINDOW
         parts = [self.ordered(order[at : at + reach]) for at in range(0, len(order), reach)]
         batches = [batch for part in parts for batch in self.cut(part)]
         return [batches[number] for number in draw.permutation(len(batches))]
@@ -122,58 +122,61 @@ class Outcome:
     epochs: int
 
 
+@dataclass(eq=False)
 class Fit:
     """One training of a task's module, which ends as the best of all epochs. file: the checkpoint,
     read where it exists and written on the way. start: figures of the module as it is, where that
     is one of those that may be the best; it is then epoch 0."""
 
-    def __init__(self, task: Task, config: TrainConfig, file: Path, start: Any = None) -> None:
-        self._task = task
-        self._module = task.module
-        self._config = config
-        self._file = file
-        self._total = task.steps * config.epochs
+    task: Task
+    config: TrainConfig
+    file: Path
+    start: Any = None
+
+    def __post_init__(self) -> None:
+        self._module = self.task.module
+        self._total = self.task.steps * self.config.epochs
         self._optimizer = optimizers.AdamW(self._rate(), bias_correction=True)
         self._step = self._best_epoch = 0
         # As a checkpoint has it, so that an interruption changes no comparison.
-        self._best_score = np.float32(math.inf if start is None else start.score)
+        self._best_score = np.float32(math.inf if self.start is None else self.start.score)
         self._best = self._module.parameters()
         self._optimizer.init(self._module.trainable_parameters())
-        if file.exists():
+        if self.file.exists():
             self._read()
 
     def run(self, step: Step, measured: Measured) -> Outcome:
-        learn = nn.value_and_grad(self._module, self._task.loss)
+        learn = nn.value_and_grad(self._module, self.task.loss)
         while self._step < self._total:
-            is_between = self._step % self._task.steps == 0
-            if is_between and self._epochs - self._best_epoch >= self._config.patience:
+            is_between = self._step % self.task.steps == 0
+            if is_between and self._epochs - self._best_epoch >= self.config.patience:
                 break
-            value, gradients = learn(*self._task.batch(*divmod(self._step, self._task.steps)))
+            value, gradients = learn(*self.task.batch(*divmod(self._step, self.task.steps)))
             self._optimizer.update(self._module, gradients)
             mx.eval(value, self._module.parameters(), self._optimizer.state)
             self._step += 1
-            if self._step % self._task.steps == 0:
+            if self._step % self.task.steps == 0:
                 measured(self._epochs, self._evaluate())
             elif self._step % STEPS_BETWEEN == 0:
                 self._write()
             step(self._step, self._total, float(value.item()))
         self._module.update(self._best)
-        return Outcome(self._task.evaluate(), self._best_epoch, self._epochs)
+        return Outcome(self.task.evaluate(), self._best_epoch, self._epochs)
 
     @property
     def _epochs(self) -> int:
-        return self._step // self._task.steps
+        return self._step // self.task.steps
 
     def _rate(self) -> Callable[[mx.array], mx.array]:
-        rate = self._config.learning_rate
-        rising = max(1, int(self._config.warm_up * self._total))
+        rate = self.config.learning_rate
+        rising = max(1, int(self.config.warm_up * self._total))
         warm_up = optimizers.linear_schedule(rate / rising, rate, rising)
         cosine = optimizers.cosine_decay(rate, max(1, self._total - rising))
         return optimizers.join_schedules([warm_up, cosine], [rising])
 
     def _evaluate(self) -> Any:
         """At the end of an epoch: keep the module if it is the best."""
-        figures = self._task.evaluate()
+        figures = self.task.evaluate()
         score = np.float32(figures.score)
         if score < self._best_score:
             self._best_epoch, self._best_score = self._epochs, score
@@ -190,12 +193,12 @@ class Fit:
             "best_epoch": mx.array(self._best_epoch),
             "best_score": mx.array(float(self._best_score)),
         }
-        new = self._file.with_name("new.safetensors")
+        new = self.file.with_name("new.safetensors")
         mx.save_safetensors(str(new), dict(tree_flatten(state)))
-        os.replace(new, self._file)
+        os.replace(new, self.file)
 
     def _read(self) -> None:
-        state: dict[str, Any] = tree_unflatten(list(safetensors_file.load(self._file).items()))
+        state: dict[str, Any] = tree_unflatten(list(safetensors_file.load(self.file).items()))
         mx.eval(state)
         self._module.update(state["module"])
         self._best = state["best"]
