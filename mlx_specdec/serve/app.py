@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..version import __version__
 from . import anthropic, llama_cpp, openai, responses, tgi
 from .answers import Payload
-from .body import OBJECT, TEXT, WHOLE, Schema, either, several
+from .body import OBJECT, TEXT, WHOLE, Schema, either, named, several
 from .problems import Problem, failed
 from .service import EVENTS, JSON, Endpoint, Service, error_response
 
@@ -152,32 +152,28 @@ def _ref(name: str) -> Schema:
 def _answers() -> dict[str, Schema]:
     """Return the schemas of answers, as far as clients rely on them."""
     choice = _answer(index=WHOLE, finish_reason={"enum": ["stop", "length", "tool_calls"]})
-    usage = _answer(prompt_tokens=WHOLE, completion_tokens=WHOLE, total_tokens=WHOLE)
+    usage = _answer(**named("prompt_tokens completion_tokens total_tokens", WHOLE))
     return {
         "Completion": _answer(
-            id=TEXT,
+            **named("id model", TEXT),
             object={"enum": ["chat.completion", "text_completion"]},
             created=WHOLE,
-            model=TEXT,
             choices=several(choice, 1),
             usage=usage,
         ),
         "Message": _answer(
-            id=TEXT,
+            **named("id model stop_reason", TEXT),
             type={"const": "message"},
             role={"const": "assistant"},
-            model=TEXT,
             content=several(_answer(type=TEXT)),
-            stop_reason=TEXT,
             usage=_answer(input_tokens=WHOLE, output_tokens=WHOLE),
         ),
         "Response": _answer(
-            id=TEXT,
+            **named("id model", TEXT),
             object={"const": "response"},
             status={"enum": ["completed", "incomplete"]},
-            model=TEXT,
-            output=several(_answer(id=TEXT, type=TEXT, status=TEXT), 1),
-            usage=_answer(input_tokens=WHOLE, output_tokens=WHOLE, total_tokens=WHOLE),
+            output=several(_answer(**named("id type status", TEXT)), 1),
+            usage=_answer(**named("input_tokens output_tokens total_tokens", WHOLE)),
         ),
         "Count": _answer(input_tokens=WHOLE),
         "Generated": _answer(generated_text=TEXT),

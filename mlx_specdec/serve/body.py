@@ -162,25 +162,39 @@ def read(schema: Schema, value: Any, where: str = "") -> Any:
     for a whole body. Raises Problem, which names the field that is wrong."""
     if "anyOf" in schema:
         value = _any(schema, value, where)
-    value = _typed(schema, value, where)
-    values = [schema["const"]] if "const" in schema else schema.get("enum", [value])
-    if not any(_same(value, each) for each in values):
-        _refuse(schema, value, where)
+    if schema.get("type") == "integer" and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not _allows(schema, value):
+        _refuse({**schema, "items": {}} if isinstance(value, list) else schema, value, where)
     if isinstance(value, dict):
         value = _object(schema, value, where)
         for rule in (*schema.get("x-rules", ()), *schema.get("allOf", ())):
-            if not _fits(rule, value):
-                raise invalid(rule["description"], rule["x-param"])
-    elif isinstance(value, list):
-        if not _within(schema, "Items", len(value)):
-            _refuse({**schema, "items": {}}, value, where)
-        if "items" in schema and not _are_whole(schema["items"], value):
-            value = [read(schema["items"], each, f"{where}[{at}]") for at, each in enumerate(value)]
-    elif isinstance(value, str):
-        pattern = schema.get("pattern", "").replace("$", r"\Z")
-        if not _within(schema, "Length", len(value)) or not re.search(pattern, value):
-            _refuse(schema, value, where)
+            try:
+                read(rule, value)
+            except Problem:
+                raise invalid(rule["description"], rule["x-param"]) from None
+    elif isinstance(value, list) and "items" in schema and not _are_whole(schema["items"], value):
+        value = [read(schema["items"], each, f"{where}[{at}]") for at, each in enumerate(value)]
     return value
+
+
+def _allows(schema: Schema, value: Any) -> bool:
+    """Return True for a value of the type, the bounds and the pattern of a schema."""
+    kind = schema.get("type")
+    values = [schema["const"]] if "const" in schema else schema.get("enum", [value])
+    # In JSON, true is not 1.
+    same = (each == value and isinstance(each, bool) == isinstance(value, bool) for each in values)
+    if (kind is not None and not _has_type(schema, value)) or not any(same):
+        return False
+    if isinstance(value, list):
+        return _within(schema, "Items", len(value))
+    if isinstance(value, str):
+        pattern = schema.get("pattern", "").replace("$", r"\Z")
+        return _within(schema, "Length", len(value)) and bool(re.search(pattern, value))
+    if kind not in ("integer", "number"):
+        return True
+    below = value < schema.get("exclusiveMaximum", math.inf)
+    return below and _within(schema, "imum", value) and (kind == "number" or value == value // 1)
 
 
 def words(schema: Schema) -> str:
@@ -240,9 +254,8 @@ def _shown(value: Any) -> str:
 def _are_whole(schema: Schema, values: list[Any]) -> bool:
     """Return True when the schema is one of integers, such as token ids, and all values fit it.
     `read` takes a microsecond for each value, and there may be millions."""
-    low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
     of_integers = schema.get("type") == "integer" and set(map(type, values)) == {int}
-    return of_integers and low <= min(values) <= max(values) <= high
+    return of_integers and all(_within(schema, "imum", each) for each in (min(values), max(values)))
 
 
 def _any(schema: Schema, value: Any, where: str) -> Any:
@@ -271,23 +284,6 @@ def _has_entries(branch: Schema, value: Any) -> bool:
     return isinstance(value, list) and value != [] and _has_type(branch.get("items", {}), value[0])
 
 
-def _typed(schema: Schema, value: Any, where: str) -> Any:
-    kind = schema.get("type")
-    if kind is not None and not _has_type(schema, value):
-        _refuse(schema, value, where)
-    if kind not in ("integer", "number"):
-        return value
-    if kind == "integer" and isinstance(value, float):
-        if not value.is_integer():
-            _refuse(schema, value, where)
-        value = int(value)
-    low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
-    below = schema.get("exclusiveMaximum")
-    if not low <= value <= high or (below is not None and value >= below):
-        _refuse(schema, value, where)
-    return value
-
-
 def _object(schema: Schema, value: dict[str, Any], where: str) -> dict[str, Any]:
     properties = schema.get("properties", {})
     pattern = schema.get("propertyNames", {}).get("pattern", "").replace("$", r"\Z")
@@ -311,21 +307,8 @@ def _object(schema: Schema, value: dict[str, Any], where: str) -> dict[str, Any]
     return fields | renamed
 
 
-def _within(schema: Schema, name: str, size: int) -> bool:
-    return schema.get(f"min{name}", 0) <= size <= schema.get(f"max{name}", size)
-
-
-def _fits(schema: Schema, value: Any) -> bool:
-    try:
-        read(schema, value)
-    except Problem:
-        return False
-    return True
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Return True when both are equal in JSON, where true is not 1."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+def _within(schema: Schema, name: str, size: float) -> bool:
+    return schema.get(f"min{name}", size) <= size <= schema.get(f"max{name}", size)
 
 
 def _field(where: str) -> str | None:

@@ -137,6 +137,12 @@ class ToolName:
     namespace: str | None = None
     custom: bool = False
 
+    @property
+    def shown(self) -> str:
+        """The name by which the model knows the tool."""
+        space = "" if self.namespace is None else f"{self.namespace.rstrip('_')}__"
+        return f"{space}{self.name}"[-LONGEST_NAME:]
+
 
 def items_of(body: Body) -> list[Body]:
     """Return the input of a request as items."""
@@ -152,16 +158,11 @@ def as_chat(body: Body, items: Iterable[Body]) -> dict[str, Any]:
         _add(messages, item)
     return {
         "messages": messages or [{"role": "user", "content": ""}],
-        "tools": [_as_function(name, tool) for name, tool in _named_tools(body)],
+        "tools": [_as_function(name, tool) for name, tool in named_tools(body).items()],
         "tool_choice": _tool_choice(body.get("tool_choice", "auto")),
         "parallel_tool_calls": body.get("parallel_tool_calls", True),
         "reasoning_effort": body.get("reasoning", {}).get("effort"),
     }
-
-
-def tool_names(body: Body) -> dict[str, ToolName]:
-    """Return how the client names tools, by the names that the model sees."""
-    return {_shown(name): name for name, _ in _named_tools(body)}
 
 
 def _add(messages: list[dict[str, Any]], item: Body) -> None:
@@ -179,16 +180,15 @@ def _add(messages: list[dict[str, Any]], item: Body) -> None:
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         turn = messages[-1]
-        if kind == "message":
-            turn["content"] = "\n".join(filter(None, [turn["content"], _text(item["content"])]))
-        elif kind == "reasoning":
-            said = [turn.get("reasoning_content", ""), _reasoning(item)]
-            turn["reasoning_content"] = "\n".join(filter(None, said))
+        if kind in ("message", "reasoning"):
+            field = "content" if kind == "message" else "reasoning_content"
+            text = _text(item["content"]) if kind == "message" else _reasoning(item)
+            turn[field] = "\n".join(filter(None, [turn.get(field), text]))
         else:
             custom = kind == "custom_tool_call"
             name = ToolName(item["name"], item.get("namespace"), custom)
             arguments = {"input": item["input"]} if custom else item["arguments"]
-            function = {"name": _shown(name), "arguments": arguments}
+            function = {"name": name.shown, "arguments": arguments}
             turn.setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
 
 
@@ -212,28 +212,21 @@ def _text(content: str | Sequence[Body]) -> str:
     )
 
 
-def _named_tools(body: Body) -> list[tuple[ToolName, Body]]:
+def named_tools(body: Body) -> dict[ToolName, Body]:
     """Return the tools that the model can call, those in namespaces included."""
-    found: list[tuple[ToolName, Body]] = []
+    found: dict[ToolName, Body] = {}
     for tool in body.get("tools", ()):
         space = tool["name"] if tool["type"] == "namespace" else None
         for each in (tool,) if space is None else tool["tools"]:
             if each["type"] in KINDS:
-                found.append((ToolName(each["name"], space, each["type"] == "custom"), each))
+                found[ToolName(each["name"], space, each["type"] == "custom")] = each
             else:
                 _log_skipped("a tool", each["type"][:LONGEST_NAME])
     return found
 
 
-def _shown(name: ToolName) -> str:
-    """Return the name by which the model knows a tool."""
-    if name.namespace is None:
-        return name.name
-    return f"{name.namespace.rstrip('_')}__{name.name}"[-LONGEST_NAME:]
-
-
 def _as_function(name: ToolName, tool: Body) -> dict[str, Any]:
-    function = {"name": _shown(name), "description": tool.get("description")}
+    function = {"name": name.shown, "description": tool.get("description")}
     if not name.custom:
         return {"function": {**function, "parameters": tool.get("parameters")}}
     if grammar := tool.get("format", {}).get("definition"):
@@ -252,8 +245,8 @@ def _tool_choice(choice: str | Body) -> object:
 
 
 def _called(choice: Body) -> Body:
-    name = _shown(ToolName(choice["name"], choice.get("namespace")))
-    return {"type": "function", "function": {"name": name}}
+    name = ToolName(choice["name"], choice.get("namespace"))
+    return {"type": "function", "function": {"name": name.shown}}
 
 
 @functools.lru_cache(maxsize=64)

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from .answers import NOTHING, Choice, Payload, Writer
 from .body import Body
 from .events import Arguments, Call, Event, joined
-from .items import ENCRYPTED, SAME, ToolName, as_chat, items_of, tool_names
+from .items import ENCRYPTED, SAME, ToolName, as_chat, items_of, named_tools
 from .openai import timings
 from .problems import Problem
 from .requests import ParsedRequest, RequestParser
@@ -87,7 +87,7 @@ class ResponsesWriter(Writer):
     def __init__(self, parser: RequestParser, body: Body) -> None:
         super().__init__(parser, body)
         options = self.request.requests[0].options
-        self._names = tool_names(body)
+        self._names = {each.shown: each for each in named_tools(body)}
         self._events = 0
         self._reasoning_tokens = 0
         self._output: list[Payload] = []
