@@ -31,10 +31,12 @@ token_pieces = functools.lru_cache(maxsize=1)(token_bytes)
 class Choice:
     """One text of an answer, as far as it was generated.
 
-    finish_reason: as the engine calls it, "length" for a text that was cut; None while the text
-    goes on. stop: the stop string that ended it. result: set when the engine has ended it.
+    index: its place among the choices. finish_reason: as the engine calls it, "length" for a text
+    that was cut; None while the text goes on. stop: the stop string that ended it. result: set when
+    the engine has ended it.
     """
 
+    index: int = 0
     reader: Reader = field(default_factory=Reader)
     texts: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -99,13 +101,11 @@ class Writer(ABC):
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
         """Return the whole answer."""
 
-    def start(self, index: int) -> list[Payload]:
+    def start(self, choice: Choice) -> list[Payload]:
         """Return the payloads before the first text of a choice."""
         return []
 
-    def piece(
-        self, index: int, choice: Choice, emission: Emission, events: Iterable[Event]
-    ) -> list[Payload]:
+    def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
         """Return the payloads of what a step generated. events: those of its text."""
         return [payload for event in events for payload in self.event(event)]
 
@@ -114,7 +114,7 @@ class Writer(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def end(self, index: int, choice: Choice) -> list[Payload]:
+    def end(self, choice: Choice) -> list[Payload]:
         """Return the payloads at the end of a choice."""
 
     def rest(self, choices: Sequence[Choice]) -> list[Payload]:

@@ -137,8 +137,8 @@ class MessagesWriter(Writer):
         """Return the message that a stream of these events would make."""
         [choice] = choices
         blocks: list[Payload] = []
-        events = self.piece(0, choice, NOTHING, joined(choice.events))
-        for each in [*events, *self.end(0, choice)]:
+        events = self.piece(choice, NOTHING, joined(choice.events))
+        for each in [*events, *self.end(choice)]:
             if each["type"] == "content_block_start":
                 blocks.append(each["content_block"])
             elif each["type"] == "content_block_delta":
@@ -150,10 +150,10 @@ class MessagesWriter(Writer):
                     block["input"] = json.loads(arguments)
         return {**self._message(blocks, choice), **_end(choice)}
 
-    def start(self, index: int) -> list[Payload]:
-        return [{"type": "message_start", "message": self._message([], Choice())}]
+    def start(self, choice: Choice) -> list[Payload]:
+        return [{"type": "message_start", "message": self._message([], choice)}]
 
-    def end(self, index: int, choice: Choice) -> list[Payload]:
+    def end(self, choice: Choice) -> list[Payload]:
         return [
             *(self._begin(dict(EMPTY), "content") if self._block < 0 else []),
             *self._close(),

@@ -60,15 +60,10 @@ def _check_size(field: str, constraint: Constraint, limits: Limits) -> None:
     [(kind, text)] = constraint.items()
     if len(text.encode()) > limits.schema_bytes:
         raise invalid(f"{field} has more than {limits.schema_bytes} bytes: shorten it", field)
-    if kind == "json_schema" and _depth(text) > limits.schema_depth:
+    outside_strings = re.sub(r'"(?:[^"\\]|\\.)*"', "", text) if kind == "json_schema" else ""
+    depths = accumulate((each in "[{") - (each in "]}") for each in outside_strings)
+    if max(depths, default=0) > limits.schema_depth:
         raise invalid(f"{field} is nested more than {limits.schema_depth} deep", field)
-
-
-def _depth(text: str) -> int:
-    """Return how many brackets of a JSON text are inside each other."""
-    outside_strings = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
-    steps = ((each in "[{") - (each in "]}") for each in outside_strings)
-    return max(accumulate(steps), default=0)
 
 
 def _response_format(given: Body) -> Constraint:

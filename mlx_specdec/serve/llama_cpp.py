@@ -33,12 +33,10 @@ class InfillWriter(Writer):
         [choice] = choices
         return self._last(choice, "".join(choice.texts))
 
-    def piece(
-        self, index: int, choice: Choice, emission: Emission, events: Iterable[Event]
-    ) -> list[Payload]:
+    def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
         return [{"content": emission.text, "stop": False}] if emission.text else []
 
-    def end(self, index: int, choice: Choice) -> list[Payload]:
+    def end(self, choice: Choice) -> list[Payload]:
         return [self._last(choice, "")]
 
     def _last(self, choice: Choice, text: str) -> Payload:

@@ -52,21 +52,19 @@ class CompletionWriter(Writer):
     def answer(self, choices: Sequence[Choice]) -> Payload:
         listed = [
             {
-                **self._choice(index, self.content(index, each), _reason(each)),
-                "logprobs": self.logprobs(index, each),
+                **self._choice(each, self.content(each), _reason(each)),
+                "logprobs": self.logprobs(each, each),
             }
-            for index, each in enumerate(choices)
+            for each in choices
         ]
         return {**self._head, "object": self.whole, "choices": listed, **self._figures(choices)}
 
-    def piece(
-        self, index: int, choice: Choice, emission: Emission, events: Iterable[Event]
-    ) -> list[Payload]:
+    def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
         """Return chunks of text; with include_drafted, at least one that counts the tokens."""
-        contents, logprobs = self.contents(emission, events), self.logprobs(index, emission)
+        contents, logprobs = self.contents(emission, events), self.logprobs(choice, emission)
         if logprobs or (self.include_drafted and emission.tokens):
             contents = contents or [self.nothing]
-        pieces = [self._choice(index, each) for each in contents]
+        pieces = [self._choice(choice, each) for each in contents]
         if self.include_drafted:
             pieces = [{**each, "drafted": emission.drafted > 0, "tokens": 0} for each in pieces]
         for first in pieces[:1]:
@@ -75,8 +73,8 @@ class CompletionWriter(Writer):
                 first["tokens"] = len(emission.tokens)
         return [self._chunk([each]) for each in pieces]
 
-    def end(self, index: int, choice: Choice) -> list[Payload]:
-        last = self._choice(index, self.nothing, _reason(choice))
+    def end(self, choice: Choice) -> list[Payload]:
+        last = self._choice(choice, self.nothing, _reason(choice))
         return [{**self._chunk([last]), **timings([choice])}]
 
     def rest(self, choices: Sequence[Choice]) -> list[Payload]:
@@ -106,11 +104,11 @@ class CompletionWriter(Writer):
         chunk = {**self._head, "object": self.chunk, "choices": choices}
         return {**chunk, "usage": None} if self._include_usage else chunk
 
-    def _choice(self, index: int, content: Payload, reason: str | None = None) -> Payload:
-        return {"index": index, **content, "logprobs": None, "finish_reason": reason}
+    def _choice(self, choice: Choice, content: Payload, reason: str | None = None) -> Payload:
+        return {"index": choice.index, **content, "logprobs": None, "finish_reason": reason}
 
     @abstractmethod
-    def content(self, index: int, choice: Choice) -> Payload:
+    def content(self, choice: Choice) -> Payload:
         """Return the content of a whole choice."""
 
     @abstractmethod
@@ -118,7 +116,7 @@ class CompletionWriter(Writer):
         """Return the contents of the chunks of what a step generated."""
 
     @abstractmethod
-    def logprobs(self, index: int, of: Choice | Emission) -> Payload | None:
+    def logprobs(self, choice: Choice, of: Choice | Emission) -> Payload | None:
         """Return the log-probabilities of a choice, or of a part of it, if there are any."""
 
     def _token(self, id: int, logprob: float) -> Payload:
@@ -139,25 +137,25 @@ class TextWriter(CompletionWriter):
     def parse(self, body: Body) -> ParsedRequest:
         return self.parser.completions(body)
 
-    def start(self, index: int) -> list[Payload]:
+    def start(self, choice: Choice) -> list[Payload]:
         """Return the prompt, if `echo` is set."""
-        echoed = self.request.echoed[index : index + 1]
-        return [self._chunk([self._choice(index, {"text": each})]) for each in echoed]
+        echoed = self.request.echoed[choice.index :][:1]
+        return [self._chunk([self._choice(choice, {"text": each})]) for each in echoed]
 
-    def content(self, index: int, choice: Choice) -> Payload:
-        return {"text": "".join([*self.request.echoed[index : index + 1], *choice.texts])}
+    def content(self, choice: Choice) -> Payload:
+        return {"text": "".join([*self.request.echoed[choice.index :][:1], *choice.texts])}
 
     def contents(self, emission: Emission, events: Iterable[Event]) -> list[Payload]:
         return [{"text": emission.text}] if emission.text else []
 
-    def logprobs(self, index: int, of: Choice | Emission) -> Payload | None:
+    def logprobs(self, choice: Choice, of: Choice | Emission) -> Payload | None:
         if not of.logprobs:
             return None
         tokens = [self._token(each.token, each.logprob) for each in of.logprobs]
         offsets = []
         for each in tokens:
-            offsets.append(self._offsets[index])
-            self._offsets[index] += len(each["token"])
+            offsets.append(self._offsets[choice.index])
+            self._offsets[choice.index] += len(each["token"])
         others = ([self._token(*other) for other in each.top] for each in of.logprobs)
         return {
             "tokens": [_key(each) for each in tokens],
@@ -185,17 +183,17 @@ class ChatWriter(CompletionWriter):
     def parse(self, body: Body) -> ParsedRequest:
         return self.parser.chat(body)
 
-    def start(self, index: int) -> list[Payload]:
+    def start(self, choice: Choice) -> list[Payload]:
         delta = {"role": "assistant", "content": ""}
-        return [self._chunk([self._choice(index, {"delta": delta})])]
+        return [self._chunk([self._choice(choice, {"delta": delta})])]
 
-    def content(self, index: int, choice: Choice) -> Payload:
+    def content(self, choice: Choice) -> Payload:
         return {"message": _message(choice)}
 
     def contents(self, emission: Emission, events: Iterable[Event]) -> list[Payload]:
         return [{"delta": _delta(each)} for each in events]
 
-    def logprobs(self, index: int, of: Choice | Emission) -> Payload | None:
+    def logprobs(self, choice: Choice, of: Choice | Emission) -> Payload | None:
         # OpenAI leaves out the token that ends a text.
         count = len(of.logprobs) - (of.finish_reason == "eos")
         content = [
@@ -296,7 +294,24 @@ def _ratio(part: float, whole: float) -> float:
 def models(service: Service, request: Request) -> Payload:
     """List the one model: `data` as OpenAI and Anthropic do, `models` as Codex reads it."""
     model = _model(service)
-    listed = {"object": "list", "data": [model], "models": [_codex_model(service, model)]}
+    # An entry of Codex's catalogue is dropped where a field is missing (ollama/ollama,
+    # cmd/launch/codex.go).
+    codex = {
+        **dict.fromkeys(("slug", "display_name", "description"), service.name),
+        **dict.fromkeys(("supported_reasoning_levels", "experimental_supported_tools"), ()),
+        **dict.fromkeys(("support_verbosity", "supports_reasoning_summaries"), False),
+        "context_window": model.get("context_length"),
+        "shell_type": "default",
+        "visibility": "list",
+        "supported_in_api": True,
+        "supports_parallel_tool_calls": False,
+        "priority": 0,
+        "truncation_policy": {"mode": "bytes", "limit": 10_000},
+        "input_modalities": ["text"],
+        "base_instructions": "",
+        "default_verbosity": "low",
+    }
+    listed = {"object": "list", "data": [model], "models": [codex]}
     return {**listed, "first_id": model["id"], "last_id": model["id"], "has_more": False}
 
 
@@ -316,26 +331,6 @@ def _model(service: Service) -> Payload:
     longest = service.parser().longest
     lengths = dict.fromkeys(("max_model_len", "context_length"), longest)
     return {**model, **lengths, "meta": {"n_ctx_train": longest}}
-
-
-def _codex_model(service: Service, model: Payload) -> Payload:
-    """Return an entry of Codex's catalogue, which is dropped where a field is missing
-    (ollama/ollama, cmd/launch/codex.go)."""
-    return {
-        **dict.fromkeys(("slug", "display_name", "description"), service.name),
-        **dict.fromkeys(("supported_reasoning_levels", "experimental_supported_tools"), ()),
-        **dict.fromkeys(("support_verbosity", "supports_reasoning_summaries"), False),
-        "context_window": model.get("context_length"),
-        "shell_type": "default",
-        "visibility": "list",
-        "supported_in_api": True,
-        "supports_parallel_tool_calls": False,
-        "priority": 0,
-        "truncation_policy": {"mode": "bytes", "limit": 10_000},
-        "input_modalities": ["text"],
-        "base_instructions": "",
-        "default_verbosity": "low",
-    }
 
 
 ENDPOINTS = (

@@ -135,15 +135,15 @@ class ResponsesWriter(Writer):
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
-        self.piece(0, choice, NOTHING, joined(choice.events))
-        last = self.end(0, choice)[-1]
+        self.piece(choice, NOTHING, joined(choice.events))
+        last = self.end(choice)[-1]
         return {**last["response"], **timings(choices)}
 
-    def start(self, index: int) -> list[Payload]:
+    def start(self, choice: Choice) -> list[Payload]:
         response = self._response("in_progress")
         return [self._event("response.created", response=response), *self.silence()]
 
-    def end(self, index: int, choice: Choice) -> list[Payload]:
+    def end(self, choice: Choice) -> list[Payload]:
         cut = choice.finish_reason not in ("eos", "stop")
         status = "incomplete" if cut else "completed"
         empty = [] if self._output else self._begin("message")

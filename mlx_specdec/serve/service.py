@@ -169,8 +169,8 @@ def _handled(endpoint: Endpoint, parser: RequestParser, data: bytes) -> Answer:
         raise invalid(str(error), name if name in body else None) from None
 
 
-Step = tuple[int, Emission | None, list[Event]]
-"""The index of a choice, what it generated, None at its end, and the events in that."""
+Step = tuple[Choice, Emission | None, list[Event]]
+"""A choice, what it generated, None at its end, and the events in that."""
 
 
 class ResponseStream:
@@ -179,7 +179,7 @@ class ResponseStream:
 
     def __init__(self, engine: Engine, writer: Writer, seconds: float) -> None:
         self._parsed = parsed = writer.request
-        self.choices = [Choice(parsed.reader()) for _ in parsed.requests]
+        self.choices = [Choice(at, parsed.reader()) for at in range(len(parsed.requests))]
         self._engine = engine
         self._writer = writer
         self._loop = asyncio.get_running_loop()
@@ -191,7 +191,7 @@ class ResponseStream:
             raise busy("too many requests wait already: try again", 429, "queue_full") from None
         except RuntimeError:
             raise busy(STOPPING) from None
-        self._open = {number: index for index, number in enumerate(numbers)}
+        self._open = dict(zip(numbers, self.choices, strict=True))
 
     async def whole(self, request: Request) -> Payload | list[Payload]:
         """Return the whole answer. Raises Problem, and ClientDisconnect when the client leaves."""
@@ -208,16 +208,15 @@ class ResponseStream:
             return b"".join(server_sent_event(each, named=writer.named) for each in payloads)
 
         try:
-            yield sent([each for index in range(len(self.choices)) for each in writer.start(index)])
+            yield sent([each for choice in self.choices for each in writer.start(choice)])
             async for step in self._steps(HEARTBEAT_SECONDS):
                 if step is None:
                     yield sent(writer.silence()) or HEARTBEAT
                     continue
-                index, emission, events = step
-                choice = self.choices[index]
-                payloads = writer.piece(index, choice, emission or NOTHING, events)
+                choice, emission, events = step
+                payloads = writer.piece(choice, emission or NOTHING, events)
                 if emission is None:
-                    payloads += writer.end(index, choice)
+                    payloads += writer.end(choice)
                 yield sent(payloads)
             yield sent(writer.rest(self.choices)) + writer.done
         except Problem as problem:
@@ -262,15 +261,14 @@ class ResponseStream:
                     raise busy(STOPPING)
                 # The client can change a constraint that no text of the model satisfies.
                 raise (invalid if part.error == STUCK else failed)(part.error)
-            index = self._open[part.number]
-            choice = self.choices[index]
+            choice = self._open[part.number]
             choice.take(part.emission, part.result)
             by_drafted = self._writer.include_drafted
             for emission in _by_drafted(part.emission) if by_drafted else [part.emission]:
-                yield index, emission, await _read(choice, emission.text)
+                yield choice, emission, await _read(choice, emission.text)
             if part.last:
                 del self._open[part.number]
-                yield index, None, await _read(choice, None)
+                yield choice, None, await _read(choice, None)
         cut = list(self._open.values())
         self.close()
         if cut and not any(each.tokens for each in self.choices):
@@ -280,9 +278,9 @@ class ResponseStream:
                 code="timeout",
                 headers={"Retry-After": "10"},
             )
-        for index in cut:
-            self.choices[index].finish_reason = "length"
-            yield index, None, await _read(self.choices[index], None)
+        for choice in cut:
+            choice.finish_reason = "length"
+            yield choice, None, await _read(choice, None)
 
     def _hear(self, part: Part) -> None:
         # The loop may have ended meanwhile.

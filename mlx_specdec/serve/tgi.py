@@ -34,6 +34,7 @@ class TgiWriter(Writer):
     _ended = False
 
     def __init__(self, parser: RequestParser, body: Body, stream: bool | None) -> None:
+        self._parameters = body.get("parameters", {})
         super().__init__(parser, body)
         self._listed = stream is None
         if stream is not None:
@@ -70,9 +71,7 @@ class TgiWriter(Writer):
             answer["details"] = {**self._end(choice), "prefill": [], "tokens": tokens}
         return [answer] if self._listed else answer
 
-    def piece(
-        self, index: int, choice: Choice, emission: Emission, events: Iterable[Event]
-    ) -> list[Payload]:
+    def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
         """Return a payload for each token; the very last one has the whole text."""
         tokens = [self._token(each) for each in emission.logprobs]
         if "".join(each["text"] for each in tokens) != emission.text and tokens:
@@ -87,7 +86,7 @@ class TgiWriter(Writer):
             payloads[-1] |= self._last(choice)
         return payloads
 
-    def end(self, index: int, choice: Choice) -> list[Payload]:
+    def end(self, choice: Choice) -> list[Payload]:
         """Return the end of a text whose last token was not known to be the last."""
         if self._ended:
             return []
@@ -113,10 +112,6 @@ class TgiWriter(Writer):
     def _text(self, choice: Choice) -> str:
         before = self.body["inputs"] if self._parameters.get("return_full_text") else ""
         return "".join([before, *choice.texts])
-
-    @property
-    def _parameters(self) -> Body:
-        return self.body.get("parameters", {})
 
     def _token(self, each: TokenLogprob) -> Payload:
         tokenizer = self.parser.pair.tokenizer

@@ -93,7 +93,7 @@ def test_those_who_pass_over_special_tokens_read_the_whole_text(
     writer = TgiWriter(parser, {"inputs": "x"}, True)
     logprobs = tuple(TokenLogprob(id, -1.0, ()) for id in ids)
     emission = Emission(ids, (Piece("ab", drafted=True),), "eos", logprobs)
-    tokens = [each["token"] for each in writer.piece(0, Choice(), emission, [])]
+    tokens = [each["token"] for each in writer.piece(Choice(), emission, [])]
     assert [each["id"] for each in tokens] == [*ids]
     assert "".join(each["text"] for each in tokens if not each["special"]) == "ab"
 
