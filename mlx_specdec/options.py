@@ -67,8 +67,7 @@ class Options(Sampling):
         with room for it.
     How tokens are drawn: see `sampling.settings.Sampling`.
 
-    Raises OptionError for a value out of range or a contradiction.
-    """
+    Raises OptionError for a value out of range or a contradiction."""
 
     max_tokens: int = 100
     num_draft: int | Literal["auto"] = "auto"

@@ -30,8 +30,7 @@ def load(wanted: str | None = None) -> str:
 
     wanted: "auto" (MKL, then OpenBLAS, then what MLX brings), "none", or a library's path; without
     it the environment variable MLX_SPECDEC_BLAS decides, else "auto".
-    Raises OptionError for a path that cannot be loaded.
-    """
+    Raises OptionError for a path that cannot be loaded."""
     wanted = wanted or os.environ.get(SWITCH) or "auto"
     if wanted == "none" or _loaded or "mlx.core" in sys.modules or not _replaceable():
         return name()

@@ -134,8 +134,7 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
     """Measure what speculation gains on this machine.
 
     Without arguments, the shipped translator is measured on its sample prompts. Ctrl-C keeps what
-    was measured so far.
-    """
+    was measured so far."""
     options = Options(**text.for_options())
     simulated = options.simulated_acceptance is not None
     if measuring.baselines and simulated:

@@ -56,8 +56,7 @@ def chat(flags: Answers, shown: Shown) -> None:
     """Hold a conversation in the terminal.
 
     Without --model it is with the shipped translator, which answers English sentences in French.
-    /help lists what can be said beside messages.
-    """
+    /help lists what can be said beside messages."""
     pair, options = load_drafting(flags, flags.options(), quiet=shown.quiet, history=True)
     if flags.seed is None:
         options = replace(options, seed=secrets.randbits(32))

@@ -63,8 +63,7 @@ class ClusterFlags(Flags):
 def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, output: Json) -> None:
     """Predict what a pair gains, before it is downloaded.
 
-    Only the two config.json files are needed: the weights are random and have the right shapes.
-    """
+    Only the two config.json files are needed: the weights are random and have the right shapes."""
     if machines.distributed is None and (machines.link_us is not None or machines.pipeline):
         raise OptionError("say with --distributed how many machines share the target")
     if machines.distributed is not None and machines.link_us is None:
@@ -193,8 +192,7 @@ class Rounds(Flags):
 def calibrate(models: Models, rounds: Rounds) -> None:
     """Measure what rounds of a pair cost on this machine.
 
-    The costs are kept, and --num-draft auto begins with them.
-    """
+    The costs are kept, and --num-draft auto begins with them."""
     pair = load_pair(*named(models), **models.loading())
     from ..measure.calibrate import calibrate as measure
 

@@ -1,8 +1,6 @@
-"""Groups of flags, the commands that are made of them, and the groups that commands share.
-
-A command takes groups in place of single flags, and `command` makes of their fields the signature
-that typer reads. A group that inherits from others has their flags too, the last base's first.
-"""
+"""Groups of flags, the commands that are made of them, and the groups that commands share. The
+fields of groups become the signature that typer reads. A group that inherits from others has their
+flags too, the last base's first."""
 
 from __future__ import annotations
 
@@ -30,8 +28,7 @@ METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
 
 
 def flag(default: Any, help: str, *aliases: str, argument: bool = False, **more: Any) -> Any:
-    """Return a field of a group: --its-name and aliases, or an argument. more: of
-    `typer.Option`."""
+    """Return a field of a group: --its-name and aliases, or an argument; more for typer.Option."""
     more |= {"names": aliases, "argument": argument, "help": help}
     return field(default=default, metadata=more)
 

@@ -79,8 +79,7 @@ def generate(prompt: Prompt, flags: Text, output: Output) -> None:
     """Generate text.
 
     Without arguments, the shipped translator translates a sample sentence, and says how much faster
-    than plain decoding it was.
-    """
+    than plain decoding it was."""
     options = flags.options()
     simulated = options.simulated_acceptance is not None
     text = read_prompt(prompt.prompt_words, prompt.prompt, prompt.prompt_file)

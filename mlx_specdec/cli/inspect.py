@@ -65,8 +65,7 @@ class Probing(Flags):
 def inspect(source: Checkpoint, probing: Probing, output: Json) -> None:
     """Show what a checkpoint holds, without loading its weights.
 
-    With --probe, load a drafter and its target, and measure which layers it should read.
-    """
+    With --probe, load a drafter and its target, and measure which layers it should read."""
     if probing.probe and probing.model is None:
         raise OptionError("--probe needs the target that the drafter is for: name it, --model")
     if not probing.probe and (probing.model is not None or probing.prompts is not None):

@@ -1,9 +1,6 @@
-"""Ctrl-C ends a command within two seconds, also while MLX computes.
-
-Python handles a signal between two of its instructions, and one pass of a large model may take
-minutes. A thread ends the process if it still runs a moment after the signal, which results survive
-that are written whole or not at all. Commands that set a signal handler are left alone.
-"""
+"""Ctrl-C ends a command within two seconds, also while MLX computes: Python handles a signal
+between two of its instructions, and a pass of a large model may take minutes. So a thread ends the
+process if it still runs a moment after the signal. Commands with signal handlers are left alone."""
 
 from __future__ import annotations
 

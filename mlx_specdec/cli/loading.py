@@ -338,8 +338,7 @@ def count_or_auto(name: str, text: str) -> int | Literal["auto"]:
 
 
 def sample(model: str) -> Path:
-    """Return the prompt file of a target that comes with the repository. Raises OptionError for any
-    other target."""
+    """Return the prompt file of a shipped target. Raises OptionError for any other target."""
     name = SAMPLES.get(Path(model).name.removesuffix("-medusa"))
     if name is None or not (ROOT / "prompts" / name).is_file():
         raise OptionError("no prompts: name a file with one prompt a line")

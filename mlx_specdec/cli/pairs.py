@@ -137,8 +137,7 @@ def best(
 
 
 def best_for(use: str, q_bits: int | None = None) -> tuple[KnownPair, int]:
-    """Return the pair and the bits that `--model auto` takes. q_bits: those that the user chose.
-    Raises OptionError."""
+    """Return pair and bits of `--model auto`. q_bits: the user's choice. Raises OptionError."""
     if use not in USES:
         raise OptionError(f"--model auto is for chat or code: give auto or auto:code, not {use!r}")
     pairs, nbytes = [one for one in known_pairs() if one.use == use], room(auto=True)
@@ -166,8 +165,7 @@ def pairs(which: Which, output: Json) -> None:
     """Show targets and drafts that fit this machine.
 
     Nothing is downloaded. --draft-model auto takes the draft from this table, --model auto and
-    auto:code take the best pair for chat and for code.
-    """
+    auto:code take the best pair for chat and for code."""
     wanted, limit = (which.name or "").lower(), room()
     known = [
         one for one in known_pairs() if wanted in f"{one.target.name} {one.draft.name}".lower()

@@ -1,5 +1,4 @@
-"""A sequence that is being decoded, where its text ends and what each step emits of it, and several
-sequences as a batch."""
+"""A sequence that is being decoded, where its text ends, and several sequences as a batch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Statistics of one text, from its rounds up to the last emitted token, and the only clock of
-decoding."""
+"""Statistics of one text up to the last emitted token, and the only clock of decoding."""
 
 from __future__ import annotations
 

@@ -94,8 +94,7 @@ def stream_generate(
     which rounds are timed in parts, as decoding.statistics.Timed says; it costs overlap, and
     the statistics have no seconds of drafting and verifying without it. cache: what was computed of
     earlier texts is not computed again; not for a target whose rows disagree, see models.base.
-    Raises PromptError, OptionError.
-    """
+    Raises PromptError, OptionError."""
     options = options or Options()
     mx.reset_peak_memory()
     overrides = Overrides(proposer, rule, draft_length, timed, progress)
@@ -123,8 +122,7 @@ def stream_many(
     `options`, whose draft length they limit. A completion is what its prompt becomes alone.
     memory_budget: bytes for all texts together; texts that do not fit wait, and one that can never
     fit gives a part with an error. None leaves the machine a reserve. Raises OptionError,
-    CheckpointError for a chat template that refuses settings, and PromptError for a string.
-    """
+    CheckpointError for a chat template that refuses settings, and PromptError for a string."""
     options = options or Options()
     for_model(pair, options)
     if options.system_prompt is not None or options.chat_template_config:
@@ -155,8 +153,7 @@ def generate_many(
 ) -> list[Result]:
     """Return all completions in the order of their prompts; see `stream_many`.
 
-    Raises DecodingError with the number of the first prompt that has none.
-    """
+    Raises DecodingError with the number of the first prompt that has none."""
     results: dict[int, Result] = {}
     run = stream_many(pair, prompts, options, batch_size=batch_size, memory_budget=memory_budget)
     for part in run:

@@ -37,8 +37,7 @@ class Pair:
     target brings and that cannot be used -> why. draft_bytes: what drafts take in addition to the
     target. task_prefix: what every prompt has to begin with. languages: of a target that
     translates. notes: lines for the user on how weights are computed with. trials: of drafters with
-    weights. learned: about draft lengths.
-    """
+    weights. learned: about draft lengths."""
 
     name: str
     draft_name: str | None
@@ -99,8 +98,7 @@ def alphabet_of(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
 def with_history(pair: Pair, texts: Iterable[Sequence[int]] = ()) -> Pair:
     """The same models, whose lookup also searches the texts that they write from now on.
 
-    texts: token ids of earlier ones, the oldest first.
-    """
+    texts: token ids of earlier ones, the oldest first."""
     history = History()
     for text in texts:
         history.add("", text, text)
@@ -113,8 +111,7 @@ def with_documents(
     """The same models, with documents for the proposer "ngram" to search beside prompt and text.
 
     files: UTF-8 texts. Their index is built once and kept in the platform's cache directory.
-    Raises DocumentError.
-    """
+    Raises DocumentError."""
     paths, report = [Path(file) for file in files], progress or ignore_progress
     key = IndexKey(documents.digest(paths), pair.tokenizer.digest, pair.vocabulary)
     index = read(key)

@@ -60,8 +60,7 @@ class Node:
         return columns + sum(each.nbytes for each in self.snapshots.values())
 
     def span(self, lag: int, end: int | None = None) -> tuple[int, int]:
-        """Return the first and last + 1 of the columns that are known with the node's tokens before
-        `end`."""
+        """Return first and last + 1 of the columns that the node's tokens before `end` complete."""
         return max(0, self.begin - lag), max(0, (self.end if end is None else end) - lag)
 
 

@@ -1,8 +1,5 @@
-"""The scheduler: which requests are read when, and which of them share their passes.
-
-A group is sequences of similar length, since caches are rectangles. A step reads a chunk of one
-group's prompts and takes a round of every group that has been read.
-"""
+"""The scheduler: which requests are read when, and which of them share their passes. A step reads a
+chunk of one group's prompts and takes a round of every group that has been read."""
 
 from __future__ import annotations
 
@@ -55,7 +52,8 @@ class Failures:
 
 @dataclass(eq=False)
 class Group:
-    """Sequences that go through the same passes. jobs: those that have not ended."""
+    """Sequences of similar length that go through the same passes, since caches are rectangles.
+    jobs: those that have not ended."""
 
     decoding: Decoding
     jobs: list[Job]

@@ -35,15 +35,13 @@ class Context(Protocol):
         taps: names of hidden states to return: FINAL, `after(i)` for the output of layer i, and
             `keys_of(i)` and `values_of(i)`, which few models show.
 
-        Raises OptionError where the model cannot show such a hidden state.
-        """
+        Raises OptionError where the model cannot show such a hidden state."""
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
         """Forget all but the first `lengths` tokens, which are committed from then on.
 
         Raises RewindError where `lengths` is longer than what was seen, or shorter than what the
-        caller declared as final. Never silently does less.
-        """
+        caller declared as final. Never silently does less."""
 
     def evaluate(self) -> None:
         """Compute everything seen so far, without its logits, and wait for it."""
@@ -207,15 +205,13 @@ class Proposer(Protocol):
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """Draft at most `limit` tokens (limit >= 1) after each sequence, without blocking.
 
-        committed: all committed tokens, one list per sequence.
-        """
+        committed: all committed tokens, one list per sequence."""
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """Take in what the target has seen since the last call: a piece of the prompt, or a round.
 
         tokens: per sequence, all of them committed, without the newest one. scores: per sequence,
-        the target's rows of just these tokens, lazy. Not called after the round that ended it.
-        """
+        the target's rows of just these tokens, lazy. Not called after the round that ended it."""
         return None
 
 

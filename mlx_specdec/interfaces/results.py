@@ -38,8 +38,7 @@ class Scores:
     logits: (batch, rows, vocabulary) in the model's dtype; row i is about the token after input i.
     hidden: requested hidden states by name, (batch, rows, width) in the model's dtype.
     encoded: of an encoder-decoder model, the encoder's output for each sequence: (1, n, width) with
-        n tokens of its source. Empty for other models.
-    """
+        n tokens of its source. Empty for other models."""
 
     logits: mx.array
     hidden: Mapping[str, mx.array] = field(default_factory=dict)
@@ -64,8 +63,7 @@ class Proposal:
     source: the name of who drafted, where several may; the costliest where sequences differ.
     sources: the names per sequence, where they differ.
     counts: how many tokens each sequence proposed; the rest of its row is padding, which
-        `for_rules` masks. None means that every sequence proposed all of its row.
-    """
+        `for_rules` masks. None means that every sequence proposed all of its row."""
 
     tokens: mx.array
     rows: mx.array | None = None
@@ -130,8 +128,7 @@ class Verdict:
     next: (batch,) int32, the token after the accepted ones: correction or bonus; -1 where the
         target's row is damaged, so that nothing can be drawn from it.
     scored: (batch, n + 1, vocabulary), log p + g of the target's rows where its choice is their
-        argmax (statistics record by how much), or None.
-    """
+        argmax (statistics record by how much), or None."""
 
     accepted: mx.array
     next: mx.array
@@ -145,8 +142,7 @@ class SequenceRound:
     drafted, accepted: numbers of tokens. emitted: how many of accepted + 1 tokens were emitted.
     position: of the first of them, counted from 0. committed: all committed tokens. scored: see
     Verdict, the rows of this sequence. cut: None without filters. ended: the text ended here.
-    source: the name of who drafted, where several may.
-    """
+    source: the name of who drafted, where several may."""
 
     drafted: int
     accepted: int
@@ -176,8 +172,7 @@ class RoundReport:
     size: the most tokens drafted for a sequence, 0 for a plain step. source: see Proposal. passes:
     of the target that were submitted in it. pipelined: the pass for the next token is in flight.
     ended: it was the last round, after which nothing is rewound. waiting: requests wait for places
-    of the batch.
-    """
+    of the batch."""
 
     size: int
     sequences: tuple[SequenceRound, ...]
@@ -210,8 +205,7 @@ class Cut:
     """The input of one sequence's filters and the noise that drew; lazy.
 
     before: (1, rows, vocabulary) log p up to a constant, before top-k, top-p and min-p. gumbel:
-    (1, rows, vocabulary), added to what passed.
-    """
+    (1, rows, vocabulary), added to what passed."""
 
     before: mx.array
     gumbel: mx.array
@@ -244,8 +238,7 @@ class Snapshot:
     """State after exactly `length` tokens, which cannot be cut to fewer.
 
     value: what the model that made it needs to read the arrays; None where they are all of it.
-    exact: it can be reused for this very text only, as with an encoder, which looks both ways.
-    """
+    exact: it can be reused for this very text only, as with an encoder, which looks both ways."""
 
     length: int
     value: str | None
@@ -266,8 +259,7 @@ class Reusable:
 
     length: the number of columns. columns: returns the columns from one position to before another,
     as lazy views of arrays that are still being written. lag: number of later tokens that each
-    column depends on. snapshot: in place of columns, where there is one now.
-    """
+    column depends on. snapshot: in place of columns, where there is one now."""
 
     length: int = 0
     columns: Callable[[int, int], tuple[mx.array, ...]] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, TypeVar
 
@@ -124,6 +125,7 @@ Words = NDArray[np.uint32]
 ALL = np.uint32(0xFFFFFFFF)
 
 
+@dataclass(eq=False)
 class Constraint:
     """What a grammar allows in one sequence. fresh: llguidance's matcher at the beginning, which is
     copied. ends: ids that end the text; they may come where the grammar is complete, and nowhere
@@ -131,20 +133,20 @@ class Constraint:
     whether `take` refused a token because nothing can follow a text that fits the grammar: every
     token that ends a text is banned."""
 
-    def __init__(
-        self, fresh: Any, ends: Collection[int], size: int, banned: Iterable[int] = ()
-    ) -> None:
-        self._fresh = fresh
-        self._matcher = fresh.deep_copy()
-        self._ends = frozenset(ends)
-        self._size = size
-        self._possible = np.full((size + 31) // 32, ALL)
-        for id in (*banned, *range(size, 32 * len(self._possible))):
+    fresh: Any
+    ends: Collection[int]
+    size: int
+    banned: Iterable[int] = ()
+    complete: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._matcher = self.fresh.deep_copy()
+        self._possible = np.full((self.size + 31) // 32, ALL)
+        for id in (*self.banned, *range(self.size, 32 * len(self._possible))):
             self._possible[id // 32] &= ~(np.uint32(1) << np.uint32(id % 32))
         self._taken: list[int] = []
         self._over = False
         self._dead: int | None = None
-        self.complete = False
         self._failed = False
 
     @property
@@ -182,7 +184,7 @@ class Constraint:
         its place depends on what it was drawn from."""
         if self._over:
             return len(drafted)
-        text = takewhile(lambda token: 0 <= token < self._size, self._before_end(drafted))
+        text = takewhile(lambda token: 0 <= token < self.size, self._before_end(drafted))
         possible = self._answer(lambda: self._matcher.validate_tokens(list(text)), 0)
         self._answer(lambda: self._take_back(0), None)
         return min(possible + 1, len(drafted))
@@ -191,7 +193,7 @@ class Constraint:
         """What may come at each position: row j behind j of the drafted tokens, (n + 1, words).
         Rows that no rule gets to, behind a token that cannot come, allow everything. So does one
         where nothing can come: `stuck` is true then, and `take` refuses what is chosen there."""
-        rows = np.full((len(drafted) + 1, (self._size + 31) // 32), ALL)
+        rows = np.full((len(drafted) + 1, (self.size + 31) // 32), ALL)
         self._dead = None
         if not self._over:
             self._answer(lambda: self._mask(rows, drafted), None)
@@ -207,7 +209,7 @@ class Constraint:
             row[:] = allowed
             token = drafted[place] if place < len(drafted) else -1
             # A token that the text goes on with is taken for a while.
-            if token in self._ends or not has(row, token):
+            if token in self.ends or not has(row, token):
                 break
             if self._matcher.try_consume_tokens([token]) != 1:
                 break
@@ -220,7 +222,7 @@ class Constraint:
             return []
         tokens: list[int] = self._answer(lambda: self._matcher.compute_ff_tokens(), [])
         self._answer(lambda: self._take_back(0), None)
-        return list(takewhile(lambda token: token < self._size, tokens))
+        return list(takewhile(lambda token: token < self.size, tokens))
 
     def _answer(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
         """Return what `ask` returns, or `otherwise` if llguidance panics: this text alone is stuck
@@ -236,7 +238,7 @@ class Constraint:
         return otherwise
 
     def _before_end(self, tokens: Sequence[int]) -> list[int]:
-        return list(takewhile(lambda token: token not in self._ends, tokens))
+        return list(takewhile(lambda token: token not in self.ends, tokens))
 
     def _allowed(self) -> Words | None:
         """What may come here; None where nothing can."""
@@ -246,7 +248,7 @@ class Constraint:
             return None
         words = words[: len(self._possible)].astype(np.uint32)
         complete = self._matcher.is_accepting()
-        for end in self._ends:
+        for end in self.ends:
             bit = np.uint32(1 << end % 32)
             words[end // 32] = words[end // 32] & ~bit | (bit if complete else np.uint32(0))
         words &= self._possible
@@ -255,7 +257,7 @@ class Constraint:
     def _take_back(self, count: int) -> None:
         """Forget `count` tokens. A matcher with an error, which a draft can cause, is replaced."""
         if self._matcher.is_error() or (count and not self._matcher.rollback(count)):
-            self._matcher = self._fresh.deep_copy()
+            self._matcher = self.fresh.deep_copy()
             self._matcher.try_consume_tokens(self._taken)
 
 

@@ -1,18 +1,16 @@
 """From logits to log-probabilities: bias, penalties, temperature, top-k, top-p, min-p and XTC; the
-choice from them, and its margin.
+choice from them, and its margin. Every array is (..., vocabulary); tokens that are filtered out
+have -inf.
 
-A choice depends on rounding in two ways: which of the tokens that passed is best, which `margin`
-measures, and which passed, which `cut_margin` measures. The unit of both is the change of one
-log-probability relative to another. Top-p compares masses; the unit of these is their log-odds,
-which no such change of log-probabilities moves by more.
-
-Every array is (..., vocabulary); tokens that are filtered out have -inf.
-"""
+A choice depends on rounding in two ways: which of the tokens that passed is best (`margin`), and
+which passed (`cut_margin`). The unit of both is the change of one log-probability relative to
+another. Top-p compares masses, by their log-odds, which no such change moves by more."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -131,29 +129,27 @@ def last_rows(logits: mx.array, count: int) -> mx.array:
     return logits if logits.shape[1] == count else logits[:, -count:]
 
 
+@dataclass(eq=False)
 class Distribution:
     """The distributions of one sequence in one model, target or draft. prompt: decides with the
     seed where top choices are excluded. constraint: of the target, behind the committed tokens."""
 
-    def __init__(
-        self,
-        settings: Sampling,
-        vocabulary: int,
-        prompt: Sequence[int] = (),
-        constraint: Constraint | None = None,
-    ) -> None:
-        self.settings = settings
+    settings: Sampling
+    vocabulary: int
+    prompt: Sequence[int] = ()
+    constraint: Constraint | None = None
+
+    def __post_init__(self) -> None:
+        settings = self.settings
         self.filters = settings.filters
-        self.constraint = constraint
-        self.vocabulary = vocabulary
         self._counted = 0
         self._counts: mx.array | None = None
         if settings.counts_tokens:
-            self._counts = mx.zeros((vocabulary,), dtype=mx.float32)
+            self._counts = mx.zeros((self.vocabulary,), dtype=mx.float32)
         self._coins: Coins | None = None
         if settings.temperature > 0 and settings.xtc_probability > 0:
-            self._coins = Coins(settings.seed, prompt, settings.xtc_probability)
-        self._special = [id for id in settings.xtc_special_tokens or () if id < vocabulary]
+            self._coins = Coins(settings.seed, self.prompt, settings.xtc_probability)
+        self._special = [id for id in settings.xtc_special_tokens or () if id < self.vocabulary]
 
     @property
     def samples(self) -> bool:

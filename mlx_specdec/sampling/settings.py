@@ -37,8 +37,7 @@ class Sampling:
         line ends and what ends a text.
     seed: decides at which positions they are.
 
-    Raises OptionError for a value out of range.
-    """
+    Raises OptionError for a value out of range."""
 
     temperature: float = 0.0
     top_k: int = 0

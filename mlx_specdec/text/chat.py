@@ -1,8 +1,6 @@
-"""Messages to token ids, by a checkpoint's chat template, which is a stranger's program.
-
-transformers runs it in jinja's sandbox; here its memory and time are bounded too, but for a single
-step whose operands do not show that it makes something huge.
-"""
+"""Messages to token ids, by a checkpoint's chat template, a stranger's program. transformers runs
+it in jinja's sandbox; here its memory and time are bounded too, but for a single step whose
+operands do not show that it makes something huge."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Prompts for the middle of a text (FIM): which tokens a model marks prefix and suffix with.
-
-Sources: AutocompleteTemplate.ts of Continue, and format_prompt_infill of llama.cpp.
-"""
+Sources: AutocompleteTemplate.ts of Continue, and format_prompt_infill of llama.cpp."""
 
 from __future__ import annotations
 
