@@ -138,10 +138,7 @@ def _missing(host: str, words: Sequence[str]) -> list[str]:
     directory, the values of --model. Ranks compare versions and files when they meet."""
     if host == LOCAL:
         return []
-    needed = {
-        sys.executable: "install the same environment there",
-        os.getcwd(): "clone it there",
-    }
+    needed = {sys.executable: "install the same environment there", os.getcwd(): "clone it there"}
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in MODEL_FLAGS:

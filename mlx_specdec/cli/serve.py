@@ -132,10 +132,7 @@ class Requests(Defaults, Memory, Texts):
     """What requests depend on."""
 
 
-@command(
-    "mlx-specdec serve",
-    "mlx-specdec serve --model weights/py-llama --draft-model auto",
-)
+@command("mlx-specdec serve", "mlx-specdec serve --model weights/py-llama --draft-model auto")
 def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Requests) -> None:
     """Serve a model over HTTP, as OpenAI's clients ask for it.
 

@@ -173,10 +173,8 @@ def ending_of(body: Body, messages: Sequence[Message]) -> Ending:
     if not body.get("continue_final_message"):
         return "answer" if body.get("add_generation_prompt", True) else "closed"
     if messages[-1].get("tool_calls"):
-        raise invalid(
-            "continue_final_message cannot continue a message that calls tools",
-            "continue_final_message",
-        )
+        field = "continue_final_message"
+        raise invalid(f"{field} cannot continue a message that calls tools", field)
     return "continue"
 
 

@@ -112,14 +112,9 @@ BEGIN, END = "BEGIN", "END"
 
 def _lark(parts: Parts, name: str = "", marks: Mapping[str | int, str] = EMPTY) -> str:
     """Return a sequence in Lark. marks: what stands for BEGIN, END and numbers."""
-    return " ".join(
-        marks[each]
-        if each in marks
-        else str(each)
-        if str(each).startswith("/")
-        else json.dumps(str(each).replace("NAME", name))
-        for each in parts
-    )
+    texts = {each: json.dumps(str(each).replace("NAME", name)) for each in parts}
+    expressions = {each: str(each) for each in parts if str(each).startswith("/")}
+    return " ".join({**texts, **expressions, **marks}[each] for each in parts)
 
 
 @dataclass(frozen=True)

@@ -213,12 +213,8 @@ class Reader:
                 break
             self._section, self._at_mark = None, True
         most = math.inf if self.most_calls is None else self.most_calls
-        return [
-            each
-            for each in events
-            if (isinstance(each, Call) or each.text)
-            and (isinstance(each, Text) or each.index < most)
-        ]
+        filled = (each for each in events if isinstance(each, Call) or each.text)
+        return [each for each in filled if isinstance(each, Text) or each.index < most]
 
     def _outside(self, events: list[Event], over: bool) -> bool:
         """Read up to the next marker. Returns True when there was one."""

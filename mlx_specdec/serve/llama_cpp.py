@@ -69,11 +69,8 @@ def apply_template(parser: RequestParser, body: Body) -> Payload:
     """Return the text of messages, as the model reads it, with its special tokens."""
     ids = parser.chat_ids(body)
     tokenizer = parser.pair.tokenizer
-    texts, names = token_pieces(tokenizer), tokenizer.pieces()
-    pieces = (
-        (names[id] or "").encode() if id in tokenizer.special_ids else texts[id] or b""
-        for id in ids
-    )
+    texts, names, special = token_pieces(tokenizer), tokenizer.pieces(), tokenizer.special_ids
+    pieces = ((names[id] or "").encode() if id in special else texts[id] or b"" for id in ids)
     return {"prompt": b"".join(pieces).decode("utf-8", "replace")}
 
 

@@ -51,10 +51,7 @@ class CompletionWriter(Writer):
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         listed = [
-            {
-                **self._choice(each, self.content(each), _reason(each)),
-                "logprobs": self.logprobs(each, each),
-            }
+            self._choice(each, self.content(each), self.logprobs(each, each), _reason(each))
             for each in choices
         ]
         return {**self._head, "object": self.whole, "choices": listed, **self._figures(choices)}
@@ -64,17 +61,16 @@ class CompletionWriter(Writer):
         contents, logprobs = self.contents(emission, events), self.logprobs(choice, emission)
         if logprobs or (self.include_drafted and emission.tokens):
             contents = contents or [self.nothing]
-        pieces = [self._choice(choice, each) for each in contents]
-        if self.include_drafted:
-            pieces = [{**each, "drafted": emission.drafted > 0, "tokens": 0} for each in pieces]
-        for first in pieces[:1]:
-            first["logprobs"] = logprobs
+        pieces = []
+        for at, each in enumerate(contents):
+            pieces.append(self._choice(choice, each, None if at else logprobs))
             if self.include_drafted:
-                first["tokens"] = len(emission.tokens)
+                tokens = 0 if at else len(emission.tokens)
+                pieces[at] |= {"drafted": emission.drafted > 0, "tokens": tokens}
         return [self._chunk([each]) for each in pieces]
 
     def end(self, choice: Choice) -> list[Payload]:
-        last = self._choice(choice, self.nothing, _reason(choice))
+        last = self._choice(choice, self.nothing, None, _reason(choice))
         return [{**self._chunk([last]), **timings([choice])}]
 
     def rest(self, choices: Sequence[Choice]) -> list[Payload]:
@@ -104,8 +100,10 @@ class CompletionWriter(Writer):
         chunk = {**self._head, "object": self.chunk, "choices": choices}
         return {**chunk, "usage": None} if self._include_usage else chunk
 
-    def _choice(self, choice: Choice, content: Payload, reason: str | None = None) -> Payload:
-        return {"index": choice.index, **content, "logprobs": None, "finish_reason": reason}
+    def _choice(
+        self, of: Choice, content: Payload, logprobs: Payload | None = None, end: str | None = None
+    ) -> Payload:
+        return {"index": of.index, **content, "logprobs": logprobs, "finish_reason": end}
 
     @abstractmethod
     def content(self, choice: Choice) -> Payload:
@@ -197,10 +195,8 @@ class ChatWriter(CompletionWriter):
         # OpenAI leaves out the token that ends a text.
         count = len(of.logprobs) - (of.finish_reason == "eos")
         content = [
-            {
-                **self._token(each.token, each.logprob),
-                "top_logprobs": [self._token(*other) for other in each.top],
-            }
+            self._token(each.token, each.logprob)
+            | {"top_logprobs": [self._token(*other) for other in each.top]}
             for each in of.logprobs[:count]
         ]
         return {"content": content, "refusal": None} if content else None

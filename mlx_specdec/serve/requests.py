@@ -176,25 +176,17 @@ class RequestParser:
 
     def text_ids(self, text: str) -> list[int]:
         """Return the token ids of a text outside of any chat template. Raises Problem."""
-        plain = replace(
-            self.options,
-            chat_template=self.options.chat_template
-            and way_of(self.pair, self.options) == "single user message",
-            system_prompt=None,
-            chat_template_config={},
-        )
+        options = replace(self.options, system_prompt=None, chat_template_config={})
+        single = way_of(self.pair, options) == "single user message"
         self._check_characters(text, "prompt")
+        plain = replace(options, chat_template=options.chat_template and single)
         return encode(self.pair, text, plain)
 
     def _parsed(
-        self,
-        body: Body,
-        prompts: list[list[int]],
-        top_logprobs: int | None,
-        tools: Tools,
-        markers: Markers,
+        self, body: Body, prompts: list[list[int]], top: int | None, tools: Tools, markers: Markers
     ) -> ParsedRequest:
-        """Parse what chats and texts have in common. tools, markers: of a chat."""
+        """Parse what chats and texts have in common. top: number of the logprobs of other tokens,
+        None without any logprobs. tools, markers: of a chat."""
         options = self._options(body)
         prompts = [ids[-body.get("truncate_prompt_tokens", 0) :] for ids in prompts]
         # A constrained text begins without reasoning.
@@ -205,9 +197,13 @@ class RequestParser:
             )
             options = replace(options, **calls)
         bounded = [self._with_room(ids, options, body) for ids in prompts]
-        predicted = self._predicted(body)
+        tokenizer = self.pair.tokenizer
+        content = text_of(body["prediction"]["content"]) if "prediction" in body else ""
+        self._check_characters(content, "prediction")
+        special, predicted = tokenizer.special_ids, tokenizer.encode(content) if content else []
+        predicted = [id for id in predicted if id not in special]
         ignore_eos = body.get("ignore_eos", False)
-        more = (predicted, top_logprobs, markers.special, ignore_eos, self.tenant)
+        more = (tuple(predicted), top, markers.special, ignore_eos, self.tenant)
         requests = [
             Request(ids, replace(options, seed=options.seed + choice), *more)
             for ids, options in zip(prompts, bounded, strict=True)
@@ -245,14 +241,6 @@ class RequestParser:
         # The chat template has been applied to the prompt.
         return replace(self.options, system_prompt=None, chat_template_config={}, **changes)
 
-    def _predicted(self, body: Body) -> tuple[int, ...]:
-        """Return the token ids of the predicted output. Raises Problem."""
-        tokenizer = self.pair.tokenizer
-        content = text_of(body["prediction"]["content"]) if "prediction" in body else ""
-        self._check_characters(content, "prediction")
-        ids = tokenizer.encode(content) if content else []
-        return tuple(id for id in ids if id not in tokenizer.special_ids)
-
     def _markers(self, tools: Tools) -> Markers:
         """Return how the model marks reasoning, and calls where there are tools. Raises Problem
         where there are tools that it cannot call."""
@@ -273,11 +261,9 @@ class RequestParser:
         most = fields.MOST_CHARACTERS * self.longest
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if len(text) > most:
+            together = f"prompt and answer together take at most {self.longest} tokens: shorten it"
             raise invalid(
-                f"{field} has more than {most} characters, and prompt and answer together take at "
-                f"most {self.longest} tokens: shorten it",
-                field,
-                CONTEXT,
+                f"{field} has more than {most} characters, and {together}", field, CONTEXT
             )
 
     def _with_room(self, ids: list[int], options: Options, body: Body) -> Options:

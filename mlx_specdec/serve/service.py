@@ -88,15 +88,8 @@ class Service:
         engine = self.engine
         if not engine.ready.is_set():
             raise busy("Loading model", code="loading")
-        return RequestParser(
-            engine.pair,
-            engine.options,
-            self.settings,
-            self.name,
-            engine.budget,
-            self.responses,
-            tenant,
-        )
+        of_model = (engine.pair, engine.options, self.settings, self.name, engine.budget)
+        return RequestParser(*of_model, self.responses, tenant)
 
     async def respond(self, endpoint: Endpoint, request: Request) -> Response:
         """Answer a request. Raises ClientDisconnect."""
@@ -272,12 +265,8 @@ class ResponseStream:
         cut = list(self._open.values())
         self.close()
         if cut and not any(each.tokens for each in self.choices):
-            raise Problem(
-                503,
-                "the time of this request was over before it had a token: try again later",
-                code="timeout",
-                headers={"Retry-After": "10"},
-            )
+            message = "the time of this request was over before it had a token: try again later"
+            raise Problem(503, message, code="timeout", headers={"Retry-After": "10"})
         for choice in cut:
             choice.finish_reason = "length"
             yield choice, None, await _read(choice, None)
