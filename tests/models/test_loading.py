@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -133,3 +135,21 @@ def test_the_text_of_a_model_that_sees_images_is_loaded(tmp_path: Path) -> None:
     assert whole.nbytes == alone.nbytes
     tokens = mx.array([[5, 6, 7]])
     assert mx.array_equal(whole.network(tokens), alone.network(tokens))
+
+
+def test_a_model_without_chat_template_needs_no_transformers_and_mlx_lm_stays_whole() -> None:
+    """In a fresh process; mlx-lm's own names, which need it, work afterwards."""
+    weights = Path(__file__).parents[2] / "weights"
+    program = f"""
+import sys
+from mlx_specdec import Options, generate, load
+pair = load({str(weights / "py-llama")!r}, {str(weights / "py-llama-draft")!r})
+assert generate(pair, "def f(", Options(max_tokens=2)).tokens
+assert "transformers" not in sys.modules
+import mlx_lm.utils
+assert mlx_lm.utils.load_tokenizer({str(weights / "py-llama")!r}).encode("def f")
+from mlx_lm import stream_generate
+assert mlx_lm.__version__ and "transformers" in sys.modules
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

@@ -1,5 +1,4 @@
-"""Every decoder-only model that mlx-lm implements; see `families.Family`. Imports mlx-lm and with
-it transformers (about a second)."""
+"""Every decoder-only model that mlx-lm implements; see `families.Family`."""
 
 from __future__ import annotations
 

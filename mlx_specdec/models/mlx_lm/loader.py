@@ -1,5 +1,5 @@
 """mlx-lm's loader, given our tensors: the model that it builds, and what it makes of each tensor.
-Nothing is computed: arrays stay lazy. Imports mlx-lm and with it transformers (about a second)."""
+Nothing is computed: arrays stay lazy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A directory -> a model of mlx-lm ready to run: adapted, cast, quantized, and divided among ranks.
 mlx-lm puts on the adapters that it has trained (LoRA, DoRA, or whole layers); what it does not
-check is checked first. Imports mlx-lm and with it transformers."""
+check is checked first."""
 
 from __future__ import annotations
 
