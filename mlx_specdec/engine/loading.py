@@ -8,6 +8,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from .. import process
 from ..checkpoints import files, shards
@@ -124,16 +125,12 @@ def with_draft_model(
     pair: Pair,
     draft_model: str | Path,
     *,
-    dtype: str = "auto",
     draft_q_bits: int | None = None,
-    expand_weights: bool | None = None,
-    caches: CacheSettings | None = None,
     draft_vocab: str = "same",
-    random_weights: bool = False,
-    progress: Progress | None = None,
+    **loading: Any,
 ) -> Pair:
-    """The same target with another draft; see `load`."""
-    loader = Loader(dtype, expand_weights, caches, random_weights, progress)
+    """The same target with another draft; see `load`. loading: fields of Loader."""
+    loader = Loader(**loading)
     alone = replace(
         pair,
         draft=None,
@@ -159,21 +156,20 @@ class DraftSource:
 
 @dataclass(frozen=True)
 class Loader:
-    """Finds and loads both models of a pair with the same settings; see `load`, whose
-    expand_weights is `expand`. ranks: share the target, as a pipeline of layers or not.
-    fetching: seconds that each download took."""
+    """Finds and loads both models of a pair with the same settings; see `load`. ranks: share the
+    target, as a pipeline of layers or not. fetching: seconds that each download took."""
 
-    dtype: str
-    expand: bool | None
-    caches: CacheSettings | None
-    random_weights: bool
-    progress: Progress | None
+    dtype: str = "auto"
+    expand_weights: bool | None = None
+    caches: CacheSettings | None = None
+    random_weights: bool = False
+    progress: Progress | None = None
     ranks: Ranks | None = None
     pipeline: bool = False
     fetching: list[float] = field(default_factory=list)
 
     def numbers(self, q_bits: int | None) -> NumberFormat:
-        return NumberFormat(self.dtype, q_bits, expand=self.expand)
+        return NumberFormat(self.dtype, q_bits, expand=self.expand_weights)
 
     def find(
         self, draft_model: str | Path | None, model: str, revision: str | None
@@ -277,7 +273,7 @@ class Loader:
                 directory,
                 dtype=self.dtype,
                 q_bits=q_bits,
-                expand=self.expand,
+                expand=self.expand_weights,
                 caches=self.caches,
                 adapter=adapter,
                 group=None if self.ranks is None else self.ranks.group,

@@ -4,12 +4,14 @@ digest, so that what is truncated, damaged or half written is never taken for a 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
 import logging
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,6 +29,7 @@ HEADER = 1 << 24
 """The most bytes of a block's header; a longer one is not ours."""
 OVERHEAD, OF_ARRAY, OF_TOKEN = 2048, 160, 12
 """Bytes of a file besides its arrays, at most."""
+NAME = re.compile("[0-9a-f]{64}")
 log = logging.getLogger(__name__)
 
 
@@ -61,6 +64,10 @@ class Block:
     file: Path | None = None
     written: threading.Event = field(default_factory=threading.Event)
 
+    def with_file(self, act: Callable[[Path], object]) -> None:
+        if self.file is not None:
+            act(self.file)
+
 
 class Directory:
     """Blocks in a directory, which one process uses at a time; a thread writes them. models: by a
@@ -79,7 +86,8 @@ class Directory:
         for half_written in self.path.glob(".*.partial"):
             half_written.unlink(missing_ok=True)
         found = []
-        stats = [(file.stat(), file) for file in self.path.glob("*.safetensors") if _ours(file)]
+        named = (file for file in self.path.glob("*.safetensors") if NAME.fullmatch(file.stem))
+        stats = [(file.stat(), file) for file in named]
         for stat, file in sorted(stats, key=lambda each: each[0].st_mtime_ns):
             self.nbytes += stat.st_size
             record = _record(file)
@@ -131,23 +139,12 @@ class Directory:
 
     def remove(self, block: Block) -> None:
         self.nbytes -= block.nbytes
-
-        def unlink() -> None:
-            if block.file is not None:
-                block.file.unlink(missing_ok=True)
-
-        self._jobs.put(unlink)
+        self._jobs.put(lambda: block.with_file(lambda file: file.unlink(missing_ok=True)))
 
     def touch(self, blocks: Iterable[Block]) -> None:
         """Make these the most recently used ones."""
-        touched = list(blocks)
-
-        def touch() -> None:
-            for block in touched:
-                if block.file is not None:
-                    os.utime(block.file)
-
-        self._jobs.put(touch)
+        for block in blocks:
+            self._jobs.put(functools.partial(block.with_file, os.utime))
 
     def close(self) -> None:
         """Wait until all is written."""
@@ -188,10 +185,6 @@ def nbytes_of(record: Record, value: Value) -> int:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _ours(file: Path) -> bool:
-    return len(file.stem) == 64 and not set(file.stem) - set("0123456789abcdef")
 
 
 def _record(file: Path) -> Record | None:

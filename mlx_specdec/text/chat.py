@@ -16,6 +16,7 @@ from ..errors import CheckpointError, OptionError, first_line
 
 Messages = Sequence[Mapping[str, str]]
 """Each has "role" and "content"."""
+Settings = Mapping[str, Any] | None
 Ending = Literal["answer", "continue", "closed"]
 """How a prompt ends: with the header of a new answer, with the last message left open for the model
 to continue, or with the last message closed."""
@@ -48,7 +49,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 def apply(
     tokenizer: Any,
     prompt: str | Messages,
-    settings: Mapping[str, Any] | None = None,
+    settings: Settings = None,
     *,
     ending: Ending = "answer",
     check: Callable[[str], None] = lambda text: None,

@@ -17,7 +17,7 @@ from ..checkpoints.files import has_vocabulary
 from ..checkpoints.t5_keys import T5
 from ..errors import CheckpointError, first_line, is_panic
 from . import chat
-from .chat import Ending, Messages
+from .chat import Ending, Messages, Settings
 from .growth import Growth, read_sentence_piece
 
 Kind = Literal["encoder-decoder", "decoder-only"]
@@ -75,11 +75,7 @@ class Tokenizer(ABC):
         """The token of each id, None where an id has none; as long as `size`."""
 
     def apply_chat(
-        self,
-        prompt: str | Messages,
-        settings: Mapping[str, Any] | None = None,
-        *,
-        ending: Ending = "answer",
+        self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
         """Ids of messages, or of a text as the user's only one. settings: see `chat.apply`. Raises
         CheckpointError without a template, or where it fails."""
@@ -178,11 +174,7 @@ class DirectoryTokenizer(Tokenizer):
             ) from None
 
     def apply_chat(
-        self,
-        prompt: str | Messages,
-        settings: Mapping[str, Any] | None = None,
-        *,
-        ending: Ending = "answer",
+        self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
         with _no_panic(self._directory):
             return chat.apply(self.templated, prompt, settings, ending=ending, check=self._check)
