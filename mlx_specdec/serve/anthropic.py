@@ -214,7 +214,7 @@ class MessagesWriter(Writer):
 
 def _end(choice: Choice) -> Payload:
     reason = REASONS.get(choice.finish_reason or "length", "max_tokens")
-    if reason == "end_turn" and choice.reader.called:
+    if reason == "end_turn" and choice.reader.count:
         reason = "tool_use"
     return {"stop_reason": reason, "stop_sequence": choice.stop or None}
 

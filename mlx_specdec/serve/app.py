@@ -52,9 +52,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Access:
     """Who may send requests. keys: any of them; without one all may. origins: web pages
-    that may.
-    loopback_name: the loopback host that the server listens on, which Host headers are checked
-    against; None takes any Host header."""
+    that may. loopback_name: the loopback host that the server listens on, which Host headers are
+    checked against; None takes any Host header."""
 
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
@@ -184,11 +183,7 @@ def _answers() -> dict[str, Schema]:
         "Model": _answer(id=TEXT, object={"const": "model"}, created=WHOLE, owned_by=TEXT),
         "Text": TEXT,
         "Anything": OBJECT,
-        "Error": {
-            "type": "object",
-            "required": ["error"],
-            "properties": {"error": either(_answer(message=TEXT, type=TEXT), TEXT)},
-        },
+        "Error": _answer(error=either(_answer(message=TEXT, type=TEXT), TEXT)),
     }
 
 
@@ -198,11 +193,8 @@ def _answer(**properties: Schema) -> Schema:
 
 
 ENDPOINTS = (
-    *openai.ENDPOINTS,
-    *responses.ENDPOINTS,
-    *anthropic.ENDPOINTS,
-    *tgi.ENDPOINTS,
-    *llama_cpp.ENDPOINTS,
+    *(*openai.ENDPOINTS, *responses.ENDPOINTS, *anthropic.ENDPOINTS),
+    *(*tgi.ENDPOINTS, *llama_cpp.ENDPOINTS),
     Endpoint("/", page, "Text", "A chat for a browser", media="text/html"),
     Endpoint("/openapi.json", openapi, "Anything", "This document"),
 )

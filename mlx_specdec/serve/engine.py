@@ -87,15 +87,11 @@ class Engine:
         self._stepped = 0.0
 
     @property
-    def cached_bytes(self) -> int:
-        """Size of the prompt cache."""
-        return 0 if self._cache is None else self._cache.nbytes
-
-    @property
-    def history_bytes(self) -> int:
-        """Size of the texts that lookup searches."""
-        history = self.pair.history if self.ready.is_set() else None
-        return 0 if history is None else history.nbytes
+    def nbytes(self) -> tuple[int, int, int]:
+        """Sizes of the prompt cache, of the texts that lookup searches, and of the budget."""
+        held = (self._cache, self.pair.history, self.budget) if self.ready.is_set() else [None] * 3
+        cached, history, budget = (0 if each is None else each.nbytes for each in held)
+        return cached, history, budget
 
     @property
     def requests(self) -> tuple[int, int]:

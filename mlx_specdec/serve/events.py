@@ -172,29 +172,20 @@ class Section:
 class Reader:
     """Reads the text of one choice. markers: how the model marks reasoning and calls. tools: in the
     format of chat templates. thinking: the text continues the reasoning. most_calls: further calls
-    are dropped."""
+    are dropped. section: of calls, whose end may take long to read; None outside of one. count:
+    number of calls so far."""
 
     markers: Markers = NONE
     tools: Sequence[Any] = ()
     thinking: bool = False
     most_calls: int | None = None
+    section: Section | None = None
+    count: int = 0
     _text: str = ""
-    _section: Section | None = None
-    _count: int = 0
 
     def __post_init__(self) -> None:
         # White space next to a marker belongs to the marker.
         self._at_mark = self.thinking
-
-    @property
-    def called(self) -> bool:
-        """Return True when a tool has been called."""
-        return self._count > 0
-
-    @property
-    def inside(self) -> bool:
-        """Return True within a section of calls, whose end may take long to read."""
-        return self._section is not None
 
     def read(self, text: str | None) -> list[Event]:
         """Return the events of a further piece of the text, or those that were held back at its end
@@ -202,16 +193,16 @@ class Reader:
         self._text += text or ""
         events: list[Event] = []
         while True:
-            if self._section is None:
+            if self.section is None:
                 if not self._outside(events, text is None):
                     break
                 continue
-            found, rest = self._section.push(self._text, over=text is None)
+            found, rest = self.section.push(self._text, over=text is None)
             events += found
-            self._count, self._text = self._section.count, rest or ""
+            self.count, self._text = self.section.count, rest or ""
             if rest is None:
                 break
-            self._section, self._at_mark = None, True
+            self.section, self._at_mark = None, True
         most = math.inf if self.most_calls is None else self.most_calls
         filled = (each for each in events if isinstance(each, Call) or each.text)
         return [each for each in filled if isinstance(each, Text) or each.index < most]
@@ -229,7 +220,7 @@ class Reader:
             begun = marks[mark]
             self.thinking = begun == "reasoning"
             if isinstance(begun, CallFormat):
-                self._section = Section(begun, self.tools, self._count)
+                self.section = Section(begun, self.tools, self.count)
             return True
         sure = len(text) if over else _certain(text, marks)
         events.append(Text(kind, text[:sure]))

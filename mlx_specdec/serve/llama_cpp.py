@@ -128,14 +128,14 @@ def metrics(service: Service, request: Request) -> Response:
     """Return all metrics for Prometheus."""
     engine = service.engine
     running, waiting = engine.requests
-    budget, reserved = engine.budget.nbytes if engine.ready.is_set() else 0, engine.reserved_bytes
+    (cached, history, budget), reserved = engine.nbytes, engine.reserved_bytes
     gauges = {
         "llamacpp:requests_processing": (running, "Requests decoded now."),
         "llamacpp:requests_deferred": (waiting, "Requests waiting now."),
         "vllm:num_requests_running": (running, "Requests decoded now."),
         "vllm:num_requests_waiting": (waiting, "Requests waiting now."),
-        "mlx_specdec:prompt_cache_bytes": (engine.cached_bytes, "Bytes of the prompt cache."),
-        "mlx_specdec:history_bytes": (engine.history_bytes, "Bytes of texts that are looked up."),
+        "mlx_specdec:prompt_cache_bytes": (cached, "Bytes of the prompt cache."),
+        "mlx_specdec:history_bytes": (history, "Bytes of texts that are looked up."),
         "mlx_specdec:memory_reserved_bytes": (reserved, "Bytes that requests may take."),
         "mlx_specdec:memory_budget_bytes": (budget, "Bytes that all requests may take together."),
     }

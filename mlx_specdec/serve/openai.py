@@ -20,8 +20,6 @@ from .events import Call, Event, Text, joined
 from .requests import ParsedRequest, RequestParser, unknown_model
 from .service import Endpoint, Service
 
-REASONS = {None: None, "eos": "stop", "stop": "stop"}
-"""OpenAI's names of the reasons why a text ends; all others are "length"."""
 TEXTS = {"content": "content", "reasoning": "reasoning_content"}
 
 
@@ -230,9 +228,9 @@ def _message(choice: Choice) -> Payload:
     return message
 
 
-def _reason(choice: Choice) -> str | None:
-    reason = REASONS.get(choice.finish_reason, "length")
-    return "tool_calls" if reason == "stop" and choice.reader.called else reason
+def _reason(choice: Choice) -> str:
+    ended = "tool_calls" if choice.reader.count else "stop"
+    return ended if choice.finish_reason in ("eos", "stop") else "length"
 
 
 def timings(choices: Sequence[Choice]) -> dict[str, Payload]:

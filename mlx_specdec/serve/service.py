@@ -279,8 +279,8 @@ class ResponseStream:
 
 async def _read(choice: Choice, text: str | None) -> list[Event]:
     """Read a further piece of a choice, in another thread where tool calls may take long."""
-    inside = choice.reader.inside
-    return await run_in_threadpool(choice.read, text) if inside else choice.read(text)
+    calling = choice.reader.section is not None
+    return await run_in_threadpool(choice.read, text) if calling else choice.read(text)
 
 
 def _by_drafted(emission: Emission) -> list[Emission]:

@@ -121,7 +121,7 @@ def test_arguments_that_are_json_are_sent_as_they_come() -> None:
     begun = reader.read('<tool_call>\n{"name": "get", "arguments": {"city": "Bo')
     call, arguments = begun
     assert isinstance(call, Call) and arguments == Arguments(0, '{"city": "Bo')
-    assert (call.index, call.name, call.id[:5]) == (0, "get", "call_") and reader.called
+    assert (call.index, call.name, call.id[:5]) == (0, "get", "call_") and reader.count
     assert reader.read(None) == []
 
 
