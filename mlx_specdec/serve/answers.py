@@ -93,8 +93,7 @@ class Writer(ABC):
         return [self.error(problem)[1]]
 
     def silence(self) -> list[Payload]:
-        """Return the payloads of a stream in which nothing was sent for a while; without any, a
-        comment is sent."""
+        """Return the payloads of a stream that is silent; without any, a comment is sent."""
         return []
 
     @abstractmethod

@@ -101,8 +101,7 @@ def several(of: Schema, least: int = 0, most: int | None = None) -> Schema:
 
 
 def fields(required: str = "", /, **properties: Schema) -> Schema:
-    """Return the schema of an object, whose optional fields may be null. required: their names, in
-    words."""
+    """Return the schema of an object, whose fields may be null, except for the required ones."""
     names = required.split()
     optional = {name: _or_null(each) for name, each in properties.items() if name not in names}
     return {"type": "object", "properties": properties | optional, "required": names}

@@ -24,8 +24,7 @@ BILLING = re.compile(r"^x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
 """Claude Code's attribution, as it begins the first block of its system prompt:
 `x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch=a5145;`
 (musistudio/claude-code-router issue 1220, vllm-project/vllm pull request 36829). `cch` changes with
-every request, so that the prompt cache finds nothing after it. Where no line break follows, the
-next text may begin right after the last semicolon."""
+every request, so that the prompt cache finds nothing after it. No line break need follow."""
 COUNTDOWN = re.compile(r"\s*<total_tokens>[\d,.]+ tokens left</total_tokens>\s*")
 """Claude Code's budget, a system message or a block of one after prompts and results of tools
 (anthropics/claude-code issue 90018, farion1231/cc-switch issue 7428)."""
@@ -42,8 +41,7 @@ MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content")
 """Optional fields of a message that templates read."""
 THINKING = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
-"""Template variables that turn reasoning on or off: the first is read by Qwen, GLM and others, the
-second by DeepSeek, Granite and Kimi."""
+"""Template variables for reasoning: of Qwen, GLM and others; of DeepSeek, Granite and Kimi."""
 log = logging.getLogger(__name__)
 
 
@@ -96,8 +94,7 @@ def _log_volatile_once() -> None:
 def with_late_system(messages: Sequence[Message]) -> list[Message]:
     """Fold system messages into the messages before them, for templates that take one at the
     beginning only: the leading ones are joined, a later one ends the user's message or the tool's
-    result before it, or begins the user's message after it. No message changes when others
-    follow."""
+    result before it, or begins the user's message after it. What follows changes no message."""
     folded: list[Message] = []
     held: list[str] = []
     for message in messages:

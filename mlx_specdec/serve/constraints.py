@@ -26,8 +26,7 @@ Constraint = dict[str, Any]
 
 
 def constraint_of(body: Body, pair: Pair, options: Options, limits: Limits) -> Constraint:
-    """Return the constraint of a body. options: of the server. Raises Problem, which names the
-    field, where this model cannot satisfy it."""
+    """Return the constraint of a body. options: of the server. Raises Problem with the field."""
     for name, read in FIELDS.items():
         if name in body and (constraint := read(body[name])):
             return _checked(pair, options, name, constraint, limits)

@@ -102,8 +102,7 @@ class Engine:
 
     @property
     def trouble(self) -> str | None:
-        """Why texts make no progress; None when they do, or when there are no requests. To be read
-        once the models are loaded."""
+        """Why texts make no progress, None when they do. To be read once the models are loaded."""
         if self.problem is not None or self._thread is None or not self._thread.is_alive():
             return "the engine has ended"
         if self.failures.passes >= FAILED_PASSES:
@@ -115,14 +114,12 @@ class Engine:
         return None
 
     def start(self, then: Callable[[], None] = lambda: None) -> None:
-        """Load the models, then decode. then: called in the thread when they are loaded, and when a
-        `problem` has ended the engine."""
+        """Load the models, then decode. then: called when they are loaded, and after a problem."""
         self._thread = threading.Thread(target=self._work, args=[then], name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[int]:
-        """Take all of these requests or none, and return their numbers. Raises QueueFull, or
-        RuntimeError when the engine is closed."""
+        """Take all requests or none, and return their numbers. Raises QueueFull, RuntimeError."""
         with self._changed:
             if self._closed:
                 raise RuntimeError(STOPPING)

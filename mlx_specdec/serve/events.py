@@ -118,8 +118,7 @@ class Section:
                 return events + (self._rest(limit) if over else []), "" if over else None
 
     def _read_arguments(self) -> bool:
-        """Read on to the end of a JSON object, or to a letter that JSON cannot have there. Returns
-        False when it goes on after the text."""
+        """Read on. Returns True at the end of the JSON, or at a letter that it cannot have."""
         assert self._depth is not None
         for at in range(self._at, len(self._text)):
             letter = self._text[at]
@@ -145,8 +144,7 @@ class Section:
         return call
 
     def _rest(self, limit: int, end: str = "") -> list[Event]:
-        """Return the calls of a section in which no head was found: as mlx-lm's parser reads it, or
-        as plain content where the parser fails."""
+        """Return a section without a head: as mlx-lm's parser reads it, or as content."""
         if self.count > self._before:
             return []
         text = self._text[:limit]
@@ -188,8 +186,7 @@ class Reader:
         self._at_mark = self.thinking
 
     def read(self, text: str | None) -> list[Event]:
-        """Return the events of a further piece of the text, or those that were held back at its end
-        for None."""
+        """Return the events of a further piece of the text. None is its end."""
         self._text += text or ""
         events: list[Event] = []
         while True:

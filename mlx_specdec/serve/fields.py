@@ -35,10 +35,9 @@ UNNAMED = ("", "default_model", "dummy", "tgi")
 """Names that clients of mlx_lm.server and of Hugging Face's servers send for "no model named"."""
 TOP_LOGPROBS = 20
 MOST_CHARACTERS = 32
-"""Maximum characters of a prompt per token of the context. A longer prompt is refused before it is
-tokenized, which takes a second for a million characters; usual texts have 3 to 5 characters per
-token. White space that the tokenizer would drop counts as well. A list of token ids may have as
-many entries, since `truncate_prompt_tokens` may make it fit."""
+"""Maximum characters of a prompt per token of the context, where usual texts have 3 to 5. A longer
+prompt is refused before it is tokenized, which takes a second for a million characters. A list of
+token ids may have as many entries, since `truncate_prompt_tokens` may make it fit."""
 NOTHING: dict[str, Schema] = {
     # Also null, of which `properties` says nothing.
     "response_format": {"properties": {"type": {"const": "text"}}},

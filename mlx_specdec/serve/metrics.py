@@ -83,8 +83,7 @@ class Metrics:
             self._counts[what] += by
 
     def tokens(self, count: int, seconds: float, *, first: bool) -> None:
-        """Count new tokens. seconds: since the request's last tokens; where these are its first
-        ones, since the request came."""
+        """Count new tokens. seconds: since the request's last tokens, or since it came."""
         with self._lock:
             self._counts["generated"] += count
             if first:
@@ -111,8 +110,7 @@ class Metrics:
             self._accepted_at.update(dict(enumerate(stats.accepted_by_position)))
 
     def as_text(self, model: str, gauges: Mapping[str, tuple[float, str]]) -> str:
-        """Return all metrics. model: its name, for the labels. gauges: further numbers and their
-        descriptions, by name."""
+        """Return all metrics. gauges: further numbers and their descriptions, by name."""
         escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         labels = f'model_name="{escaped}",engine="0"'
         lines: list[str] = []

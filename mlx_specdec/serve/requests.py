@@ -78,8 +78,7 @@ class RequestParser:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a prompt and its answer together, or of each where an encoder reads the
-        prompt."""
+        """Most tokens of a prompt and its answer together; of each in an encoder-decoder."""
         bounds = [self.pair.target.max_length, self.settings.limits.context]
         return min((each for each in bounds if each is not None), default=ENDLESS)
 
@@ -143,8 +142,7 @@ class RequestParser:
         return infill.prompt(before, after, files)
 
     def _filling(self, field: str) -> RequestParser:
-        """Return the parser with options that end a text where the suffix begins. Raises Problem
-        for a model that does not fill in."""
+        """Return the parser of texts that end at a suffix. Raises Problem where none can."""
         infill = infill_of(self.pair.tokenizer)
         if infill is None:
             raise unsupported(field, "this model has no tokens that mark prefix and suffix")
@@ -242,8 +240,7 @@ class RequestParser:
         return replace(self.options, system_prompt=None, chat_template_config={}, **changes)
 
     def _markers(self, tools: Tools) -> Markers:
-        """Return how the model marks reasoning, and calls where there are tools. Raises Problem
-        where there are tools that it cannot call."""
+        """Return how the model marks reasoning and calls. Raises Problem if it cannot call tools."""
         template = way_of(self.pair, self.options) == "template"
         markers = markers_of(self.pair.tokenizer) if template else NONE
         if not tools.given:

@@ -106,8 +106,7 @@ class Service:
             return JSONResponse(payload, status, problem.headers)
 
     async def _parse(self, request: Request, endpoint: Endpoint) -> Answer:
-        """Return what the handler makes of a body, in another thread. Raises Problem, also for a
-        body that is too large, too slow or no JSON."""
+        """Return what the handler makes of a body, in another thread. Raises Problem."""
         parser = self.parser(request.scope.get("tenant", ""))
         limits = self.settings.limits
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
@@ -132,8 +131,7 @@ class Service:
             self._large_bytes -= large
 
     async def _generate(self, request: Request, writer: Writer) -> Response:
-        """Generate the answer to a request, whole or as a stream. Raises Problem and
-        ClientDisconnect."""
+        """Generate an answer, whole or as a stream. Raises Problem and ClientDisconnect."""
         stream = ResponseStream(self.engine, writer, self.settings.limits.seconds)
 
         async def end() -> None:

@@ -27,8 +27,7 @@ ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "genera
 
 
 class TgiWriter(Writer):
-    """Writes a text with its tokens. stream: None where the body says it and the answer is a list,
-    as at the path "/"."""
+    """Writes a text with its tokens. stream: None at "/", where the body says it; it has lists."""
 
     _index = 0
     _ended = False
