@@ -42,7 +42,11 @@ MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content")
 THINKING = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
 """Template variables for reasoning: of Qwen, GLM and others; of DeepSeek, Granite and Kimi."""
-log = logging.getLogger(__name__)
+VOLATILE = (
+    "left lines of billing (x-anthropic-billing-header) or countdowns (total_tokens) out of "
+    "system prompts, which would defeat the prompt cache: --keep-billing-lines keeps them"
+)
+log_once = functools.cache(logging.getLogger(__name__).info)
 
 
 def way_of(pair: Pair, options: Options) -> Way:
@@ -77,18 +81,10 @@ def without_volatile(given: Sequence[Message]) -> list[Message]:
         if message["role"] not in SYSTEM or stable == blocks:
             left.append(message)
             continue
-        _log_volatile_once()
+        log_once(VOLATILE)
         if text := "".join(stable):
             left.append({**message, "content": text})
     return left or [{**given[-1], "content": ""}]
-
-
-@functools.cache
-def _log_volatile_once() -> None:
-    log.info(
-        "left lines of billing (x-anthropic-billing-header) or countdowns (total_tokens) out of "
-        "system prompts, which would defeat the prompt cache: --keep-billing-lines keeps them"
-    )
 
 
 def with_late_system(messages: Sequence[Message]) -> list[Message]:

@@ -102,18 +102,17 @@ ANYTHING = r"(.|\n)*"
 NULL = "~/[nN][uU][lL][lL]/"
 """Parsers read it as null, whatever the type."""
 TRIMMED = rf"~/\s{ANYTHING}/ & ~/{ANYTHING}\s/"
-EMPTY: Mapping[str | int, str] = {}
 Parts = tuple[str | int, ...]
 """Text, in which NAME stands for a name; regular expressions, which begin with a slash; BEGIN and
 END, the markers of a call; and numbers, the places of special tokens within a call."""
 BEGIN, END = "BEGIN", "END"
 
 
-def _lark(parts: Parts, name: str = "", marks: Mapping[str | int, str] = EMPTY) -> str:
+def _lark(parts: Parts, name: str = "", marks: Mapping[str | int, str] | None = None) -> str:
     """Return a sequence in Lark. marks: what stands for BEGIN, END and numbers."""
     texts = {each: json.dumps(str(each).replace("NAME", name)) for each in parts}
     expressions = {each: str(each) for each in parts if str(each).startswith("/")}
-    return " ".join({**texts, **expressions, **marks}[each] for each in parts)
+    return " ".join({**texts, **expressions, **(marks or {})}[each] for each in parts)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,6 @@ NOTHING: dict[str, Schema] = {
     # Also null, of which `properties` says nothing.
     "response_format": {"properties": {"type": {"const": "text"}}},
     "top_logprobs": {"enum": [0, None]},
-    "best_of": {"enum": [1, None]},
     **named("continue_final_message ignore_eos echo logprobs", {"enum": [False, None]}),
     **named("tool_choice function_call", {"enum": ["none", "auto", None]}),
 }
@@ -311,15 +310,6 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
             "description": f'at most {limits.biases} token ids with numbers, as in {{"42": -5}}',
         },
     }
-    rules = [
-        *COMPLETION_RULES,
-        rule(
-            "best_of",
-            "best_of must be n or 1: this server does not choose between texts",
-            without("best_of"),
-            *(having(best_of={"const": n}, n={"const": n}) for n in range(2, most + 1)),
-        ),
-    ]
     chat = fields(
         "messages",
         **completion,
@@ -418,8 +408,8 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
     }
     tokenized = fields(content=WRITTEN, prompt=WRITTEN, **shown)
     return {
-        "ChatRequest": {**chat, "allOf": CHAT_RULES, "x-rules": rules},
-        "TextRequest": {**text, "allOf": [ECHO, prompts], "x-rules": rules},
+        "ChatRequest": {**chat, "allOf": CHAT_RULES, "x-rules": COMPLETION_RULES},
+        "TextRequest": {**text, "allOf": [ECHO, prompts], "x-rules": COMPLETION_RULES},
         "MessagesRequest": messages,
         "CountRequest": fields("messages", **counted),
         "GenerateRequest": fields("inputs", inputs=WRITTEN, stream=TRUTH, parameters=parameters),

@@ -43,7 +43,8 @@ SAME = tuple(_SAME.split())
 CUSTOM: Schema = {**OBJECT, "properties": {"input": TEXT}, "required": ["input"]}
 """Parameters of a custom tool, whose input is a text, as the model sees them."""
 LONGEST_NAME = 64
-log = logging.getLogger(__name__)
+SKIPPED = "skipped %s of the type %r, which this server does not know"
+log_once = functools.lru_cache(maxsize=64)(logging.getLogger(__name__).info)
 
 
 def _other(*known: str) -> Schema:
@@ -175,7 +176,7 @@ def _add(messages: list[dict[str, Any]], item: Body) -> None:
         content = _text(item["output"])
         messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
     elif kind not in ITEMS:
-        _log_skipped("an input item", kind[:LONGEST_NAME])
+        log_once(SKIPPED, "an input item", kind[:LONGEST_NAME])
     else:
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
@@ -221,7 +222,7 @@ def named_tools(body: Body) -> dict[ToolName, Body]:
             if each["type"] in KINDS:
                 found[ToolName(each["name"], space, each["type"] == "custom")] = each
             else:
-                _log_skipped("a tool", each["type"][:LONGEST_NAME])
+                log_once(SKIPPED, "a tool", each["type"][:LONGEST_NAME])
     return found
 
 
@@ -247,9 +248,3 @@ def _tool_choice(choice: str | Body) -> object:
 def _called(choice: Body) -> Body:
     name = ToolName(choice["name"], choice.get("namespace"))
     return {"type": "function", "function": {"name": name.shown}}
-
-
-@functools.lru_cache(maxsize=64)
-def _log_skipped(what: str, kind: str) -> None:
-    """Log what is skipped, once for each type."""
-    log.info("skipped %s of the type %r, which this server does not know", what, kind)

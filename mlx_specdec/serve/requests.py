@@ -185,6 +185,9 @@ class RequestParser:
     ) -> ParsedRequest:
         """Parse what chats and texts have in common. top: number of the logprobs of other tokens,
         None without any logprobs. tools, markers: of a chat."""
+        if body.get("best_of", 1) not in (1, body.get("n", 1)):
+            message = "best_of must be n or 1: this server does not choose between texts"
+            raise invalid(message, "best_of")
         options = self._options(body)
         prompts = [ids[-body.get("truncate_prompt_tokens", 0) :] for ids in prompts]
         # A constrained text begins without reasoning.
@@ -240,7 +243,7 @@ class RequestParser:
         return replace(self.options, system_prompt=None, chat_template_config={}, **changes)
 
     def _markers(self, tools: Tools) -> Markers:
-        """Return how the model marks reasoning and calls. Raises Problem if it cannot call tools."""
+        """Return how the model marks reasoning and calls. Raises Problem if it cannot call."""
         template = way_of(self.pair, self.options) == "template"
         markers = markers_of(self.pair.tokenizer) if template else NONE
         if not tools.given:

@@ -140,7 +140,7 @@ def test_lines_of_billing_are_left_out_of_prompts(
     client: TestClient, engine: Engine, system: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    chat._log_volatile_once.cache_clear()
+    chat.log_once.cache_clear()
     plain = answer_to(client)
     assert not any("billing" in each for each in caplog.messages)
     for _ in range(2):

@@ -49,7 +49,7 @@ def say(role: str, content: str) -> dict[str, Any]:
 
 def test_countdowns_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    chat._log_volatile_once.cache_clear()
+    chat.log_once.cache_clear()
     talk = [SYSTEM, user(LEFT), say("system", LEFT), ANSWER]
     assert chat.without_volatile(talk) == [SYSTEM, user(LEFT), ANSWER]
     parts = [{"type": "text", "text": each} for each in (f" {LEFT}\n", "Be calm.")]
