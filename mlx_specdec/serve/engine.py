@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from queue import Full
 
 from .. import process
 from ..decoding.sequence import Emission
@@ -28,10 +29,6 @@ FAILED_PASSES = 3
 STEP_SECONDS = 300.0
 """Seconds after which an unfinished step is assumed to hang."""
 log = logging.getLogger(__name__)
-
-
-class QueueFull(Exception):
-    """No more requests can wait."""
 
 
 @dataclass
@@ -119,13 +116,13 @@ class Engine:
         self._thread.start()
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[int]:
-        """Take all requests or none, and return their numbers. Raises QueueFull, RuntimeError."""
+        """Take all requests or none, and return their numbers. Raises queue.Full, RuntimeError."""
         with self._changed:
             if self._closed:
                 raise RuntimeError(STOPPING)
             if len(self._pending) + len(requests) > self._most:
                 self.metrics.count("rejected", len(requests))
-                raise QueueFull
+                raise Full
             first, self._numbers = self._numbers, self._numbers + len(requests)
             numbers = list(range(first, self._numbers))
             self._arrived += zip(numbers, requests, strict=True)

@@ -1,7 +1,5 @@
-"""The fields of requests: one table, by which bodies are checked and /openapi.json is written.
-
-A field that is not named here is ignored, and so is an optional field that is null.
-"""
+"""The fields of requests: one table, by which bodies are checked and /openapi.json is written. A
+field that is not named here is ignored, and so is an optional field that is null."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Errors of requests, in OpenAI's format: a status and {"error": {...}}.
-
-Clients retry statuses from 500 on and 429: a request that the client has to change gets a 400.
-"""
+"""Errors of requests, in OpenAI's format: a status and {"error": {...}}. Clients retry 429, and
+statuses from 500 on: a request that the client has to change gets a 400."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""OpenAI's Responses API: items in, items out, whole or as a stream of named events.
-
-Which fields clients need: openresponses/openresponses (schema), openai/codex
-(codex-rs/codex-api/src/sse/responses.rs).
+"""OpenAI's Responses API: items in, items out, whole or as a stream of named events. Which fields
+clients need: openresponses/openresponses, openai/codex (codex-rs/codex-api/src/sse/responses.rs).
 """
 
 from __future__ import annotations
@@ -248,12 +246,10 @@ def _output_text(text: str) -> Payload:
 
 def custom_input(arguments: str) -> str:
     """Return the text in the arguments of a custom tool, {"input": "..."}, which may be cut."""
-    head = re.match(r'\s*\{\s*"input"\s*:\s*"', arguments)
-    if head is None:
-        return arguments
-    letters = re.compile(r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*').match(arguments, head.end())
+    letters = r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*'
+    text = re.match(rf'\s*\{{\s*"input"\s*:\s*("{letters})', arguments)
     try:
-        return str(json.loads(f'"{letters[0] if letters else ""}"', strict=False))
+        return arguments if text is None else str(json.loads(f'{text[1]}"', strict=False))
     except ValueError:
         return arguments
 

@@ -75,7 +75,8 @@ def serve(
     with contextlib.suppress(ValueError, OSError):
         # The default is 256 on macOS and 1,024 under systemd.
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, FILES), most_files))
-    service = Service(engine, _name_of(model), settings)
+    name = Path(model).resolve().name if Path(model).exists() else model
+    service = Service(engine, name, settings)
     server = _Server(
         uvicorn.Config(
             make_app(service, access),
@@ -241,9 +242,3 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host} port {port} ({problem.strerror}): choose another --host or "
             "--port"
         ) from None
-
-
-def _name_of(model: str) -> str:
-    """Return the name for clients: that on the Hub, or the last part of a directory."""
-    directory = Path(model)
-    return directory.resolve().name if directory.exists() else model

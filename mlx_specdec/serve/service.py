@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from queue import Full
 from typing import Any
 
 from starlette.background import BackgroundTask
@@ -19,7 +20,7 @@ from ..engine.request import STUCK, Part
 from ..errors import SpecdecError
 from .answers import NOTHING, Choice, Payload, Writer, server_sent_event
 from .body import parse
-from .engine import STOPPING, Engine, QueueFull
+from .engine import STOPPING, Engine
 from .events import Event
 from .problems import Problem, busy, failed, invalid
 from .requests import RequestParser
@@ -178,7 +179,7 @@ class ResponseStream:
         self._parts: asyncio.Queue[Part] = asyncio.Queue()
         try:
             numbers = engine.submit(parsed.requests, self._hear)
-        except QueueFull:
+        except Full:
             raise busy("too many requests wait already: try again", 429, "queue_full") from None
         except RuntimeError:
             raise busy(STOPPING) from None
