@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import make_head_prompts
 import measure_all_sum
+import simulate_fleet
 from demo_training.texts import PREFIX, library_files, split
 
 WORDS = ["tea", "milk", "bread", "salt", "fish", "snow", "rain", "wind", "night", "morning"]
@@ -150,3 +151,12 @@ def test_the_script_for_macs_runs_to_its_end_and_writes_one_file(tmp_path: Path)
     assert all(cell["ms"] > 0 for cell in cells)
     assert all(cell.get("last_row_apart", 0) < 1e-4 for cell in cells)
     assert [cell["of_one_row"] for cell in cells if cell["rows"] == 1] == [1.0] * 5
+
+
+def test_a_fleet_reuses_more_with_affinity_and_is_the_same_every_time() -> None:
+    def reused(choose: str) -> float:
+        lines = {simulate_fleet.simulate(6, 3, choose, 1.5, minutes=10) for _ in range(2)}
+        [line] = lines
+        return float(line.split("|")[5])
+
+    assert 0 < 1.5 * reused("fewest") < min(reused("key"), reused("conversation")) < 0.99
