@@ -6,8 +6,6 @@ Nothing heavy is imported before one of these names is used; a faster BLAS is lo
 one, before MLX itself.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,8 +1,6 @@
 """The settings of one text, checked together before any model is loaded. This module imports no
 MLX, so that a wrong setting is reported at once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields

@@ -3,8 +3,6 @@ for Linux brings the reference BLAS, whose matrix products cost as many passes o
 there are rows. MKL, from the PyPI package `mkl` (extra `fast-cpu`), or the system's OpenBLAS takes
 its place if it is loaded before MLX, with global symbols."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

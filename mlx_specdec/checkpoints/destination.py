@@ -1,8 +1,6 @@
 """Where a result goes: into a hidden directory next to its place, which is moved there when it is
 complete. What a killed process leaves, the next one removes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

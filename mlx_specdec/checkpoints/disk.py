@@ -1,8 +1,6 @@
 """Files of other people, opened as JSON or as memory maps, and what fits on this machine: memory,
 disk space, sizes in words."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import mmap

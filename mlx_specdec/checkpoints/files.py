@@ -1,8 +1,6 @@
 """A directory with a model's files: its configuration, held to what can be, and its tensors of any
 format, one at a time."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A model's files on the Hugging Face Hub, by way of huggingface_hub's cache, which serves alone
 without a network; and one sentence for whatever goes wrong."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

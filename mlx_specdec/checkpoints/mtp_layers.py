@@ -1,8 +1,6 @@
 """Layers for multi-token prediction in a model's checkpoint, which mlx-lm drops. A conversion
 copies them as they are into a file that mlx-lm does not read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Which files hold a model's weights, here or on the Hub, and which tensor an index expects where.
 Only the index is opened; names that lead out of the directory are refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

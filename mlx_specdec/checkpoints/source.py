@@ -1,8 +1,6 @@
 """A model's name as a local directory, laid out as Hugging Face does it, while it is needed. The
 Hub and other programs' formats are imported where something needs them."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a T5's tensors are called, their shapes, and which of them may be quantized, and how."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Tensors -> safetensors shards with an index, as mlx-lm writes them; and config.json. A shard's
 header follows from lazy arrays; then each piece is read, changed and written in its place."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping

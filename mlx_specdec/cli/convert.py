@@ -1,7 +1,5 @@
 """The convert command."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

@@ -2,8 +2,6 @@
 fields of groups become the signature that typer reads. A group that inherits from others has their
 flags too, the last base's first."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable

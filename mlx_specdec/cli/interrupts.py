@@ -2,8 +2,6 @@
 between two of its instructions, and a pass of a large model may take minutes. So a thread ends the
 process if it still runs a moment after the signal. Commands with signal handlers are left alone."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,7 +1,5 @@
 """The launch command: the ranks of one command on several machines, started by mlx.launch."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The way in: from a bare Python, from 3.8 on and without the dependencies, to the command line."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

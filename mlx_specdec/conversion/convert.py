@@ -1,7 +1,5 @@
 """A checkpoint as mlx-lm would have it: planned, written, read back, put in place, and uploaded."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,8 +1,6 @@
 """The plan of a decoder-only model: whatever mlx-lm makes of the source. What mlx-lm only renames
 is read from the source piece by piece; what it computes (joined experts, for one) as a whole."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a checkpoint holds, and what a conversion would make of it, from its headers alone."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter

@@ -1,8 +1,6 @@
 """A converted checkpoint against its source: every tensor read back, and what both models compute
 on fixed inputs, one after the other in float32."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

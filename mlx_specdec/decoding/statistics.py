@@ -1,7 +1,5 @@
 """Statistics of one text up to the last emitted token, and the only clock of decoding."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """How many tokens a round brings, by what became of earlier drafts."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ expected tokens for its cost is taken; arms that might be better are tried, as f
 time goes.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

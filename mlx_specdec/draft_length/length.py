@@ -1,7 +1,5 @@
 """How many tokens to draft in the next round, zero included."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

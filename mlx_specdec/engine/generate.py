@@ -1,7 +1,5 @@
 """The library's functions that generate text: one text or many, whole or step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Loads a pair: from the names of a target and of what drafts for it to models and tokenizer."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """How many sequences to decode together, and the bytes of memory that they need."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass

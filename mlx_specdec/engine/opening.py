@@ -1,7 +1,5 @@
 """Opening requests: their drafters, proposer and draft length, and their decoding."""
 
-from __future__ import annotations
-
 import functools
 import os
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """What generations share: a loaded target, its tokenizer, and what it brings to draft with."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import defaultdict

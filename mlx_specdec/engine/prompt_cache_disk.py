@@ -1,8 +1,6 @@
 """A directory of blocks of a prompt cache: safetensors files that are named after their content's
 digest, so that what is truncated, damaged or half written is never taken for a block."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

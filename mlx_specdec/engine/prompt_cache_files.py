@@ -1,8 +1,6 @@
 """Which prompt cache a pair has, in memory and in a directory, and the digests of the models that
 its blocks are of."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """The scheduler: which requests are read when, and which of them share their passes. A step reads a
 chunk of one group's prompts and takes a round of every group that has been read."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import sys

@@ -1,8 +1,6 @@
 """The Protocols of models, proposers and rules, and the frozen results that pass between them.
 Arrays have a leading batch axis, and what the host knows has one entry per sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from .protocols import Context as Context

@@ -1,8 +1,6 @@
 """Computes speedups with their intervals, and figures of methods, from the samples of a benchmark.
 A bootstrap draws plain decoding and another method on a prompt together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measures the costs of rounds of a pair on this machine, before any text needs them."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

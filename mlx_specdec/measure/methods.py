@@ -1,7 +1,5 @@
 """The methods that a benchmark compares, run in turns, so that drifts meet all of them alike."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import time

@@ -1,7 +1,5 @@
 """Times passes of models as decoding runs them, behind one prompt."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass

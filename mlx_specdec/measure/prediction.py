@@ -7,8 +7,6 @@ probability that the first i drafted tokens are all accepted: alpha ** i where e
 acceptance probability alpha.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,8 +1,6 @@
 """Measures which layers of its target a hidden-state drafter should read, since files of the same
 kind count layers differently."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The markup is in report.html, a template of jinja2 that escapes every text.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """The figures of a benchmark in words: the setting, a table of the methods, and a sentence."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Measures the throughput over whole files at several batch sizes, prompt passes included."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress

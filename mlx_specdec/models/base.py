@@ -1,7 +1,5 @@
 """What models of both families have beyond interfaces.TargetModel, and what they refuse."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The settings of decoder-only models' KV caches. Imports no MLX."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..errors import OptionError

@@ -3,8 +3,6 @@ host's time on submitting operations. The arithmetic is MLX's own, bit for bit: 
 30 operations there, take their cosines and sines from one call for all layers of a pass, and a
 product of one sequence needs neither a transposed weight nor a flat input."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -2,8 +2,6 @@
 not wait for mlx-lm; a new one is a module with an object `family`, an `EncoderDecoderFamily` of
 `encoder_decoder.family`, and a line in ENCODER_DECODERS. Decoder-only families are mlx-lm's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A directory or a config.json -> a model to run, to outline or to train, by its family."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

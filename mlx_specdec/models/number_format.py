@@ -1,7 +1,5 @@
 """The numbers that a model is computed in, and networks whose weights are quantized or not."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

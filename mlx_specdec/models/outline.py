@@ -2,8 +2,6 @@
 kernel's time depends on shapes and types, not on values, as long as none is infinite or
 vanishes."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence

@@ -2,8 +2,6 @@
 tables that are only looked up are shared with the target and take no memory, and of an
 encoder-decoder the whole encoder and what it made of a source."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

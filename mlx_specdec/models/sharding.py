@@ -2,8 +2,6 @@
 layer whose outputs are divided is followed by one whose inputs are, and what the second one gives
 is added up over all ranks (Shoeybi et al., arXiv 1909.08053). Nothing is computed here."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

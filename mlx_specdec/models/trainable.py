@@ -2,8 +2,6 @@
 over whole texts, several side by side and without caches: what is padded lies behind a text, where
 nothing of it looks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

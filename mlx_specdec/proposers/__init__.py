@@ -4,8 +4,6 @@ A drafter is a module with a function `drafter(pair)`, which returns the Drafter
 None, and a sentence MISSING for pairs that have none.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from ..models.drafters import KINDS

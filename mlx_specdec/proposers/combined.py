@@ -1,7 +1,5 @@
 """Proposers that are made of others: several in turn, one for each sequence, one with limits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self

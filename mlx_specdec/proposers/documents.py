@@ -1,8 +1,6 @@
 """An index of documents: where the end of a text occurs in them, and what follows it there. It is a
 suffix array of the reversed documents, saved in the user's cache directory."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

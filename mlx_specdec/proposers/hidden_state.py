@@ -1,8 +1,6 @@
 """A hidden-state drafter proposes, and ends its drafts before the first token not worth verifying.
 Only chances that are known before a token is drawn decide that, so that every rule stays exact."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate

@@ -5,8 +5,6 @@ the client predicts.
 Source of the idea of the second: fast-forward tokens of llguidance (docs/fast_forward.md).
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from abc import abstractmethod

@@ -6,8 +6,6 @@ latest place of each n-gram, and every place the one before it. It serves as a s
 bounded depth does (SuffixDecoding, arXiv 2411.04975), in 20 bytes a token.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,6 @@
 """What a text has to look like: a JSON schema, a regular expression or a grammar, which llguidance
 reads, an extra that is imported when needed. Imports no MLX."""
 
-from __future__ import annotations
-
 import functools
 import json
 import threading

@@ -1,7 +1,5 @@
 """Answers while they are generated: their choices, and how a wire format writes them."""
 
-from __future__ import annotations
-
 import functools
 import json
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Anthropic's Messages API: read as a chat of OpenAI's, answered with blocks of content."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """The application: all endpoints, their OpenAPI document, who may send requests, and the log."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import hmac

@@ -5,8 +5,6 @@ Extensions: "x-unsupported" marks a field of which only values that change nothi
 much for generators of test cases.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

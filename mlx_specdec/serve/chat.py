@@ -1,8 +1,6 @@
 """The messages and tools of a chat, from a request to token ids: by the model's chat template, by
 the role prefixes of mlx_lm.server, or as the one source of an encoder-decoder."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import re

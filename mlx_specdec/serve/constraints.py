@@ -1,8 +1,6 @@
 """Constraints of the generated text: the JSON schemas, expressions, grammars and choices that
 requests give, and the grammars of tool calls that they demand."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -1,8 +1,6 @@
 """The thread that owns the models and decodes. Other threads submit requests and get their parts;
 none of them touches an array."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Reads content, reasoning and tool calls from the text of an answer while it is generated."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

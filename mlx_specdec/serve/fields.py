@@ -1,8 +1,6 @@
 """The fields of requests: one table, by which bodies are checked and /openapi.json is written. A
 field that is not named here is ignored, and so is an optional field that is null."""
 
-from __future__ import annotations
-
 from ..options import MOST_DRAFTED
 from ..sampling.settings import LARGEST, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURES
 from ..text.chat import RESERVED

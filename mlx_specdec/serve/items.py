@@ -1,8 +1,6 @@
 """Input items and tools of OpenAI's Responses API, turned into the messages and tools of a chat.
 Field names as in openai-python (types/responses) and codex-rs (protocol/src/models.rs)."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence

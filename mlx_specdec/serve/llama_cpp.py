@@ -1,7 +1,5 @@
 """Endpoints of llama.cpp's server: tokens and texts, properties, health and metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from starlette.requests import Request

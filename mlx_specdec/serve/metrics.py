@@ -1,8 +1,6 @@
 """Counters of the engine in Prometheus' text format, under the names of llama.cpp's server and of
 vLLM, so that tools for either can read them."""
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_left
 from collections import Counter

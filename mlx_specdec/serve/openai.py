@@ -1,7 +1,5 @@
 """OpenAI's chat and text completions, with llama.cpp's `timings` and vLLM's figures of drafts."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from abc import abstractmethod

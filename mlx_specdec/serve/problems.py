@@ -1,8 +1,6 @@
 """Errors of requests, in OpenAI's format: a status and {"error": {...}}. Clients retry 429, and
 statuses from 500 on: a request that the client has to change gets a 400."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any

@@ -2,8 +2,6 @@
 clients need: openresponses/openresponses, openai/codex (codex-rs/codex-api/src/sse/responses.rs).
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -2,8 +2,6 @@
 seconds to finish, the rest gets an error, and the process exits with 0. After SIGTERM, /health may
 say so for some seconds first, in which proxies learn to send requests elsewhere."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

@@ -1,7 +1,5 @@
 """What all endpoints need: bodies within the limits, the engine, and answers over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

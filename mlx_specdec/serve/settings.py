@@ -1,7 +1,5 @@
 """The limits of a server and how it answers. Imports nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Responses that clients can continue or fetch by their ids, in memory and within a bound."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """The API of Hugging Face's text-generation-inference; texts never end with the stop string."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Sequence
 

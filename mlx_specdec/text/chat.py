@@ -2,8 +2,6 @@
 it in jinja's sandbox; here its memory and time are bounded too, but for a single step whose
 operands do not show that it makes something huge."""
 
-from __future__ import annotations
-
 import functools
 import re
 import resource

@@ -1,8 +1,6 @@
 """What a tokenizer's files may make of a text: a stranger's normalizer can make gigabytes of a
 short prompt in a few steps."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import io

@@ -1,8 +1,6 @@
 """Prompts for the middle of a text (FIM): which tokens a model marks prefix and suffix with.
 Sources: AutocompleteTemplate.ts of Continue, and format_prompt_infill of llama.cpp."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Prompts to token ids, files of prompts, and documents whose texts are looked up."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import operator

@@ -1,8 +1,6 @@
 """Token ids -> printable text while they come, and stop strings that may straddle pushes. The
 pieces add up to what decoding all ids at once gives; each push decodes a window of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 

@@ -1,8 +1,6 @@
 """Text <-> token ids, by the files of a checkpoint. transformers is imported for chat templates,
 and for a tokenizer that is neither tokenizer.json nor an encoder-decoder's spiece.model."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The tokens that two tokenizers share, compared by content and not by name or size."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import mlx.core as mx

@@ -1,8 +1,6 @@
 """Attention of many drafts at once, each behind its own anchor of a text. A query sees the rows of
 its text before its anchor, and whatever stands behind the same anchor."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Hidden states and the tokens after them, on disk: written sample by sample, read row by row. A
 sample is there once its length is written; what lies behind it is cut off on opening."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator, Sequence

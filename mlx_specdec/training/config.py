@@ -1,7 +1,5 @@
 """The settings of a training, checked before any model is loaded. Imports no MLX."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -2,8 +2,6 @@
 holds texts of about one length; memory holds one batch of logits. Source of the divergences:
 DistillSpec (Zhou et al., arXiv 2310.08461, sections 3 and 4)."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@ checkpoints, and a hidden directory beside the output to resume from. Interrupte
 started again with the same settings, a training ends with the very weights that it would have had
 anyway."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,8 +1,6 @@
 """Medusa heads before their first step, and the rows that they learn, as a task to fit. Source of
 the loss: Medusa (Cai et al., arXiv 2401.10774, section 2.2.1)."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

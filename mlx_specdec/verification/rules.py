@@ -1,7 +1,5 @@
 """The rules that decide which drafted tokens are accepted, and their arithmetic on arrays."""
 
-from __future__ import annotations
-
 import math
 import random
 from abc import ABC, abstractmethod

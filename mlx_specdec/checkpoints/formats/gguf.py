@@ -1,8 +1,6 @@
 """One GGUF model, of one file or several parts, as tensors under Hugging Face's names, and as the
 other files of a directory."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Which architectures are read of GGUF files, and what llama.cpp's converter does to each. A test
 holds the logits of every family to those of the same weights in mlx-lm."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

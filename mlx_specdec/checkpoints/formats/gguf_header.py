@@ -2,8 +2,6 @@
 byte order. The gguf package's reader believes all claims, and takes a minute for 750,000 strings.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import struct

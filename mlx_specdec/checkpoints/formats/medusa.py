@@ -2,8 +2,6 @@
 `{head}.{layer}.linear.weight` and `.bias`, and perhaps `{head}.{layers}.weight`, an output layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

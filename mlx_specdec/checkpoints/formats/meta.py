@@ -1,8 +1,6 @@
 """Llama as Meta publishes it: params.json as config.json, and the tensors of the parts,
 consolidated.NN.pth, joined and in Hugging Face's order."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

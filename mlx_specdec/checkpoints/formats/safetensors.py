@@ -1,8 +1,6 @@
 """One safetensors file (https://huggingface.co/docs/safetensors): its header, which the library
 checks against the file, and its tensors in pieces."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

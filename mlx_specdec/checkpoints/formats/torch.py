@@ -1,8 +1,6 @@
 """One file that torch.save wrote, zip archive or older stream, as named tensors, without torch. Of
 its pickle only plain values are made, and records of tensors by the names in ADMITTED."""
 
-from __future__ import annotations
-
 import io
 import math
 import mmap

@@ -1,8 +1,6 @@
 """Vocabularies of other programs as tokenizer.json and tokenizer_config.json: those in the metadata
 of a GGUF file, and Meta's tokenizer.model, which is SentencePiece's or tiktoken's."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

@@ -1,7 +1,5 @@
 """BART, mBART, Marian, M2M100, NLLB and Pegasus; see `families.Family`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The layers of BART and its kin, with Hugging Face's names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

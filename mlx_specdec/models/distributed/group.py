@@ -3,8 +3,6 @@ leaves the others in a sum that nothing interrupts. A thread watches the sockets
 to the neighbors: the end of a process closes them, and the kernel asks about a link that is cut.
 Backends without sockets (MPI, NCCL) notice by themselves."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import hashlib

@@ -3,8 +3,6 @@ program over contexts that send each call to the others, which do the same with 
 target. An order is one array of a fixed size for each pass: every rank enters the same sums in the
 same order, and all but rank 0 add zeros."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 import threading

@@ -1,8 +1,6 @@
 """Hidden-state drafters: networks that draft from a target's hidden states, one module a kind.
 Imports no MLX: options name the kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 KINDS: Mapping[str, str] = {

@@ -2,8 +2,6 @@
 through each slot's likeliest tokens. Source: z-lab/dflash, and the files that `speculators`
 writes."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path

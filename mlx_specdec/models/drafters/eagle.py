@@ -2,8 +2,6 @@
 were trained, and in the trees that they were made for; their files do not. Source: Li et al., arXiv
 2401.15077 and 2406.16858; Zhang et al., arXiv 2408.15766."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """EAGLE-3 in its three dialects: the authors' own, that of `speculators`, and SpecForge's. Source:
 Li et al., arXiv 2503.01840, and the files that the authors, vLLM and SGLang read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import dataclass

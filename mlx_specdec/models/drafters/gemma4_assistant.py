@@ -1,8 +1,6 @@
 """Gemma 4's assistants: a few layers that attend to the target's own keys and values. Source:
 google/gemma-4-*-it-assistant, as transformers reads them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

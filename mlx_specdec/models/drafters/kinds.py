@@ -1,7 +1,5 @@
 """From a directory to a hidden-state drafter on its target: its kind, its files, its network."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace

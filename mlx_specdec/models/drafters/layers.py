@@ -1,7 +1,5 @@
 """The transformer layers of drafters, and the rotation of their positions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple

@@ -2,8 +2,6 @@
 (Cai et al., arXiv 2401.10774, section 2.1.1): residual layers on the base's last hidden state, then
 an output layer, each head's own or the base's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import mlx.core as mx

@@ -1,8 +1,6 @@
 """Layers for multi-token prediction, of a checkpoint of their own or the target's. mlx-lm computes
 such a layer as the only layer of a model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

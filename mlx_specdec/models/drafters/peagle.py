@@ -1,8 +1,6 @@
 """P-EAGLE: an EAGLE-3 that drafts all its tokens in one pass. Source: arXiv 2602.01469, and the
 files that `speculators` and vLLM read."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the layers of all encoder-decoder families have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx

@@ -4,8 +4,6 @@ mlx-lm imports all of itself in its `__init__`, and transformers for its tokeniz
 command half of its first second. Its models and its loader are imported here without both.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

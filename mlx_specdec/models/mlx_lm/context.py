@@ -1,8 +1,6 @@
 """Sequences in a model of mlx-lm: many with plain attention, or one with other caches. mlx-lm's
 attention takes positions and mask from its cache, so one class serves all such families."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Sequence

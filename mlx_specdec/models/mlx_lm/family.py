@@ -1,7 +1,5 @@
 """Every decoder-only model that mlx-lm implements; see `families.Family`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any

@@ -4,8 +4,6 @@ head for the whole cache, with 30 times the arithmetic and other roundings. Here
 runs as it is, and their attention is intercepted: keys and values are lazy, and never computed
 where nobody reads them. They are recognized by identity; shapes would also match other arrays."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any, NamedTuple
 

@@ -1,8 +1,6 @@
 """mlx-lm's loader, given our tensors: the model that it builds, and what it makes of each tensor.
 Nothing is computed: arrays stay lazy."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Mapping

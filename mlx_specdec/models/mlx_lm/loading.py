@@ -2,8 +2,6 @@
 mlx-lm puts on the adapters that it has trained (LoRA, DoRA, or whole layers); what it does not
 check is checked first."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 quantized cache is one from the first token on, so that no pass sees it change, and a window does
 not hold on to first tokens: mlx-lm masks those away in passes of several rows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property

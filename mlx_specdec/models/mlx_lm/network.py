@@ -2,8 +2,6 @@
 gets a subclass of its own class, so its parameters, its name in the model and whatever else is
 known of it stay as they are."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from typing import Any

@@ -10,8 +10,6 @@ There are three kinds of cache, by their exact class:
 says nothing. A copy is `copy.deepcopy`, which shares memory until either side is written to.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

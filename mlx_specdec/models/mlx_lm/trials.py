@@ -3,8 +3,6 @@ on a pass over several rows computing what passes over single rows compute, and 
 position for each sequence. Some models break that, by a mask of the wrong type or a window one
 token wider for all rows but the first. Differences from rounding are no failure."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Hashable, Sequence

@@ -1,7 +1,5 @@
 """T5 and its kin: mT5, UMT5, ByT5, MADLAD-400; see `families.Family`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar

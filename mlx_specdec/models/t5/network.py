@@ -1,7 +1,5 @@
 """The layers of a T5, with Hugging Face's names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 
