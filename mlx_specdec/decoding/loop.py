@@ -24,7 +24,7 @@ from ..interfaces import (
     no_proposal,
 )
 from ..interfaces.results import TARGET, Cached, Cut, Reusable
-from .sequence import Batch, Emission, FinishReason
+from .sequence import Batch, Emission
 from .sequence import Sequence as Decoded
 from .statistics import Stopwatch
 
@@ -172,7 +172,7 @@ class Decoding:
         self._broken = True
         emissions = self._step()
         self._broken = False
-        grown = (self.batch.longest - GROWN) // CLEAR_EVERY
+        grown = (max(map(len, self.batch.committed)) - GROWN) // CLEAR_EVERY
         if grown != self._cleared:
             self._cleared = grown
             mx.clear_cache()
@@ -186,10 +186,6 @@ class Decoding:
         memories = {} if self.proposer is None else self.proposer.reusable(row)
         return {**memories, TARGET: self.target.reusable(row)}
 
-    def finish(self, reason: FinishReason) -> tuple[Emission, ...]:
-        """End all sequences here; what was emitted stays."""
-        return tuple(each.finish(reason) for each in self.batch.sequences)
-
     def _step(self) -> tuple[Emission, ...]:
         if self._in_flight is None and (self.reader.begun or self.reader.done):
             self._join_and_leave()
@@ -198,7 +194,7 @@ class Decoding:
             return tuple(Emission((), ()) for _ in self.batch.sequences)
         remaining = self.batch.remaining
         if remaining == 0:
-            return self.finish("length")
+            return tuple(each.finish("length") for each in self.batch.sequences)
         proposer = self.proposer
         if proposer is None:
             return self._plain(ahead=True)

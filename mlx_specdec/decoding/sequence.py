@@ -259,10 +259,6 @@ class Batch:
         self._set([self.sequences[row] for row in keep])
 
     @property
-    def longest(self) -> int:
-        return max(map(len, self.committed))
-
-    @property
     def remaining(self) -> int:
         """The most tokens that a sequence may still emit."""
         return max([each.remaining for each in self.sequences])

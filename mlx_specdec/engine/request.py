@@ -182,6 +182,20 @@ class Job:
         constraint = bound.constraint(options.constraint, options.logit_bias)
         longest = bound.target.max_length
         room = sys.maxsize if longest is None else longest - len(prefix)
+        drafting = chosen if most_drafted(options) > 0 else ()
+        proposer, given = overrides.proposer, overrides.rule
+        labels = Labels(
+            model=pair.name,
+            draft_model=pair.draft_name if any(each.identity for each in drafting) else None,
+            proposer=proposer_kind(drafting) if proposer is None else type(proposer).__name__,
+            rule=options.rule_name if given is None else type(given).__name__,
+            lossy=options.lossy,
+            delta=options.delta,
+            seed=options.seed,
+            num_draft=options.num_draft if drafting or proposer is not None else 0,
+            prompt_tokens=len(ids),
+            simulated_acceptance=options.simulated_acceptance,
+        )
         rule = type(make_rule(options))
         sequence = Decoded(
             prefix,
@@ -202,7 +216,7 @@ class Job:
             options,
             ids,
             sequence,
-            _labels(pair, options, chosen, len(ids), overrides),
+            labels,
             (replace(options, seed=0, max_tokens=1, stop=()), request.prediction, request.tenant),
             # Greedy texts draw nothing, so that several settings mean one rule.
             (rule, options.delta, options.posterior_threshold, options.posterior_alpha),
@@ -272,29 +286,6 @@ def make_rule(options: Options) -> Rule:
     if options.rule_name == "coupled" or options.temperature == 0:
         return rules.Coupled()
     return rules.BlockRule() if options.rule_name == "block" else rules.TokenRule(options.delta)
-
-
-def _labels(
-    pair: Pair,
-    options: Options,
-    chosen: Sequence[Drafter],
-    prompt_tokens: int,
-    overrides: Overrides,
-) -> Labels:
-    drafting = chosen if most_drafted(options) > 0 else ()
-    proposer, rule = overrides.proposer, overrides.rule
-    return Labels(
-        model=pair.name,
-        draft_model=pair.draft_name if any(each.identity for each in drafting) else None,
-        proposer=proposer_kind(drafting) if proposer is None else type(proposer).__name__,
-        rule=options.rule_name if rule is None else type(rule).__name__,
-        lossy=options.lossy,
-        delta=options.delta,
-        seed=options.seed,
-        num_draft=options.num_draft if drafting or proposer is not None else 0,
-        prompt_tokens=prompt_tokens,
-        simulated_acceptance=options.simulated_acceptance,
-    )
 
 
 def _noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ..interfaces import Context, Model, Noise, Proposal, Proposer, Scores, feed, no_proposal
 from ..interfaces.results import Cached, Reusable
-from ..sampling.distribution import Distribution, choose, last_rows, of_batch
+from ..sampling.distribution import Distribution, choose, of_batch
 from ..sampling.settings import Sampling
 from ..text.vocabulary import Translation
 from .drafter import Drafter, LoadedPair, Setup
@@ -60,7 +60,7 @@ def draw(
         mx.async_eval(drafted[-1])
         if index + 1 < count:
             logits = following(drafted[-1])
-    sampled = any(each.samples for each in distributions)
+    sampled = any(each.settings.temperature > 0 for each in distributions)
     return Proposal(
         mx.concatenate(drafted, axis=1), mx.concatenate(rows, axis=1) if sampled else None
     )
@@ -230,7 +230,7 @@ class DraftModel(Proposer):
             unseen = [tokens[-1:] for tokens in unseen]
         logits = feed(context, unseen).logits
         if len(set(map(len, unseen))) == 1:
-            return last_rows(logits, 1)
+            return logits if logits.shape[1] == 1 else logits[:, -1:]
         last = mx.array([max(0, len(tokens) - 1) for tokens in unseen])[:, None, None]
         return mx.take_along_axis(logits, last, axis=1)
 

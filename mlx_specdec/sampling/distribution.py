@@ -124,11 +124,6 @@ COLD = 1e-3
 """Below this temperature logits over temperature could overflow, unless the largest one is 0."""
 
 
-def last_rows(logits: mx.array, count: int) -> mx.array:
-    """(1, m, width) -> (1, count, width); itself where there are no more, as in most passes."""
-    return logits if logits.shape[1] == count else logits[:, -count:]
-
-
 @dataclass(eq=False)
 class Distribution:
     """The distributions of one sequence in one model, target or draft. prompt: decides with the
@@ -150,11 +145,6 @@ class Distribution:
         if settings.temperature > 0 and settings.xtc_probability > 0:
             self._coins = Coins(settings.seed, self.prompt, settings.xtc_probability)
         self._special = [id for id in settings.xtc_special_tokens or () if id < self.vocabulary]
-
-    @property
-    def samples(self) -> bool:
-        """Whether tokens are drawn from it, at a temperature above 0."""
-        return self.settings.temperature > 0
 
     def alike(self, other: Distribution) -> bool:
         """Return whether either computes the same for rows of both."""

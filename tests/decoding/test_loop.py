@@ -222,4 +222,4 @@ def test_a_step_that_was_interrupted_in_its_middle_is_not_gone_on_with() -> None
         first_round(loop)
     with pytest.raises(DecodingError, match="interrupted"):
         loop.step()
-    assert loop.finish("interrupted")[0].finish_reason == "interrupted"
+    assert loop.sequences[0].finish("interrupted").finish_reason == "interrupted"
