@@ -39,20 +39,21 @@ class _Turns:
         at, made = self._made
         if at is not offset and not (type(at) is int and type(offset) is int and at == offset):
             self._made = _, made = offset, {}
-        shape, dtype = heads.shape, heads.dtype
-        if (shape, dtype) not in made:
+        # What one thread has not computed yet, another cannot.
+        shape, kind = heads.shape, (dtype := heads.dtype, threading.get_ident())
+        if (shape, kind) not in made:
             one = (shape[0], 1, *shape[2:])
-            if (one, dtype) not in made:
+            if (one, kind) not in made:
                 # Rotating (1, 0) shows both, whatever the settings are.
                 half = mx.broadcast_to(mx.array([1, 0], dtype)[:, None], (2, shape[-1] // 2))
                 unit = mx.broadcast_to(half.flatten(), one)
                 cosines, sines = mx.split(nn.RoPE.__call__(rope, unit, offset), 2, axis=-1)
                 straight = mx.concatenate([cosines, cosines], axis=-1)
-                made[one, dtype] = straight, mx.concatenate([-sines, sines], axis=-1)
+                made[one, kind] = straight, mx.concatenate([-sines, sines], axis=-1)
             # An operation that finds equal shapes adds none that stretches one of them.
-            straight, crossed = made[one, dtype]
-            made[shape, dtype] = mx.broadcast_to(straight, shape), mx.broadcast_to(crossed, shape)
-        return made[shape, dtype]
+            straight, crossed = made[one, kind]
+            made[shape, kind] = mx.broadcast_to(straight, shape), mx.broadcast_to(crossed, shape)
+        return made[shape, kind]
 
 
 class _RoPE(nn.RoPE):
@@ -88,7 +89,8 @@ def lighten(network: nn.Module) -> None:
             module.__class__ = _RoPE
         elif type(module) is nn.Linear and "bias" not in module:
             weight = module["weight"]
-            module.__dict__["_turned"] = weight, weight.T, weight.T[None]
+            module.__dict__["_turned"] = turned = weight, weight.T, weight.T[None]
+            mx.eval(turned)  # views, without which other threads than this one could not compute
             module.__class__ = _Linear
 
 
