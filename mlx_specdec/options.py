@@ -1,6 +1,8 @@
 """The settings of one text, checked together before any model is loaded. This module imports no
 MLX, so that a wrong setting is reported at once."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -128,7 +130,7 @@ class Options(Sampling):
         check("stop", several, "be a string or several")
         for name in ("system_prompt", "regex", "grammar", "target_lang", "source_lang"):
             check(name, isinstance(getattr(self, name), str | None), "be a string")
-        for name in (one.name for one in fields(self) if one.type is bool):
+        for name in (one.name for one in fields(self) if one.type == "bool"):
             check(name, getattr(self, name) in (True, False), "be bool")
         for name in ("chat_template_config", "logit_bias"):
             is_map = isinstance(getattr(self, name), Mapping)
@@ -164,9 +166,9 @@ class Options(Sampling):
         }
         for one in fields(self):
             name, value = one.name.replace("_", "-"), getattr(self, one.name)
-            if one.type is float:
+            if one.type == "float":
                 taken[one.name] = number(name, value)
-            elif one.type is int or (str(one.type).startswith("int") and value != one.default):
+            elif one.type == "int" or (str(one.type).startswith("int") and value != one.default):
                 taken[one.name] = integer(name, value)
         if self.simulated_acceptance is not None:
             share = number("simulate-acceptance", self.simulated_acceptance)
