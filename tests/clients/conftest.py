@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.serve.engine import Engine
+from mlx_specdec.text.infill import MARKS
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support.serving import moved, running
@@ -50,6 +51,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = make_tooled(tmp_path_factory.mktemp("tooled"), marks=CALLS)
     draft = moved(directory, tmp_path_factory.mktemp("tooled-draft"))
     with running((directory, draft)) as engine:
+        yield from address_of(engine)
+
+
+@pytest.fixture(scope="session")
+def filling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where one is served that fills in texts as well."""
+    directory = make_tooled(tmp_path_factory.mktemp("filling"), marks=(*CALLS, *MARKS[0]))
+    with running((directory, None)) as engine:
         yield from address_of(engine)
 
 

@@ -14,8 +14,8 @@ pytest.importorskip("schemathesis", reason="the extra clients is not installed")
 HOOKS = Path(__file__).with_name("schemathesis_hooks.py")
 
 
-def test_answers_are_as_described(root: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{root}/openapi.json"]
+def test_answers_are_as_described(filling: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{filling}/openapi.json"]
     flags = [
         "--checks",
         "all",
@@ -27,7 +27,7 @@ def test_answers_are_as_described(root: str, tmp_path: Path) -> None:
         "1",
     ]
     limits = ["--max-examples", os.environ.get("MLX_SPECDEC_EXAMPLES", "20")]
-    own = {**os.environ, "SCHEMATHESIS_HOOKS": str(HOOKS), "MLX_SPECDEC_ROOT": root}
+    own = {**os.environ, "SCHEMATHESIS_HOOKS": str(HOOKS), "MLX_SPECDEC_ROOT": filling}
     ended = subprocess.run(
         [*command, *flags, *limits],
         env=own,
