@@ -218,11 +218,13 @@ def ids_of(
 @dataclass(frozen=True)
 class Tools:
     """The tools that the model may call, in the format of chat templates. must: names of which one
-    has to be called; empty where the model may answer without. most_calls: None for any number."""
+    has to be called; empty where the model may answer without. most_calls: None for any number.
+    schema: JSON schema of an answer without a call, if it has one."""
 
     given: tuple[Tool, ...] = ()
     must: tuple[str, ...] = ()
     most_calls: int | None = None
+    schema: str = ""
 
 
 def tools_of(body: Body) -> Tools:

@@ -34,10 +34,13 @@ def constraint_of(body: Body, pair: Pair, options: Options, limits: Limits) -> C
 def calls_constraint(
     tools: Tools, markers: Markers, pair: Pair, options: Options, limits: Limits, *, thinking: bool
 ) -> Constraint:
-    """Return the constraint of a text that has to call a tool. Raises Problem."""
-    _check_size("tools", {"json_schema": json.dumps(tools.given)}, limits)
-    grammar = {"grammar": grammar_of(tools, markers, thinking=thinking)}
-    return _checked(pair, options, "tools", grammar, limits)
+    """Return the constraint of a text that has to call a tool, or else to fit `tools.schema`.
+    Raises Problem."""
+    if tools.must:
+        _check_size("tools", {"json_schema": json.dumps(tools.given)}, limits)
+    write, field = (grammar_of, "tools") if tools.must else (_call_or_schema, "response_format")
+    grammar = {"grammar": write(tools, markers, thinking=thinking)}
+    return _checked(pair, options, field, grammar, limits)
 
 
 def _checked(
@@ -155,9 +158,8 @@ class Tags:
         if kind != "string":
             whole = {"$defs": root.get("$defs", {}), "definitions": root.get("definitions", {})}
             given = schema if isinstance(schema, Mapping) else {}
-            bound = json.dumps({**whole, **given, "x-guidance": JSON_STYLE})
             yield f"{rule}_value: {rule}_json {json.dumps(self.end)}"
-            yield f"{rule}_json: %json {bound}"
+            yield _bound(f"{rule}_json", {**whole, **given})
             return
         _check(resolved, OF_STRINGS, where)
         choices = [resolved["const"]] if "const" in resolved else resolved.get("enum")
@@ -242,9 +244,21 @@ def grammar_of(tools: Tools, markers: Markers, *, thinking: bool) -> str:
     return "\n".join([*rules, *rules_of_thoughts])
 
 
+def _call_or_schema(tools: Tools, markers: Markers, *, thinking: bool) -> str:
+    """Return the grammar of a text that fits `tools.schema` or is a call, which is free."""
+    assert markers.calls is not None, "markers_of found no format of calls"
+    thoughts, rules = _thoughts(markers, thinking)
+    rules += [f"start: {thoughts} (answer | call)", _bound("answer", json.loads(tools.schema))]
+    free = " | ".join([ANY_TEXT, *(f"<[{id}]>" for id in markers.special)])
+    return "\n".join([*rules, f"call: {_rule(markers.calls.begin, markers)} ({free})*"])
+
+
 def _json(rule: str, tool: Tool) -> list[str]:
-    schema = tool["function"].get("parameters") or NO_PARAMETERS
-    return [f"{rule}: %json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"]
+    return [_bound(rule, tool["function"].get("parameters") or NO_PARAMETERS)]
+
+
+def _bound(rule: str, schema: Body) -> str:
+    return f"{rule}: %json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"
 
 
 HEAD = '{"name": "NAME", "arguments": '

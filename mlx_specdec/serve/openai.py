@@ -211,7 +211,7 @@ def _delta(event: Event) -> Payload:
 
 def _message(choice: Choice) -> Payload:
     """Return a whole message, which its deltas add up to."""
-    message: Payload = {"role": "assistant", "content": "", "refusal": None}
+    message: Payload = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
     calls: list[Payload] = []
     for delta in map(_delta, joined(choice.events)):
         for name, value in delta.items():

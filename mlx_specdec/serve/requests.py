@@ -190,13 +190,16 @@ class RequestParser:
             raise invalid(message, "best_of")
         options = self._options(body)
         prompts = [ids[-body.get("truncate_prompt_tokens", 0) :] for ids in prompts]
+        if tools.given and not tools.must and isinstance(options.json_schema, str):
+            tools = replace(tools, schema=options.json_schema)
         # A constrained text begins without reasoning.
-        thinking = options.constraint is None and markers.thinks_after(prompts[0])
-        if tools.must:
+        free = tools.schema or options.constraint is None
+        thinking = bool(free) and markers.thinks_after(prompts[0])
+        if tools.must or tools.schema:
             calls = constraints.calls_constraint(
                 tools, markers, self.pair, self.options, self.settings.limits, thinking=thinking
             )
-            options = replace(options, **calls)
+            options = replace(options, json_schema=None, **calls)
         bounded = [self._with_room(ids, options, body) for ids in prompts]
         tokenizer = self.pair.tokenizer
         content = text_of(body["prediction"]["content"]) if "prediction" in body else ""

@@ -85,6 +85,7 @@ def test_a_chat_has_what_clients_read(
         "role": "assistant",
         "content": alone(pair.tokenizer.encode(prompt), max_tokens=9),
         "refusal": None,
+        "annotations": [],
     }
     assert choice["finish_reason"] == "length" and choice["index"] == 0
     assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")

@@ -22,6 +22,7 @@ from mlx_specdec.text.markers import INNER
 from ..support.serving import CHAT, COMPLETIONS, SCHEMA, client_of, ok, running, streamed
 from ..support.tooled import ANTHROPIC, NAMED, TEMPLATE, TOOLS, function, make_tooled
 
+RESPONSES = [{"type": "function", "name": "keep", "parameters": SCHEMA}]
 USER = {"role": "user", "content": "Who?"}
 ARGUMENTS = r'\{"name": "[a-z]{1,4}", "age": \d{1,2}\}'
 
@@ -74,6 +75,7 @@ def test_thoughts_are_distinguished(client: TestClient, special: bool) -> None:
         "role": "assistant",
         "content": "Yes.",
         "refusal": None,
+        "annotations": [],
         "reasoning_content": "Hm.",
     }
     assert choice["finish_reason"] == "stop"
@@ -138,6 +140,64 @@ def test_a_call_can_be_requested(client: TestClient, choice: Any, temperature: f
     for plain in (True, False):
         [streaming] = deltas(streamed(client, CHAT, **body, speculative=not plain))["tool_calls"]
         assert streaming["function"] == call["function"]
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+FLAT = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
+SOURCE = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+
+
+def test_a_text_with_a_format_is_an_answer_or_a_call(client: TestClient, special: bool) -> None:
+    body = make_body(tools=TOOLS, response_format=FORMAT, max_tokens=60)
+    begin, end = (ok(client, "/tokenize", content=f"<{each}tool_call>") for each in ("", "/"))
+    first, last = (str(each["tokens"][-1]) for each in (begin, end))
+    [choice] = ok(client, CHAT, **body, logit_bias={first: -100})["choices"]
+    assert re.fullmatch(ARGUMENTS, choice["message"]["content"]), choice
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}, "temperature": 1, "seed": 3}
+    ended = str(ok(client, "/tokenize", content="</think>")["tokens"][-1])
+    bias = {first: -100, ended: 4}
+    message = ok(client, CHAT, **body, **thinking, logit_bias=bias)["choices"][0]["message"]
+    assert "reasoning_content" in message, message
+    # A call is as free as without a format: here the model may write nothing but marks.
+    for plain in (False, True):
+        bias = {first: 100, last: 100}
+        answer = ok(client, CHAT, **body, logit_bias=bias, speculative=not plain)
+        text = answer["choices"][0]["message"]["content"]
+        assert text.startswith("<tool_call>") and len(text) > 60 * len("<tool_call>") / 2
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "said"),
+    [
+        (CHAT, {"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT}, "no format"),
+        ("/v1/responses", {"tool_choice": "required", "text": FLAT}, "no format"),
+        ("/v1/messages", {"tool_choice": {"type": "any"}, "output_config": FLAT}, "no format"),
+        (COMPLETIONS, {"tools": TOOLS, "response_format": FORMAT}, "tools is not supported"),
+        (CHAT, {"type": "image_url", "image_url": {"url": IMAGE}}, "all that this server reads"),
+        ("/v1/messages", {"type": "image", "source": SOURCE}, "must be a block of text"),
+        ("/v1/responses", {"type": "input_image", "image_url": IMAGE}, ""),
+    ],
+)
+def test_a_format_beside_demanded_calls_or_images(
+    client: TestClient, path: str, more: dict[str, Any], said: str
+) -> None:
+    """400 in every format, but for images in Responses, whose place in the prompt a text takes."""
+    name, tools = {
+        "/v1/responses": ("input", RESPONSES),
+        "/v1/messages": ("messages", ANTHROPIC),
+    }.get(path, ("messages", None))
+    content = [more] if "type" in more else "Who?"
+    settings = {"text": FLAT} if "type" in more else {**({"tools": tools} if tools else {}), **more}
+    given = (
+        {"prompt": "x"} if path == COMPLETIONS else {name: [{"role": "user", "content": content}]}
+    )
+    most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    answer = client.post(path, json={most: 60, **given, **settings})
+    assert answer.status_code == (400 if said else 200), answer.text
+    assert said in answer.text
+    if not said:
+        assert re.fullmatch(ARGUMENTS, answer.json()["output"][0]["content"][0]["text"])
 
 
 def test_tools_that_may_not_be_called_are_not_named(client: TestClient) -> None:
