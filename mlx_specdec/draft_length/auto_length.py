@@ -298,7 +298,7 @@ class AutoLength:
         self._budget = min(self._budget + SHARE * min(took, 5.0), SAVED)
         if plan.plain and not drafted:
             lost = 1 - 1 / plan.speed
-        elif drafted and plan.trials.get(source.name) == drafted:
+        elif drafted and source.name in plan.trials:
             lost = self._arms(its.size, source).loss(drafted, plan.speed)
         self._budget = max(-SAVED, self._budget - max(0.0, lost))
 
