@@ -1,9 +1,11 @@
 """Sends a server what no client sends, and looks whether it stays as it was.
 
-    python scripts/attack_server.py [--requests 10000] [--bytes 1000000] [-- FLAGS OF serve]
+    python scripts/attack_server.py [--requests 10000] [--bytes 1000000] [--responses]
+        [-- FLAGS OF serve]
 
 Starts `mlx-specdec serve` on this machine. Every request has one thing wrong and has to get a 4xx;
-random bytes may also be met with a closed connection. In between and at the end, the same
+random bytes may also be met with a closed connection. With --responses every request is a body for
+/v1/responses, of one or of some wrong parts. In between and at the end, the same
 completion has to have the same text. Prints a line of JSON; the exit code is 1 where something went
 wrong.
 """
@@ -91,8 +93,60 @@ BAD_BODIES = [
     b'{"prompt": ' + b"1" * 10_000 + b"}",
     b"\x00" * 1000,
 ]
+WRONG_ITEMS: list[Any] = [
+    None,
+    5,
+    [],
+    {},
+    {"type": 5},
+    {"type": "message"},
+    {"role": "king", "content": "x"},
+    {"role": "user"},
+    {"role": "user", "content": 5},
+    {"role": "user", "content": [5]},
+    {"role": "user", "content": [{"type": "input_text"}]},
+    {"role": "user", "content": [{"type": "input_text", "text": ["x"]}]},
+    {"type": "function_call", "call_id": "1", "name": 5, "arguments": "{}"},
+    {"type": "function_call", "call_id": "1", "arguments": "{}"},
+    {"type": "function_call", "call_id": "1", "name": "a", "arguments": 5},
+    {"type": "function_call_output", "call_id": "1", "output": 5},
+    {"type": "function_call_output", "call_id": "1", "output": [5]},
+    {"type": "function_call_output"},
+    {"type": "custom_tool_call", "call_id": "1", "name": "a", "input": {}},
+    {"type": "reasoning", "summary": 5, "encrypted_content": 5},
+]
+WRONG_TOOLS: list[Any] = [
+    5,
+    [5],
+    [{}],
+    [{"type": 5}],
+    [{"type": "function"}],
+    [{"type": "function", "name": "a b"}],
+    [{"type": "function", "name": "a", "parameters": 5}],
+    [{"type": "custom", "name": 5}],
+    [{"type": "namespace", "name": "a", "tools": 5}],
+]
+BAD_RESPONSES: dict[str, list[Any]] = {
+    **{name: BAD_FIELDS[name] for name in ("temperature", "top_p", "stream", "model")},
+    "instructions": [5, [], {}, True],
+    "max_output_tokens": NO_WHOLE[1:-1],
+    "tools": WRONG_TOOLS,
+    "tool_choice": [5, "x", [], {"type": "function"}, "required"],
+    "text": [5, [], {"format": 5}, {"format": {"type": "x"}}, {"format": {"type": "json_schema"}}],
+    "reasoning": [5, [], {"effort": 5}],
+    "include": [5, "x", [5]],
+    "previous_response_id": [5, "x", "resp_x", [], {}],
+    "parallel_tool_calls": NO_TRUTH,
+    "store": NO_TRUTH,
+    "background": [True, 5],
+    "conversation": ["x", {}],
+    "prompt": [{"id": "x"}],
+    "top_logprobs": [1, "x"],
+}
 PATHS = ["/../etc/passwd", "/v1", "/v1/models/other", "/%00", "/v1/completions/x", "/" + "a" * 5000]
+RESPONSES = "/v1/responses"
 POSTS = ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/generate", "/tokenize"]
+POSTS += [RESPONSES, f"{RESPONSES}/input_tokens"]
 Hostile = tuple[str, str, bytes]
 
 
@@ -118,15 +172,40 @@ def hostile(dice: random.Random) -> Hostile:
     return "POST", "/v1/completions", _json({**GOOD, name: dice.choice(BAD_FIELDS[name])})
 
 
+def odd_response(dice: random.Random) -> Hostile:
+    """A body for /v1/responses with wrong parts."""
+    if dice.random() < 0.05:
+        return "POST", RESPONSES, dice.choice(BAD_BODIES)
+    body: dict[str, Any] = {"input": "x", "max_output_tokens": 1, "store": False}
+    for _ in range(dice.randint(1, 3)):
+        if dice.random() < 0.4:
+            good = {"role": "user", "content": "x"}
+            body["input"] = dice.sample([good, dice.choice(WRONG_ITEMS), good], 3)
+        else:
+            name = dice.choice(list(BAD_RESPONSES))
+            body[name] = dice.choice(BAD_RESPONSES[name])
+    if dice.random() < 0.1:
+        whole = _json(body)
+        return "POST", RESPONSES, whole[: dice.randrange(1, len(whole))]
+    return "POST", RESPONSES, _json(body)
+
+
 def _json(body: object) -> bytes:
     return json.dumps(body).encode()
 
 
-def send_requests(served: Served, count: int, seed: int) -> Counter[str]:
+def send_responses(served: Served, count: int, seed: int) -> Counter[str]:
+    """The same with bodies for /v1/responses alone."""
+    return send_requests(served, count, seed, odd_response)
+
+
+def send_requests(
+    served: Served, count: int, seed: int, make: Callable[[random.Random], Hostile] = hostile
+) -> Counter[str]:
     """Send `count` hostile requests over connections that stay open. Counts what they got."""
     dice, became, connection = random.Random(seed), Counter[str](), served.connect()
     for _ in range(count):
-        method, path, body = hostile(dice)
+        method, path, body = make(dice)
         try:
             connection.request(method, path, body)
             answer = connection.getresponse()
@@ -186,6 +265,7 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--bytes", type=int, default=1_000_000)
+    parser.add_argument("--responses", action="store_true", help="bodies of /v1/responses alone")
     parser.add_argument("--seed", type=int, default=0)
     args, flags = parser.parse_known_args()
     flags = [each for each in flags if each != "--"]
@@ -194,13 +274,14 @@ def main() -> None:
     serve = [sys.executable, "-m", "mlx_specdec", "serve", "--strict-model", "--port", str(PORT)]
     command = [*serve, *pair, *flags]
     became: Counter[str] = Counter()
+    send = send_responses if args.responses else send_requests
     with serving(command, PORT) as served:
         text = served.complete(GOOD)["choices"][0]["text"]
         # What is made once, for all kinds of requests.
-        all_of(send_requests, served, COMPARED_EVERY, args.seed + 10_000)
+        all_of(send, served, COMPARED_EVERY, args.seed + 10_000)
         resident, same = [served.resident_bytes()], True
         for turn, count in enumerate(rounds(args.requests, COMPARED_EVERY)):
-            became += all_of(send_requests, served, count, args.seed + CLIENTS * turn)
+            became += all_of(send, served, count, args.seed + CLIENTS * turn)
             same = same and served.complete(GOOD)["choices"][0]["text"] == text
             resident.append(served.resident_bytes())
         of_bytes = all_of(send_bytes, served, args.bytes, args.seed)
