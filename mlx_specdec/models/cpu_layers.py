@@ -1,11 +1,8 @@
 """The layers of one pass in fewer operations, for MLX's CPU back end, where small models spend the
 host's time on submitting operations. The arithmetic is MLX's own, bit for bit: rotary positions,
-30 operations there, take their cosines and sines from one call for all layers of a pass, a product
-of one sequence needs neither a transposed weight nor a flat input, and attention as Llama has it
-makes and rotates its heads together."""
+30 operations there, take their cosines and sines from one call for all layers of a pass, and a
+product of one sequence needs neither a transposed weight nor a flat input."""
 
-import functools
-import sys
 import threading
 from typing import Any
 
@@ -79,59 +76,11 @@ class _Linear(nn.Linear):
         return x @ (batch_of_one if x.ndim == 3 and x.shape[0] == 1 else turned)
 
 
-LLAMA = ("mlx_lm.models.llama", "Attention")
-PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-
-
-@functools.cache
-def _joined(attention: Any) -> Any:
-    """Return the class for attention of mlx-lm's Llama, and what it loads as one, that makes
-    queries, keys and values with one product, and rotates queries and keys together."""
-    attend = sys.modules[attention.__module__].scaled_dot_product_attention
-
-    def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> Any:
-        batch, rows, _ = x.shape
-        weights, turned, batch_of_one = self.__dict__["_turned"]
-        now = [self[name].get("weight") for name in PROJECTIONS]
-        same = all(one is other for one, other in zip(now, weights, strict=True))
-        if not same or cache is None or rows > FEW_ROWS:
-            return attention.__call__(self, x, mask, cache)
-        made = (x @ (batch_of_one if batch == 1 else turned)).reshape(
-            batch, rows, -1, self.head_dim
-        )
-        turns = self.n_heads + self.n_kv_heads
-        heads, values = mx.split(made.transpose(0, 2, 1, 3), [turns], axis=1)
-        queries, keys = mx.split(self.rope(heads, offset=cache.offset), [self.n_heads], axis=1)
-        keys, values = cache.update_and_fetch(keys, values)
-        out = attend(queries, keys, values, cache=cache, scale=self.scale, mask=mask)
-        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(batch, rows, -1))
-
-    return type(attention.__name__, (attention,), {"__call__": call})
-
-
-def _join(attention: nn.Module) -> None:
-    """Make the weights of the three projections parts of one array, without a second copy."""
-    layers = [attention[name] for name in PROJECTIONS]
-    if all(type(layer) is nn.Linear and "bias" not in layer for layer in layers):
-        queries, keys, _ = (len(layer["weight"]) for layer in layers)
-        joined = mx.concatenate([layer["weight"] for layer in layers])
-        weights = mx.split(joined, [queries, queries + keys])
-        attention.__dict__["_turned"] = turned = weights, joined.T, joined.T[None]
-        mx.eval(turned)
-        for layer, weight in zip(layers, weights, strict=True):
-            layer["weight"] = weight
-        kind: Any = type(attention)
-        attention.__class__ = _joined(kind)
-
-
 def lighten(network: nn.Module) -> None:
     """Change the layers of a network in place, on a CPU; their names and parameters stay."""
     if not on_cpu():
         return
     turns: dict[tuple[Any, ...], _Turns] = {}
-    for module in network.modules():
-        if (type(module).__module__, type(module).__name__) == LLAMA:
-            _join(module)
     for module in network.modules():
         # Subclasses and quantized layers have arithmetic of their own.
         if type(module) is nn.RoPE and not module.traditional:
@@ -149,7 +98,7 @@ def as_mlx_has_it(network: nn.Module) -> nn.Module:
     """Return a copy of a network with MLX's own layers, whose parameters are the same arrays."""
     copied = twin_of(network)
     for module in copied.modules():
-        if type(module).__module__ == __name__:
+        if type(module) in (_RoPE, _Linear):
             module.__class__ = type(module).__mro__[1]
     return copied
 

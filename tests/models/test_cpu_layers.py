@@ -10,7 +10,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_specdec.models.cpu_layers import PROJECTIONS, as_mlx_has_it, lighten, shared
+from mlx_specdec.models.cpu_layers import as_mlx_has_it, lighten, shared
 
 from ..support import tiny
 from ..support.families import config_of
@@ -85,21 +85,3 @@ def test_a_network_keeps_its_bits_and_its_names(name: str) -> None:
         counts.append([operations(each) for each in logits])
         assert mx.array_equal(*logits)
     assert all(few < many for few, many in counts)
-
-
-@pytest.mark.parametrize("name", PROJECTIONS)
-def test_attention_in_one_product_follows_other_weights(name: str) -> None:
-    light = tiny.from_config(config_of("llama"))
-    lighten(light)
-    mx.eval(light.parameters())
-    attention, tokens = light.layers[0].self_attn, mx.array([[1, 2, 3]])
-    own = [attention[each].weight for each in PROJECTIONS]
-    few = operations(light(tokens, cache=make_prompt_cache(light)))
-    attention[name].weight = 2 * attention[name].weight
-    mx.eval(light.parameters())
-    logits = light(tokens, cache=make_prompt_cache(light))
-    assert operations(logits) > few
-    plain = as_mlx_has_it(light)
-    assert mx.array_equal(logits, plain(tokens, cache=make_prompt_cache(plain)))
-    attention.update({each: {"weight": w} for each, w in zip(PROJECTIONS, own, strict=True)})
-    assert operations(light(tokens, cache=make_prompt_cache(light))) <= few
