@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("starlette", reason="the extra server is not installed")
 
+import mlx.core as mx
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.loading import load
@@ -86,6 +88,65 @@ def test_both_endpoints_write_the_middle_and_the_same_plainly(client: TestClient
     extra = [{"filename": "a.py", "text": "lines = []"}]
     assert ok(client, "/infill", **given, input_extra=extra)["tokens_evaluated"] > len(BEFORE) / 4
     assert ok(client, "/infill", **{**given, "n_predict": 0})["content"] == ""
+
+
+class Writing:
+    """A model that writes a text of given tokens, whatever its prompt."""
+
+    batches = False
+
+    def __init__(self, model: Any, text: Sequence[int]) -> None:
+        self._model, self._text = model, text
+        self._context: Any = None
+        self._prompt = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model if self._context is None else self._context, name)
+
+    def open(self, prompt: Sequence[int], cached: Any = None) -> Writing:
+        opened = Writing(self._model, self._text)
+        opened._context, opened._prompt = self._model.open(prompt, cached), len(prompt)
+        return opened
+
+    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Any:
+        [begin] = self._context.lengths
+        scores = self._context.advance(tokens, proposed, taps)
+        rows, size = scores.logits.shape[1:]
+        first = begin + tokens.shape[1] - rows + 1 - self._prompt
+        nexts = [
+            self._text[at] if 0 <= at < len(self._text) else 5 for at in range(first, first + rows)
+        ]
+        return replace(scores, logits=1e4 * (mx.array(nexts)[:, None] == mx.arange(size))[None])
+
+
+@pytest.mark.parametrize("family", [MARKS[0], MARKS[-1]], ids=["suffix last", "suffix first"])
+@pytest.mark.parametrize("path", [COMPLETIONS, "/infill"])
+def test_a_middle_that_repeats_the_suffix_is_drafted_from_it(
+    path: str, family: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    middle = "total = sum(each.size for each in files if each.name)"
+    pair = load(marked(tmp_path, tuple(filter(None, family))))
+    text = list(
+        filter(lambda id: id not in pair.tokenizer.special_ids, pair.tokenizer.encode(middle))
+    )
+    writing = replace(pair, target=Writing(pair.target, text))
+    monkeypatch.setattr("tests.support.serving.load", lambda *_: writing)
+    options = replace(OPTIONS, proposer="ngram", num_draft=4)
+
+    def accepted(suffix: str) -> int:
+        """The accepted drafts of the middle, all of lookup's making."""
+        before, after = (
+            ("prompt", "suffix") if path == COMPLETIONS else ("input_prefix", "input_suffix")
+        )
+        body = {before: "x = 1\n", after: suffix, "temperature": 0, "max_tokens": len(text)}
+        with running((tmp_path, None), options) as engine:
+            answer = ok(client_of(engine), path, **body)
+        assert (
+            answer["choices"][0]["text"] if path == COMPLETIONS else answer["content"]
+        ) == middle
+        return answer["timings"]["draft_n_accepted"]
+
+    assert accepted(f"\n{middle}\nreturn total") > len(text) / 2 > 4 * accepted("\nreturn 17\n")
 
 
 def test_what_cannot_be_filled_in_is_refused_by_name(client: TestClient, llama) -> None:
