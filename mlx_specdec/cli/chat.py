@@ -120,14 +120,15 @@ class Conversation:
                 "begins a new one"
             )
         plain = replace(self._options, system_prompt=None, chat_template_config={})
-        run = stream_generate(self._pair, ids, plain, cache=self._cache)
         printer = render.TextPrinter(sys.stdout, show_drafts=self._shows_drafts)
-        try:
-            for emission in run:
-                printer.show(emission)
-        except KeyboardInterrupt:
-            interrupts.go_on()
-            printer.show(run.interrupt())
+        with render.progress("reading the prompt") as report:
+            run = stream_generate(self._pair, ids, plain, progress=report, cache=self._cache)
+            try:
+                for emission in run:
+                    printer.show(emission)
+            except KeyboardInterrupt:
+                interrupts.go_on()
+                printer.show(run.interrupt())
         printer.finish()
         self._last = run.result()
         self._messages = [*messages, {"role": "assistant", "content": self._last.text}]

@@ -3,6 +3,7 @@ no arithmetic, and there is one blocking synchronization a round."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +52,8 @@ class PromptReader:
     target: what it was opened with is not read again. prefixes: `Model.prefix` of each prompt.
     prompts: for `Proposer.begin`. progress: counts tokens of the longest prompt. step_size: tokens
     of each in one pass; None takes `chunk`. cached: what the proposer may recall, per sequence.
-    checkpoint: a length at which a chunk of the first prefix ends, if it is not cached."""
+    checkpoint: a length at which a chunk of the first prefix ends, if it is not cached.
+    drafting: seconds on the `clock` that the proposer has taken to read."""
 
     target: Context
     prefixes: Sequence[Sequence[int]]
@@ -61,6 +63,8 @@ class PromptReader:
     step_size: int | None = None
     cached: Sequence[Mapping[str, Cached]] = ()
     checkpoint: int = 0
+    clock: Callable[[], float] = time.perf_counter
+    drafting: float = field(default=0.0, init=False)
     begun: bool = field(default=False, init=False)
     done: bool = field(default=False, init=False)
 
@@ -91,7 +95,7 @@ class PromptReader:
             if self.proposer is not None:
                 if any(self._known) or any(self.cached):
                     self.proposer.recall(self._known, self.cached)
-                self.proposer.begin(self.prompts)
+                self._timed(lambda its: its.begin(self.prompts))
         upto = self._read + self._step
         if self._read < self._checkpoint:
             upto = min(upto, self._checkpoint)
@@ -99,9 +103,9 @@ class PromptReader:
         if any(chunks):
             taps = self.proposer.taps if self.proposer is not None else ()
             scores = feed(self.target, chunks, taps)
-            if self.proposer is not None:
-                each = [scores.of(row, len(tokens)) for row, tokens in enumerate(chunks)]
-                self.proposer.observe(chunks, each)
+            each = [scores.of(row, len(tokens)) for row, tokens in enumerate(chunks)]
+            self.target.evaluate()
+            self._timed(lambda its: its.observe(chunks, each))
         self.target.evaluate()
         self._read += max(map(len, chunks))
         self.done = self._read >= max(map(len, self._left))
@@ -112,6 +116,12 @@ class PromptReader:
         """Keep these sequences, in this order; the first chunk has been read."""
         self._left = [self._left[row] for row in keep]
         self.prompts = [self.prompts[row] for row in keep]
+
+    def _timed(self, call: Callable[[Proposer], object]) -> None:
+        if self.proposer is not None:
+            began = self.clock()
+            call(self.proposer)
+            self.drafting += self.clock() - began
 
     def _report(self, tokens: int) -> None:
         if self.progress is not None:

@@ -23,12 +23,14 @@ DAMAGED = (
 
 @dataclass(frozen=True)
 class Seconds:
-    """Wall time in seconds. draft and verify are scaled up from the rounds that were timed in
-    parts; plain steps count as verify; other is the rest after the prompt pass. All three are None
-    where no speculative round was timed in parts."""
+    """Wall time in seconds. prompt_draft: of prompt, what drafters took to read it. draft and
+    verify are scaled up from the rounds that were timed in parts; plain steps count as verify;
+    other is the rest after the prompt pass. All three are None where no speculative round was timed
+    in parts."""
 
     load: float
     prompt: float
+    prompt_draft: float
     draft: float | None
     verify: float | None
     other: float | None
@@ -155,9 +157,12 @@ class Recorder:
                 self._margin = SmallestMargin(value, position)
         self._submitted = None
 
-    def summary(self, *, load: float, prompt: float, decoding: float) -> Statistics:
+    def summary(
+        self, *, load: float, prompt: float, decoding: float, prompt_draft: float = 0.0
+    ) -> Statistics:
         """Return all figures, once, after the last round; waits for margins still being computed.
-        load, prompt, decoding: seconds of loading, reading the prompt, and all after it."""
+        load, prompt, decoding: seconds of loading, reading the prompt, and all after it.
+        prompt_draft: see Seconds."""
         self._flush()
         drafted = [each for _, each, _ in self.drafts]
         accepted = [each for _, _, each in self.drafts]
@@ -182,7 +187,9 @@ class Recorder:
             target_passes=self._passes,
             timed_rounds=len(timed),
             smallest_margin=self._margin,
-            seconds=Seconds(load, prompt, draft, verify, other, total=load + prompt + decoding),
+            seconds=Seconds(
+                load, prompt, prompt_draft, draft, verify, other, load + prompt + decoding
+            ),
             tokens_per_second=_ratio(self._generated, decoding),
             peak_memory_bytes=mx.get_peak_memory(),
             device=process.device_name(),

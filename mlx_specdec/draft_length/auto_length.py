@@ -142,7 +142,7 @@ class AutoLength:
         self._budget = 0.4 * SAVED if knowledge.budget is None else knowledge.budget
         self._sizes: dict[int, _Size] = {}
         self._rounds = 0
-        self._begun, self._remaining = False, math.inf
+        self._begun, self._late, self._remaining = False, False, math.inf
         self._heard: list[_Heard] = []
         self._changes: deque[Change] = deque(maxlen=1000)
 
@@ -169,11 +169,11 @@ class AutoLength:
         return min(most, self._size(rows).plan.limits[self._drafter(name).name])
 
     def eager(self, name: str) -> bool:
-        """Whether the source should read a text's prompt beside the target: a draft is wanted soon,
-        or nothing is known."""
+        """Whether the source should read a text's prompt beside the target: a draft is wanted as
+        its first token, or nothing is known."""
         source = self._drafter(name)
         known = self._known[source.costs] or self._acceptance[source.name].counts.any()
-        return not known or self._size(1).plan.limits[source.name] > 0
+        return not known or (not self._late and self._size(1).plan.limits[source.name] > 0)
 
     def prices(self, name: str) -> Prices | None:
         """What rounds of the source cost one sequence; None before that is known, and in trials,
@@ -184,15 +184,21 @@ class AutoLength:
         costs, _ = size.costs.logarithms(source.costs, source.most)
         return Prices([math.exp(each) for each in costs], 1 / size.plan.speed)
 
-    def begin(self, context: int, prompt: int, remaining: int) -> None:
+    def begin(self, context: int, prompt: int, remaining: int, *, late: bool = False) -> None:
         """Plan for a text that is to be decoded alone. context: committed tokens. prompt: tokens
-        that a drafter has to read, which are those or an encoder's. remaining: that may follow."""
+        that a drafter has to read, which are those or an encoder's. remaining: that may follow.
+        late: what is known reads these after the first token, which a plain step brings."""
         self.learn()
+        self._late = late
         size = self._sizes.setdefault(1, self._size(1))
         size.costs.behind(context)
         size.unread, self._remaining = dict.fromkeys(size.unread, float(prompt)), remaining
         size.plan = size.next = self._plan(size, 1)
-        size.unread |= {name: 0.0 for name in self._sources if self.eager(name)}
+        beside = {name for name in self._sources if self.eager(name)}
+        if late and not beside.intersection(self._paid):
+            limits = {**size.plan.limits, **dict.fromkeys(self._paid, 0)}
+            size.plan = replace(size.plan, limits=limits, trials={}, plain=0)
+        size.unread |= dict.fromkeys(beside, 0.0)
         self._begun = True
 
     def on_round(self, report: RoundReport) -> None:

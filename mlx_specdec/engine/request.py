@@ -143,8 +143,8 @@ class Part:
 class Job:
     """A request on its way through the scheduler. reads_with, rule: equal for jobs that may be read
     together, and that may be decoded together. began, read: seconds on the clock when its prompt
-    was begun, and had been read. behind: a job with a prompt that begins alike and is read before
-    this one."""
+    was begun, and had been read. drafting: seconds of that for drafters. behind: a job with a
+    prompt that begins alike and is read before this one."""
 
     pair: Pair
     number: int
@@ -162,6 +162,7 @@ class Job:
     tokens: list[int] = field(default_factory=list)
     began: float = 0.0
     read: float = 0.0
+    drafting: float = 0.0
     behind: Job | None = None
 
     @classmethod
@@ -247,7 +248,9 @@ class Job:
         self._warn_of_misfits()
         read = self.read or now  # an interrupt may come before the prompt was read
         load, prompt, decoding = self.pair.load_seconds, read - self.began, now - read
-        stats = self.recorder.summary(load=load, prompt=prompt, decoding=decoding)
+        stats = self.recorder.summary(
+            load=load, prompt=prompt, decoding=decoding, prompt_draft=self.drafting
+        )
         text = "".join(piece.text for piece in self.pieces)
         return Result(text, tuple(self.tokens), reason, self.labels, stats)
 

@@ -322,7 +322,7 @@ class Scheduler:
             except Exception as problem:
                 self._fail(group.jobs, problem, a_pass=True)
         for job in list(group.jobs):
-            job.read = self._watch.clock()
+            job.read, job.drafting = self._watch.clock(), reader.drafting
             try:
                 if reader.to_cache:
                     self._opener.keep(job, decoding)

@@ -17,7 +17,10 @@ from .drafter import Drafter, LoadedPair, Setup
 
 NAME = "draft"
 CATCH_UP = 4
-"""Unseen tokens of a sequence, beyond which those of a batch are read before the newest."""
+"""Unseen tokens of a sequence, beyond which those of a batch are read before the newest: the logits
+of all but that are of no use."""
+MANY = 64
+"""The same where a sequence is alone."""
 CHUNK = 512
 """Tokens of these in one pass."""
 MISSING = "there is no draft model to propose: name one with draft-model"
@@ -222,7 +225,7 @@ class DraftModel(Proposer):
             self._known(text[length:]) if room > 0 else []
             for text, length, room in zip(texts, context.lengths, rooms, strict=True)
         ]
-        if max(map(len, unseen)) > (CATCH_UP if len(texts) > 1 else CHUNK):
+        if max(map(len, unseen)) > (CATCH_UP if len(texts) > 1 else MANY):
             # Nobody wants the logits of a long rectangle.
             for start in range(0, max(map(len, unseen)) - 1, CHUNK):
                 feed(context, [tokens[:-1][start : start + CHUNK] for tokens in unseen])

@@ -18,7 +18,11 @@ from .draft_model import draw
 from .drafter import MOST_DRAFTED, Drafter, LoadedPair, Setup
 
 UNREAD = 64
-"""Rows that may wait for the next guess. A prompt's are read as they come."""
+"""Rows that may wait for the next guess. Those of a prompt that a drafter reads beside the target
+are read as they come."""
+WAITING = 4096
+"""Rows of a prompt that may wait for the first guess: five states of 5,120 numbers each take 200
+MB in half precision."""
 LEAST_CHANCE = 0.1
 """Tokens with a smaller chance are so rare that looking for them, which waits for the draft, costs
 more than they do."""
@@ -34,7 +38,8 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     network = pair.drafter_network
 
     def make(setup: Setup) -> HiddenStateDrafter:
-        return HiddenStateDrafter(network, setup.sampling, pair.vocabulary, setup.prices)
+        given = network, setup.sampling, pair.vocabulary, setup.prices
+        return HiddenStateDrafter(*given, eager=setup.eager)
 
     return Drafter(
         network.kind,
@@ -48,12 +53,13 @@ def drafter(pair: LoadedPair) -> Drafter | None:
 
 @dataclass(eq=False)
 class HiddenStateDrafter(Proposer):
-    """Proposer of one sequence. settings, vocabulary: the target's own. prices: see Setup."""
+    """Proposer of one sequence. settings, vocabulary: the target's. prices, eager: see Setup."""
 
     network: DrafterNetwork
     settings: Sampling
     vocabulary: int
     prices: Callable[[], Prices | None] | None = None
+    eager: bool = True
 
     def __post_init__(self) -> None:
         self.taps = self.network.taps
@@ -75,6 +81,8 @@ class HiddenStateDrafter(Proposer):
             self._recalled = None
         self._hidden: list[mx.array] = []
         self._tokens: list[int] = []
+        # Chunks of a prompt that are read before the first guess.
+        self._late: list[tuple[mx.array, mx.array]] = []
         self._confidence.forget()
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
@@ -90,7 +98,9 @@ class HiddenStateDrafter(Proposer):
         self._hidden.append(mx.concatenate([its.hidden[tap] for tap in self.taps], axis=-1))
         self._tokens += accepted
         if len(self._tokens) > UNREAD:
-            self._read()
+            self._take()
+            if self.eager or sum(hidden.shape[1] for hidden, _ in self._late) > WAITING:
+                self._read()
 
     def reusable(self, sequence: int) -> Mapping[str, Reusable]:
         """See Proposer. Each column was made of a hidden state and the token after it. None for an
@@ -98,11 +108,13 @@ class HiddenStateDrafter(Proposer):
         if self._attends:
             return {}
         if len(self._tokens) > 1:
-            self._read()
+            self._take()
+        self._read()
         return {self.network.kind: replace(self._reading.reusable(sequence), lag=1)}
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """See Proposer. Abstains where the target has not seen a token."""
+        self._read()
         if self._hidden:
             following = [*self._tokens[1:], committed[0][-1]]
             hidden = mx.concatenate(self._hidden, axis=1)
@@ -120,9 +132,16 @@ class HiddenStateDrafter(Proposer):
         return replace(proposal, counts=(self._confidence.worth(chances, prices),)).of(0)
 
     def _read(self) -> None:
+        self.eager = self.eager or bool(self._late)
+        for hidden, following in self._late:
+            self._reading.read(hidden, following)
+            self._reading.evaluate()
+        self._late = []
+
+    def _take(self) -> None:
+        """Set the hidden states aside to be read, all but the last."""
         hidden = mx.concatenate(self._hidden, axis=1)
-        self._reading.read(hidden[:, :-1], mx.array([self._tokens[1:]], dtype=mx.int32))
-        self._reading.evaluate()
+        self._late.append((hidden[:, :-1], mx.array([self._tokens[1:]], dtype=mx.int32)))
         # A copy, so that the memory of the others can be released.
         newest = hidden[:, -1:] + 0
         mx.eval(newest)

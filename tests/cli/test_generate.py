@@ -61,7 +61,9 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
         "drafted_by_position peak_memory_bytes rounds seconds smallest_margin target_passes "
         "timed_rounds tokens_per_round tokens_per_second"
     )
-    assert " ".join(sorted(result["stats"]["seconds"])) == "draft load other prompt total verify"
+    seconds = result["stats"]["seconds"]
+    assert " ".join(sorted(seconds)) == "draft load other prompt prompt_draft total verify"
+    assert 0 < seconds["prompt_draft"] < seconds["prompt"]
     assert set(result["stats"]["smallest_margin"]) == {"value", "position"}
     assert (result["proposer"], result["rule"], result["num_draft"]) == ("draft", "coupled", 3)
     assert result["generated_tokens"] == len(result["tokens"]) == 40

@@ -316,6 +316,20 @@ def test_a_prompt_is_read_only_for_a_text_that_can_gain_as_much() -> None:
         assert (lengths.choose(remaining) > 0) is lengths.eager("draft") is drafts
 
 
+def test_a_late_text_begins_with_a_plain_step_and_drafts_then() -> None:
+    lengths = AutoLength([DRAFT, LOOKUP], known([1.0 + 0.2 * n for n in range(1, MOST + 1)], 0.8))
+    lengths.begin(100, 100, 1000, late=True)
+    assert not lengths.eager("draft") and lengths.limit("draft", 8) == 0
+    hear(lengths, a_round(0, 0, 1.0))
+    assert lengths.choose(1000) > 0 and not lengths.eager("draft")
+    lengths.begin(100, 100, 1000)
+    assert lengths.eager("draft") and lengths.choose(1000) > 0
+    # Of what nothing is known of, the first draft tells most.
+    unknown_yet = AutoLength([DRAFT])
+    unknown_yet.begin(100, 100, 1000, late=True)
+    assert unknown_yet.eager("draft")
+
+
 def test_a_hopeless_draft_costs_a_file_of_short_texts_little() -> None:
     slow = Machine(SLOW_BLAS, 0.17, constant(0.45), 0.1, start=0.05, prompt=20, reading=0.2)
     for seed in range(4):

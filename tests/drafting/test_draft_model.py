@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
+import numpy as np
 import pytest
 
+from mlx_specdec.draft_length.auto_length import AutoLength, Source
+from mlx_specdec.draft_length.costs import MOST, Block, unknown
+from mlx_specdec.draft_length.saved import Knowledge
+from mlx_specdec.engine.generate import generate, stream_generate
+from mlx_specdec.engine.opening import LONG_PROMPT
 from mlx_specdec.interfaces import Scores
+from mlx_specdec.options import Options
+from mlx_specdec.proposers import hidden_state
 from mlx_specdec.proposers.draft_model import CHUNK, DraftModel
 from mlx_specdec.proposers.medusa import Medusa
 from mlx_specdec.sampling.distribution import Distribution, choose
 from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 
+from ..support import drafter_pairs
 from ..support.mocks import VOCABULARY, TableContext
+from ..support.pairs import decoder_only
 
 
 class Table:
@@ -136,3 +148,54 @@ def test_above_temperature_0_tokens_are_drawn_from_the_rows_with_the_rounds_nois
     gumbel = mx.concatenate([noise.draft(index) for index in range(COUNT)], axis=1)
     assert mx.array_equal(proposal.rows, log_p)
     assert proposal.tokens.tolist() == choose(log_p, gumbel).tolist()
+
+
+OPTIONS = Options(max_tokens=30, cost_cache=False)
+
+
+def worth(name: str) -> AutoLength:
+    """Lengths that know a source as one whose drafts pay."""
+    mean, covariance = unknown()
+    mean = mean.copy()
+    mean[:MOST] = np.log(1 + 0.05 * np.arange(1, MOST + 1))
+    counts = np.array([[1000.0] * MOST, [900.0] * MOST])
+    source = Source(name, costs=name, text=name)
+    return AutoLength(
+        [source], Knowledge({name: {1: Block(mean, 1e-3 * covariance)}}, {name: counts})
+    )
+
+
+@pytest.mark.parametrize(("tokens", "late"), [(LONG_PROMPT, False), (LONG_PROMPT + 1, True)])
+def test_a_draft_reads_a_long_prompt_after_the_first_token(tokens: int, late: bool) -> None:
+    pair = decoder_only("llama")
+    prompt = [1 + number % 40 for number in range(tokens)]
+    read, real = [], pair.draft.open
+    lengths = worth("draft")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            pair.draft, "open", lambda *given, **named: (read.append(1), real(*given, **named))[1]
+        )
+        run = stream_generate(pair, prompt, OPTIONS, draft_length=lengths)
+        run.read_prompt()
+        assert bool(read) is not late
+        result = run.result()
+    assert read and result.stats.drafted > 0
+    assert result.tokens == generate(pair, prompt, Options(max_tokens=30, regular=True)).tokens
+
+
+@pytest.mark.parametrize("waiting", [80, 4096])
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "mtp"])
+def test_a_drafter_reads_hidden_states_of_a_long_prompt_when_it_drafts(
+    kind: str, temperature: float, waiting: int, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hidden_state, "WAITING", waiting)
+    pair = drafter_pairs.made(kind, "llama", tmp_path)
+    prompt = [1 + number % 40 for number in range(300)]
+    options = replace(OPTIONS, temperature=temperature, seed=3, prefill_step_size=70)
+    run = stream_generate(pair, prompt, options, draft_length=worth(pair.drafter_network.kind))
+    late = run.result()
+    early = generate(pair, prompt, replace(options, num_draft=4))
+    plain = generate(pair, prompt, replace(options, regular=True))
+    assert late.tokens == early.tokens == plain.tokens
+    assert late.stats.drafted > 0
