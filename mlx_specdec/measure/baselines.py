@@ -1,8 +1,7 @@
 """Other programs that run a pair: mlx-lm and, where torch is installed, transformers.
 
-transformers gets this package's networks as its models on torch. This is the only module that
-imports torch. It reaches no network: the Hub is switched off before the import. Weights come from
-memory, so that both sides have the same ones.
+transformers gets this package's weights from memory. Only this module imports torch, and it
+switches the Hub off before.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class PassTimer:
         started = self.clock()
         if name == "steps":
             # Each step is submitted before the one before it is read.
-            pending = _submit(self.target, _any_token(), 0)
+            pending = _submit(self.target, mx.array([[1]], dtype=mx.int32), 0)
             for _ in range(count - 1):
                 following = _submit(self.target, pending, 0)
                 pending.tolist()
@@ -139,7 +139,7 @@ class PassTimer:
 
     def _round(self, drafted: int, size: int) -> None:
         """Take `drafted` single steps, then a pass over `size` tokens, and read its result."""
-        chosen = _any_token()
+        chosen = mx.array([[1]], dtype=mx.int32)
         for _ in range(drafted):
             chosen = _submit(self.draft or self.target, chosen, 1)
         if size:
@@ -154,10 +154,6 @@ def opened(model: Model, prompt: Sequence[int]) -> Context:
     context.advance(mx.array([model.prefix(prompt)], dtype=mx.int32))
     context.evaluate()
     return context
-
-
-def _any_token() -> mx.array:
-    return mx.array([[1]], dtype=mx.int32)
 
 
 def _submit(context: Context, tokens: mx.array, proposed: int) -> mx.array:
