@@ -3,8 +3,7 @@
     from mlx_specdec import Options, generate, load, stream_generate
 
 Nothing heavy is imported before one of these names is used; a faster BLAS is loaded, where there is
-one, before MLX itself.
-"""
+one, before MLX itself."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

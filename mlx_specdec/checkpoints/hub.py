@@ -82,8 +82,7 @@ class Repository:
 
         progress: called with (done, total) bytes of what is not in the cache. headers_in: an empty
         directory for the small files and for safetensors files that have only a header; it is
-        returned unless the cache has the weights, or they have another format.
-        """
+        returned unless the cache has the weights, or they have another format."""
         if (problem := self._list()) is not None:
             return self._cached(problem)
         small, weights = self._chosen(self._listed, self._file)

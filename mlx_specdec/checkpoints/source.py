@@ -29,8 +29,7 @@ def resolve(
     it is in the cache; a download that was interrupted goes on where it was. Raises SourceError.
 
     name: a directory, a .gguf file, or of the Hub where neither is here. revision: a branch, tag or
-    commit of the Hub. progress, headers_in: see `hub.Repository.fetch`.
-    """
+    commit of the Hub. progress, headers_in: see `hub.Repository.fetch`."""
     if (local := _local(name)) is not None:
         return local
     from .hub import Repository

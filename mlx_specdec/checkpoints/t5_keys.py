@@ -64,8 +64,7 @@ def scales_output(config: Mapping[str, Any]) -> bool:
     """Return whether a T5 scales the decoder's output by d_model ** -0.5 before the head.
 
     Not the same as whether the head is tied: transformers 5 writes tie_word_embeddings: true for
-    every T5 that it saves, and says the scaling in scale_decoder_outputs.
-    """
+    every T5 that it saves, and says the scaling in scale_decoder_outputs."""
     said = config.get("scale_decoder_outputs")
     if said is not None:
         return bool(said)
@@ -108,8 +107,7 @@ def quantization_of(
 
     Embedding and head get at least 8 bits. mixed: a key of MIXED, whose wider bits go where
     mlx-lm's predicates have them: the values of attention and what follows the feed-forward
-    network.
-    """
+    network."""
     if not quantizable(key, shape, default.group_size):
         return None
     if _WIDER.fullmatch(key):
@@ -142,9 +140,8 @@ _LABELS = ("classification_head.", "classifier.", "qa_outputs.")
 def check_generates(directory: Path, config: Mapping[str, Any], stored: Iterable[str]) -> None:
     """Raises CheckpointError for a T5 that has no decoder, or a head for something else than text.
 
-    stored: names of all tensors. Copied configurations name the wrong architecture, so it is
-    only shown.
-    """
+    stored: names of all tensors. Copied configurations name the wrong architecture, so it is only
+    shown."""
     names, listed = list(stored), config.get("architectures")
     shown = f" ({str(listed[0])[:80]})" if isinstance(listed, list) and listed else ""
     if any(name.startswith(_LABELS) for name in names):

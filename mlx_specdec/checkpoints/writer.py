@@ -68,8 +68,7 @@ def write_weights(
     and CheckpointError for values that are not finite.
 
     shard_bytes: the most bytes of tensors in one file, unless a single tensor has more. count: how
-    many weights a tensor stands for. progress: called with the source bytes of each piece done.
-    """
+    many weights a tensor stands for. progress: called with the source bytes of each piece done."""
     shards: list[list[str]] = []
     waiting: list[_Item] = []
     size = total = parameters = 0

@@ -101,8 +101,7 @@ def convert(
     check; download_progress: with those of a download. announce: called before the work begins with
     what the user may not expect of the result's size.
 
-    Nothing appears at mlx_path unless all went well. Raises SpecdecError.
-    """
+    Nothing appears at mlx_path unless all went well. Raises SpecdecError."""
     shard_bytes = disk.default_shard_bytes() if shard_bytes is None else shard_bytes
     numbers = Numbers.checked(
         dtype=dtype,

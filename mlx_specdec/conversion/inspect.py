@@ -47,8 +47,7 @@ class Inspection:
     files: name -> bytes, of the weights. sizes: from the configuration. nbytes: of all tensors,
     those that share bytes counted once; kept_nbytes, parameters: without copies and what is
     dropped. quantization, tokenizer: in words, "" for none. tensor_report: of a conversion, None
-    where `problem` says why there is none. drafter: `DrafterFiles.facts`.
-    """
+    where `problem` says why there is none. drafter: `DrafterFiles.facts`."""
 
     path: Path
     format: str

@@ -38,8 +38,7 @@ class Plan:
     where the user names none, if not its stored type. keeps_dtype: whether a tensor stays in its
     type whatever the user names. paths: the source's files of weights. notes: sentences for the
     user. extra: tensors for a file that mlx-lm does not read; see `mtp_layers`. not_run: why the
-    result cannot be run to see what it computes; "" for models.
-    """
+    result cannot be run to see what it computes; "" for models."""
 
     config: Mapping[str, Any]
     tensors: Callable[[Path], Iterator[tuple[str, Tensor]]]

@@ -22,8 +22,7 @@ class Acceptance:
     late. Plain steps weaken what is known of late, so that a source that was given up is tried
     again. Lists, since arrays of so few numbers are slower between two passes of a model.
 
-    counts: (2, most), both in the long run, saved from earlier texts.
-    """
+    counts: (2, most), both in the long run, saved from earlier texts."""
 
     def __init__(self, most: int, counts: np.ndarray | None = None) -> None:
         self._long, self._late = ([[0.0] * most for _ in range(2)] for _ in range(2))

@@ -2,8 +2,7 @@
 
 An arm is a source and a length; a plain step is an arm of all sources. The arm with the most
 expected tokens for its cost is taken; arms that might be better are tried, as far as a budget of
-time goes.
-"""
+time goes."""
 
 import math
 from collections import deque
@@ -122,8 +121,7 @@ class AutoLength:
     """DraftLength for all that may draft for a sequence or a batch.
 
     sources: in the order in which they propose; of those that are not free one at a time does.
-    knowledge: of earlier texts; without any, a text begins with EVERY plain steps.
-    """
+    knowledge: of earlier texts; without any, a text begins with EVERY plain steps."""
 
     def __init__(
         self, sources: Sequence[Source] = (Source(),), knowledge: Knowledge | None = None

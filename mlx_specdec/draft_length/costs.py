@@ -2,8 +2,7 @@
 
 The seconds of a round are those of a plain step, which wander as the machine gets slower and
 faster, times the cost of the round. A Kalman filter knows the logarithms of both, and how sure they
-are.
-"""
+are."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class Block(NamedTuple):
     """What is known of one source's rounds: mean (SIZE,) and covariance (SIZE, SIZE) of logarithms.
 
     The slope is what the logarithm of a cost rises by for a doubling of the round's tokens and one
-    of the context's beyond 1,024. Reading is what a token costs that the source has not read.
-    """
+    of the context's beyond 1,024. Reading is what a token costs that the source has not read."""
 
     mean: np.ndarray
     covariance: np.ndarray

@@ -1,7 +1,6 @@
 """What texts have taught of a pair: a file for each in the platform's cache directory.
 
-What cannot be read is as good as absent, and what cannot be written is not.
-"""
+What cannot be read is as good as absent, and what cannot be written is not."""
 
 from __future__ import annotations
 

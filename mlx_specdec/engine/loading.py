@@ -66,8 +66,7 @@ def load(
     ones, no more than config.json is downloaded, and vocabularies are not compared. distributed:
     the ranks that mlx.launch has started share the target, "tensor" each layer and "pipeline" the
     layers; rank 0 alone gets a pair, and the others serve it until it ends, when SystemExit is
-    raised there.
-    Raises SourceError, CheckpointError, VocabularyError, OptionError."""
+    raised there. Raises SourceError, CheckpointError, VocabularyError, OptionError."""
     if draft_vocab not in DRAFT_VOCABS:
         raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
     process.clear_at_end()

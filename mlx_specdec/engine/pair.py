@@ -28,14 +28,13 @@ from ..text.vocabulary import Translation, written_texts
 class Pair:
     """A target, its tokenizer, and a draft model where there is one; shared by many generations.
 
-    vocabulary: number of token ids that target and tokenizer both know; every distribution has
-    this width. translation: for a draft whose vocabulary is another. documents, history: for
-    lookup; what is generated is added to the latter.
-    drafter_network: of a hidden-state drafter in the draft's place. unusable: drafters that the
-    target brings and that cannot be used -> why. draft_bytes: what drafts take in addition to the
-    target. task_prefix: what every prompt has to begin with. languages: of a target that
-    translates. notes: lines for the user on how weights are computed with. trials: of drafters with
-    weights. learned: about draft lengths."""
+    vocabulary: number of token ids that target and tokenizer both know; every distribution has this
+    width. translation: for a draft whose vocabulary is another. documents, history: for lookup;
+    what is generated is added to the latter. drafter_network: of a hidden-state drafter in the
+    draft's place. unusable: drafters that the target brings and that cannot be used -> why.
+    draft_bytes: what drafts take in addition to the target. task_prefix: what every prompt has to
+    begin with. languages: of a target that translates. notes: lines for the user on how weights are
+    computed with. trials: of drafters with weights. learned: about draft lengths."""
 
     name: str
     draft_name: str | None

@@ -221,8 +221,7 @@ class Rule(Protocol):
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """Verify a proposal.
 
-        log_p: (batch, n + 1, vocabulary), the target's log-probabilities up to a constant per
-        row, after bias, penalties and filters; row i is about the position that
-        proposal.tokens[:, i] fills, and the last row about the bonus token. float32 at
-        temperature > 0. The proposal is that of `Proposal.for_rules`: ids that the target does not
-        have are never accepted."""
+        log_p: (batch, n + 1, vocabulary), the target's log-probabilities up to a constant per row,
+        after bias, penalties and filters; row i is about the position that proposal.tokens[:, i]
+        fills, and the last row about the bonus token. float32 at temperature > 0. The proposal is
+        that of `Proposal.for_rules`: ids that the target does not have are never accepted."""

@@ -1,8 +1,7 @@
 """Other programs that run a pair: mlx-lm and, where torch is installed, transformers.
 
 transformers gets this package's weights from memory. Only this module imports torch, and it
-switches the Hub off before.
-"""
+switches the Hub off before."""
 
 from __future__ import annotations
 

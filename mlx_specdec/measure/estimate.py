@@ -1,8 +1,7 @@
 """Estimates what a pair would need and gain on this machine, from configurations alone.
 
 Both models are built with random weights of the right shapes, as far as they fit, and their passes
-are timed.
-"""
+are timed."""
 
 from __future__ import annotations
 
@@ -120,8 +119,7 @@ def estimate(
     announce: called with the sizes before anything is measured. Raises CheckpointError for a
     configuration of no supported model, and for a drafter that was made for another target;
     PromptError for a prompt that is too long; OptionError for models of different kinds, and for
-    settings that do not suit them or MLX here.
-    """
+    settings that do not suit them or MLX here."""
     known = target.outline()
     drafting: Outline | DrafterOutline
     if isinstance(draft, DrafterSource):
@@ -317,8 +315,7 @@ class DraftTimer(PassTimer):
     """Times the drafts of rounds, each of which reads a row of the target's hidden states before.
 
     reading: of a network, where the rows that were read stay. hidden: (1, 1, taps x target's
-    width), the row. most: tokens of the longest draft.
-    """
+    width), the row. most: tokens of the longest draft."""
 
     def __init__(self, reading: Any, hidden: mx.array, most: int, clock: Clock) -> None:
         super().__init__(reading, draft=reading, chain=min(CHAIN, most), clock=clock)

@@ -1,11 +1,10 @@
 """What a pair needs and gains, on one machine and on several.
 
-S(gamma) is how many times as fast as plain decoding rounds of gamma drafted tokens are:
-(1 + a_1 + .. + a_gamma) / (gamma c + V(gamma + 1) + o + r), all costs in plain steps of the target
-(Leviathan et al., arXiv 2211.17192, section 3, with a measured V in the place of 1). a_i is the
-probability that the first i drafted tokens are all accepted: alpha ** i where each token has the
-acceptance probability alpha.
-"""
+S(gamma) is how many times as fast as plain decoding rounds of gamma drafted tokens are: (1 + a_1 +
+.. + a_gamma) / (gamma c + V(gamma + 1) + o + r), all costs in plain steps of the target (Leviathan
+et al., arXiv 2211.17192, section 3, with a measured V in the place of 1). a_i is the probability
+that the first i drafted tokens are all accepted: alpha ** i where each token has the acceptance
+probability alpha."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence

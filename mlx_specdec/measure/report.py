@@ -1,7 +1,6 @@
 """One HTML file that shows a benchmark, in light and dark, and needs no network.
 
-The markup is in report.html, a template of jinja2 that escapes every text.
-"""
+The markup is in report.html, a template of jinja2 that escapes every text."""
 
 import json
 import math

@@ -2,8 +2,7 @@
 
 The layers are Gemma 3's. A layer of the decoder attends to its own positions and to the encoder's
 output with one set of projections and one softmax, so that a cache holds both: the source's columns
-first, then those of the text, which alone are rotated, by positions that count from the text.
-"""
+first, then those of the text, which alone are rotated, by positions that count from the text."""
 
 from __future__ import annotations
 

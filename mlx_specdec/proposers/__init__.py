@@ -1,8 +1,7 @@
 """Who proposes tokens: the table of drafters. Imports no MLX; modules are imported when needed.
 
 A drafter is a module with a function `drafter(pair)`, which returns the Drafter of a loaded pair or
-None, and a sentence MISSING for pairs that have none.
-"""
+None, and a sentence MISSING for pairs that have none."""
 
 from importlib import import_module
 

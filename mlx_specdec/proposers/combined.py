@@ -61,8 +61,7 @@ class Delegating(Proposer):
 class FirstOf(Delegating):
     """The first proposer that does not abstain proposes; cheap ones belong before dear ones.
 
-    proposers: by name, which the proposal has as its source. limit: for each of them.
-    """
+    proposers: by name, which the proposal has as its source. limit: for each of them."""
 
     def __init__(self, proposers: Mapping[str, Proposer], limit: Limit) -> None:
         super().__init__(proposers.values())

@@ -51,8 +51,7 @@ def draw(
 
     distributions: of the sequences, since p and q must be filtered alike. logits: (batch, 1,
     vocabulary) of the first token. following: returns those of the next one for the newest, (batch,
-    1) int32.
-    """
+    1) int32."""
     drafted: list[mx.array] = []
     rows: list[mx.array] = []
     method = Distribution.log_probabilities
@@ -75,8 +74,7 @@ class Row:
 
     prompt, cached: what its context is opened with. fits: whether the draft has positions for the
     prompt; otherwise the prompt is its first token, and nothing is drafted. unread: tokens of the
-    prompt that the target sees before it generates. seen: tokens that the target has seen.
-    """
+    prompt that the target sees before it generates. seen: tokens that the target has seen."""
 
     distribution: Distribution
     prompt: Sequence[int]
@@ -91,8 +89,7 @@ class DraftModel(Proposer):
     """Proposer that decodes ahead with a draft model, one token a pass, without blocking.
 
     settings, vocabulary: the target's own, since p and q must be filtered alike. translation: for a
-    draft whose ids mean other tokens than the target's. eager: see Setup.
-    """
+    draft whose ids mean other tokens than the target's. eager: see Setup."""
 
     batches = True
 

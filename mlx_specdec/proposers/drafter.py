@@ -73,8 +73,7 @@ class Drafter:
 
     name: as in the table of drafters. make: makes the proposer of one request. most: the longest
     proposal worth considering, in tokens. nbytes: size of its weights; 0 costs next to nothing.
-    identity: which drafter of this name it is. stops: it ends its proposals early, by prices.
-    """
+    identity: which drafter of this name it is. stops: it ends its proposals early, by prices."""
 
     name: str
     make: Callable[[Setup], Proposer]

@@ -176,8 +176,7 @@ class Confidence:
         """Return how many of the drafted tokens to verify, at least one.
 
         chances: (1, count), each token's if all before it are accepted; read where the costs say
-        that it can matter.
-        """
+        that it can matter."""
         count = chances.shape[1]
         wanted = least_chances(prices, count)
         if max(wanted[1:], default=0.0) < LEAST_CHANCE:

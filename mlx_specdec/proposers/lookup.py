@@ -2,8 +2,7 @@
 occurred before, in the text, in earlier ones or in documents (lookup); what a grammar forces; what
 the client predicts.
 
-Source of the idea of the second: fast-forward tokens of llguidance (docs/fast_forward.md).
-"""
+Source of the idea of the second: fast-forward tokens of llguidance (docs/fast_forward.md)."""
 
 import functools
 import sys
@@ -110,8 +109,7 @@ class PromptLookup(Continuation):
     are worth less than what others draft are not made.
 
     Text, documents and history compete by the tokens that their continuations are expected to
-    bring.
-    """
+    bring."""
 
     least: int = ALONE
     frequent: bool = False
@@ -205,8 +203,7 @@ class Forced(Continuation):
     """Proposes the tokens that a grammar leaves no choice about: keys, brackets, quotes.
 
     target: tells where a text begins. make: makes a constraint of a text that has not begun, None
-    without a grammar.
-    """
+    without a grammar."""
 
     def __init__(self, target: Model, make: Callable[[], Constraint | None]) -> None:
         self._target = target

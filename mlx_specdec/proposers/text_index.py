@@ -3,8 +3,7 @@ texts that were written before.
 
 An index is a log of tokens with chains of equal n-grams, as zlib finds repetitions: a table has the
 latest place of each n-gram, and every place the one before it. It serves as a suffix tree of
-bounded depth does (SuffixDecoding, arXiv 2411.04975), in 20 bytes a token.
-"""
+bounded depth does (SuffixDecoding, arXiv 2411.04975), in 20 bytes a token."""
 
 import hashlib
 from collections import OrderedDict, deque
@@ -37,8 +36,7 @@ class Match(NamedTuple):
 class TextIndex:
     """An index of at most `most` tokens; the newest take the place of the oldest.
 
-    grams: lengths of n-grams, increasing; a shorter match is not found.
-    """
+    grams: lengths of n-grams, increasing; a shorter match is not found."""
 
     def __init__(self, most: int, grams: Sequence[int] = GRAMS) -> None:
         self._most = most
@@ -90,8 +88,7 @@ class TextIndex:
         """Find the longest end of a text that occurs in the log.
 
         end: the last tokens of the text, at most DEPTH. count: of the tokens that follow. least:
-        tokens of the shortest match.
-        """
+        tokens of the shortest match."""
         size, numbers, capacity = len(end), self._numbers, self._capacity
         wanted = int.from_bytes(np.array(end, np.int32).tobytes(), "little")
         levels = zip(self._tables, self._slots(reversed(end)), strict=False)
@@ -177,8 +174,7 @@ class History:
     """The texts of the tenants of one pair: prompts and answers.
 
     Nobody finds another tenant's texts: each tenant has an index of its own. most: tokens for each.
-    max_bytes: of all.
-    """
+    max_bytes: of all."""
 
     def __init__(self, most: int = MOST_TOKENS, max_bytes: int = MOST_BYTES) -> None:
         self._most = most

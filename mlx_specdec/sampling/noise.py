@@ -4,8 +4,7 @@ Two sources, because two kinds of rule need two kinds of noise:
 - coupled: one Gumbel vector per *position*, shared by draft and target, the same whatever was
   drafted before (Daliri, Musco, Suresh, arXiv 2408.07978). The text then depends on the seed alone.
 - independent: disjoint keys per (round, position, purpose). Rules whose verdict has already used a
-  discarded draft need it: drawing that position again from the same key would not be exact.
-"""
+  discarded draft need it: drawing that position again from the same key would not be exact."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ class Choice:
 
     index: its place among the choices. finish_reason: as the engine calls it, "length" for a text
     that was cut; None while the text goes on. stop: the stop string that ended it. result: set when
-    the engine has ended it.
-    """
+    the engine has ended it."""
 
     index: int = 0
     reader: Reader = field(default_factory=Reader)
@@ -65,8 +64,7 @@ class Writer(ABC):
     """Reads a checked body and writes the answer to it: as a whole, or as the payloads of a stream.
 
     done: the bytes that end a stream. named: the events of a stream are named after their type.
-    include_drafted: the payloads of a stream say whether drafts wrote them. Raises Problem.
-    """
+    include_drafted: the payloads of a stream say whether drafts wrote them. Raises Problem."""
 
     done = b""
     named = False

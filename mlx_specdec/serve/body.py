@@ -2,8 +2,7 @@
 
 Extensions: "x-unsupported" marks a field of which only values that change nothing are accepted.
 "x-same-as" is the name under which the program reads a field. "x-rules" is an "allOf" that is too
-much for generators of test cases.
-"""
+much for generators of test cases."""
 
 import json
 import math

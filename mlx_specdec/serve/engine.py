@@ -44,8 +44,7 @@ class Engine:
     load: returns the models and the default options; called in the thread. batch_size, waiting:
     numbers of requests. store: keeps the prompt cache; None caches nothing. memory_budget: as
     Scheduler has it. ready: set when `pair`, `options` and `budget` can be read. problem: what
-    ended the engine early.
-    """
+    ended the engine early."""
 
     pair: Pair
     options: Options

@@ -281,8 +281,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
     """Return the schemas of all bodies by name.
 
     name: of the model; None where any name is accepted. ids: number of token ids that prompts may
-    have. longest: tokens of a prompt and its answer together.
-    """
+    have. longest: tokens of a prompt and its answer together."""
     stop = {**TEXT, "minLength": 1, "maxLength": limits.stop_length}
     stops = several(stop, 0, limits.stops)
     id_ = described(f"a token id below {ids}", within(0, ids - 1, WHOLE))

@@ -53,8 +53,7 @@ class ParsedRequest:
 
     requests: one for each choice, prompt by prompt. prompt_tokens: of all prompts, each counted
     once. reader: makes the reader of a choice's text. echoed: the text before each choice, if echo
-    is set.
-    """
+    is set."""
 
     requests: Sequence[Request]
     prompt_tokens: int

@@ -48,8 +48,7 @@ class Endpoint:
 
     handler: for a POST of (RequestParser, Body), a checked one, which returns the answer or what
     writes it; for others of (Service, Request). answer, body: names of schemas; only a POST has a
-    body. error: the status and payload of a Problem. verb: of a path without a body.
-    """
+    body. error: the status and payload of a Problem. verb: of a path without a body."""
 
     path: str
     handler: Callable[[Any, Any], Answer]

@@ -12,8 +12,7 @@ class Limits:
     answer, and for receiving a body. choices, stops, biases, tools: entries of these fields.
     stop_length: characters of a stop string. schema_bytes, schema_depth: size and nested brackets
     of a schema or a grammar. context: tokens of a prompt and its answer together, where that is
-    less than the model's context.
-    """
+    less than the model's context."""
 
     body_bytes: int = 16 << 20
     large_bytes: int = 64 << 20
@@ -37,8 +36,7 @@ class ServiceSettings:
     drawn_seeds: a request without a seed gets a random one instead of that of the options. metrics:
     answers include vLLM's figures of speculative decoding. keep_billing: billing lines and
     countdowns of Claude Code stay in system prompts. strict_model: requests that name another model
-    are refused.
-    """
+    are refused."""
 
     limits: Limits = Limits()
     drawn_seeds: bool = True

@@ -30,8 +30,7 @@ def attend(
 
     queries: (texts x anchors, heads, m, head_dim). seen: keys and values of the texts' rows,
     (texts, kv_heads, rows, head_dim) each. own: of what stands behind each anchor, (texts x
-    anchors, kv_heads, k, head_dim). anchors: (texts, anchors) int32, how many rows each sees.
-    """
+    anchors, kv_heads, k, head_dim). anchors: (texts, anchors) int32, how many rows each sees."""
     (texts, count), (keys, values) = anchors.shape, own
     together, heads, slots, depth = queries.shape
     kv_heads, rows = keys.shape[1], seen[0].shape[2]
@@ -101,8 +100,7 @@ class Anchored:
     flattened `tokens` behind which something is drafted. logits: (m, vocabulary), the target's.
     which: (n,) int32, the one among them for each that is wanted. encoded: what the target's
     encoder made of the texts' sources, (texts, n, width), and where they have tokens, (texts, n)
-    bool; empty where it has none.
-    """
+    bool; empty where it has none."""
 
     def __init__(self, *arrays: mx.array) -> None:
         self.hidden, self.following, self.anchors, self.tokens = arrays[:4]

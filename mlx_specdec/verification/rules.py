@@ -30,8 +30,7 @@ def row_after(rows: mx.array, accepted: mx.array) -> mx.array:
 def entries(rows: mx.array, tokens: mx.array, outside: float = 0.0) -> mx.array:
     """The entry of each row at its token, `outside` for ids that rows do not have.
 
-    rows: (batch, n, vocabulary); tokens: (batch, n) int32. Returns (batch, n).
-    """
+    rows: (batch, n, vocabulary); tokens: (batch, n) int32. Returns (batch, n)."""
     last = rows.shape[-1] - 1
     index = mx.minimum(tokens, last)[..., None]
     inside = mx.take_along_axis(rows, index, axis=-1)[..., 0]
@@ -80,10 +79,9 @@ class Coupled:
 class LenientGreedy:
     """Temperature 0 with delta > 0. Lossy: accepts x iff p(x) >= (1 - delta) max p.
 
-    p is the softmax at temperature 1 of the penalised logits. delta = 0 is greedy matching,
-    delta = 1 accepts everything that is not banned, and acceptance never decreases with delta. A
-    reading of Leviathan et al., arXiv 2211.17192, appendix A.5, with 1 - delta for its l.
-    """
+    p is the softmax at temperature 1 of the penalised logits. delta = 0 is greedy matching, delta =
+    1 accepts everything that is not banned, and acceptance never decreases with delta. A reading of
+    Leviathan et al., arXiv 2211.17192, appendix A.5, with 1 - delta for its l."""
 
     def __init__(self, delta: float) -> None:
         self._slack = math.log1p(-delta) if delta < 1 else -math.inf
@@ -105,8 +103,7 @@ def accept_probabilities(
     """min(1, p(x)/q(x) + delta) for each drafted token x, but 0 where p(x) or q(x) is 0.
 
     p, q: (batch, n, vocabulary) probabilities, any float dtype, which the result keeps; q may have
-    rows of zeros. tokens: (batch, n) int32, drawn from q. Returns (batch, n).
-    """
+    rows of zeros. tokens: (batch, n) int32, drawn from q. Returns (batch, n)."""
     p_x, q_x = entries(p, tokens), entries(q, tokens)
     possible = (p_x > 0) & (q_x > 0)
     ratio = p_x / mx.where(possible, q_x, 1.0)
@@ -117,8 +114,7 @@ def correction(p: mx.array, q: mx.array, ratio: mx.array | None = None) -> mx.ar
     """The distribution of the token after an accepted prefix: (r p - q)+ normalized.
 
     p, q: (..., vocabulary) probabilities, any float dtype, which the result keeps. ratio: (...),
-    the joint ratio r of the prefix, 1 if it is None. Returns p itself where nothing is left.
-    """
+    the joint ratio r of the prefix, 1 if it is None. Returns p itself where nothing is left."""
     residual = mx.maximum((p if ratio is None else ratio[..., None] * p) - q, 0.0)
     mass = mx.sum(residual, axis=-1, keepdims=True)
     return mx.where(mass > 0, residual / mx.where(mass > 0, mass, 1.0), p)
@@ -127,8 +123,7 @@ def correction(p: mx.array, q: mx.array, ratio: mx.array | None = None) -> mx.ar
 class SampledRule(ABC):
     """What the rules share that draw whether to accept, and the correction.
 
-    Needs the rows that the drafted tokens were drawn from, or one-hot. name: in messages.
-    """
+    Needs the rows that the drafted tokens were drawn from, or one-hot. name: in messages."""
 
     name: str
 
@@ -155,8 +150,7 @@ class SampledRule(ABC):
         """Return which drafted tokens are accepted, (batch, n) bool, and the distribution of the
         token after 0 .. n - 1 accepted ones, (batch, n, vocabulary).
 
-        p: (batch, n + 1, vocabulary); q: (batch, n, vocabulary). uniforms: (batch, n).
-        """
+        p: (batch, n + 1, vocabulary); q: (batch, n, vocabulary). uniforms: (batch, n)."""
 
 
 class TokenRule(SampledRule):
@@ -179,8 +173,7 @@ def joint_ratios(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
     """r_0 = 1, r_i = min(1, r_{i-1} p(x_i) / q(x_i)).
 
     p, q: (batch, n, vocabulary) probabilities; tokens: (batch, n) int32. Returns (batch, n + 1) in
-    the dtype of p, 0 from the first token on for which p or q is 0.
-    """
+    the dtype of p, 0 from the first token on for which p or q is 0."""
     p_x, q_x = entries(p, tokens), entries(q, tokens)
     p_x, q_x = mx.where(q_x > 0, p_x, 0.0), mx.where(q_x > 0, q_x, 1.0)
     ratios = [mx.ones_like(p_x[:, 0])]
@@ -193,8 +186,7 @@ def block_accept_probabilities(p: mx.array, q: mx.array, tokens: mx.array) -> mx
     """h_i, the probability that drafted token i ends the accepted prefix unless a later one does.
 
     p: (batch, n + 1, vocabulary), the last row the bonus token's; q: (batch, n, vocabulary).
-    Returns (batch, n) in the dtype of p.
-    """
+    Returns (batch, n) in the dtype of p."""
     n = tokens.shape[1]
     ratios = joint_ratios(p[:, :n], q, tokens)
     inner = ratios[:, 1:n]
@@ -224,8 +216,7 @@ class BlockRule(SampledRule):
 def threshold(p: mx.array, epsilon: float, alpha: float) -> mx.array:
     """min(eps, alpha exp(-H(p))) with the entropy H in nats.
 
-    p: (..., vocabulary) probabilities, any float dtype, which the result keeps. Returns (...).
-    """
+    p: (..., vocabulary) probabilities, any float dtype, which the result keeps. Returns (...)."""
     entropy = -mx.sum(mx.where(p > 0, p * mx.log(mx.where(p > 0, p, 1.0)), 0.0), axis=-1)
     return mx.minimum(alpha * mx.exp(-entropy), epsilon)
 
@@ -234,9 +225,8 @@ class TypicalRule:
     """Lossy. The token after the accepted ones is the target's own: drawn, or its best at
     temperature 0.
 
-    p is what tokens are drawn from; at temperature 0 the softmax at temperature 1. With
-    alpha < 1 the target's likeliest token always passes, since its probability is at least exp(-H).
-    """
+    p is what tokens are drawn from; at temperature 0 the softmax at temperature 1. With alpha < 1
+    the target's likeliest token always passes, since its probability is at least exp(-H)."""
 
     def __init__(self, epsilon: float, alpha: float) -> None:
         self._epsilon = epsilon

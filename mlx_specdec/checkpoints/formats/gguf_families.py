@@ -99,8 +99,7 @@ class Family:
     what the metadata do not say. epsilon: what config.json calls that of the norms. permuted: rows
     of rotary heads are in the order of Meta's code. shifted: norms' weights w are stored as 1 + w.
     partial: a part of each head's width may be rotated. scales: mlx-lm can scale its rotary
-    positions. largest: layers of the size whose attention is scaled by its width over its heads.
-    """
+    positions. largest: layers of the size whose attention is scaled by its width over its heads."""
 
     model_type: str
     stated: Mapping[str, tuple[str, Kind]] = field(default_factory=dict)

@@ -287,8 +287,7 @@ def read_tokenizer(
     """Read a tokenizer.model of Meta's. Returns files of Hugging Face's, name -> text, and the ids
     that begin and end a text, as config.json has them. Raises CheckpointError.
 
-    vocabulary: the most tokens. since_31: with the names of Llama 3.1's special tokens, not 3's.
-    """
+    vocabulary: the most tokens. since_31: with the names of Llama 3.1's special tokens, not 3's."""
     with naming(file), reading(file):
         if file.stat().st_size > LARGEST_FILE:
             raise Malformed(f"is too large for a tokenizer: {_ADVICE}")

@@ -20,8 +20,7 @@ class Switches:
 
     norm_first: a layer norms the input of each part, otherwise the sum after it. stack_norm: a norm
     ends each stack. embedding_norm: a norm follows the embedding. positions: a learned table, sines
-    and cosines as Marian has them, or those of M2M100. bias: logits have one.
-    """
+    and cosines as Marian has them, or those of M2M100. bias: logits have one."""
 
     norm_first: bool
     stack_norm: bool

@@ -35,8 +35,7 @@ class Codes(Languages):
     """Languages with a token each, which a text begins with, after or in place of the decoder's
     start token. In a source it is the first token or the last.
 
-    known: code -> id. config: of the model. first: whether a source begins with its language.
-    """
+    known: code -> id. config: of the model. first: whether a source begins with its language."""
 
     def __init__(self, known: Mapping[str, int], config: BartConfig, *, first: bool) -> None:
         super().__init__(known)

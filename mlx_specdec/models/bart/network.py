@@ -64,8 +64,7 @@ def sinusoids(config: BartConfig) -> mx.array:
     """(positions, d_model) float32: sines in the first half, cosines in the second.
 
     M2M100's are computed in float32, divide by one less than half of the width, and have rows in
-    front of the first position, of which that of padding is zero.
-    """
+    front of the first position, of which that of padding is zero."""
     width, half = config.d_model, config.d_model // 2
     rows = np.arange(config.rows, dtype=np.float32)[:, None]
     if config.switches.positions == "m2m":

@@ -36,8 +36,7 @@ class BlockFiles(DrafterFiles):
     nothing. mask_token: stands in a slot that is to be filled. windows: how many positions each
     layer looks back, None without limit. window_behind_block: that is counted from the block's
     first slot, and not from each. causal: whether a slot sees only those before it, for each layer.
-    markov: the type of the Markov head, None without one. rank: of its matrices.
-    """
+    markov: the type of the Markov head, None without one. rank: of its matrices."""
 
     slots: int
     skipped: int

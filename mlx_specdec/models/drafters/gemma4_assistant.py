@@ -40,8 +40,7 @@ class AssistantFiles(DrafterFiles):
     """attentions: the kind of each layer's. head_dims: of each kind. window: how many tokens a
     sliding one looks back, its own included. positions: of each kind, as mlx-lm takes them.
     clusters: how many there are of the target's tokens, of which those of the `top_k` likeliest
-    clusters are looked at; 0 where all tokens are.
-    """
+    clusters are looked at; 0 where all tokens are."""
 
     attentions: tuple[str, ...]
     head_dims: Mapping[str, int]

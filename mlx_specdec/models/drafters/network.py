@@ -36,8 +36,7 @@ class Kind:
     weights, None where it has none; raises CheckpointError. network: from what `read` returned.
     described: config.json tells what tensors there are. layer_ids: the entry of config.json that
     names the target's layers by their inputs. by_speculators: the package `speculators` writes it.
-    missing: the sentence for a pair that brings none.
-    """
+    missing: the sentence for a pair that brings none."""
 
     name: str
     recognizes: Callable[[Config, Collection[str]], bool]

@@ -33,15 +33,13 @@ class Network(nn.Module):
     """The arithmetic of an encoder-decoder. Parameters are named as in Hugging Face checkpoints.
 
     model_type: the family's name in `families.ENCODER_DECODERS`. vocabulary: width of the logits.
-    source_vocabulary: of the encoder, where it has one of its own.
-    width: of the encoder's output and of hidden states. start: the tokens that every text begins
-    with, at least one. max_length: tokens of a source, and of a text, at most; None for any number.
-    trained_length: tokens of the longest sources in training. heads, inner: of a layer of the
-    encoder, and the width inside its feed-forward network. row: numbers in the keys and values of a
-    position, of all layers. merged: whether one softmax is over the source and the text, so that
-    caches begin with the source's columns. note: a line for the user on what is left out of the
-    checkpoint.
-    """
+    source_vocabulary: of the encoder, where it has one of its own. width: of the encoder's output
+    and of hidden states. start: the tokens that every text begins with, at least one. max_length:
+    tokens of a source, and of a text, at most; None for any number. trained_length: tokens of the
+    longest sources in training. heads, inner: of a layer of the encoder, and the width inside its
+    feed-forward network. row: numbers in the keys and values of a position, of all layers. merged:
+    whether one softmax is over the source and the text, so that caches begin with the source's
+    columns. note: a line for the user on what is left out of the checkpoint."""
 
     model_type: str
     vocabulary: int

@@ -41,8 +41,7 @@ class EncoderDecoderFamily(ABC):
     """A `families.Family` of encoder-decoder models. A new one defines the abstract methods.
 
     copies: names of tensors that repeat another, which is named as in `names`, and are not read.
-    depths: entries of config.json with the numbers of layers of the encoder and of the decoder.
-    """
+    depths: entries of config.json with the numbers of layers of the encoder and of the decoder."""
 
     kind: Kind = "encoder-decoder"
     copies: ClassVar[Mapping[str, str]] = {}

@@ -1,8 +1,7 @@
 """mlx-lm's decoder-only models, which are wrapped.
 
 mlx-lm imports all of itself in its `__init__`, and transformers for its tokenizers, which costs a
-command half of its first second. Its models and its loader are imported here without both.
-"""
+command half of its first second. Its models and its loader are imported here without both."""
 
 import importlib
 import importlib.util

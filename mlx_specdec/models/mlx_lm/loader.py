@@ -42,8 +42,7 @@ class Opened:
 def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, mx.array]) -> Opened:
     """Have mlx-lm build the model and rename, join and drop `given`, all of the source's tensors.
     Layers for multi-token prediction are left out: it drops some, and takes others for the model's.
-    Raises CheckpointError, also for models with code in their files.
-    """
+    Raises CheckpointError, also for models with code in their files."""
     check_runs_no_code(directory, config)
     check_numbers(directory, config, len(given))
     for file in directory.glob("model*.safetensors"):  # mlx-lm opens all in any case

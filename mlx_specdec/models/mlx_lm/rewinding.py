@@ -7,8 +7,7 @@ There are three kinds of cache, by their exact class:
     opaque   all others, recurrent state first of all: copied before every pass that may be undone
 
 `RotatingKVCache.trim` is never called: once the window has wrapped it forgets nothing useful and
-says nothing. A copy is `copy.deepcopy`, which shares memory until either side is written to.
-"""
+says nothing. A copy is `copy.deepcopy`, which shares memory until either side is written to."""
 
 import copy
 from dataclasses import dataclass
@@ -46,8 +45,7 @@ class RewindableCache:
         Must be empty caches, or ones whose offsets are already the same `length`.
 
     The caller calls `before_pass` ahead of every pass and `rewind` to undo. What must hold: a pass
-    adds exactly `rows` tokens to every cache.
-    """
+    adds exactly `rows` tokens to every cache."""
 
     def __init__(self, entries: list[Any], length: int = 0) -> None:
         self.entries = entries
