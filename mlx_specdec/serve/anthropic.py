@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,7 +32,6 @@ UNUSED: Payload = dict.fromkeys(
     ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier")
 )
 """Fields of a usage that Anthropic's schema requires and that mean nothing here."""
-log = logging.getLogger(__name__)
 
 
 def count_tokens(parser: RequestParser, body: Body) -> Payload:

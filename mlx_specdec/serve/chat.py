@@ -44,7 +44,7 @@ VOLATILE = (
     "left lines of billing (x-anthropic-billing-header) or countdowns (total_tokens) out of "
     "system prompts, which would defeat the prompt cache: --keep-billing-lines keeps them"
 )
-log_once = functools.cache(logging.getLogger(__name__).info)
+log_once = functools.lru_cache(maxsize=64)(logging.getLogger(__name__).info)
 
 
 def way_of(pair: Pair, options: Options) -> Way:

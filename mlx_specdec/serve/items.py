@@ -1,8 +1,6 @@
 """Input items and tools of OpenAI's Responses API, turned into the messages and tools of a chat.
 Field names as in openai-python (types/responses) and codex-rs (protocol/src/models.rs)."""
 
-import functools
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,26 +19,30 @@ from .body import (
     several,
     typed,
 )
+from .chat import log_once
 from .fields import ANTHROPIC_FORMAT, MAX_TOKENS, NAME, PARAMETERS
 
 ENCRYPTED = "mlx-specdec reasoning: "
 """How `encrypted_content` of reasoning begins that this server wrote; the rest is the text."""
-_READ = (
-    "message reasoning function_call custom_tool_call function_call_output custom_tool_call_output"
-)
-ITEMS = tuple(_READ.split())
+ITEMS: tuple[str, ...] = ("message", "reasoning", "function_call", "custom_tool_call")
+ITEMS += ("function_call_output", "custom_tool_call_output")
 """Types of items that are read; others are skipped, since clients have more every month."""
-_SAME = (
-    "model stream temperature top_p top_k seed stop presence_penalty frequency_penalty speculative "
-    "parallel_tool_calls structured_outputs"
+SAME: tuple[str, ...] = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "stop",
+    "speculative",
 )
-SAME = tuple(_SAME.split())
+SAME += ("presence_penalty", "frequency_penalty", "parallel_tool_calls", "structured_outputs")
 """Fields that a chat completion has as well."""
 CUSTOM: Schema = {**OBJECT, "properties": {"input": TEXT}, "required": ["input"]}
 """Parameters of a custom tool, whose input is a text, as the model sees them."""
 LONGEST_NAME = 64
 SKIPPED = "skipped %s of the type %r, which this server does not know"
-log_once = functools.lru_cache(maxsize=64)(logging.getLogger(__name__).info)
 
 
 def _other(*known: str) -> Schema:

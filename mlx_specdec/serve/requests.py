@@ -37,9 +37,16 @@ from .problems import CONTEXT, Problem, invalid, unsupported
 from .settings import Limits, ServiceSettings
 from .stored import StoredResponses
 
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 LANGUAGES = ("target_lang", "source_lang")
-SAME = ("temperature", "top_p", "min_p", "xtc_probability", "xtc_threshold", *PENALTIES, *LANGUAGES)
+SAME: tuple[str, ...] = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "xtc_probability",
+    "xtc_threshold",
+    *LANGUAGES,
+)
+SAME += ("repetition_penalty", "presence_penalty", "frequency_penalty")
 """Fields that mean what the options of the same name mean."""
 TEMPLATE_FIELDS = ("messages", "tools", "functions", "chat_template_kwargs", "reasoning_effort")
 """Fields that chat templates read."""

@@ -10,6 +10,7 @@ MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, Granite 4, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder2, StableCode
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),  # Seed-Coder
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
     ("[PREFIX]", "[SUFFIX]", ""),  # Codestral, the suffix first
 )
