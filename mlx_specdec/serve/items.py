@@ -27,17 +27,9 @@ ENCRYPTED = "mlx-specdec reasoning: "
 ITEMS: tuple[str, ...] = ("message", "reasoning", "function_call", "custom_tool_call")
 ITEMS += ("function_call_output", "custom_tool_call_output")
 """Types of items that are read; others are skipped, since clients have more every month."""
-SAME: tuple[str, ...] = (
-    "model",
-    "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "seed",
-    "stop",
-    "speculative",
-)
-SAME += ("presence_penalty", "frequency_penalty", "parallel_tool_calls", "structured_outputs")
+SAME: tuple[str, ...] = ("model", "stream", "temperature", "top_p", "top_k", "seed", "stop")
+SAME += ("presence_penalty", "frequency_penalty", "speculative", "parallel_tool_calls")
+SAME += ("structured_outputs",)
 """Fields that a chat completion has as well."""
 CUSTOM: Schema = {**OBJECT, "properties": {"input": TEXT}, "required": ["input"]}
 """Parameters of a custom tool, whose input is a text, as the model sees them."""

@@ -38,15 +38,8 @@ from .settings import Limits, ServiceSettings
 from .stored import StoredResponses
 
 LANGUAGES = ("target_lang", "source_lang")
-SAME: tuple[str, ...] = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "xtc_probability",
-    "xtc_threshold",
-    *LANGUAGES,
-)
-SAME += ("repetition_penalty", "presence_penalty", "frequency_penalty")
+SAME: tuple[str, ...] = ("temperature", "top_p", "min_p", "xtc_probability", "xtc_threshold")
+SAME += (*LANGUAGES, "repetition_penalty", "presence_penalty", "frequency_penalty")
 """Fields that mean what the options of the same name mean."""
 TEMPLATE_FIELDS = ("messages", "tools", "functions", "chat_template_kwargs", "reasoning_effort")
 """Fields that chat templates read."""

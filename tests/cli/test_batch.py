@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,17 @@ from ..support.batches import ENDLESS, left_in, records, sentences, write
 from ..support.commands import Run
 from ..support.models import make_llama
 from ..support.tokenizers import byte_level
+
+
+@pytest.mark.parametrize("lines", [1, 2])
+def test_a_text_is_drafted_from_those_before_it(
+    run: Run, llama: Path, tmp_path: Path, output: Path, lines: int
+) -> None:
+    file = write(tmp_path / "in.txt", ["def read_lines"] * lines)
+    drafting = ("--proposer", "ngram", "--num-draft", 8, "--batch-size", 1)
+    done = run("batch", file, "--output", output, "--model", llama, "-m", 60, *drafting)
+    [accepted] = re.findall(r"(\d+) of \d+ draft tokens accepted", done.err)
+    assert (int(accepted) > 60) == (lines > 1)
 
 
 @pytest.mark.parametrize(

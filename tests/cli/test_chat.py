@@ -55,11 +55,15 @@ def test_answers_know_what_was_said_before(say: Say, alone: Callable[..., str]) 
 
 def test_what_was_read_in_a_turn_is_not_read_again(say: Say, alone: Callable[..., str]) -> None:
     said = "def read_lines"
-    done = say(said, "x", "/stats", "/reset", said, "/stats")
+    drafting = ("--proposer", "ngram", "--num-draft", 8)
+    done = say(said, "x", "/stats", "/reset", said, "/stats", flags=drafting)
     known = [int(each) for each in re.findall(r"\((\d+) more were known\)", done.err)]
     assert len(known) == 2 and known[0] > known[1] > len(said.split())
     first = alone(f"USER: {said}\nASSISTANT:")
     assert done.out.count(first) == 2
+    # After the reset it is drafted from what was written before that.
+    accepted = re.findall(r"(\d+) of \d+ draft tokens accepted", done.err)[-1]
+    assert int(accepted) > 6
 
 
 def test_a_reset_forgets_and_a_system_message_stays(say: Say, alone: Callable[..., str]) -> None:

@@ -82,6 +82,9 @@ def test_every_dialect_tells_of_it(client: TestClient, system: str) -> None:
     streamed(client, COMPLETIONS, **wanted)
     *_, last = streamed(client, COMPLETIONS, **wanted)
     assert cached(last) == last["usage"]["prompt_tokens"] - 1
+    asked = {"input": system, "max_output_tokens": 3}
+    _, usage = (ok(client, "/v1/responses", **asked)["usage"] for _ in range(2))
+    assert usage["input_tokens_details"] == {"cached_tokens": usage["input_tokens"] - 1}
     events = client.post("/v1/messages", json={**body, "stream": True}).text
     assert f'"cache_read_input_tokens": {second["cache_read_input_tokens"]}' in events
 
