@@ -168,9 +168,10 @@ class Tags:
             yield f"{rule}_value: ({texts}) {json.dumps(self.end)}"
             return
         least, most = resolved.get("minLength", 0), resolved.get("maxLength", "")
+        patterns = [resolved["pattern"]] if "pattern" in resolved else []
         with_end = f"/{ANYTHING}/ {json.dumps(self.end)} /{ANYTHING}/"
         terms = [rf"/(.|\n){{{least},{most}}}/", f"~({with_end})"]
-        terms += [NULL, *([TRIMMED] if self.trimmed else []), *_patterns(resolved)]
+        terms += [NULL, *([TRIMMED] if self.trimmed else []), *map(_pattern, patterns)]
         yield f"{rule.upper()}: {' & '.join(terms)}"
         yield f"{rule}_value[suffix={json.dumps(self.end)}]: {rule.upper()}"
 
@@ -181,14 +182,11 @@ def _check(schema: Mapping[str, Any], known: set[str], where: str) -> None:
         raise unsupported("tools", f"{message}: leave it out, or let tool_choice be auto")
 
 
-def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
+def _pattern(pattern: str) -> str:
     """Turn the pattern of a schema, which may match anywhere, into one of the whole string."""
-    if "pattern" not in schema:
-        return
-    pattern = str(schema["pattern"])
     begun, ended = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith(r"\$")
     inner = re.sub(r"(?<!\\)/", r"\/", pattern[begun : len(pattern) - ended])
-    yield f"/{'' if begun else ANYTHING}({inner}){'' if ended else ANYTHING}/"
+    return f"/{'' if begun else ANYTHING}({inner}){'' if ended else ANYTHING}/"
 
 
 NO_PARAMETERS: Body = {"type": "object", "properties": {}, "additionalProperties": False}

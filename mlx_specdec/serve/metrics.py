@@ -3,7 +3,7 @@ vLLM, so that tools for either can read them."""
 
 import threading
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
@@ -67,8 +67,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._seconds = {"prompt_seconds": 0.0, "decoding_seconds": 0.0}
+        self._counts: defaultdict[str, float] = defaultdict(int)
         self._accepted_at: Counter[int] = Counter()
         self._reasons: Counter[str] = Counter()
         self._first_token = Histogram(SECONDS, "From the request to its first token.")
@@ -95,16 +94,17 @@ class Metrics:
         with self._lock:
             self._whole.observe(seconds)
             self._reasons[result.finish_reason] += 1
-            self._seconds["prompt_seconds"] += stats.seconds.prompt
-            self._seconds["decoding_seconds"] += stats.seconds.decoding
-            self._counts.update(
-                prompt=labels.prompt_tokens,
-                cached=labels.cached_tokens,
-                read=labels.prompt_tokens - labels.cached_tokens,
-                drafted=stats.drafted,
-                accepted=stats.accepted,
-                drafts=next(iter(stats.drafted_by_position), 0),
-            )
+            for what, by in (
+                ("prompt", labels.prompt_tokens),
+                ("cached", labels.cached_tokens),
+                ("read", labels.prompt_tokens - labels.cached_tokens),
+                ("drafted", stats.drafted),
+                ("accepted", stats.accepted),
+                ("drafts", next(iter(stats.drafted_by_position), 0)),
+                ("prompt_seconds", stats.seconds.prompt),
+                ("decoding_seconds", stats.seconds.decoding),
+            ):
+                self._counts[what] += by
             self._accepted_at.update(dict(enumerate(stats.accepted_by_position)))
 
     def as_text(self, model: str, gauges: Mapping[str, tuple[float, str]]) -> str:
@@ -123,9 +123,8 @@ class Metrics:
         with self._lock:
             for name, (number, description) in gauges.items():
                 add(name, "gauge", description, {"": number})
-            numbers: Mapping[str, float] = {**self._counts, **self._seconds}
             for name, (key, description) in COUNTERS.items():
-                add(name, "counter", description, {"": numbers.get(key, 0)})
+                add(name, "counter", description, {"": self._counts[key]})
             places = {f'position="{at}"': n for at, n in sorted(self._accepted_at.items())}
             for server in ("llamacpp", "vllm"):
                 name = f"{server}:spec_decode_num_accepted_tokens_per_pos_total"

@@ -18,7 +18,7 @@ pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.serve import service
+from mlx_specdec.serve import chat, service
 from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.items import ENCRYPTED, as_chat
 from mlx_specdec.serve.problems import Problem
@@ -181,6 +181,20 @@ def test_a_stream_is_what_the_whole_answer_is(client: TestClient, given: Any) ->
     *_, last = streamed(client, input=given, seed=3)
     assert without_ids(last["response"]["output"]) == without_ids(whole["output"])
     assert last["timings"]["predicted_n"] == whole["usage"]["output_tokens"]
+
+
+def test_what_is_unknown_is_skipped_with_one_line(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    chat.log_once.cache_clear()
+    tools = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [{"type": "y"}]}]
+    for _ in range(2):
+        respond(client, input=CASES["unknown items"], tools=tools)
+    told = [each.split(",")[0] for each in caplog.messages if each.startswith("skipped")]
+    kinds = {"a tool": ("web_search", "y"), "an input item": ("compaction",)}
+    assert {*told} == {f"skipped {of} of the type {it!r}" for of in kinds for it in kinds[of]}
+    assert len(told) == 3
 
 
 def test_a_text_has_its_events_in_order(client: TestClient) -> None:
