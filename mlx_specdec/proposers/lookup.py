@@ -85,7 +85,7 @@ class MatchAcceptance:
     continuations that were looked up, proposed or not."""
 
     def __init__(self) -> None:
-        # With 1 instead of 2, new code loses 4 % until it is learned; with 3, edits lose 2 %.
+        # With 1 instead of 2, simulated texts of new code lose 4 %; with 3, edits lose 2 %.
         self._shares = [length / (length + 2) for length in [*range(9), 16, DEPTH]]
 
     def chance(self, length: int) -> float:
