@@ -100,13 +100,14 @@ class PromptReader:
         if self._read < self._checkpoint:
             upto = min(upto, self._checkpoint)
         chunks = [list(prefix[self._read : upto]) for prefix in self._left]
+        each: list[Scores] = []
         if any(chunks):
             taps = self.proposer.taps if self.proposer is not None else ()
             scores = feed(self.target, chunks, taps)
             each = [scores.of(row, len(tokens)) for row, tokens in enumerate(chunks)]
-            self.target.evaluate()
-            self._timed(lambda its: its.observe(chunks, each))
         self.target.evaluate()
+        if each:
+            self._timed(lambda its: its.observe(chunks, each))
         self._read += max(map(len, chunks))
         self.done = self._read >= max(map(len, self._left))
         whole = max(map(len, self.prompts))
