@@ -128,17 +128,25 @@ class RequestParser:
         before = body.get("input_prefix", "") + body.get("prompt", "")
         after, extra = body.get("input_suffix", ""), body.get("input_extra", [])
         files = [(each.get("filename", "tmp"), each["text"]) for each in extra]
-        prompt = parser.infill_ids(before, after, files)
+        # Editors send what is around the cursor, however much that is.
+        wanted, most = body.get("max_tokens", self.options.max_tokens), self.longest // 4
+        room = self.longest - (max(1, min(wanted, most)) if wanted >= 0 else most)
+        prompt = parser.infill_ids(before, after, files, room)
         return parser._parsed(body, [prompt], None, Tools(), NONE)
 
     def infill_ids(
-        self, before: str, after: str, files: Sequence[tuple[str, str]] = ()
+        self,
+        before: str,
+        after: str,
+        files: Sequence[tuple[str, str]] = (),
+        room: int | None = None,
     ) -> list[int]:
-        """Return the token ids of a prompt for the text between two others. Raises Problem."""
+        """Return the token ids of a prompt for the text between two others, at most `room`. Raises
+        Problem."""
         self._check_characters([before, after, files], "prompt")
         infill = infill_of(self.pair.tokenizer)
         assert infill is not None, "_filling has found it"
-        return infill.prompt(before, after, files)
+        return infill.prompt(before, after, files, room)
 
     def _filling(self, field: str) -> RequestParser:
         """Return the parser of texts that end at a suffix. Raises Problem where none can."""

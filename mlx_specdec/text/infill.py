@@ -32,22 +32,38 @@ class Infill:
     ends: tuple[int, ...]
     spaced: bool
 
-    def prompt(self, before: str, after: str, files: Sequence[tuple[str, str]] = ()) -> list[int]:
-        """Return the ids of a prompt. files: names and texts that come first."""
+    def prompt(
+        self,
+        before: str,
+        after: str,
+        files: Sequence[tuple[str, str]] = (),
+        room: int | None = None,
+    ) -> list[int]:
+        """Return the ids of a prompt, which is cut to `room` tokens: a quarter is the suffix's, or
+        what the prefix leaves, then comes the end of the prefix, then that of the files. The prefix
+        loses an eighth of them at a time, so that not every keystroke moves where it begins.
+        files: names and texts that come first."""
         encode, special = self.tokenizer.encode, self.tokenizer.special_ids
         alone = encode(LETTER)
-        begin = next((at for at, id in enumerate(alone) if id not in special), 0)
-        ids = alone[:begin]
+        ids = alone[: next((at for at, id in enumerate(alone) if id not in special), 0)]
+        more: list[int] = []
         for name, text in files:
             if self.file is None:
-                ids += self._inner(f"+++++ {name}\n{text}\n")
+                more += self._inner(f"+++++ {name}\n{text}\n")
             else:
-                ids += [self.file, *self._inner(f"{name}\n{text}\n")]
+                more += [self.file, *self._inner(f"{name}\n{text}\n")]
         if self.spaced:
             suffix = self._inner(LETTER + after)[len(self._inner(LETTER)) :]
         else:
             suffix = self._inner(after)
         prefix, (first, second, *middle) = self._inner(before), self.marks
+        if room is not None:
+            room = max(0, room - len(ids) - len(self.marks))
+            suffix = suffix[: max(room // 4, room - len(prefix))]
+            step, over = max(1, room // 8), len(prefix) - (room - len(suffix))
+            prefix = prefix[step * -(-max(0, over) // step) :]
+            more = more[max(0, len(more) - (room - len(prefix) - len(suffix))) :]
+        ids += more
         if not middle:
             return [*ids, second, *suffix, first, *prefix]
         return [*ids, first, *prefix, second, *suffix, *middle]

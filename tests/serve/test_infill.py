@@ -149,6 +149,41 @@ def test_a_middle_that_repeats_the_suffix_is_drafted_from_it(
     assert accepted(f"\n{middle}\nreturn total") > len(text) / 2 > 4 * accepted("\nreturn 17\n")
 
 
+@pytest.mark.parametrize("lengths", [(900, 0), (900, 900), (0, 900), (250, 9), (9, 250)])
+def test_a_long_prompt_is_cut_around_the_cursor(
+    client: TestClient, lengths: tuple[int, int], tmp_path: Path
+) -> None:
+    infill = infill_of(load(marked(tmp_path, QWEN)).tokenizer)
+    assert infill is not None
+    before, after = (" x" * length for length in lengths)
+    whole = infill.prompt(before, after, [("a.py", " z" * 900)])
+    prefix, suffix = (infill.marks[place] for place in (0, 1))
+
+    def parts(ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        first, second = ids.index(prefix), ids.index(suffix)
+        return ids[1:first], ids[first + 1 : second], ids[second + 1 : -1]
+
+    for room in (4, 60, 200, 201, 400):
+        cut = infill.prompt(before, after, [("a.py", " z" * 900)], room)
+        assert len(cut) <= room and cut[0] == whole[0]
+        files, head, tail = parts(cut)
+        all_files, all_head, all_tail = parts(whole)
+        assert tail == all_tail[: len(tail)] and head == all_head[len(all_head) - len(head) :]
+        assert files == all_files[len(all_files) - len(files) :]
+        # Nothing is left unused but a step of the prefix.
+        assert len(cut) > 0.85 * room - 4 or cut == whole
+        assert len(tail) >= min(len(all_tail), room // 4 - 4)
+    typed = [" x" * (900 + count) for count in range(12)]
+    dropped = {
+        len(parts(infill.prompt(text, after))[1])
+        - len(parts(infill.prompt(text, after, room=200))[1])
+        for text in typed
+    }
+    assert len(dropped) <= 2, "the prefix begins elsewhere with every letter"
+    filled = ok(client, "/infill", input_prefix=" x" * 3000, input_suffix=" y" * 3000, n_predict=5)
+    assert filled["tokens_predicted"] <= 5 and filled["stop"]
+
+
 def test_what_cannot_be_filled_in_is_refused_by_name(client: TestClient, llama) -> None:
     answer = client.post(COMPLETIONS, json={"prompt": [5, 6], "suffix": "x"})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "suffix"
