@@ -2,8 +2,8 @@
 products with weights of 4, 8 and 16 bits by rows. Prints one JSON object.
 
 On Metal an attention over at most 8 rows whose rows x (query heads / KV heads) is at most 32 runs
-in one kernel, one over more rows in another, and what fits neither runs unfused. Each time is the
-median of several; each ratio is to one row."""
+in one kernel, one over more rows in another, and what fits neither runs unfused; "divided" are
+calls that fit the first. Each time is the median of several; each ratio is to one row."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from statistics import median
 from typing import Any
 
 import mlx.core as mx
+
+from mlx_specdec.models.mlx_lm.attention import KERNEL_QUERIES, KERNEL_ROWS, in_parts
 
 HEADS = ((32, 8, 128), (40, 8, 128), (28, 4, 128), (64, 8, 128), (24, 4, 256))
 """Query heads, KV heads and head width: of Qwen3-8B, Qwen3-14B, Qwen2.5-7B, Qwen3-32B and the
@@ -50,8 +52,21 @@ def attention(heads: int, kv: int, width: int, keys: int, rows: int, turns: int)
         mask = "causal" if some.shape[2] > 1 else None
         return mx.fast.scaled_dot_product_attention(some, k, v, scale=width**-0.5, mask=mask)
 
+    def divided() -> mx.array:
+        parts = in_parts(q, k, v, "causal", most)
+        return mx.concatenate(
+            [
+                mx.fast.scaled_dot_product_attention(*part, scale=width**-0.5, mask=mask)
+                for *part, mask in parts
+            ],
+            axis=2,
+        )
+
     apart = mx.abs(several()[:, :, -1:] - several(q[:, :, -1:])).max().item()
-    return {"ms": round(1e3 * seconds(several, turns), 4), "last_row_apart": apart}
+    found = {"ms": round(1e3 * seconds(several, turns), 4), "last_row_apart": apart}
+    if 0 < (most := min(KERNEL_ROWS, KERNEL_QUERIES * kv // heads)) < rows:
+        found["divided_ms"] = round(1e3 * seconds(divided, turns), 4)
+    return found
 
 
 def product(bits: int, rows: int, count: int, turns: int) -> dict[str, Any]:

@@ -16,9 +16,12 @@ from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError
+from mlx_specdec.models.mlx_lm import latent
+from mlx_specdec.models.mlx_lm.latent import absorbed_calls
 from mlx_specdec.options import Options
 
 from .support import mtp, speculators, tiny
+from .support.families import config_of
 from .support.tokenizers import byte_level
 
 FAMILIES = tuple(mtp.CONFIGS)
@@ -150,3 +153,30 @@ def test_layers_of_other_families_are_named(tmp_path: Path) -> None:
     weights["model.mtp_layers.0.input_proj.weight"] = mx.zeros((32, 64))
     mx.save_safetensors(str(source / "model.safetensors"), weights)
     unusable(source, "of the type 'mimo' are not supported: those of deepseek_v3, glm4_moe")
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe_lite"])
+def test_rows_of_a_layer_with_a_latent_are_absorbed(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {**config_of("glm4_moe_lite"), "num_nextn_predict_layers": 1}
+    monkeypatch.setattr(mtp, "CONFIGS", {**mtp.CONFIGS, "glm4_moe_lite": own})
+    pair = loading.load(target(family, tmp_path / family))
+    assert pair.drafter_network is not None
+    hidden = mx.random.normal((1, 9, pair.target.width), key=mx.random.key(1))
+    tokens = mx.random.randint(0, SIZE, (1, 9), key=mx.random.key(2))
+
+    def last(rows: int) -> mx.array:
+        reading = pair.drafter_network.open()
+        for start in (0, *range(5, 9, rows)):
+            end = start + rows if start else 5
+            reading.read(hidden[:, start:end], tokens[:, start:end])
+        return reading.guess(1)
+
+    before, single = absorbed_calls(), last(1)
+    first = absorbed_calls() - before
+    assert apart(last(4), single) < 1e-5
+    assert absorbed_calls() - before == 2 * first + 1, "the first five rows, and the four"
+    latent.release(latent.expanding(pair.drafter_network))
+    before, expanded = absorbed_calls(), last(4)
+    assert absorbed_calls() == before and apart(expanded, single) < 1e-4

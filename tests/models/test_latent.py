@@ -16,6 +16,7 @@ from mlx_specdec import process
 from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.engine.request import Request
 from mlx_specdec.models.cache_settings import CacheSettings
+from mlx_specdec.models.mlx_lm import attention as attention_module
 from mlx_specdec.models.mlx_lm import latent, trials
 from mlx_specdec.models.mlx_lm.latent import absorbed_calls, expanding, most_rows
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
@@ -146,7 +147,7 @@ def test_arrays_of_the_same_shape_are_not_taken_for_the_expanded_ones() -> None:
     attention: Any = expanding(model.network)[0]
     shown = mx.random.normal((1, 1, 12, 16), key=mx.random.key(1))
     queries = mx.random.normal((1, 4, 3, 8), key=mx.random.key(2))
-    attend = type(attention).__call__.__globals__[latent.ATTENTION]
+    attend = type(attention).__call__.__globals__[attention_module.NAME]
 
     def call(keys: mx.array, values: mx.array) -> int:
         before = absorbed_calls()
@@ -174,8 +175,12 @@ def test_a_family_that_fails_its_trial_is_left_to_mlx_lm_with_a_word(
     wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if wrong == "another result":
-        right = latent._absorbed
-        monkeypatch.setattr(latent, "_absorbed", lambda *given: 1.01 * right(*given))
+        right = latent.absorbed
+
+        def wrong_one(*given: Any) -> mx.array | None:
+            return None if (result := right(*given)) is None else 1.01 * result
+
+        monkeypatch.setattr(latent, "absorbed", wrong_one)
     else:
         monkeypatch.setattr(latent, "most_rows", lambda *_: 1)
     model = model_of("glm4_moe_lite")

@@ -11,8 +11,9 @@ from mlx_lm.models import base
 from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.engine.request import Request
 from mlx_specdec.models.cache_settings import CacheSettings
-from mlx_specdec.models.mlx_lm import model as mlx_lm_model
-from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel, attend_in_parts
+from mlx_specdec.models.mlx_lm import attention
+from mlx_specdec.models.mlx_lm.attention import attend_in_parts
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
 from ..support import tiny
@@ -41,16 +42,16 @@ def test_rows_in_parts_are_those_of_one_call(
         "none": None,
     }
     how = {"group_size": 32, "bits": 8}
-    whole = mlx_lm_model._all_rows(queries * 1, *packed, 0.2, masks[masked], **how)
+    whole = attention._all_rows(queries * 1, *packed, 0.2, masks[masked], **how)
     calls: list[int] = []
 
     def counted(given: mx.array, *rest: object, **named: int) -> mx.array:
         calls.append(given.shape[2])
         return plain(given, *rest, **named)  # type: ignore[arg-type]
 
-    plain = mlx_lm_model._all_rows
-    monkeypatch.setattr(mlx_lm_model, "_all_rows", counted)
-    monkeypatch.setattr(mlx_lm_model, "SCORES_NBYTES", 3 * 2 * heads * columns * 4 * 3)
+    plain = attention._all_rows
+    monkeypatch.setattr(attention, "_all_rows", counted)
+    monkeypatch.setattr(attention, "SCORES_NBYTES", 3 * 2 * heads * columns * 4 * 3)
     parts = attend_in_parts(queries * 1, *packed, 0.2, masks[masked], **how)
     assert calls == [3, 3, 1]
     assert mx.allclose(parts, whole, rtol=1e-5, atol=1e-6)
@@ -62,7 +63,7 @@ def test_texts_with_drafts_are_those_without(
     family: str, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two rows a call at most: passes that verify are cut too.
-    monkeypatch.setattr(mlx_lm_model, "SCORES_NBYTES", 3 * 4 * 20 * 4 * 2)
+    monkeypatch.setattr(attention, "SCORES_NBYTES", 3 * 4 * 20 * 4 * 2)
     target = quantized(family, bits)
     draft = DecoderOnlyModel(perturbed(tiny.build(family, head_dim=32), 0.3))
     pair = pair_of(target, draft)
@@ -83,4 +84,4 @@ def test_texts_with_drafts_are_those_without(
 def test_the_scores_of_a_prompt_take_a_bounded_part_of_memory() -> None:
     model = quantized("llama", 8)
     assert base.quantized_scaled_dot_product_attention is attend_in_parts
-    assert model.reading_nbytes(8192, 2048) == mlx_lm_model.SCORES_NBYTES
+    assert model.reading_nbytes(8192, 2048) == attention.SCORES_NBYTES

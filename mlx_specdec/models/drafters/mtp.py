@@ -248,6 +248,8 @@ class Mtp(Chain):
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
         from mlx_lm.utils import infer_quant_config
 
+        from ..mlx_lm import latent
+        from ..mlx_lm.attention import replace_in
         from ..mlx_lm.loader import cannot_build
         from ..mlx_lm.loading import with_numbers
 
@@ -272,6 +274,10 @@ class Mtp(Chain):
             raise CheckpointError(f"{files.directory}: {cannot_build(problem)}") from problem
         with_numbers(self, str(files.directory), numbers)
         mx.eval(self.parameters())
+        # What it reads behind a round has several rows. A wrong draft would change no text, so that
+        # the trial of the target's layers is enough.
+        replace_in(self.block)
+        latent.intercept(latent.expanding(self.block))
 
     def quant_predicate(self, path: str, module: nn.Module) -> Any:
         return path not in IN_16_BITS and (self._own_bits is None or self._own_bits(path, module))

@@ -11,8 +11,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base, mla
 
-ATTENTION = "scaled_dot_product_attention"
-
 
 class _Expanded(NamedTuple):
     """What a module made of a latent, (batch, 1, keys, rank), for every head."""
@@ -60,29 +58,31 @@ def most_rows(rank: int, widths: int) -> int:
     return rank * widths // max(1, 2 * rank - widths)
 
 
-def _attend(queries: mx.array, keys: mx.array, values: mx.array, **rest: Any) -> mx.array:
+def absorbed(
+    queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any
+) -> mx.array | None:
+    """Return the attention to the newest latent, if these are the keys and values that were made of
+    it, and the rows are few; otherwise None."""
     made, expanded = _recent.keys, _recent.values
     _recent.keys = _recent.values = None
-    if made is not None and expanded is not None and values is expanded.heads:
-        widths = made.heads.shape[-1] + values.shape[-1]
-        if queries.shape[2] <= most_rows(made.latent.shape[-1], widths):
-            if keys is made.heads:
-                return _absorbed(made, expanded, queries, rest)
-            # Mistral 4 appends the rotated parts to both, and has the scores of none by itself.
-            rotated = getattr(rest["cache"], "values", None)
-            width = made.heads.shape[-1]
-            if rotated is not None and keys.shape[-1] == width + rotated.shape[-1]:
-                rotated = rotated[..., : keys.shape[2], :]
-                mask = _scores(queries[..., width:] * rest["scale"], rotated, rest["mask"])
-                rest = {**rest, "mask": mask}
-                return _absorbed(made, expanded, queries[..., :width], rest)
-    return base.scaled_dot_product_attention(queries, keys, values, **rest)
-
-
-def _absorbed(made: _Expanded, expanded: _Expanded, queries: mx.array, rest: Any) -> mx.array:
+    if made is None or expanded is None or values is not expanded.heads:
+        return None
+    width = made.heads.shape[-1]
+    if queries.shape[2] > most_rows(made.latent.shape[-1], width + values.shape[-1]):
+        return None
+    if keys is not made.heads:
+        # Mistral 4 appends the rotated parts to both, and has the scores of none by itself.
+        rotated = getattr(cache, "values", None)
+        if rotated is None or keys.shape[-1] != width + rotated.shape[-1]:
+            return None
+        rotated = rotated[..., : keys.shape[2], :]
+        mask = _scores(queries[..., width:] * scale, rotated, mask)
+        queries = queries[..., :width]
     _recent.absorbed += 1
     latent = made.latent
-    mixed = base.scaled_dot_product_attention(made.module(queries), latent, latent, **rest)
+    mixed = base.scaled_dot_product_attention(
+        made.module(queries), latent, latent, cache, scale, mask
+    )
     result: mx.array = expanded.module(mixed)
     return result
 
@@ -105,11 +105,8 @@ def expanding(network: nn.Module) -> list[nn.Module]:
 
 
 def intercept(attentions: list[nn.Module]) -> None:
-    """Absorb passes of a few rows from now on."""
+    """Have passes of a few rows absorbed from now on, where `attention.attend` was put in place."""
     for attention in attentions:
-        scope = type(attention).__call__.__globals__
-        if scope.get(ATTENTION) is base.scaled_dot_product_attention:
-            scope[ATTENTION] = _attend
         for module in (attention.embed_q, attention.unembed_out):
             if not hasattr(type(module), "plain"):
                 module.__class__ = _noting(type(module))

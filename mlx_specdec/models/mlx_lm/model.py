@@ -27,42 +27,13 @@ from ..base import check_prompt
 from ..cache_settings import CacheSettings
 from ..cpu_layers import lighten
 from ..kv_cache import STEP
-from ..number_format import nbytes
+from ..number_format import nbytes, on_cpu
+from .attention import SCORES_NBYTES, attend_in_parts, replace_in
 from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched, restored
 from .network import TappedNetwork, type_name
 from .trials import absorb, fits, mask_axes, rows_agree
 
 MakeCaches = Callable[[], list[Any]]
-SCORES_NBYTES = 64 << 20
-"""In memory at a time, of a layer over a quantized cache whose single rows do not take more."""
-_all_rows = base.quantized_scaled_dot_product_attention
-
-
-def attend_in_parts(
-    queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, **how: int
-) -> mx.array:
-    """mlx-lm's attention over a quantized cache, which has no fused kernel, a few query rows at a
-    time: their scores would otherwise take more memory than quantizing the cache saves."""
-    batch, heads, rows, _ = queries.shape
-    columns = keys[0].shape[-2]
-    # Scores, what the mask leaves of them, and their softmax.
-    most = max(1, SCORES_NBYTES // (3 * batch * heads * columns * queries.dtype.size))
-    if rows <= most:
-        return _all_rows(queries, keys, values, scale, mask, **how)
-    parts = []
-    for first in range(0, rows, most):
-        last = min(first + most, rows)
-        seen = columns
-        part = mask
-        if isinstance(mask, str):  # "causal": keys behind the last of these rows are not read
-            seen = columns - rows + last
-        elif mask is not None and mask.shape[-2] > 1:
-            part = mask[..., first:last, :]
-        shown = [tuple(array[..., :seen, :] for array in each) for each in (keys, values)]
-        parts.append(_all_rows(queries[:, :, first:last], *shown, scale, part, **how))
-        # One after the other, or the scores of all would be in memory together.
-        mx.eval(parts[-1])
-    return mx.concatenate(parts, axis=2)
 
 
 def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
@@ -134,6 +105,8 @@ class DecoderOnlyModel(TappedNetwork):
         pipeline: bool = False,
     ) -> None:
         lighten(model)
+        if not on_cpu():
+            replace_in(model)
         super().__init__(model, group, pipeline=pipeline)
         self.identity = identity
         self.max_length = max_length
@@ -161,7 +134,7 @@ class DecoderOnlyModel(TappedNetwork):
         args: Any = vars(getattr(self.network, "args", self))
         inner = args.get("text_config")
         heads = (inner if isinstance(inner, Mapping) else args).get("num_attention_heads")
-        fused = mx.default_device() != mx.Device(mx.cpu) and not self._quantizes_cache
+        fused = not on_cpu() and not self._quantizes_cache
         if fused or not isinstance(heads, int):
             return 0
         row = heads * prompt * self._number

@@ -15,6 +15,7 @@ from ...errors import OptionError
 from ...interfaces import after, rectangle
 from ..sharding import of_rank_0
 from . import latent
+from .attention import replace_in
 from .context import DecoderOnlyContext, MakeCache
 from .network import TappedNetwork, type_name
 from .rewinding import slots
@@ -113,6 +114,7 @@ def absorb(model: TappedNetwork, make: Callable[[], list[Any]]) -> bool:
     attentions = latent.expanding(model.network)
     if not attentions:
         return False
+    replace_in(model.network)
     taps = _taps(model, make())
 
     def agree(seed: int) -> bool:
