@@ -53,7 +53,7 @@ def attention(heads: int, kv: int, width: int, keys: int, rows: int, turns: int)
         return mx.fast.scaled_dot_product_attention(some, k, v, scale=width**-0.5, mask=mask)
 
     def divided() -> mx.array:
-        parts = in_parts(q, k, v, "causal", most)
+        parts = in_parts(most, q, k, v, "causal")
         return mx.concatenate(
             [
                 mx.fast.scaled_dot_product_attention(*part, scale=width**-0.5, mask=mask)

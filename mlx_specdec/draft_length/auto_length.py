@@ -170,8 +170,8 @@ class AutoLength:
         """Whether the source should read a text's prompt beside the target: a draft is wanted as
         its first token, or nothing is known."""
         source = self._drafter(name)
-        known = self._known[source.costs] or self._acceptance[source.name].counts.any()
-        return not known or (not self._late and self._size(1).plan.limits[source.name] > 0)
+        wanted = self._is_new(source) or self._size(1).plan.limits[source.name] > 0
+        return wanted and not self._late
 
     def prices(self, name: str) -> Prices | None:
         """What rounds of the source cost one sequence; None before that is known, and in trials,
@@ -185,18 +185,18 @@ class AutoLength:
     def begin(self, context: int, prompt: int, remaining: int, *, late: bool = False) -> None:
         """Plan for a text that is to be decoded alone. context: committed tokens. prompt: tokens
         that a drafter has to read, which are those or an encoder's. remaining: that may follow.
-        late: what is known reads these after the first token, which a plain step brings."""
+        late: they are read after the first token, which a plain step brings."""
         self.learn()
         self._late = late
         size = self._sizes.setdefault(1, self._size(1))
         size.costs.behind(context)
-        size.unread, self._remaining = dict.fromkeys(size.unread, float(prompt)), remaining
+        size.unread |= dict.fromkeys(self._paid, float(prompt))
+        self._remaining = remaining
         size.plan = size.next = self._plan(size, 1)
-        beside = {name for name in self._sources if self.eager(name)}
-        if late and not beside.intersection(self._paid):
+        size.unread |= {name: 0.0 for name in self._paid if self.eager(name)}
+        if late:
             limits = {**size.plan.limits, **dict.fromkeys(self._paid, 0)}
             size.plan = replace(size.plan, limits=limits, trials={}, plain=0)
-        size.unread |= dict.fromkeys(beside, 0.0)
         self._begun = True
 
     def on_round(self, report: RoundReport) -> None:
@@ -239,6 +239,10 @@ class AutoLength:
         return plan.plain > 0 or (
             report.size > 0 and not source.free and source.name in plan.trials
         )
+
+    def _is_new(self, source: Source) -> bool:
+        """Whether nothing is known of a source."""
+        return not (self._known[source.costs] or self._acceptance[source.name].counts.any())
 
     def _drafter(self, name: str) -> Source:
         """The source of that name; rounds name none where there is one, and drafters whose lengths
@@ -360,7 +364,8 @@ class AutoLength:
             [n / cost for n, cost in zip(tokens, costs, strict=True)],
             errors,
             size.next.best[name],
-            size.costs.reading(source.costs, size.unread[name]),
+            # Of what nothing is known of, the first draft tells what reading costs.
+            0.0 if self._is_new(source) else size.costs.reading(source.costs, size.unread[name]),
         )
 
     def _plan(self, size: _Size, rows: int, waiting: bool = False) -> _Plan:

@@ -324,10 +324,30 @@ def test_a_late_text_begins_with_a_plain_step_and_drafts_then() -> None:
     assert lengths.choose(1000) > 0 and not lengths.eager("draft")
     lengths.begin(100, 100, 1000)
     assert lengths.eager("draft") and lengths.choose(1000) > 0
-    # Of what nothing is known of, the first draft tells most.
+    # So does one of which nothing is known: its first draft tells what it costs to read as well.
     unknown_yet = AutoLength([DRAFT])
-    unknown_yet.begin(100, 100, 1000, late=True)
-    assert unknown_yet.eager("draft")
+    unknown_yet.begin(1000, 1000, 1000, late=True)
+    assert not unknown_yet.eager("draft")
+    drafted = [unknown_yet.choose(1000)]
+    for _ in range(6):
+        count = drafted[-1]
+        hear(unknown_yet, a_round(count, count, 11.0 if count and not any(drafted[:-1]) else 1.1))
+        drafted.append(unknown_yet.choose(1000))
+    assert drafted[0] == 0 and any(drafted)
+    assert unknown_yet.knowledge.costs["draft"][1].mean[0] < 0.5
+
+
+def test_a_source_that_is_free_reads_no_prompt() -> None:
+    def heard(lengths: AutoLength, prompt: int) -> AutoLength:
+        lengths.begin(100, prompt, 1000, late=True)
+        for size, source in ((0, ""), (0, ""), (3, LOOKUP.name)):
+            hear(lengths, a_round(size, size, 1.0 + 0.1 * size, source=source))
+        return lengths
+
+    knowledge = heard(AutoLength([DRAFT, LOOKUP]), 100).knowledge
+    short, long = (heard(AutoLength([DRAFT, LOOKUP], knowledge), each) for each in (100, 8000))
+    mean, other = (each.knowledge.costs[LOOKUP.costs][1].mean for each in (short, long))
+    assert (mean == other).all()
 
 
 def test_a_hopeless_draft_costs_a_file_of_short_texts_little() -> None:

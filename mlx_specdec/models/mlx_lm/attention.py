@@ -48,26 +48,22 @@ def attend(
     if absorbed is not None:
         return absorbed
 
-    def whole(queries: mx.array, keys: Any, values: Any, mask: Any) -> mx.array:
-        result: mx.array = base.scaled_dot_product_attention(
-            queries, keys, values, cache, scale, mask, sinks
-        )
-        return result
+    def whole(*given: Any) -> Any:
+        *shown, mask = given
+        return base.scaled_dot_product_attention(*shown, cache, scale, mask, sinks)
 
-    if not isinstance(keys, mx.array) or queries.shape[2] > FEW or keys.shape[2] < LONG:
-        return whole(queries, keys, values, mask)
-    most = min(KERNEL_ROWS, KERNEL_QUERIES * keys.shape[1] // queries.shape[1])
+    def divided(*given: Any) -> Any:
+        return mx.concatenate([whole(*part) for part in in_parts(most, *given)], axis=2)
 
-    def divided(queries: mx.array, keys: Any, values: Any, mask: Any) -> mx.array:
-        parts = in_parts(queries, keys, values, mask, most)
-        return mx.concatenate([whole(*part) for part in parts], axis=2)
-
-    pays = 0 < most < queries.shape[2] and _pays(whole, divided, queries, keys, values, mask)
-    return (divided if pays else whole)(queries, keys, values, mask)
+    given, way, rows = (queries, keys, values, mask), whole, queries.shape[2]
+    if isinstance(keys, mx.array) and rows <= FEW and keys.shape[2] >= LONG:
+        most = min(KERNEL_ROWS, KERNEL_QUERIES * keys.shape[1] // queries.shape[1])
+        way = divided if 0 < most < rows and _pays(whole, divided, *given) else whole
+    return way(*given)
 
 
 def in_parts(
-    queries: mx.array, keys: Any, values: Any, mask: Any, most: int
+    most: int, queries: mx.array, keys: Any, values: Any, mask: Any
 ) -> Iterator[tuple[mx.array, Any, Any, Any]]:
     """Yield queries, and the keys, values and mask that they need, for `most` rows at a time."""
     rows = queries.shape[2]
@@ -87,10 +83,7 @@ _measured: dict[tuple[Any, ...], bool] = {}
 
 
 def _pays(
-    whole: Callable[..., mx.array],
-    divided: Callable[..., mx.array],
-    queries: mx.array,
-    *given: Any,
+    whole: Callable[..., Any], divided: Callable[..., Any], queries: mx.array, *given: Any
 ) -> bool:
     """Whether it is faster to divide such a call on this machine: measured once for a shape of
     heads, a number of rows and a doubling of the keys. Never on a CPU, which has no such kernel."""
@@ -127,7 +120,7 @@ def attend_in_parts(
     if rows <= most:
         return _all_rows(queries, keys, values, scale, mask, **how)
     done = []
-    for few, some_keys, some_values, part in in_parts(queries, keys, values, mask, most):
+    for few, some_keys, some_values, part in in_parts(most, queries, keys, values, mask):
         done.append(_all_rows(few, some_keys, some_values, scale, part, **how))
         # One after the other, or the scores of all would be in memory together.
         mx.eval(done[-1])
