@@ -144,7 +144,8 @@ class HiddenStateDrafter(Proposer):
         self._late.append((hidden[:, :-1], mx.array([self._tokens[1:]], dtype=mx.int32)))
         # A copy, so that the memory of the others can be released.
         newest = hidden[:, -1:] + 0
-        mx.eval(newest)
+        if self.eager:  # otherwise what only the drafter needs of the last layers waits too
+            mx.eval(newest)
         self._hidden, self._tokens = [newest], self._tokens[-1:]
 
 

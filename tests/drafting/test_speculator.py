@@ -53,6 +53,17 @@ def test_many_states_are_read_as_they_come_but_for_the_newest() -> None:
     assert notes.rows == list(itertools.pairwise(text[: 2 * step + 1]))
 
 
+@pytest.mark.parametrize("eager", [True, False])
+def test_states_that_are_read_late_are_computed_late(
+    eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposer, _ = begun()
+    proposer.eager, computed = eager, []
+    monkeypatch.setattr(mx, "eval", lambda *arrays: computed.extend(arrays))
+    see(proposer, [n % SIZE for n in range(UNREAD + 1)])
+    assert bool(computed) is eager
+
+
 @pytest.mark.parametrize("source", [CoupledNoise(3, SIZE), IndependentNoise(3, SIZE)])
 def test_tokens_are_drawn_from_the_rows_with_the_rounds_noise(source) -> None:
     settings = {"temperature": 0.7, "top_k": 5, "presence_penalty": 1.2}

@@ -35,14 +35,8 @@ def replace_in(network: nn.Module) -> None:
 
 
 def attend(
-    queries: mx.array,
-    keys: Any,
-    values: Any,
-    cache: Any,
-    scale: float,
-    mask: Any,
-    sinks: mx.array | None = None,
-) -> mx.array:
+    queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None
+) -> Any:
     """mlx-lm's attention; absorbed, or in calls of a few rows, where that is faster."""
     absorbed = latent.absorbed(queries, keys, values, cache, scale, mask)
     if absorbed is not None:

@@ -79,10 +79,8 @@ def absorbed(
         mask = _scores(queries[..., width:] * scale, rotated, mask)
         queries = queries[..., :width]
     _recent.absorbed += 1
-    latent = made.latent
-    mixed = base.scaled_dot_product_attention(
-        made.module(queries), latent, latent, cache, scale, mask
-    )
+    rows, latent = made.module(queries), made.latent
+    mixed = base.scaled_dot_product_attention(rows, latent, latent, cache, scale, mask)
     result: mx.array = expanded.module(mixed)
     return result
 
