@@ -101,6 +101,7 @@ def test_texts_are_those_of_whole_passes(
     name: str, calls: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = FAMILIES[name](), FAMILIES[name]()
+    replace_in(target.network)
     perturbed(draft.network, 0.3)
     pair = pair_of(target, draft)
     requests = [
