@@ -144,13 +144,11 @@ class Distribution:
         self._coins: Coins | None = None
         if settings.temperature > 0 and settings.xtc_probability > 0:
             self._coins = Coins(settings.seed, self.prompt, settings.xtc_probability)
+        # Those of one kind compute the same for rows of all of them.
+        stateful = (self._counts, self._coins, self.constraint)
+        alone = any(each is not None for each in stateful)
+        self.kind: object = self if alone else settings.kind
         self._special = [id for id in settings.xtc_special_tokens or () if id < self.vocabulary]
-
-    def alike(self, other: Distribution) -> bool:
-        """Return whether either computes the same for rows of both."""
-        stateful = (self._counts, self._coins, self.constraint, other.constraint)
-        own = any(each is not None for each in stateful)
-        return self is other or (not own and self.settings.draws_as(other.settings))
 
     def log_probabilities(
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
@@ -237,7 +235,7 @@ def of_batch(
     """Return what a method of Distribution returns for every sequence of a batch, in one call where
     all are alike. rows: (batch, m, ...). committed: per sequence. drafted: (batch, n) int32."""
     first = distributions[0]
-    if len(distributions) == 1 or all(each.alike(first) for each in distributions[1:]):
+    if all(each.kind == first.kind for each in distributions[1:]):
         return method(first, rows, committed[0], drafted)
     parts = [slice(row, row + 1) for row in range(len(distributions))]
     return mx.concatenate(

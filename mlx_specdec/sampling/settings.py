@@ -89,10 +89,10 @@ class Sampling:
         added = self.presence_penalty != 0 or self.frequency_penalty != 0
         return added or self.repetition_penalty != 1
 
-    def draws_as(self, other: Sampling) -> bool:
-        """Whether both have the same distribution for the same logits; their seeds may differ."""
-        names = (each.name for each in fields(Sampling) if each.name != "seed")
-        return all(getattr(self, name) == getattr(other, name) for name in names)
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What the distribution for given logits depends on; seeds may differ."""
+        return tuple(getattr(self, each.name) for each in fields(Sampling) if each.name != "seed")
 
     @property
     def filters(self) -> bool:
