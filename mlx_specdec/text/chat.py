@@ -1,13 +1,15 @@
-"""Messages to token ids, by a checkpoint's chat template, a stranger's program. transformers runs
-it in jinja's sandbox; here its memory and time are bounded too, but for a single step whose
-operands do not show that it makes something huge."""
+"""Messages to token ids, by a checkpoint's chat template, a stranger's program. It runs in jinja's
+sandbox, as transformers documents it, without the seconds that importing transformers takes. Its
+memory and time are bounded, but for a single step whose operands do not show what it makes."""
 
 import functools
+import json
 import re
 import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 from ..errors import CheckpointError, OptionError, first_line
@@ -18,6 +20,8 @@ Settings = Mapping[str, Any] | None
 Ending = Literal["answer", "continue", "closed"]
 """How a prompt ends: with the header of a new answer, with the last message left open for the model
 to continue, or with the last message closed."""
+Chat = tuple[str, Mapping[str, Any], Callable[[str], Sequence[int]]]
+"""A template, the special tokens that it may name, and what encodes the text that it writes."""
 _RESERVED = (
     "add_generation_prompt chat_template continue_final_message conversation documents max_length "
     "messages padding return_assistant_tokens_mask return_dict return_tensors self tokenize "
@@ -35,6 +39,12 @@ WIDE = re.compile(r"%[-+ #0-9.]*(\*|[0-9]{7})|\{[^}]*:[^}]*(\{|[0-9]{7})")
 """A format with a width that is large, or that is not known before."""
 SECONDS, MEMORY_BYTES = 5.0, 1 << 30
 """Of one text: of this thread's processor, and beyond what the process had at its peak before."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's thoughts; templates read the first or the second."""
+_GENERATION = re.compile(r"(\{%[-+]?\s*(?:end)?)generation\b")
+"""A block around what the assistant wrote, which trainers look for; `with` has its scope."""
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Where the text to be continued ends; a template may cut its space."""
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -45,7 +55,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def apply(
-    tokenizer: Any,
+    chat: Callable[[bool], Chat],
     prompt: str | Messages,
     settings: Settings = None,
     *,
@@ -53,24 +63,18 @@ def apply(
     check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
     """Return the token ids of messages, or of a text as the user's only one. Raises CheckpointError
-    where the template fails or takes too much. tokenizer: of transformers. settings: variables of
-    the template, and "tools". check: called with the text that the template writes; may raise
-    CheckpointError."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    where the template fails or takes too much. chat: called with whether there are tools. settings:
+    variables of the template, and "tools". check: called with the text that the template writes;
+    may raise CheckpointError."""
+    given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     try:
-        from transformers.utils import chat_template_utils
-
-        chat_template_utils.ImmutableSandboxedEnvironment = _bounded()  # type: ignore[attr-defined]
-        text = tokenizer.apply_chat_template(
-            messages,
-            **(settings or {}),
-            add_generation_prompt=ending == "answer",
-            continue_final_message=ending == "continue",
-            tokenize=False,
-            return_dict=False,
-        )
-        check(text)
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        source, special, encode = chat((settings or {}).get("tools") is not None)
+        # Copies: objects may have methods that the sandbox does not know.
+        messages, variables = json.loads(json.dumps([given, settings or {}], default=str))
+        variables = {"tools": None, "documents": None, **special, **variables}
+        variables["add_generation_prompt"] = ending == "answer"
+        check(text := _rendered(source, messages, variables, ending == "continue"))
+        return list(encode(text))
     except CheckpointError:
         raise
     except Exception as problem:  # templates are programs and fail in their own ways
@@ -80,28 +84,39 @@ def apply(
         ) from None
 
 
+def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bool) -> str:
+    template = _compiler()(_GENERATION.sub(r"\1with", source))
+    for place, message in enumerate(messages):
+        given = {name: value for name, value in message.items() if value is not None}
+        for thoughts in [given[name] for name in REASONING if name in given][:1]:
+            given = {"thinking": thoughts, **given, "reasoning_content": thoughts}
+        messages[place] = given
+    if goes_on:
+        last, name = messages[-1], "content"
+        if isinstance(last[name], list):
+            last, name = next(each for each in reversed(last[name]) if "text" in each), "text"
+        known, last[name] = last[name], last[name] + TAG
+    before = sys.gettrace()
+    sys.settrace(_watch(time.thread_time() + SECONDS, _peak_bytes() + MEMORY_BYTES))
+    try:
+        text: str = template.render(messages=messages, **variables)
+    finally:
+        sys.settrace(before)
+    if not goes_on:
+        return text
+    if not (known.strip() in text and TAG.strip() in text and "content" in source):
+        raise ValueError("it does not write the last message as it is")
+    end = text.rindex(TAG.strip())
+    return text[:end] if text.startswith(TAG, end) else text[:end].rstrip()
+
+
 @functools.cache
-def _bounded() -> Any:
+def _compiler() -> Any:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Template(jinja2.Template):
-        def render(self, *args: Any, **kwargs: Any) -> str:
-            before = sys.gettrace()
-            sys.settrace(_watch(time.thread_time() + SECONDS, _peak_bytes() + MEMORY_BYTES))
-            try:
-                return super().render(*args, **kwargs)
-            finally:
-                sys.settrace(before)
-
     class Environment(ImmutableSandboxedEnvironment):
-        template_class = Template
         intercepted_binops = frozenset(["*", "**", "%"])
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            for name in WIDENING & self.filters.keys():
-                self.filters[name] = _checked(name, self.filters[name])
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             _check_call("format" if operator == "%" else operator, left, right)
@@ -115,7 +130,35 @@ def _bounded() -> Any:
                 _check_call(name, text, *args, *kwargs.values())
             return super().call(context, what, *args, **kwargs)
 
-    return Environment
+    class Namespace(jinja2.utils.Namespace):
+        def __setitem__(self, name: str, value: Any) -> None:
+            if name.startswith("_"):  # Python would call some of these, outside of the sandbox.
+                raise ValueError(f"a namespace has no {name}")
+            super().__setitem__(name, value)
+
+    def namespace(*pairs: Any, **named: Any) -> Namespace:
+        made = Namespace()
+        for name, value in dict(*pairs, **named).items():
+            made[name] = value
+        return made
+
+    def raise_exception(message: str) -> None:
+        raise ValueError(message)
+
+    def tojson(value: Any, **form: Any) -> str:
+        if not form.keys() <= {"ensure_ascii", "indent", "separators", "sort_keys"}:
+            raise ValueError("tojson takes no other form")  # "default" would be called
+        return json.dumps(value, **{"ensure_ascii": False, **form})
+
+    more = ["jinja2.ext.loopcontrols"]
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=more)
+    environment.globals |= {"namespace": namespace, "raise_exception": raise_exception}
+    environment.globals["dict"] = lambda *pairs, **named: dict(*pairs, **named)
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.filters["tojson"] = tojson
+    for name in WIDENING & environment.filters.keys():
+        environment.filters[name] = _checked(name, environment.filters[name])
+    return functools.lru_cache(environment.from_string)
 
 
 def _checked(name: str, work: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Text <-> token ids, by the files of a checkpoint. transformers is imported for chat templates,
-and for a tokenizer that is neither tokenizer.json nor an encoder-decoder's spiece.model."""
+"""Text <-> token ids, by the files of a checkpoint. transformers is imported for a tokenizer that
+is neither tokenizer.json nor sentencepiece's, and for chats where its class decides on tokens."""
 
 import contextlib
 import functools
@@ -31,6 +31,9 @@ _TAG = re.compile(r">>[^<>\s]+<<")
 """A target language in front of a source."""
 LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", re.ASCII)
 """A code of mBART's or NLLB's."""
+READ_AS_IS = re.compile(r"PreTrainedTokenizerFast|TokenizersBackend|Qwen2Tokenizer(Fast)?")
+"""Classes of transformers that encode as tokenizer.json says; others rebuild it in their way."""
+_SPECIAL = re.compile(r"\b(?:bos|eos|unk|sep|pad|cls|mask)_token\b")
 SENTENCE_PIECE = ("spiece.model", "sentencepiece.bpe.model", "source.spm")
 M2M100, WMT21 = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
@@ -175,7 +178,13 @@ class DirectoryTokenizer(Tokenizer):
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
         with _no_panic(self._directory):
-            return chat.apply(self.templated, prompt, settings, ending=ending, check=self._check)
+            return chat.apply(self._chat, prompt, settings, ending=ending, check=self._check)
+
+    def _chat(self, tools: bool) -> chat.Chat:
+        """Return what writes and encodes messages, with or without tools."""
+        its = self.templated
+        encode = functools.partial(its.encode, add_special_tokens=False)
+        return its.get_chat_template(tools=[] if tools else None), its.special_tokens_map, encode
 
     def _check(self, text: str) -> None:
         """Raise CheckpointError for a text that may not be encoded."""
@@ -207,6 +216,7 @@ class FileTokenizer(DirectoryTokenizer):
         end = self._tokenizer.token_to_id(eos if eos and isinstance(eos, str) else "</s>")
         self.eos_token_ids = () if end is None else (end,)
         self._closing = self.eos_token_ids if ends_with_eos else ()
+        self._settings = settings
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -221,6 +231,22 @@ class FileTokenizer(DirectoryTokenizer):
             [encoding] = self._tokenizer.encode_batch_fast([text])
             ids: list[int] = encoding.ids
         return ids if ids and ids[-1:] == [*self._closing] else [*ids, *self._closing]
+
+    def _chat(self, tools: bool) -> chat.Chat:
+        its, settings = self._directory, self._settings
+        older, others = its / "special_tokens_map.json", its / "additional_chat_templates"
+        template, file = settings.get("chat_template"), its / "chat_template.jinja"
+        if file.is_file():
+            template = file.read_text(encoding="utf-8")
+        wanted = {name: settings.get(name) for name in _SPECIAL.findall(str(template))}
+        texts = {n: t.get("content") if isinstance(t, Mapping) else t for n, t in wanted.items()}
+        told = all(isinstance(each, str) for each in (template, *texts.values()))
+        told &= "added_tokens_decoder" in settings or not older.is_file()
+        as_is = READ_AS_IS.fullmatch(str(settings.get("tokenizer_class")))
+        if not (told and as_is) or others.is_dir():
+            return super()._chat(tools)  # which knows what else there may be
+        encode = functools.partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
+        return str(template), texts, lambda text: encode([text])[0].ids
 
     def decode(self, ids: Sequence[int]) -> str:
         with _no_panic(self._directory):

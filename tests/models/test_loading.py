@@ -22,6 +22,7 @@ from mlx_specdec.models.t5.config import T5Config
 from mlx_specdec.models.t5.network import T5
 
 from ..support import tiny
+from ..support.tokenizers import byte_level
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 
@@ -137,14 +138,22 @@ def test_the_text_of_a_model_that_sees_images_is_loaded(tmp_path: Path) -> None:
     assert mx.array_equal(whole.network(tokens), alone.network(tokens))
 
 
-def test_a_model_without_chat_template_needs_no_transformers_and_mlx_lm_stays_whole() -> None:
+def test_no_transformers_is_needed_for_texts_and_chats_and_mlx_lm_stays_whole(
+    tmp_path: Path,
+) -> None:
     """In a fresh process; mlx-lm's own names, which need it, work afterwards."""
+    template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    byte_level(tmp_path, chat_template=template, tokenizer_class="PreTrainedTokenizerFast")
     weights = Path(__file__).parents[2] / "weights"
     program = f"""
 import sys
 from mlx_specdec import Options, generate, load
 pair = load({str(weights / "py-llama")!r}, {str(weights / "py-llama-draft")!r})
 assert generate(pair, "def f(", Options(max_tokens=2)).tokens
+from pathlib import Path
+from mlx_specdec.text.tokenizer import load_tokenizer
+chat = load_tokenizer(Path({str(tmp_path)!r}), kind="decoder-only")
+assert chat.apply_chat("hello")[-1] == 1
 assert "transformers" not in sys.modules
 import mlx_lm.utils
 assert mlx_lm.utils.load_tokenizer({str(weights / "py-llama")!r}).encode("def f")
