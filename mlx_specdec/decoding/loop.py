@@ -224,10 +224,14 @@ class Decoding:
             return
         whole = (self.batch, self.target, self.proposer)
         parts: list[Any] = [part for part in whole if part is not None]
+        self._leave(parts)  # before others join: fewer rows are copied then
         for other in self._joining:
             for part, its in zip(parts, (other.batch, other.target, other.proposer), strict=False):
                 part.join(its)
         self._joining = []
+        self._leave(parts)  # where all had ended
+
+    def _leave(self, parts: Sequence[Any]) -> None:
         staying = [row for row, each in enumerate(self.batch.sequences) if not each.ended]
         if 0 < len(staying) < len(self.batch.sequences):
             for part in parts:
