@@ -39,8 +39,6 @@ WIDE = re.compile(r"%[-+ #0-9.]*(\*|[0-9]{7})|\{[^}]*:[^}]*(\{|[0-9]{7})")
 """A format with a width that is large, or that is not known before."""
 SECONDS, MEMORY_BYTES = 5.0, 1 << 30
 """Of one text: of this thread's processor, and beyond what the process had at its peak before."""
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of a message's thoughts; templates read the first or the second."""
 _GENERATION = re.compile(r"(\{%[-+]?\s*(?:end)?)generation\b")
 """A block around what the assistant wrote, which trainers look for; `with` has its scope."""
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -88,7 +86,8 @@ def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bo
     template = _compiler()(_GENERATION.sub(r"\1with", source))
     for place, message in enumerate(messages):
         given = {name: value for name, value in message.items() if value is not None}
-        for thoughts in [given[name] for name in REASONING if name in given][:1]:
+        names = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
+        for thoughts in [given[name] for name in names if name in given][:1]:
             given = {"thinking": thoughts, **given, "reasoning_content": thoughts}
         messages[place] = given
     if goes_on:
