@@ -224,19 +224,20 @@ class Decoding:
             return
         whole = (self.batch, self.target, self.proposer)
         parts: list[Any] = [part for part in whole if part is not None]
-        # Some leave before others join, so that fewer rows are copied, or after it where all ended.
-        for joining in ([], self._joining):
-            for other in joining:
-                its = other.batch, other.target, other.proposer
-                for part, more in zip(parts, its, strict=False):
-                    part.join(more)
-            staying = [row for row, each in enumerate(self.batch.sequences) if not each.ended]
-            if 0 < len(staying) < len(self.batch.sequences):
-                for part in parts:
-                    part.filter(staying)
-                if not self.reader.done:
-                    self.reader.filter(staying)
+        self._leave(parts)  # before others join, so that fewer rows are copied
+        for other in self._joining:
+            for part, its in zip(parts, (other.batch, other.target, other.proposer), strict=False):
+                part.join(its)
+        self._leave(parts)  # again where all had ended
         self._joining = []
+
+    def _leave(self, parts: Sequence[Any]) -> None:
+        staying = [row for row, each in enumerate(self.batch.sequences) if not each.ended]
+        if 0 < len(staying) < len(self.batch.sequences):
+            for part in parts:
+                part.filter(staying)
+            if not self.reader.done:
+                self.reader.filter(staying)
 
     def _speculate(self, proposer: Proposer, count: int) -> tuple[Emission, ...]:
         self.watch.begin(drafts=True)

@@ -240,10 +240,10 @@ class FileTokenizer(DirectoryTokenizer):
             template = file.read_text(encoding="utf-8")
         wanted = {name: settings.get(name) for name in _SPECIAL.findall(str(template))}
         texts = {n: t.get("content") if isinstance(t, Mapping) else t for n, t in wanted.items()}
-        told = all(isinstance(each, str) for each in (template, *texts.values()))
-        told &= "added_tokens_decoder" in settings or not older.is_file()
+        complete = all(isinstance(each, str) for each in (template, *texts.values()))
+        complete &= "added_tokens_decoder" in settings or not older.is_file()
         as_is = READ_AS_IS.fullmatch(str(settings.get("tokenizer_class")))
-        if not (told and as_is) or others.is_dir():
+        if not (complete and as_is) or others.is_dir():
             return super()._chat(tools)  # which knows what else there may be
         encode = functools.partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
         return str(template), texts, lambda text: encode([text])[0].ids
