@@ -24,12 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mlx.utils import tree_flatten
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mlx_specdec.checkpoints.formats.torch import OLD_MAGIC, OLD_PROTOCOL
-from mlx_specdec.checkpoints.t5_keys import t5_shapes
+from mlx_specdec.checkpoints.formats.torch import OLD_MAGIC
+from mlx_specdec.models import families
 
 Shapes = dict[str, tuple[int, ...]]
+OLD_PROTOCOL = 1001
+"""The version of torch's format before 1.6."""
 VOCABULARY = 32000
 BLOCK = 1 << 23
 """Numbers that are drawn."""
@@ -98,6 +101,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
     },
 }
+
+
+def t5_shapes(config: Mapping[str, Any]) -> Shapes:
+    """Every tensor of a T5."""
+    network = families.of_config(config).network(config, None)
+    return {name: array.shape for name, array in tree_flatten(network.parameters())}
 
 
 def llama_shapes(config: Mapping[str, Any]) -> Shapes:
@@ -204,7 +213,7 @@ def make(directory: Path, config: Mapping[str, Any]) -> None:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if config["model_type"] == "t5":
-        write_old(directory / "pytorch_model.bin", t5_shapes(config, own_head=False))
+        write_old(directory / "pytorch_model.bin", t5_shapes(config))
     else:
         write_safetensors(directory / "model.safetensors", llama_shapes(config))
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -283,17 +292,8 @@ def measure(root: Path, name: str) -> list[dict[str, Any]]:
     show(run("convert", [*program, *words])[1])
     for file in source.iterdir():
         file.unlink()
-    plain = [
-        *program,
-        "generate",
-        "--model",
-        str(result),
-        "--json",
-        "--no-cache",
-        "--prompt",
-        PROMPT,
-    ]
-    plain += ["--max-tokens", str(TOKENS), "--no-chat-template"]
+    words = ["generate", "--model", str(result), "--json", "--no-cache", "--prompt", PROMPT]
+    plain = [*program, *words, "--max-tokens", str(TOKENS), "--no-chat-template"]
     texts = []
     drafts = ["--draft-model", "self", "--draft-q-bits", "2", "--num-draft", "4"]
     for step, more in (("plain", ["--regular-decode"]), ("drafted", drafts)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -57,6 +58,14 @@ def sentences(tmp_path: Path) -> Path:
     lines = [f"I like {a} and {b}.\tJ'aime {b} et {a}." for a in WORDS for b in WORDS]
     file.write_text("\n".join(lines), encoding="utf-8")
     return file
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "scripts").rglob("*.py")), ids=lambda f: f.name)
+def test_what_scripts_import_of_the_package_is_there(script: Path) -> None:
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("mlx_specdec"):
+            names = ", ".join(each.name for each in node.names)
+            exec(f"from {node.module} import {names}", {})
 
 
 # ------------------------------------------------------------------ what is learned from
