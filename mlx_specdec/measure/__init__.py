@@ -1,3 +1,1 @@
 """Measuring a pair on a file of prompts: methods, measurement, analysis, report."""
-
-from __future__ import annotations

@@ -28,31 +28,9 @@ from ..models.loading import outline
 from ..models.number_format import NumberFormat
 from ..models.outline import Outline, fill
 from ..options import own_layers
-from .passes import (
-    CHAIN,
-    NEEDED,
-    SIZES,
-    Clock,
-    Kind,
-    PassCosts,
-    PassTimer,
-    extended,
-    measure,
-    opened,
-    parts,
-)
-from .prediction import (
-    ALPHAS,
-    Estimate,
-    Link,
-    RoundCost,
-    Side,
-    Speeds,
-    best,
-    between,
-    cluster,
-    with_speeds,
-)
+from . import passes, prediction
+from .passes import Clock, Kind, PassCosts, PassTimer
+from .prediction import Estimate, Link, RoundCost, Side, Speeds
 
 PROMPTS_SHARE = 0.1
 """Share of the time that the prompt of each model may take."""
@@ -133,7 +111,7 @@ def estimate(
     drafter = drafting if isinstance(drafting, DrafterOutline) else None
     text = prompt_tokens, max_tokens
     sides = _side(target.name, known, text), _side(draft.name, drafting, text)
-    machines = cluster(link, known, sides[0].caches_bytes) if link else None
+    machines = prediction.cluster(link, known, sides[0].caches_bytes) if link else None
     kind = "draft" if drafter is None else drafter.kind
     needed = Estimate(kind, *sides, *text, usable_memory(), None, machines)
     announce(needed)
@@ -147,7 +125,7 @@ def estimate(
         timers, lengths = [], []
         for model in models:
             context, length = _behind(model, prompt_tokens, clock() + share, clock)
-            timers.append(PassTimer(context, sizes=SIZES, steps=True, clock=clock))
+            timers.append(PassTimer(context, sizes=passes.SIZES, steps=True, clock=clock))
             lengths.append(length)
         if drafter is not None:
             # The larger part, where there are two: what it lends is the whole model's.
@@ -157,7 +135,7 @@ def estimate(
                 context, length = _behind(model, prompt_tokens, clock() + share, clock)
                 timers.append(PassTimer(context, draft=context, clock=clock))
                 lengths.append(length)
-        measure(timers, turns=turns, deadline=deadline, clock=clock, progress=progress)
+        passes.measure(timers, turns=turns, deadline=deadline, clock=clock, progress=progress)
     except SpecdecError:
         raise
     except (RuntimeError, ValueError) as problem:
@@ -166,10 +144,10 @@ def estimate(
         ) from problem
     measured = [costs for timer in timers if (costs := timer.costs()) is not None]
     longest = [max(costs.passes, default=0) for costs in measured if costs.step]
-    if len(measured) < len(timers) or min(longest) < NEEDED:
+    if len(measured) < len(timers) or min(longest) < passes.NEEDED:
         return replace(needed, late=True)
     of_target, of_draft = (
-        extended(measured.pop(0), measured.pop(0), side.measured_layers, side.layers)
+        passes.extended(measured.pop(0), measured.pop(0), side.measured_layers, side.layers)
         if side.measured_layers is not None
         else measured.pop(0)
         for side in sides
@@ -177,7 +155,7 @@ def estimate(
     alone = speeds(of_target, of_draft, None if drafter is None else drafter.most)
     if machines is not None:
         cost = _cost(of_target, of_draft)
-        machines = with_speeds(machines, cost, alone.step_seconds, alone.predictions)
+        machines = prediction.with_speeds(machines, cost, alone.step_seconds, alone.predictions)
     return replace(needed, speeds=alone, cluster=machines, read_tokens=min(lengths))
 
 
@@ -189,7 +167,7 @@ def _side(name: str, known: Outline | DrafterOutline, text: tuple[int, int]) -> 
         weights_bytes=known.nbytes,
         caches_bytes=known.cache_nbytes(*text),
         layers=len(known.layers),
-        measured_layers=parts(known) if isinstance(known, Outline) else None,
+        measured_layers=passes.parts(known) if isinstance(known, Outline) else None,
     )
 
 
@@ -208,7 +186,8 @@ def _behind(model: Base, tokens: int, until: float, clock: Clock) -> tuple[Conte
     length = 1
     while True:
         started = clock()
-        context = opened(model, [7919 * at % model.vocabulary for at in range(1, length + 1)])
+        prompt = [7919 * at % model.vocabulary for at in range(1, length + 1)]
+        context = passes.opened(model, prompt)
         now = clock()
         each = (now - started) / length
         longer = (n for n in (tokens, min(tokens, 4 * length)) if n > length)
@@ -227,12 +206,12 @@ def speeds(target: PassCosts, draft: PassCosts, most: int | None = None) -> Spee
         step_seconds=target.step,
         draft_seconds=draft.draft or 0.0,
         draft_cost=cost.draft,
-        passes=tuple(between(cost.passes, size) for size in range(1, longest + 1)),
+        passes=tuple(prediction.between(cost.passes, size) for size in range(1, longest + 1)),
         start=cost.start,
         replays=cost.replays,
         samples=min(target.samples, draft.samples),
         spread=max(target.spread, draft.spread),
-        predictions=tuple(best(cost, alpha, drafted) for alpha in ALPHAS),
+        predictions=tuple(prediction.best(cost, alpha, drafted) for alpha in prediction.ALPHAS),
     )
 
 
@@ -318,7 +297,7 @@ class DraftTimer(PassTimer):
     width), the row. most: tokens of the longest draft."""
 
     def __init__(self, reading: Any, hidden: mx.array, most: int, clock: Clock) -> None:
-        super().__init__(reading, draft=reading, chain=min(CHAIN, most), clock=clock)
+        super().__init__(reading, draft=reading, chain=min(passes.CHAIN, most), clock=clock)
         self._reading = reading
         self._hidden = hidden
 

@@ -65,7 +65,7 @@ def test_a_target_that_two_machines_hold_is_measured_on_a_few_layers_or_not_at_a
     assert report.fits and report.speeds is None and report.cluster.speeds is None
     assert any("one machine has to hold" in note for note in report.notes)
     monkeypatch.setattr(
-        "mlx_specdec.measure.estimate.parts", lambda known: parts(known, whole=100_000, least=1)
+        "mlx_specdec.measure.passes.parts", lambda known: parts(known, whole=100_000, least=1)
     )
     few = estimate(*arguments, **less, clock=ticking())
     assert few.speeds is not None and few.cluster.speeds is not None

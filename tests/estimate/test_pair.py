@@ -6,9 +6,16 @@ from dataclasses import replace
 import pytest
 
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
-from mlx_specdec.measure.estimate import ALPHAS, ModelSource, best, estimate, speeds
+from mlx_specdec.measure.estimate import ModelSource, estimate, speeds
 from mlx_specdec.measure.passes import SIZES, STEPS, PassCosts, extended, parts
-from mlx_specdec.measure.prediction import LONGEST_DRAFT, Estimate, RoundCost, speedups
+from mlx_specdec.measure.prediction import (
+    ALPHAS,
+    LONGEST_DRAFT,
+    Estimate,
+    RoundCost,
+    best,
+    speedups,
+)
 
 from ..support import tiny
 from ..support.estimates import LLAMA, QUICK, T5, ticking
@@ -125,7 +132,7 @@ def test_a_large_model_is_measured_on_a_few_layers_and_the_result_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "mlx_specdec.measure.estimate.parts", lambda known: parts(known, whole=100_000, least=1)
+        "mlx_specdec.measure.passes.parts", lambda known: parts(known, whole=100_000, least=1)
     )
     found = estimate(
         ModelSource("big", LLAMA),

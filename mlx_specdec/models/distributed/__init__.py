@@ -1,3 +1,1 @@
 """A target that is divided between several machines: rank 0 decides, the others follow."""
-
-from __future__ import annotations
