@@ -9,8 +9,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models.drafters.eagle import PEagleFiles
 from mlx_specdec.models.drafters.kinds import check_is_none, kind_of, read
-from mlx_specdec.models.drafters.peagle import PEagleFiles
 
 from ..support.speculators import VOCABULARY, WIDTH, eagle, eagle3, peagle, write
 from ..support.tokenizers import byte_level

@@ -11,7 +11,7 @@ import pytest
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.drafters import KINDS
 from mlx_specdec.models.drafters.dflash import BlockFiles
-from mlx_specdec.models.drafters.eagle3 import Eagle3Files
+from mlx_specdec.models.drafters.eagle import Eagle3Files
 from mlx_specdec.models.drafters.files import DrafterFiles
 from mlx_specdec.models.drafters.kinds import kind_of, read
 

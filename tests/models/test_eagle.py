@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.interfaces import FINAL
-from mlx_specdec.models.drafters.eagle3 import Eagle3
+from mlx_specdec.models.drafters.eagle import Eagle3
 from mlx_specdec.models.drafters.kinds import read
 from mlx_specdec.models.drafters.layers import rope_of
 

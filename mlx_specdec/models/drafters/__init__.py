@@ -1,4 +1,4 @@
-"""Hidden-state drafters: networks that draft from a target's hidden states, one module a kind.
+"""Hidden-state drafters: networks that draft from a target's hidden states, one module a family.
 Imports no MLX: options name the kinds."""
 
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ KINDS: Mapping[str, str] = {
     "dspark": "dflash:DSPARK",
     "dflash2": "dflash2:DFLASH2",
     "dflash": "dflash:DFLASH",
-    "peagle": "peagle:PEAGLE",
-    "eagle3": "eagle3:EAGLE3",
+    "peagle": "eagle:PEAGLE",
+    "eagle3": "eagle:EAGLE3",
     "mtp": "mtp:MTP",
     "eagle": "eagle:EAGLE",
     "gemma4_assistant": "gemma4_assistant:ASSISTANT",
