@@ -16,8 +16,7 @@ from .formats.gguf import GgufFile
 from .formats.meta import MetaFile
 from .formats.safetensors import SafetensorsFile
 from .formats.torch import TorchFile
-from .t5_keys import LARGEST
-from .tensors import Contents, Reader, TensorInfo
+from .tensors import LARGEST_EXTENT, Contents, Reader, TensorInfo
 
 CARRIED = (
     *("tokenizer*.json", "tokenizer.model", "*.tiktoken"),
@@ -114,6 +113,19 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
+def whole_number(
+    config: Mapping[str, Any], name: str, default: int | None = None, most: int = LARGEST_EXTENT
+) -> int:
+    """A size in config.json, from 1 to `most`. Raises CheckpointError for what is none."""
+    value = config.get(name)
+    value = default if value is None else value
+    if type(value) is not int or not 1 <= value <= most:
+        raise CheckpointError(
+            f"config.json has {name} {value!a:.40}: need a number from 1 to {most}"
+        )
+    return value
+
+
 def check_runs_no_code(name: object, config: Mapping[str, Any]) -> None:
     """Raises CheckpointError for a model that brings its own Python file."""
     if config.get("model_file"):
@@ -128,7 +140,7 @@ def check_numbers(directory: Path, config: Mapping[str, Any], tensors: int) -> N
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         for name in (*_ABOVE_0, *_FROM_0, *LAYERS):
             value, least = part.get(name), 1 if name in _ABOVE_0 else 0
-            most = tensors if name in LAYERS else LARGEST
+            most = tensors if name in LAYERS else LARGEST_EXTENT
             wrong = type(value) is not int or not least <= value <= most
             if isinstance(value, int | float) and wrong:
                 need = f"need a whole number from {least} to {most}"

@@ -71,6 +71,8 @@ def dtype_name(dtype: mx.Dtype) -> str:
 
 
 LARGEST_EXTENT = 2**31 - 1
+MOST_LAYERS = 1_000
+"""Of a stack; more would only build for minutes."""
 LONGEST_NAME = 1000
 ELEMENTS: Mapping[str, tuple[mx.Dtype, str]] = {
     "BOOL": (mx.bool_, "u1"),

@@ -17,7 +17,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.gemma3_text import MLP, RMSNorm
 
-from ..checkpoints.t5_keys import MOST_LAYERS, whole_number
+from ..checkpoints.files import whole_number
+from ..checkpoints.tensors import MOST_LAYERS
 from ..errors import CheckpointError, PromptError
 from .encoder_decoder import layers
 from .encoder_decoder.context import Network, Source

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from ..checkpoints.disk import check_regular, read_json
 from ..checkpoints.files import has_vocabulary
-from ..checkpoints.t5_keys import T5
 from ..errors import CheckpointError, first_line, is_panic
 from . import chat
 from .chat import Ending, Messages, Settings
@@ -90,7 +89,8 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
     named = (directory / "config.json", directory / "tokenizer_config.json")
     config, settings = (read_json(file) if file.is_file() else {} for file in named)
     if (directory / "tokenizer.json").is_file():
-        return FileTokenizer(directory, settings, ends_with_eos=config.get("model_type") in T5)
+        is_t5 = config.get("model_type") in ("t5", "mt5", "umt5")
+        return FileTokenizer(directory, settings, ends_with_eos=is_t5)
     cuts = next((name for name in SENTENCE_PIECE if (directory / name).is_file()), None)
     if kind == "encoder-decoder" and cuts is not None:
         if cuts != "spiece.model" or config.get("model_type") == "pegasus":

@@ -17,7 +17,6 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints import files
-from ..checkpoints import t5_keys as keys
 from ..checkpoints.disk import default_shard_bytes
 from ..checkpoints.files import Weights
 from ..checkpoints.source import as_directory, resolve
@@ -32,6 +31,7 @@ from ..models.encoder_decoder.family import EncoderDecoderFamily
 from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
 from ..models.self_draft import evenly
+from ..models.t5.family import SHARED
 from ..models.trainable import Ids, Trainable
 from ..options import own_layers
 from .collect import Rows
@@ -322,5 +322,5 @@ def _random(network: nn.Module, seed: int) -> Iterator[tuple[str, mx.array]]:
             continue
         spread = array.shape[-1] ** -0.5
         if name in tables:
-            spread = 1.0 if name == keys.SHARED else EMBEDDING_SPREAD
+            spread = 1.0 if name == SHARED else EMBEDDING_SPREAD
         yield name, spread * mx.random.normal(array.shape, key=draw)

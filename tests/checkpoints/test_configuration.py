@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.t5.config import scales_output
 
 from ..support.checkpoints import T5, t5_weights, write_t5
 
@@ -73,4 +73,4 @@ def test_relatives_that_are_no_t5_are_refused_by_name(tmp_path: Path, kind: str)
     ],
 )
 def test_scaling_is_a_fact_of_its_own(config: dict[str, Any], scales: bool) -> None:
-    assert keys.scales_output(config) is scales
+    assert scales_output(config) is scales

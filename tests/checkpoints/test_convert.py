@@ -14,11 +14,11 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.checkpoints import files, writer
-from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.checkpoints.tensors import PIECE_BYTES
 from mlx_specdec.conversion import verify
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError, OutputError, SpecdecError
+from mlx_specdec.models.t5.family import TWINS
 
 from ..support.checkpoints import T5, listing, save, t5_weights, write_sharded_t5, write_t5
 
@@ -111,7 +111,7 @@ def test_shards_in_and_shards_out_hold_the_same_tensors(tmp_path: Path) -> None:
 
 def test_a_head_that_repeats_the_embedding_is_left_out(tmp_path: Path) -> None:
     weights = t5_weights(T5)
-    copies = ("lm_head.weight", *keys.TWINS)
+    copies = ("lm_head.weight", *TWINS)
     weights.update(dict.fromkeys(copies, weights["shared.weight"] + 0))
     source = write_t5(tmp_path / "t5", {"tie_word_embeddings": False}, weights=weights)
     report = convert(str(source), tmp_path / "out")

@@ -11,10 +11,10 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec import __version__
-from mlx_specdec.checkpoints import t5_keys as keys
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.inspect import Inspection, inspect
 from mlx_specdec.errors import CheckpointError, SourceError
+from mlx_specdec.models.t5.family import TWINS, UNUSED
 
 from ..support.checkpoints import T5, t5_weights, write_sharded_t5, write_t5
 
@@ -52,16 +52,16 @@ def test_every_format_is_distinguished_and_agrees_with_its_conversion(
 
 def test_tied_and_dropped_tensors_are_named_with_the_reason(tmp_path: Path) -> None:
     weights = t5_weights(T5)
-    weights.update(dict.fromkeys(("lm_head.weight", *keys.TWINS), weights["shared.weight"] + 0))
+    weights.update(dict.fromkeys(("lm_head.weight", *TWINS), weights["shared.weight"] + 0))
     weights[BIAS] = mx.zeros((8, 4))
     source = write_t5(tmp_path / "t5", weights=weights)
     found = inspect(str(source))
     assert found.tensor_report is not None
     assert found.tensor_report.tied == dict.fromkeys(
-        sorted(("lm_head.weight", *keys.TWINS)), "shared.weight"
+        sorted(("lm_head.weight", *TWINS)), "shared.weight"
     )
-    assert found.tensor_report.dropped == {BIAS: keys.UNUSED}
-    assert row(found, BIAS).note == f"dropped: {keys.UNUSED}"
+    assert found.tensor_report.dropped == {BIAS: UNUSED}
+    assert row(found, BIAS).note == f"dropped: {UNUSED}"
     assert found.bits_per_weight == 32 and found.nbytes > found.kept_nbytes
 
 

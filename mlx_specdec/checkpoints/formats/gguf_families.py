@@ -11,13 +11,10 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import first_line
-from ..t5_keys import HEAD as HF_HEAD
-from ..t5_keys import SHARED
-from ..tensors import Malformed
+from ..tensors import MOST_LAYERS, Malformed
 from .gguf_header import COUNT, FLAG, NUMBER, POSITIVE, TEXT, Kind, Metadata, Stored
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -394,7 +391,7 @@ def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
     }
     theirs = tensor_names(metadata.architecture, max(layers, decoder_layers))
     wide = ("wi_0", "wi_1") if gated else ("wi",)
-    head = (HF_HEAD,) if own_head else ()
+    head = ("lm_head.weight",) if own_head else ()
     for ours in (*head, *_t5_names(layers, decoder_layers, wide, every_layer=every_layer)):
         finder.take(ours, Place(theirs(ours), finder.shape(theirs(ours))))
     # A copy of the embedding, and the bias of cross attention that old checkpoints hold.
@@ -410,7 +407,7 @@ def _t5_names(
     attention, dense = ("SelfAttention", tuple("qkvo")), ("DenseReluDense", (*wide, "wo"))
     cross = ("EncDecAttention", attention[1])
     encoder, decoder = (attention, dense), (attention, cross, dense)
-    yield SHARED
+    yield "shared.weight"
     for stack, depth, parts in (("encoder", layers, encoder), ("decoder", decoder_layers, decoder)):
         yield f"{stack}.final_layer_norm.weight"
         for block, (place, (part, matrices)) in product(range(depth), enumerate(parts)):

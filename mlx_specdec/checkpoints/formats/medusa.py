@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ...errors import CheckpointError
 from ..disk import read_json
-from ..t5_keys import whole_number
+from ..files import whole_number
 from ..tensors import Reader, check_weights
 from .safetensors import SafetensorsFile
 from .torch import TorchFile

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ...checkpoints.t5_keys import MOST_LAYERS, whole_number
+from ...checkpoints.files import whole_number
+from ...checkpoints.tensors import MOST_LAYERS
 from ...errors import CheckpointError
 from ..encoder_decoder.layers import ACTIVATIONS
 

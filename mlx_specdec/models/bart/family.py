@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from ...checkpoints import files
 from ...checkpoints.disk import read_json
 from ...checkpoints.quantization import PARTS
-from ...checkpoints.t5_keys import check_generates
 from ...checkpoints.tensors import same
 from ...errors import CheckpointError
 from ...text.languages import Languages, Tags
@@ -100,8 +99,7 @@ class BartFamily(EncoderDecoderFamily):
         return {n: place for n, place in places.items() if learned or "embed_positions." not in n}
 
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
-        check_generates(directory, config, weights.infos)
-        places = self.names(config, weights.infos)
+        places = super().places(directory, config, weights)
         head, table = "lm_head.weight", places.get("model.shared.weight")
         table = table or places.get("model.decoder.embed_tokens.weight")
         both = [weights.tensor(name) for name in (head, table or "") if name in weights.infos]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...checkpoints.t5_keys import MOST_LAYERS
+from ...checkpoints.tensors import MOST_LAYERS
 from ...errors import CheckpointError
 
 Shapes = dict[str, tuple[int, ...]]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...checkpoints.t5_keys import LARGEST, MOST_LAYERS, feed_forward, scales_output, whole_number
+from ...checkpoints.files import whole_number
+from ...checkpoints.tensors import LARGEST_EXTENT, MOST_LAYERS
 from ...errors import CheckpointError
 
 TRAINED_LENGTH, LONGER = 512, 1024
@@ -39,7 +40,9 @@ class T5Config:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, own_head: bool) -> T5Config:
-        kind = feed_forward(config)
+        # Where config.json is silent, what transformers takes.
+        silent = "relu" if config.get("model_type") == "t5" else "gated-gelu"
+        kind = str(config.get("feed_forward_proj") or silent)
         if kind not in FEED_FORWARDS:
             raise CheckpointError(
                 f"config.json has feed_forward_proj {kind!r}; supported are "
@@ -53,7 +56,7 @@ class T5Config:
         sizes = {name: whole_number(config, name) for name in names}
         layers = whole_number(config, "num_layers", most=MOST_LAYERS)
         count, farthest = _relative_positions(config)
-        if sizes["num_heads"] * sizes["d_kv"] > LARGEST:
+        if sizes["num_heads"] * sizes["d_kv"] > LARGEST_EXTENT:
             raise CheckpointError("config.json asks for num_heads and d_kv that no model has")
         return cls(
             **sizes,
@@ -69,6 +72,19 @@ class T5Config:
             own_head=own_head,
             trained_length=_trained_length(config),
         )
+
+
+def scales_output(config: Mapping[str, Any]) -> bool:
+    """Return whether a T5 scales the decoder's output by d_model ** -0.5 before the head.
+
+    Not the same as whether the head is tied: transformers 5 writes tie_word_embeddings: true for
+    every T5 that it saves, and says the scaling in scale_decoder_outputs."""
+    said = config.get("scale_decoder_outputs")
+    if said is not None:
+        return bool(said)
+    if config.get("model_type") == "mt5":
+        return False
+    return config.get("tie_word_embeddings") is not False
 
 
 def _trained_length(config: Mapping[str, Any]) -> int:

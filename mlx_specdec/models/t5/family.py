@@ -1,11 +1,11 @@
 """T5 and its kin: mT5, UMT5, ByT5, MADLAD-400; see `families.Family`."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ...checkpoints import files
-from ...checkpoints import t5_keys as keys
 from ...checkpoints.quantization import PARTS
 from ...checkpoints.tensors import same
 from ...text.languages import Languages, Tags
@@ -13,18 +13,27 @@ from ...text.tokenizer import Tokenizer
 from ..encoder_decoder.context import Network
 from ..encoder_decoder.family import EncoderDecoderFamily
 from ..sharding import check_even
-from .config import T5Config
+from .config import T5Config, scales_output
 from .network import T5
 
 Config = Mapping[str, Any]
 _PARTS = ("weight", *PARTS)
+SHARED, HEAD = "shared.weight", "lm_head.weight"
+TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# Copies of shared.weight, and a bias that old checkpoints hold and no T5 uses.
+_DROPPED = re.compile(
+    r"(encoder|decoder)\.embed_tokens\.weight"
+    r"|decoder\.block\.\d+\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
+)
+UNUSED = "no T5 has positions in its cross-attention"
+"""Why the only tensors that are dropped and no copies are dropped."""
 
 
 class T5Family(EncoderDecoderFamily):
     # Where config.json leaves the decoder's out, there are as many as the encoder's.
     depths = ("num_layers", "num_decoder_layers")
     copies: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(keys.TWINS, keys.SHARED),
+        **dict.fromkeys(TWINS, SHARED),
         **{f"lm_head.{part}": f"shared.{part}" for part in _PARTS},
     }
 
@@ -32,10 +41,10 @@ class T5Family(EncoderDecoderFamily):
         if tensors is None:
             # Only the weights show for sure whether the head is tied. The kinds in which it is not
             # do not scale the decoder's output.
-            scales = keys.scales_output(config)
+            scales = scales_output(config)
             own_head = not scales or config.get("tie_word_embeddings") is False
         else:
-            own_head = keys.HEAD in tensors
+            own_head = HEAD in tensors
         return T5(T5Config.from_dict(config, own_head=own_head))
 
     def check_shares(self, config: Config, ranks: int) -> None:
@@ -44,30 +53,35 @@ class T5Family(EncoderDecoderFamily):
         check_even(parts, ranks)
 
     def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
-        return keys.names(stored)
+        """The checkpoint may have `shared` under the names of its copies alone."""
+        stored = list(stored)
+        read = {name: name for name in stored if not _DROPPED.fullmatch(name)}
+        twins = [name for name in TWINS if name in stored]
+        if SHARED not in read and twins:
+            read[SHARED] = twins[0]
+        return read
 
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
         """Without a head that only repeats `shared`."""
-        keys.check_generates(directory, config, weights.infos)
-        places = keys.names(weights.infos)
+        places = super().places(directory, config, weights)
         table = {f"lm_head.{part}": places.get(f"shared.{part}") for part in _PARTS}
         repeats = all(
             shared is not None and same(weights.tensor(places[head]), weights.tensor(shared))
             for head, shared in table.items()
             if head in places
         )
-        return keys.without_head(places) if repeats else places
+        return {n: place for n, place in places.items() if n not in table or not repeats}
 
     def unused(self, name: str) -> str:
-        if name in keys.TWINS:
+        if name in TWINS:
             return "no copy, but T5 reads the words of both its halves from one table"
-        return keys.UNUSED
+        return UNUSED
 
     def written_config(self, config: Config, tensors: Collection[str]) -> dict[str, Any]:
         return {
             **config,
-            "tie_word_embeddings": keys.HEAD not in tensors,
-            "scale_decoder_outputs": keys.scales_output(config),
+            "tie_word_embeddings": HEAD not in tensors,
+            "scale_decoder_outputs": scales_output(config),
         }
 
     def languages(self, network: Network, tokenizer: Tokenizer) -> Languages | None:
