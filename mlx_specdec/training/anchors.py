@@ -11,7 +11,7 @@ import numpy as np
 
 from ..interfaces import rectangle
 from ..models.base import Base
-from ..models.drafters.config import Shapes
+from ..models.drafters.files import Shapes
 from ..models.drafters.layers import Attention, Source
 from ..models.drafters.network import DrafterNetwork
 from ..models.encoder_decoder.context import EncoderDecoderModel

@@ -24,9 +24,9 @@ from ..checkpoints.source import as_directory, resolve
 from ..engine.pair import Pair
 from ..interfaces import after
 from ..models.base import Base
-from ..models.drafters.config import ATTENDS, LayerSizes, Settings, Shapes, layer_sizes
 from ..models.drafters.dflash import CONFIDENCE, CONFIDENCE_BIAS, DFlash
 from ..models.drafters.eagle import Eagle3
+from ..models.drafters.files import ATTENDS, LayerSizes, Settings, Shapes, layer_sizes
 from ..models.drafters.kinds import attach, describe, read
 from ..models.drafters.layers import Attention
 from ..models.drafters.network import DrafterNetwork

@@ -15,8 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import Weights
-from .config import Description, Settings, is_named, nested
-from .files import DrafterFiles, StoredTensors
+from .files import Description, DrafterFiles, Settings, StoredTensors, is_named, nested
 from .layers import Layer, Source
 from .network import Config, DrafterNetwork, Kind, Reading
 

@@ -12,8 +12,8 @@ import mlx.nn as nn
 
 from ...checkpoints.files import Weights
 from . import dflash
-from .config import Settings, is_named, nested
 from .dflash import IDS, Attend, BlockFiles, DFlash
+from .files import Settings, is_named, nested
 from .layers import Layer, Source
 from .network import Config, Kind
 

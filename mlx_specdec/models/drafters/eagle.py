@@ -14,8 +14,15 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import Weights
-from .config import Description, LayerSizes, Settings, is_named, layer_sizes
-from .files import DrafterFiles, StoredTensors
+from .files import (
+    Description,
+    DrafterFiles,
+    LayerSizes,
+    Settings,
+    StoredTensors,
+    is_named,
+    layer_sizes,
+)
 from .layers import Layer
 from .network import Chain, Config, Kind, Reading
 

@@ -16,8 +16,7 @@ from ...checkpoints.files import Weights
 from ...errors import CheckpointError
 from ...interfaces import FINAL, keys_of, values_of
 from ..base import Base
-from .config import Settings, layer_sizes
-from .files import DrafterFiles, StoredTensors
+from .files import DrafterFiles, Settings, StoredTensors, layer_sizes
 from .network import Config, DrafterNetwork, Kind, Reading
 
 TYPES = ("gemma4_assistant", "gemma4_unified_assistant")

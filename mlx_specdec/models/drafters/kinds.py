@@ -21,8 +21,7 @@ from ..base import Base
 from ..cpu_layers import lighten
 from ..number_format import NumberFormat, stored_dtype
 from . import KINDS
-from .config import Settings, nested
-from .files import DrafterFiles, StoredTensors
+from .files import DrafterFiles, Settings, StoredTensors, nested
 from .network import DrafterNetwork, Kind
 
 _OTHERS = {

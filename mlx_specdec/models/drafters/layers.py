@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..kv_cache import KVCache
-from .config import ENCODER_ATTENTION, LayerSizes
+from .files import ENCODER_ATTENTION, LayerSizes
 
 BETA_FAST, BETA_SLOW = 32, 1
 """Turns of a pair of entries within the original context: a pair that makes more of them is not

@@ -17,8 +17,7 @@ from ...checkpoints.mtp_layers import NUMBERED, QWEN, Carried
 from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
 from ..number_format import NumberFormat
-from .config import LayerSizes, Settings
-from .files import IN_16_BITS, UNUSED, DrafterFiles, StoredTensors
+from .files import IN_16_BITS, UNUSED, DrafterFiles, LayerSizes, Settings, StoredTensors
 from .layers import Source
 from .network import Chain, ChainReading, Config, Kind
 
