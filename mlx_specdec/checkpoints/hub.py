@@ -11,16 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub as hub
-from huggingface_hub import errors
+from huggingface_hub import errors, utils
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoSibling
-from huggingface_hub.utils import (
-    WeakFileLock,
-    build_hf_headers,
-    hf_raise_for_status,
-    http_stream_backoff,
-    tqdm,
-)
 
 from ..errors import SourceError, SpecdecError, first_line
 from . import disk, mtp_layers, shards
@@ -186,7 +179,7 @@ class Repository:
         except Exception as problem:
             raise self._error(problem, file) from problem
 
-    def _resume(self, listed: RepoSibling, bar: type[tqdm]) -> None:
+    def _resume(self, listed: RepoSibling, bar: type[utils.tqdm]) -> None:
         """Download a large file to where hf_hub_download looks for it, and check its digest:
         hf_hub_download deletes what it has when it is interrupted. It still does the files that
         HTTP is not allowed for, and all of them where the user has chosen Xet's speed."""
@@ -201,7 +194,7 @@ class Repository:
         blob.parent.mkdir(parents=True, exist_ok=True)
         locks.mkdir(parents=True, exist_ok=True)
         partial = blob.with_suffix(".incomplete")
-        with WeakFileLock(locks / f"{lfs.sha256}.lock"):
+        with utils.WeakFileLock(locks / f"{lfs.sha256}.lock"):
             if blob.exists():
                 return
             with partial.open("ab+") as stream:
@@ -211,7 +204,7 @@ class Repository:
                     hub.hf_hub_url(self._name, listed.rfilename, revision=self._commit),
                     stream,
                     resume_size=stream.tell(),
-                    headers=build_hf_headers(),
+                    headers=utils.build_hf_headers(),
                     expected_size=lfs.size,
                     tqdm_class=bar,
                 )
@@ -321,11 +314,11 @@ def _part(url: str, begin: int, count: int) -> bytes:
     """Up to `count` bytes of a file. Raises SourceError where the server sends no parts."""
     if count <= 0:
         return b""
-    headers = {**build_hf_headers(), "Range": f"bytes={begin}-{begin + count - 1}"}
+    headers = {**utils.build_hf_headers(), "Range": f"bytes={begin}-{begin + count - 1}"}
     part = bytearray()
     timeout = hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
-    with http_stream_backoff("GET", url, headers=headers, timeout=timeout) as answer:
-        hf_raise_for_status(answer)
+    with utils.http_stream_backoff("GET", url, headers=headers, timeout=timeout) as answer:
+        utils.hf_raise_for_status(answer)
         if begin and answer.status_code != 206:
             raise SourceError("the Hub sends no parts of files: download the model")
         for data in answer.iter_bytes():
@@ -335,10 +328,10 @@ def _part(url: str, begin: int, count: int) -> bytes:
     return bytes(part[:count])
 
 
-def _bar(report: Callable[[int], None]) -> type[tqdm]:
+def _bar(report: Callable[[int], None]) -> type[utils.tqdm]:
     """A progress bar for huggingface_hub that shows nothing and passes numbers of bytes on."""
 
-    class Bar(tqdm):
+    class Bar(utils.tqdm):
         def __init__(self, *given: Any, initial: int = 0, **options: Any) -> None:
             super().__init__(disable=True, initial=initial)
             report(initial)
@@ -355,6 +348,6 @@ def _bar(report: Callable[[int], None]) -> type[tqdm]:
         def update_transfer(self, n: float | None = 1) -> None:
             """Ignore the bytes of Xet's network traffic."""
 
-        set_transfer_postfix_str = tqdm.set_postfix_str
+        set_transfer_postfix_str = utils.tqdm.set_postfix_str
 
     return Bar

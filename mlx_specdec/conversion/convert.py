@@ -6,21 +6,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..checkpoints import destination, disk, files, mtp_layers
+from ..checkpoints import destination, disk, files, mtp_layers, writer
 from ..checkpoints.formats.meta import PARAMS
 from ..checkpoints.formats.safetensors import SafetensorsFile
 from ..checkpoints.hub import is_network_error
 from ..checkpoints.quantization import Numbers
 from ..checkpoints.shards import FORMATS
 from ..checkpoints.source import as_directory, resolve
-from ..checkpoints.writer import (
-    Change,
-    Written,
-    stored_nbytes,
-    write_config,
-    write_unchanged,
-    write_weights,
-)
 from ..errors import OptionError, OutputError, first_line
 from .plans import Plan, plan_for
 from .report import Report as Report
@@ -128,7 +120,7 @@ def convert(
     with as_directory(source) as directory:
         plan = plan_for(directory, numbers)
         change = plan.changes(dtype)
-        nbytes = stored_nbytes(plan.outlines, change) + plan.extra_nbytes
+        nbytes = writer.stored_nbytes(plan.outlines, change) + plan.extra_nbytes
         before = sum(file.stat().st_size for file in plan.paths)
         if nbytes > GROWTH_TO_ANNOUNCE * before:
             why = "; ".join(plan.notes[:1]) or "its quantized weights become whole"
@@ -154,7 +146,7 @@ def convert(
             differences = compare(files.Weights(work), plan.tensors(scratch), change, step)
             if plan.extra:
                 extra = SafetensorsFile(work / mtp_layers.FILE)
-                compare(extra, plan.extra.items(), lambda *_: Change(), step)
+                compare(extra, plan.extra.items(), lambda *_: writer.Change(), step)
             shutil.rmtree(scratch, ignore_errors=True)
             verified = Verified(None, None, plan.not_run)
             if not plan.not_run:
@@ -199,8 +191,8 @@ def _write(
     numbers: Numbers,
     shard_bytes: int,
     step: Callable[[int], None],
-) -> Written:
-    written = write_weights(
+) -> writer.Written:
+    written = writer.write_weights(
         work,
         plan.tensors(work / SCRATCH),
         plan.changes(numbers.dtype),
@@ -209,12 +201,12 @@ def _write(
         progress=step,
     )
     if plan.extra:
-        write_unchanged(work / mtp_layers.FILE, plan.extra, step)
+        writer.write_unchanged(work / mtp_layers.FILE, plan.extra, step)
     for file in files.tokenizer_files(directory):
         shutil.copyfile(file, work / file.name)
     names = {"dtype", "torch_dtype"} & plan.config.keys() if numbers.dtype is not None else ()
     config = {**plan.config, **dict.fromkeys(names, numbers.dtype)}
-    write_config(work, config, plan.quantization_entry(numbers.quantization))
+    writer.write_config(work, config, plan.quantization_entry(numbers.quantization))
     return written
 
 

@@ -18,20 +18,9 @@ from ..options import Options
 from ..sampling.settings import LARGEST
 from ..text.infill import infill_of
 from ..text.markers import NONE, Markers, markers_of
-from . import constraints, fields, items
+from . import chat, constraints, fields, items
 from .body import Body, Schema, read
-from .chat import (
-    Tools,
-    ending_of,
-    ids_of,
-    in_order,
-    messages_of,
-    template_settings,
-    text_of,
-    tools_of,
-    way_of,
-    without_volatile,
-)
+from .chat import Tools
 from .events import Reader
 from .problems import CONTEXT, Problem, invalid, unsupported
 from .settings import Limits, ServiceSettings
@@ -97,7 +86,7 @@ class RequestParser:
     def chat(self, body: Body) -> ParsedRequest:
         """Parse a checked body for /v1/chat/completions. Raises Problem."""
         top = body.get("top_logprobs", 0) if body.get("logprobs") else None
-        tools, speaking = tools_of(body), self._speaking(body)
+        tools, speaking = chat.tools_of(body), self._speaking(body)
         markers = self._markers(tools)
         return speaking._parsed(body, [speaking.chat_ids(body)], top, tools, markers)
 
@@ -166,15 +155,16 @@ class RequestParser:
         """Return the token ids of a checked body's messages and tools. Raises Problem."""
         self._check_characters([body.get(name) for name in TEMPLATE_FIELDS], "messages")
         given = body["messages"]
-        messages = messages_of(given if self.settings.keep_billing else without_volatile(given))
-        settings = template_settings(body)
-        ending = ending_of(body, messages)
-        ids = ids_of(self.pair, messages, self.options, settings, ending)
-        tools = tools_of(body).given
+        given = given if self.settings.keep_billing else chat.without_volatile(given)
+        messages = chat.messages_of(given)
+        settings = chat.template_settings(body)
+        ending = chat.ending_of(body, messages)
+        ids = chat.ids_of(self.pair, messages, self.options, settings, ending)
+        tools = chat.tools_of(body).given
         if not tools:
             return ids
-        settings["tools"] = in_order(list(tools))
-        with_tools = ids_of(self.pair, messages, self.options, settings, ending)
+        settings["tools"] = chat.in_order(list(tools))
+        with_tools = chat.ids_of(self.pair, messages, self.options, settings, ending)
         if with_tools == ids:
             raise unsupported("tools", "this model's chat template does not support tools")
         return with_tools
@@ -182,7 +172,7 @@ class RequestParser:
     def text_ids(self, text: str) -> list[int]:
         """Return the token ids of a text outside of any chat template. Raises Problem."""
         options = replace(self.options, system_prompt=None, chat_template_config={})
-        single = way_of(self.pair, options) == "single user message"
+        single = chat.way_of(self.pair, options) == "single user message"
         self._check_characters(text, "prompt")
         plain = replace(options, chat_template=options.chat_template and single)
         return encode(self.pair, text, plain)
@@ -209,7 +199,7 @@ class RequestParser:
             options = replace(options, json_schema=None, **calls)
         bounded = [self._with_room(ids, options, body) for ids in prompts]
         tokenizer = self.pair.tokenizer
-        content = text_of(body["prediction"]["content"]) if "prediction" in body else ""
+        content = chat.text_of(body["prediction"]["content"]) if "prediction" in body else ""
         self._check_characters(content, "prediction")
         special, predicted = tokenizer.special_ids, tokenizer.encode(content) if content else []
         predicted = [id for id in predicted if id not in special]
@@ -254,7 +244,7 @@ class RequestParser:
 
     def _markers(self, tools: Tools) -> Markers:
         """Return how the model marks reasoning and calls. Raises Problem if it cannot call."""
-        template = way_of(self.pair, self.options) == "template"
+        template = chat.way_of(self.pair, self.options) == "template"
         markers = markers_of(self.pair.tokenizer) if template else NONE
         if not tools.given:
             return markers.without_calls()

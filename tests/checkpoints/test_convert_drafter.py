@@ -194,7 +194,7 @@ def test_a_file_that_was_read_back_otherwise_is_no_result(
     def write(file: Path, *_: object) -> None:
         shutil.copyfile(other, file)
 
-    monkeypatch.setattr("mlx_specdec.conversion.convert.write_unchanged", write)
+    monkeypatch.setattr("mlx_specdec.checkpoints.writer.write_unchanged", write)
     with pytest.raises(OutputError, match="another type or shape"):
         convert(str(source), tmp_path / "result")
     assert not (tmp_path / "result").exists()

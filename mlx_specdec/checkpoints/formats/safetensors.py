@@ -11,18 +11,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ...errors import CheckpointError, first_line
+from .. import tensors
 from ..disk import open_map, reading
-from ..tensors import (
-    DTYPES,
-    ELEMENTS,
-    LARGEST_EXTENT,
-    Malformed,
-    Reader,
-    TensorInfo,
-    check_name,
-    naming,
-    to_mlx,
-)
+from ..tensors import Malformed, Reader, TensorInfo
 
 
 class SafetensorsFile(Reader):
@@ -41,14 +32,14 @@ class SafetensorsFile(Reader):
         info = self.infos[name]
         shape = (end - begin, *info.shape[1:]) if info.shape else ()
         place = self._places[name] + begin * (info.nbytes // max(1, info.extent))
-        values = np.ndarray(shape, f"<{ELEMENTS[info.dtype][1]}", self._map, place)
-        return to_mlx(values, info.dtype)
+        values = np.ndarray(shape, f"<{tensors.ELEMENTS[info.dtype][1]}", self._map, place)
+        return tensors.to_mlx(values, info.dtype)
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     """The library's view of a file, whose header it has checked. Raises CheckpointError."""
-    with naming(file), reading(file):
+    with tensors.naming(file), reading(file):
         try:
             with safe_open(file, framework="numpy") as opened:
                 yield opened
@@ -61,12 +52,12 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     infos = {}
     with _opened(file) as opened:
         for name in opened.offset_keys():
-            check_name(name)
+            tensors.check_name(name)
             tensor = opened.get_slice(name)
             dtype, shape = tensor.get_dtype(), tuple(tensor.get_shape())
-            if dtype not in DTYPES:
+            if dtype not in tensors.DTYPES:
                 raise Malformed(f"stores {name} as {dtype}, which MLX does not read")
-            if max(shape, default=0) > LARGEST_EXTENT:
+            if max(shape, default=0) > tensors.LARGEST_EXTENT:
                 raise Malformed(f"is damaged: {name} claims the shape {shape!s:.60}")
             infos[name] = TensorInfo.of(dtype, shape)
     return infos

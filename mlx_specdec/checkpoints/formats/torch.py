@@ -15,19 +15,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from .. import tensors
 from ..disk import open_map
-from ..tensors import (
-    ELEMENTS,
-    LARGEST_EXTENT,
-    Contents,
-    Malformed,
-    Reader,
-    TensorInfo,
-    check_name,
-    naming,
-    shortened,
-    to_mlx,
-)
+from ..tensors import Contents, Malformed, Reader, TensorInfo
 
 MOST_AXES = 16
 LONGEST_PICKLE = 1 << 26
@@ -77,12 +67,12 @@ def named_tensors(value: Any) -> dict[str, Tensor]:
     outer = value if isinstance(value, dict) else {}
     inner = (outer.get(key) for key in ("state_dict", "model"))
     entries = next((each for each in inner if isinstance(each, dict)), outer)
-    tensors = {name: each for name, each in entries.items() if isinstance(each, Tensor)}
-    for name in tensors:
-        check_name(name)
-    if not tensors:
+    found = {name: each for name, each in entries.items() if isinstance(each, Tensor)}
+    for name in found:
+        tensors.check_name(name)
+    if not found:
         raise Malformed("holds no state dict: tensors with names are needed")
-    return tensors
+    return found
 
 
 def storage(identity: Any) -> Storage:
@@ -108,7 +98,7 @@ def _rebuild_tensor_of_type(
     of_types = isinstance(kind, Kind) and isinstance(place, Storage)
     _check(of_types and type(shape) is type(strides) is tuple, "tensor")
     sized = all(_is_size(number) for number in (offset, *shape, *strides))
-    fits = max(shape, default=0) <= LARGEST_EXTENT
+    fits = max(shape, default=0) <= tensors.LARGEST_EXTENT
     _check(sized and fits and len(shape) == len(strides) <= MOST_AXES, "tensor")
     if math.prod(shape):
         last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
@@ -156,7 +146,7 @@ _TYPES = (
 )
 """torch's name, that of its class of storages, and that of a safetensors file."""
 KINDS = {
-    name: Kind("f8" if name == "float64" else ELEMENTS[stored][1], stored)
+    name: Kind("f8" if name == "float64" else tensors.ELEMENTS[stored][1], stored)
     for name, _, stored in _TYPES
 }
 _MENTION = object()
@@ -304,7 +294,7 @@ class TorchFile(Reader):
     def __init__(self, file: Path) -> None:
         self.paths = (file,)
         self._data = open_map(file)
-        with naming(file):
+        with tensors.naming(file):
             if self._data[:4] == ZIP_MAGIC:
                 value, self._spans, self._order = _read_zip(file, self._data)
             elif self._data[:1] == b"\x80":
@@ -327,11 +317,11 @@ class TorchFile(Reader):
         if shape:
             shape, offset = (end - begin, *shape[1:]), offset + begin * tensor.strides[0]
         if not math.prod(shape):
-            return to_mlx(np.empty(shape, f"<{kind.numpy}"), kind.stored)
+            return tensors.to_mlx(np.empty(shape, f"<{kind.numpy}"), kind.stored)
         begins, strides = offset * kind.size, tuple(each * kind.size for each in tensor.strides)
         dtype = np.dtype(f"{self._order}{kind.numpy}")
         values = np.ndarray(shape, dtype, self._data, span.start + begins, strides)
-        return to_mlx(values, kind.stored)
+        return tensors.to_mlx(values, kind.stored)
 
     def _info(self, name: str, tensor: Tensor) -> TensorInfo:
         span = self._spans.get(tensor.storage.key)
@@ -369,14 +359,15 @@ def _records(file: Path, data: mmap.mmap) -> dict[str, slice]:
     records: dict[str, slice] = {}
     for entry in entries:
         name, at, size = entry.orig_filename, max(0, entry.header_offset), entry.file_size
+        shown = tensors.shortened(name)
         stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == size
         if not stored or entry.flag_bits & _ENCRYPTED:
-            raise Malformed(f"compresses or encrypts {shortened(name)}: save it with torch")
+            raise Malformed(f"compresses or encrypts {shown}: save it with torch")
         # The header has the lengths of what follows it: the record's name and an extra field.
         header = data[at : at + _LOCAL_BYTES].ljust(_LOCAL_BYTES)
         begin = at + _LOCAL_BYTES + sum(struct.unpack_from("<2H", header, 26))
         if header[:4] != ZIP_MAGIC or begin + size > len(data):
-            raise Malformed(f"is truncated or damaged in {shortened(name)}: download it again")
+            raise Malformed(f"is truncated or damaged in {shown}: download it again")
         records[name] = slice(begin, begin + size)
     return records
 

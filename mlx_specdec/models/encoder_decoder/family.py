@@ -19,17 +19,10 @@ from ...checkpoints.tensors import DTYPES, check_weights, dtype_name
 from ...errors import CheckpointError, OptionError
 from ...text.languages import Languages
 from ...text.tokenizer import Kind, Tokenizer
+from .. import number_format
 from ..base import Base, identity_of
 from ..cache_settings import CacheSettings
-from ..number_format import (
-    NumberFormat,
-    count,
-    evaluate,
-    expand,
-    is_quantized,
-    quantize,
-    stored_dtype,
-)
+from ..number_format import NumberFormat
 from ..outline import Outline
 from ..trainable import Ids, padded, places
 from .context import EncoderDecoderModel, Network
@@ -169,9 +162,9 @@ class EncoderDecoderFamily(ABC):
         floating = numbers.floating(widest)
         if numbers.q_bits is not None:
             self._quantize_on_load(network, config, numbers)
-        if stored is not None and numbers.expands(count(network)):
+        if stored is not None and numbers.expands(number_format.count(network)):
             network.load_weights([(name, weights.read(place)) for name, place in places.items()])
-            expand(network)
+            number_format.expand(network)
             network.set_dtype(floating)
             stored = None
         else:
@@ -183,7 +176,7 @@ class EncoderDecoderFamily(ABC):
                 network.load_weights(parts, strict=False)
         if group is not None:
             network.shard(group)
-        evaluate(network)
+        number_format.evaluate(network)
         words = dtype_name(network.dtype)
         bits = numbers.q_bits or (stored or {}).get("bits")
         words = words if bits is None else f"{bits}-bit, {words}"
@@ -226,9 +219,10 @@ class EncoderDecoderFamily(ABC):
         groups."""
         assert numbers.q_bits is not None
         default = Quantization(numbers.q_bits, numbers.q_group_size)
-        entries = {n: how.as_dict() for n, how in self.quantized(network, config, default).items()}
+        chosen = self.quantized(network, config, default)
+        entries = {n.removesuffix(".weight"): how.as_dict() for n, how in chosen.items()}
         bits, size = default.bits, default.group_size
-        quantize(network, bits, size, lambda path, _: entries.get(f"{path}.weight", False))
+        number_format.quantize(network, bits, size, lambda path, _: entries.get(path, False))
 
 
 def quantizable(key: str, shape: tuple[int, ...], group_size: int) -> bool:
@@ -322,16 +316,16 @@ class EncoderDecoderOutline(Outline):
         network = family.network(config, None)
         stored = stored_quantization(config)
         numbers.check_plain(name, stored)
-        floating = numbers.floating(stored_dtype(config))
+        floating = numbers.floating(number_format.stored_dtype(config))
         network.set_dtype(floating)
-        if stored is not None and not numbers.expands(count(network)):
+        if stored is not None and not numbers.expands(number_format.count(network)):
             _quantize(network, stored, lambda path, at: quantizable(f"{path}.weight", at, 1))
         if numbers.q_bits is not None:
             family._quantize_on_load(network, config, numbers)
         super().__init__(network, network.layers)
         self.vocabulary = network.vocabulary
         bits = numbers.q_bits or (stored or {}).get("bits")
-        self.dtype = f"{bits}-bit, " * is_quantized(network) + dtype_name(floating)
+        self.dtype = f"{bits}-bit, " * number_format.is_quantized(network) + dtype_name(floating)
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
         return self.network.cache_nbytes(prompt, generated + 1)
