@@ -16,9 +16,8 @@ from ..models.drafters.layers import Attention, Source
 from ..models.drafters.network import DrafterNetwork
 from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..models.trainable import Ids
-from .collect import Rows
 from .config import DrafterConfig
-from .fit import HELD_OUT, Task
+from .fit import TextTask, Training
 
 KeysValues = tuple[mx.array, mx.array]
 
@@ -116,34 +115,20 @@ class Anchored:
         return rows.reshape(-1, *rows.shape[2:])[self.wanted]
 
 
-class AnchorTask(Task):
-    """Task of a drafter, whose examples are the rows' samples. base, rows: the target, and its
-    hidden states of whole texts. prompts: of each sample. vocabulary: how many ids the target
-    has."""
+class AnchorTask(TextTask):
+    """Task of a drafter on hidden states."""
 
     decay: float
     """A token counts so much less than the one before it."""
 
-    def __init__(
-        self,
-        network: DrafterNetwork,
-        base: Base,
-        rows: Rows,
-        prompts: Sequence[Ids],
-        vocabulary: int,
-        config: DrafterConfig,
-    ) -> None:
-        super().__init__(network, config, *rows.split(HELD_OUT))
-        self.network = network
-        self._base = base
-        self._rows = rows
-        self._prompts = prompts
+    def __init__(self, network: DrafterNetwork, training: Training, config: DrafterConfig) -> None:
+        super().__init__(network, training, config)
+        self.network, rows = network, self._rows
         # Rows that only predict what the prompt says.
-        self._leads = np.array([len(base.prefix(prompt)) - 1 for prompt in prompts])
+        self._leads = np.array([len(self._base.prefix(prompt)) - 1 for prompt in self._prompts])
         self._starts, self._lengths = rows.starts, rows.lengths.astype(np.int64)
         self._tokens = rows.tokens()
         self._slots = config.num_draft
-        self._vocabulary = vocabulary
         ids = network.target_ids
         self._ids = None if ids is None else mx.array(ids, dtype=mx.int32)
 

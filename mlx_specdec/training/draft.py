@@ -32,11 +32,10 @@ from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
 from ..models.self_draft import evenly
 from ..models.t5.family import SHARED
-from ..models.trainable import Ids, Trainable
+from ..models.trainable import Trainable
 from ..options import own_layers
-from .collect import Rows
 from .config import DataConfig, DistillConfig, DraftConfig
-from .fit import HELD_OUT, STORED, Task, Trained, Training, Watcher, stored_type, work_directory
+from .fit import STORED, TextTask, Trained, Training, Watcher, stored_type, work_directory
 
 _FLOOR = -80.0
 """Smallest log-probability: less is no number in float32 once it is a probability."""
@@ -90,27 +89,14 @@ class Closeness:
         return 1 - self.acceptance
 
 
-class DraftTask(Task):
-    """Task of a draft, whose examples are the rows' samples. base, rows: the target and its hidden
-    states. prompts: what stands before each sample. vocabulary: how many ids both models have."""
+class DraftTask(TextTask):
+    """Task of a draft."""
 
-    def __init__(
-        self,
-        draft: Trainable,
-        base: Base,
-        rows: Rows,
-        prompts: Sequence[Ids],
-        vocabulary: int,
-        config: DistillConfig,
-    ) -> None:
-        super().__init__(draft.network, config, *rows.split(HELD_OUT))
+    def __init__(self, draft: Trainable, training: Training, config: DistillConfig) -> None:
+        super().__init__(draft.network, training, config)
         self._draft = draft
-        self._base = base
-        self._rows = rows
-        self._prompts = prompts
-        self._vocabulary = vocabulary
         self._divergence = DIVERGENCES[config.divergence]
-        self._texts = rows.texts()
+        self._texts = training.rows.texts()
 
     def ordered(self, examples: np.ndarray) -> np.ndarray:
         lengths = [len(self._prompts[s]) + len(self._texts[s]) for s in examples]
@@ -255,8 +241,7 @@ def train(
             "start_digest": combined(digests_of(weights)),
             "data_digest": training.digest,
         }
-        known = training.rows, training.prompts
-        task = DraftTask(student, pair.target, *known, pair.vocabulary, config)
+        task = DraftTask(student, training, config)
         finish = partial(write, network=student.network, initial=begun)
         return training.improve(task, config, output, origin, finish)
 

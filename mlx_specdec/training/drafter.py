@@ -299,8 +299,7 @@ def train(
         training = Training(pair, file, directory, data, watcher, taps)
         texts = Texts.of(training.rows, target.width, pair.vocabulary)
         begun = begin(directory / "start", pair, config, texts)
-        known = training.rows, training.prompts
-        task = TASKS[config.kind](begun.network, target, *known, pair.vocabulary, config)
+        task = TASKS[config.kind](begun.network, training, config)
         origin = {"target": short_name(pair.name), "data_digest": training.digest}
         return training.improve(task, config, output, origin, partial(write, begun=begun))
 

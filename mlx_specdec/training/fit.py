@@ -231,8 +231,9 @@ class Trained:
 
 
 class Training:
-    """Texts with the target's hidden states, in `directory`, and the fit to them. prompts: those of
-    the rows' samples. taps: see `collect`. Raises PromptError for data with nothing usable."""
+    """Texts with the hidden states of a pair's target, in `directory`, and the fit to them.
+    prompts: those of the rows' samples. taps: see `collect`. Raises PromptError for data with
+    nothing usable."""
 
     def __init__(
         self,
@@ -246,6 +247,7 @@ class Training:
         if pair.heads is not None:
             raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
         self._started = time.perf_counter()
+        self.pair = pair
         self._directory = directory
         self._watcher = watcher
         self._data = config
@@ -312,6 +314,15 @@ class Training:
         rows, held_out = task.count(task.train), task.count(task.held_out)
         seconds = time.perf_counter() - self._started
         return Trained(output, start, outcome, rows, held_out, seconds, self._resumed)
+
+
+class TextTask(Task):
+    """A task of whole texts: its examples are the samples of a training."""
+
+    def __init__(self, module: nn.Module, training: Training, config: TrainConfig) -> None:
+        super().__init__(module, config, *training.rows.split(HELD_OUT))
+        self._base, self._vocabulary = training.pair.target, training.pair.vocabulary
+        self._rows, self._prompts = training.rows, training.prompts
 
 
 STORED = mx.bfloat16

@@ -155,8 +155,7 @@ def task_of(learned: Learned, directory: Path, kind: str, **settings: object) ->
         begun.network.parameters(),
     )
     begun.network.update(moved)
-    known = learned.rows, learned.prompts, pair.vocabulary
-    return TASKS[kind](begun.network, pair.target, *known, config)
+    return TASKS[kind](begun.network, learned, config)
 
 
 def places(task: AnchorTask, given: Anchored, examples: np.ndarray) -> Iterator[tuple[int, ...]]:
