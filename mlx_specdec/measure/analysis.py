@@ -4,7 +4,8 @@ A bootstrap draws plain decoding and another method on a prompt together."""
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
@@ -280,29 +281,25 @@ def _figures(
 
 def _tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
     """Return the speed over all texts, each with the median of its repeats."""
-    by_case: dict[int, list[Sample]] = {}
-    for (case, _), sample in samples.items():
-        by_case.setdefault(case, []).append(sample)
-    seconds = sum(median(one.seconds for one in repeats) for repeats in by_case.values())
-    return _ratio(sum(repeats[0].counted for repeats in by_case.values()), seconds)
+    texts = [[samples[key] for key in keys] for keys in _by_case(samples)]
+    seconds = sum(median(one.seconds for one in repeats) for repeats in texts)
+    return _ratio(sum(repeats[0].counted for repeats in texts), seconds)
+
+
+def _by_case(keys: Iterable[Key]) -> list[list[Key]]:
+    return [list(repeats) for _, repeats in groupby(sorted(keys), key=itemgetter(0))]
 
 
 def _paired(measured: Measurements, method: Method, category: str | None = None) -> list[Paired]:
     """Pair the repeats of each case in which both plain decoding and the method ran."""
     plain, other = measured.plain, measured.samples[method.name]
-    by_case: dict[int, list[Paired]] = {}
-    for key in sorted(plain.keys() & other.keys()):
-        if category in (None, measured.cases[key[0]].category):
-            one, two = plain[key], other[key]
-            both = Paired(one.seconds, two.seconds, one.counted, two.counted)
-            by_case.setdefault(key[0], []).append(both)
-    return [
-        repeats[0]._replace(
-            plain_seconds=median(both.plain_seconds for both in repeats),
-            seconds=median(both.seconds for both in repeats),
-        )
-        for repeats in by_case.values()
-    ]
+    pairs = []
+    for keys in _by_case(plain.keys() & other.keys()):
+        first = keys[0]
+        if category in (None, measured.cases[first[0]].category):
+            seconds = (median(each[key].seconds for key in keys) for each in (plain, other))
+            pairs.append(Paired(*seconds, plain[first].counted, other[first].counted))
+    return pairs
 
 
 def _round_parts(measured: Measurements, method: Method) -> RoundParts | None:

@@ -243,7 +243,7 @@ def train(
         }
         task = DraftTask(student, training, config)
         finish = partial(write, network=student.network, initial=begun)
-        return training.improve(task, config, output, origin, finish)
+        return training.improve(task, output, origin, finish)
 
 
 EMBEDDING_SPREAD = 0.02

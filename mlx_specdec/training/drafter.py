@@ -301,7 +301,7 @@ def train(
         begun = begin(directory / "start", pair, config, texts)
         task = TASKS[config.kind](begun.network, training, config)
         origin = {"target": short_name(pair.name), "data_digest": training.digest}
-        return training.improve(task, config, output, origin, partial(write, begun=begun))
+        return training.improve(task, output, origin, partial(write, begun=begun))
 
 
 def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: Texts) -> Begun:

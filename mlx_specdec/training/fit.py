@@ -127,13 +127,12 @@ class Fit:
     is one of those that may be the best; it is then epoch 0."""
 
     task: Task
-    config: TrainConfig
     file: Path
     start: Any = None
 
     def __post_init__(self) -> None:
-        self._module = self.task.module
-        self._total = self.task.steps * self.config.epochs
+        self._module, self._config = self.task.module, self.task.config
+        self._total = self.task.steps * self._config.epochs
         self._optimizer = optimizers.AdamW(self._rate(), bias_correction=True)
         self._step = self._best_epoch = 0
         # As a checkpoint has it, so that an interruption changes no comparison.
@@ -147,7 +146,7 @@ class Fit:
         learn = nn.value_and_grad(self._module, self.task.loss)
         while self._step < self._total:
             is_between = self._step % self.task.steps == 0
-            if is_between and self._epochs - self._best_epoch >= self.config.patience:
+            if is_between and self._epochs - self._best_epoch >= self._config.patience:
                 break
             value, gradients = learn(*self.task.batch(*divmod(self._step, self.task.steps)))
             self._optimizer.update(self._module, gradients)
@@ -166,8 +165,8 @@ class Fit:
         return self._step // self.task.steps
 
     def _rate(self) -> Callable[[mx.array], mx.array]:
-        rate = self.config.learning_rate
-        rising = max(1, int(self.config.warm_up * self._total))
+        rate = self._config.learning_rate
+        rising = max(1, int(self._config.warm_up * self._total))
         warm_up = optimizers.linear_schedule(rate / rising, rate, rising)
         cosine = optimizers.cosine_decay(rate, max(1, self._total - rising))
         return optimizers.join_schedules([warm_up, cosine], [rising])
@@ -269,22 +268,17 @@ class Training:
         self.prompts = collect(pair, samples, config, self.rows, watcher.collected, taps)
 
     def fit(
-        self,
-        task: Task,
-        config: TrainConfig,
-        start: Any = None,
-        origin: Mapping[str, str] | None = None,
+        self, task: Task, start: Any = None, origin: Mapping[str, str] | None = None
     ) -> Outcome:
         """Train to the end. start: see Fit. origin: tells this start from others."""
         directory = self._directory / "fit"
-        _keep(directory, {**self._settings, "fit": asdict(config), "origin": origin})
-        fit = Fit(task, config, directory / "checkpoint.safetensors", start)
+        _keep(directory, {**self._settings, "fit": asdict(task.config), "origin": origin})
+        fit = Fit(task, directory / "checkpoint.safetensors", start)
         return fit.run(self._watcher.stepped, self._watcher.measured)
 
     def improve(
         self,
         task: Task,
-        config: TrainConfig,
         output: Path,
         origin: Mapping[str, str],
         write: Callable[[Path, Mapping[str, Any]], None],
@@ -294,13 +288,13 @@ class Training:
         facts about the training."""
         start = task.evaluate()
         self._watcher.measured(0, start)
-        outcome = self.fit(task, config, start, origin)
+        outcome = self.fit(task, start, origin)
         round_as_stored(task.module)
         outcome = replace(outcome, figures=task.evaluate())
         facts = {
             **origin,
             "texts": asdict(self._data),
-            "training": asdict(config),
+            "training": asdict(task.config),
             "epochs": outcome.epochs,
             "best_epoch": outcome.best,
             "held_out": {"start": asdict(start), "result": asdict(outcome.figures)},

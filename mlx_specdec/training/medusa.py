@@ -122,7 +122,7 @@ def train(
         shape = config.heads, config.layers
         heads = initial_heads(pair.target, *shape, own_output=config.own_output)
         task = HeadTask(heads, training.rows, config)
-        outcome = training.fit(task, config)
+        outcome = training.fit(task)
         with destination.directory(output) as made:
             # A directory is named as seen from `output`, a Hub name as it is.
             path = os.path.expanduser(pair.name)

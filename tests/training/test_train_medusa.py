@@ -147,7 +147,7 @@ def counting(directory: Path, width: int, samples: int = 12) -> Rows:
 
 
 def fit_of(heads: MedusaHeads, rows: Rows, settings: HeadsConfig, file: Path) -> Fit:
-    return Fit(HeadTask(heads, rows, settings), settings, file)
+    return Fit(HeadTask(heads, rows, settings), file)
 
 
 def ignore(*said: object) -> None:
