@@ -124,8 +124,7 @@ def all_inside(files: list[Path]) -> list[Path]:
 
 
 def places_of(index: Path) -> dict[str, str]:
-    """Tensor -> file, as an index has it. Raises CheckpointError where it names what is no plain
-    file of its directory."""
+    """Tensor -> file, by an index. Raises CheckpointError for what is no file of its directory."""
     places: Any = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map: download it again")

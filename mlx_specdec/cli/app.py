@@ -76,8 +76,7 @@ class PanelCommand(TyperCommand):
 
 
 class Program(TyperGroup):
-    """All commands. Without one, the command is generate: alone, or with what names no command as
-    its prompt."""
+    """All commands. Without one, the command is generate, and what names no command its prompt."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Called by typer; with resilient_parsing where a shell completes names."""

@@ -26,8 +26,7 @@ FORMAT = "mlx-specdec batch 3"
 
 @dataclass(frozen=True)
 class Line:
-    """A line that is not blank. number: counted from 1. text: without its end; None where the line
-    is longer than LONGEST."""
+    """A line that is not blank. number: from 1. text: without its end; None above LONGEST bytes."""
 
     number: int
     text: str | None
@@ -108,8 +107,7 @@ class Journal:
     are sorted into at the end. header: what the results depend on: "input", "sha256", "settings" by
     flag. count: lines of the input. overwrite: replace an output, and a journal of another header.
     done: number of results. failed: of those, errors. Nothing is written before `begin`. Raises
-    OutputError for an output that cannot or may not be written, and while another process writes
-    it."""
+    OutputError for an output that cannot or may not be written, or that another process writes."""
 
     def __init__(
         self, output: Path, header: Mapping[str, Any], count: int, *, overwrite: bool = False

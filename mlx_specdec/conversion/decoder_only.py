@@ -90,8 +90,7 @@ def _report(
     config: Mapping[str, Any],
     extra: Collection[str],
 ) -> TensorReport:
-    """What mlx-lm makes of each tensor. Those that it neither hands through nor is known to leave
-    out are said to be joined."""
+    """What mlx-lm makes of each tensor: joined where it is not known to keep it or leave it out."""
     places = {**origins, **{name: name for name in extra if name in source.infos}}
     left = sorted(source.infos.keys() - places.values())
     tied: dict[str, str] = {}

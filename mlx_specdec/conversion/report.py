@@ -1,5 +1,4 @@
-"""What becomes of every tensor, and what a conversion did and checked: as lines for people, and as
-provenance.json."""
+"""What became of every tensor, and what a conversion did and checked: in lines, and as JSON."""
 
 from __future__ import annotations
 

@@ -177,8 +177,7 @@ def measure(
     progress: Progress = ignore_progress,
 ) -> None:
     """Time every kind of pass once a turn, all models in turns, so that a drift meets all of them.
-    turns: after a first one, which warms up. deadline: time of the clock at which measuring
-    ends."""
+    turns: after a first one, which warms up. deadline: the clock's time at which measuring ends."""
     kinds = list(dict.fromkeys(kind for timer in timers for kind in timer.kinds))
     total = (turns + 1) * len(kinds)
     for done in range(total):

@@ -155,8 +155,7 @@ def best(cost: RoundCost, alpha: float, longest: int) -> Prediction:
 
 @dataclass(frozen=True)
 class Side:
-    """One model. layers: of the decoder. measured_layers: two depths that were measured, None for
-    the whole model."""
+    """One model. layers: of the decoder. measured_layers: two depths; None for the whole model."""
 
     name: str
     dtype: str

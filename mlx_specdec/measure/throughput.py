@@ -28,8 +28,7 @@ Texts = Iterator[tuple[int, Sample]]
 
 @dataclass(frozen=True)
 class FileMethod:
-    """One way to decode a file; the fields are those of a Method. in_mlx: whether MLX allocates the
-    memory."""
+    """One way to decode a file, as a Method is. in_mlx: whether MLX allocates the memory."""
 
     name: str
     family: str

@@ -34,8 +34,7 @@ def constraint_of(body: Body, pair: Pair, options: Options, limits: Limits) -> C
 def calls_constraint(
     tools: Tools, markers: Markers, pair: Pair, options: Options, limits: Limits, *, thinking: bool
 ) -> Constraint:
-    """Return the constraint of a text that has to call a tool, or else to fit `tools.schema`.
-    Raises Problem."""
+    """Return the constraint of a text that calls a tool or fits `tools.schema`. Raises Problem."""
     if tools.must:
         _check_size("tools", {"json_schema": json.dumps(tools.given)}, limits)
     write, field = (grammar_of, "tools") if tools.must else (_call_or_schema, "response_format")

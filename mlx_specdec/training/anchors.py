@@ -228,8 +228,7 @@ class AnchorTask(TextTask):
         return anchors, np.arange(counts.max()) < counts[:, None]
 
     def _probabilities(self, given: Anchored) -> mx.array:
-        """(n, the drafter's vocabulary): the target's, of which those that the drafter lacks are
-        missing."""
+        """(n, the drafter's vocabulary): the target's, without those of tokens that it lacks."""
         p = mx.softmax(given.logits.astype(mx.float32), axis=-1)
         return (p if self._ids is None else p[:, self._ids])[given.which]
 

@@ -13,8 +13,7 @@ MOST_DRAFTED = 32
 class DataConfig:
     """Which texts are learned from. samples: most texts. length: tokens of one, prompt included (of
     the continuation alone for encoder-decoder models). self_distill: the model continues the
-    prompts itself, `texts_at_once` of them in one pass, and as many at each of the
-    `temperatures`."""
+    prompts itself, `texts_at_once` in one pass, as many at each of the `temperatures`."""
 
     samples: int = 500
     length: int = 256

@@ -254,8 +254,7 @@ def shaped(
 ) -> tuple[Base, dict[str, Any]]:
     """A model with `layers` of the decoder's layers, and its config.json. config: the model's.
     width: of hidden states; None keeps it and takes the model's own layers, evenly chosen, with all
-    that is around them. seed: of random weights. Raises OptionError for a shape that the model
-    cannot have."""
+    that is around them. seed: of random weights. Raises OptionError for an impossible shape."""
     family, network = families.of_model(model), model.network
     depth = len(family.layers(network))
     chosen = evenly(layers, depth)

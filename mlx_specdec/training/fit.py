@@ -1,7 +1,6 @@
 """What all trainings share: texts and their hidden states, steps, held-out figures, early stop,
 checkpoints, and a hidden directory beside the output to resume from. Interrupted at any moment and
-started again with the same settings, a training ends with the very weights that it would have had
-anyway."""
+started again with the same settings, a training ends with the weights that it would have had."""
 
 import hashlib
 import json
@@ -46,8 +45,7 @@ Measured = Callable[[int, Any], None]
 @dataclass(eq=False)
 class Task(ABC):
     """Something to train. module: whose trainable parameters are learned. train, held_out: numbers
-    of the examples to learn from and to evaluate on. What it measures, its figures, has a `score`:
-    the smaller the better."""
+    of the examples to learn from and to evaluate on. Its figures have a `score`: less is better."""
 
     module: nn.Module
     config: TrainConfig
@@ -284,8 +282,7 @@ class Training:
         write: Callable[[Path, Mapping[str, Any]], None],
     ) -> Trained:
         """Train a task whose start may already be its best, and write the result, rounded as it is
-        stored. origin: tells this start from others. write: writes all files to a directory, with
-        facts about the training."""
+        stored. origin: tells this start from others. write: writes all files, with these facts."""
         start = task.evaluate()
         self._watcher.measured(0, start)
         outcome = self.fit(task, start, origin)

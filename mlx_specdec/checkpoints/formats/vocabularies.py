@@ -79,8 +79,7 @@ _SETTINGS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenizatio
 
 
 class _Vocabulary:
-    """Tokens by id with their types and scores. ids: token -> its first id. special: what a token
-    is for -> its id."""
+    """Tokens by id with types and scores. ids: token -> first id. special: a token's use -> id."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata

@@ -83,8 +83,7 @@ class BartFamily(EncoderDecoderFamily):
         return Bart(shape, has_bias=shape.switches.bias if tensors is None else BIAS in tensors)
 
     def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
-        """Checkpoints without a head leave "model." out, and those with one table may have it under
-        any of its names."""
+        """Checkpoints without a head leave "model." out; one table may have any of its names."""
         shape = BartConfig.from_dict(config)
         inside = ("encoder.", "decoder.", "shared.")
         places = {f"model.{name}" if name.startswith(inside) else name: name for name in stored}

@@ -80,8 +80,7 @@ def sinusoids(config: BartConfig) -> mx.array:
 
 
 class Stack(nn.Module):
-    """Encoder or decoder without the head. `embed_tokens` is a table of its own where both have
-    none in common."""
+    """Encoder or decoder without the head. `embed_tokens`: where both have no table in common."""
 
     def __init__(self, config: BartConfig, *, is_decoder: bool) -> None:
         super().__init__()

@@ -121,8 +121,7 @@ class Ranks:
         raise SystemExit(REFUSED) if self.rank else problem
 
     def meet(self, model: Path) -> None:
-        """Raise as `together` does where a rank has something else than rank 0. model: the
-        target's directory."""
+        """Raise as `together` where a rank differs from rank 0. model: the target's directory."""
         versions = f"mlx-specdec {__version__}, mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
         arguments = hashlib.blake2b("\0".join(sys.argv[1:]).encode(), digest_size=8).hexdigest()
         for what, remedy, fact in (

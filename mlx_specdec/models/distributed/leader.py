@@ -211,8 +211,7 @@ class Leader:
             return time_sums(model, self._channel, rows, count)
 
     def end(self, code: int) -> None:
-        """Have all others exit with this code. Where a pass was left in its middle nobody would
-        understand the order."""
+        """Have all others exit with this code, unless a pass was left in its middle."""
         if not self.lost:
             mx.eval(self.send(Order(Op.END, 0, (code,))).whole)
 

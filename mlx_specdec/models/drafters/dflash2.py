@@ -1,6 +1,5 @@
 """DFlash 2: DFlash 1 with short convolutions around each part of a layer, and a selector that walks
-through each slot's likeliest tokens. Source: z-lab/dflash, and the files that `speculators`
-writes."""
+through each slot's likeliest tokens. Source: z-lab/dflash, and the files of `speculators`."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -190,8 +190,7 @@ class Eagle3(Chain):
 
 @dataclass(frozen=True, kw_only=True)
 class PEagleFiles(Eagle3Files):
-    """mask_token: stands in the place of a token that is not known. depths: how many tokens it was
-    trained to draft."""
+    """mask_token: stands for a token that is not known. depths: tokens that it learned to draft."""
 
     mask_token: int
     depths: int

@@ -57,8 +57,7 @@ class Settings(dict[str, Any]):
         raise CheckpointError(f"{self.file} has no {name}")
 
     def ids(self, name: str) -> tuple[int, ...] | None:
-        """Return a list of whole numbers; None where there is none, or an empty one, which
-        templates have."""
+        """Return a list of whole numbers; None for none, or for an empty one, as of templates."""
         return tuple(map(int, self.get(name, ()))) or None
 
     def tapped(self, by_input: str) -> tuple[int, ...] | None:
@@ -188,8 +187,7 @@ def is_named(config: Mapping[str, Any], pattern: str) -> bool:
 class StoredTensors(Mapping[str, mx.array]):
     """The tensors of a drafter by its kind's names for them. Each is read when it is looked up, and
     lazily where the format allows it; d2t is not among them. names: to those in the files, d2t's as
-    well. shapes: for quantized matrices that of the whole. quantized: the path of such a matrix ->
-    how."""
+    well. shapes: of quantized matrices as a whole. quantized: path of such a matrix -> how."""
 
     def __init__(
         self, directory: Path, readers: Mapping[str, Callable[[], mx.array]], shapes: Shapes

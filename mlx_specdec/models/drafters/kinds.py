@@ -79,8 +79,7 @@ def check_is_none(directory: Path) -> None:
 
 def read(directory: Path) -> DrafterFiles | None:
     """Open the drafter that a directory holds, every tensor's shape checked; None as in `kind_of`.
-    Raises CheckpointError for files that are damaged, contradict one another, or are not
-    supported."""
+    Raises CheckpointError for files that are damaged, unsupported, or contradict one another."""
     name = kind_of(directory) if directory.is_dir() else None
     if name is None:
         return None

@@ -215,8 +215,7 @@ class EncoderDecoderFamily(ABC):
         return {name: how for name, how in chosen.items() if how is not None}
 
     def _quantize_on_load(self, network: Network, config: Config, numbers: NumberFormat) -> None:
-        """Quantize as a conversion would. Raises OptionError where no matrix divides into
-        groups."""
+        """Quantize as a conversion would. Raises OptionError where no matrix has whole groups."""
         assert numbers.q_bits is not None
         default = Quantization(numbers.q_bits, numbers.q_group_size)
         chosen = self.quantized(network, config, default)
