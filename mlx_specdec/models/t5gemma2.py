@@ -4,14 +4,12 @@ The layers are Gemma 3's. A layer of the decoder attends to its own positions an
 output with one set of projections and one softmax, so that a cache holds both: the source's columns
 first, then those of the text, which alone are rotated, by positions that count from the text."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,10 +19,9 @@ from ..checkpoints.files import whole_number
 from ..checkpoints.tensors import MOST_LAYERS
 from ..errors import CheckpointError, PromptError
 from .encoder_decoder import layers
-from .encoder_decoder.context import Network, Source
+from .encoder_decoder.context import Caches, Network, Source, Tables
 from .encoder_decoder.family import EncoderDecoderFamily
 from .encoder_decoder.layers import Attend, Mask, Offset, attend_cached, attend_in_parts
-from .kv_cache import KVCache
 from .rows import Place
 
 KINDS = ("sliding_attention", "full_attention")
@@ -51,7 +48,7 @@ class Shape:
     cap: float | None
 
     @classmethod
-    def of(cls, config: Config) -> Shape:
+    def of(cls, config: Config) -> Self:
         """Read the configuration of a stack. Raises CheckpointError."""
         layers = whole_number(config, "num_hidden_layers", most=MOST_LAYERS)
         kinds, heads = _kinds(config, layers), whole_number(config, "num_attention_heads")
@@ -210,12 +207,7 @@ class T5Gemma2(Network):
         return layer.self_attn
 
     def decode(
-        self,
-        tokens: mx.array,
-        caches: Sequence[KVCache],
-        source: Source,
-        place: Place,
-        tables: Sequence[mx.array],
+        self, tokens: mx.array, caches: Caches, source: Source, place: Place, tables: Tables
     ) -> Iterator[mx.array]:
         starts = [at - n for at, n in zip(place.starts, source.lengths, strict=True)]
         offset = starts[0] if len({*starts}) == 1 else mx.array(starts, dtype=mx.int32)

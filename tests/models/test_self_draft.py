@@ -14,8 +14,7 @@ from mlx_lm.models import seed_oss
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.self_draft import quantized_twin, self_draft
-from mlx_specdec.models.t5.config import T5Config
-from mlx_specdec.models.t5.network import T5
+from mlx_specdec.models.t5.network import T5, T5Config
 
 from ..support import tiny
 

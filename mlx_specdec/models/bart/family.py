@@ -14,8 +14,7 @@ from ...text.languages import Languages, Tags
 from ...text.tokenizer import Tokenizer
 from ..encoder_decoder.context import Network
 from ..encoder_decoder.family import EncoderDecoderFamily
-from .config import BartConfig
-from .network import Bart
+from .network import Bart, BartConfig
 
 Config = Mapping[str, Any]
 GENERATION = ("decoder_start_token_id", "forced_bos_token_id", "bad_words_ids")

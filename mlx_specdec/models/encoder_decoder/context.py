@@ -27,6 +27,10 @@ from .layers import SOURCE_ROWS, Attention, KeysValues, WholeTexts
 
 ENCODER = re.compile(r"(model\.)?(encoder|shared)\.")
 """What the names of an encoder's tensors begin with."""
+Caches = Sequence[KVCache]
+"""Of each of the decoder's layers."""
+Tables = Sequence[mx.array]
+"""What `Network.tables` returns."""
 
 
 class Network(nn.Module):
@@ -95,12 +99,7 @@ class Network(nn.Module):
         return []
 
     def decode(
-        self,
-        tokens: mx.array,
-        caches: Sequence[KVCache],
-        source: Source,
-        place: Place,
-        tables: Sequence[mx.array],
+        self, tokens: mx.array, caches: Caches, source: Source, place: Place, tables: Tables
     ) -> Iterator[mx.array]:
         """Yield the output of each layer for (batch, m) int32 tokens at `place`, and then the input
         of the head: (batch, m, width) each."""

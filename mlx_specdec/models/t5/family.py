@@ -13,8 +13,7 @@ from ...text.tokenizer import Tokenizer
 from ..encoder_decoder.context import Network
 from ..encoder_decoder.family import EncoderDecoderFamily
 from ..sharding import check_even
-from .config import T5Config, scales_output
-from .network import T5
+from .network import T5, T5Config, scales_output
 
 Config = Mapping[str, Any]
 _PARTS = ("weight", *PARTS)
