@@ -297,8 +297,8 @@ def _paired(measured: Measurements, method: Method, category: str | None = None)
     for keys in _by_case(plain.keys() & other.keys()):
         first = keys[0]
         if category in (None, measured.cases[first[0]].category):
-            seconds = (median(each[key].seconds for key in keys) for each in (plain, other))
-            pairs.append(Paired(*seconds, plain[first].counted, other[first].counted))
+            one, two = (median(each[key].seconds for key in keys) for each in (plain, other))
+            pairs.append(Paired(one, two, plain[first].counted, other[first].counted))
     return pairs
 
 
