@@ -1,8 +1,6 @@
 """For debugging, at twice the cost: each context has a shadow that reads the committed tokens alone
 and is never rewound. Where both have seen the same text, their logits must agree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,41 +14,6 @@ from .text.vocabulary import Translation
 TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.3
 """Of log-probabilities: passes of other widths round differently, and half precision a lot."""
-
-
-class CheckedModel:
-    """A Model whose contexts check themselves; all else is the model's. As a RoundListener it
-    compares them with the committed tokens after every round that rewinds."""
-
-    batches = False
-
-    def __init__(self, model: Model, translation: Translation | None = None) -> None:
-        self._model = model
-        self._feed = list if translation is None else translation.feed
-        self._opened: list[CheckedContext] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def open(self, prompt: Sequence[int], cached: Cached | None = None) -> CheckedContext:
-        """Open a context and its shadow, which computes even what is cached."""
-        context = CheckedContext(self._model, prompt, cached)
-        self._opened.append(context)
-        return context
-
-    def forget(self) -> None:
-        """Compare no more with the contexts of an earlier text."""
-        self._opened = []
-
-    def on_round(self, report: RoundReport) -> None:
-        """As RoundListener says."""
-        if not report.pipelined and not report.ended:
-            self.compare(self._feed(report.sequences[0].committed))
-
-    def compare(self, committed: Sequence[int]) -> None:
-        """Raises RewindError where a context has seen other tokens than the committed ones."""
-        for context in self._opened:
-            context.compare(committed)
 
 
 class CheckedContext:
@@ -116,6 +79,41 @@ class CheckedContext:
                 f"after {final} tokens a rewound context differs from one that was never rewound: "
                 f"log-probabilities by {difference:.3g}"
             )
+
+
+class CheckedModel:
+    """A Model whose contexts check themselves; all else is the model's. As a RoundListener it
+    compares them with the committed tokens after every round that rewinds."""
+
+    batches = False
+
+    def __init__(self, model: Model, translation: Translation | None = None) -> None:
+        self._model = model
+        self._feed = list if translation is None else translation.feed
+        self._opened: list[CheckedContext] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def open(self, prompt: Sequence[int], cached: Cached | None = None) -> CheckedContext:
+        """Open a context and its shadow, which computes even what is cached."""
+        context = CheckedContext(self._model, prompt, cached)
+        self._opened.append(context)
+        return context
+
+    def forget(self) -> None:
+        """Compare no more with the contexts of an earlier text."""
+        self._opened = []
+
+    def on_round(self, report: RoundReport) -> None:
+        """As RoundListener says."""
+        if not report.pipelined and not report.ended:
+            self.compare(self._feed(report.sequences[0].committed))
+
+    def compare(self, committed: Sequence[int]) -> None:
+        """Raises RewindError where a context has seen other tokens than the committed ones."""
+        for context in self._opened:
+            context.compare(committed)
 
 
 def _log_probabilities(logits: mx.array) -> mx.array:

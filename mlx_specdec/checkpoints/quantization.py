@@ -1,10 +1,8 @@
 """How matrices are quantized: MLX's number formats, what config.json says, what the user wants."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 
@@ -27,7 +25,7 @@ class Quantization:
     mode: str = "affine"
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any], path: str) -> Quantization:
+    def of(cls, entry: Mapping[str, Any], path: str) -> Self:
         own = entry.get(path)
         how = own if isinstance(own, Mapping) else entry
         return cls(how["bits"], how["group_size"], how.get("mode") or "affine")
@@ -110,7 +108,7 @@ class Numbers:
         mode: str,
         mixed: str | None,
         dequantize: bool,
-    ) -> Numbers:
+    ) -> Self:
         """Check what a user gives; None is the mode's default. Raises OptionError."""
         if dtype is not None:
             _check_one_of("dtype", dtype, DTYPES)

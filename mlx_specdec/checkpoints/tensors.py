@@ -1,7 +1,5 @@
 """Tensors by name, not read yet: their types and shapes now, their values piece by piece."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import mlx.core as mx
 import numpy as np
@@ -29,7 +28,7 @@ class Tensor:
     rows: Callable[[int, int], mx.array]
 
     @classmethod
-    def of(cls, array: mx.array) -> Tensor:
+    def of(cls, array: mx.array) -> Self:
         """Wrap an array, which may be computed as a whole when its first rows are read."""
         return cls(
             array.dtype, array.shape, lambda begin, end: array[begin:end] if array.ndim else array
@@ -141,7 +140,7 @@ class TensorInfo:
     nbytes: int
 
     @classmethod
-    def of(cls, dtype: str, shape: tuple[int, ...]) -> TensorInfo:
+    def of(cls, dtype: str, shape: tuple[int, ...]) -> Self:
         return cls(dtype, shape, math.prod(shape) * DTYPES[dtype].size)
 
     @property

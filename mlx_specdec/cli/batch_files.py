@@ -1,7 +1,5 @@
 """The file of prompts that a batch reads, line by line, and the journal of its results."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib
@@ -13,7 +11,7 @@ from dataclasses import dataclass
 from io import FileIO
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from ..errors import OutputError, PromptError
 from ..version import __version__
@@ -64,7 +62,7 @@ class Lines:
             self._stream.close()
             raise
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -138,7 +136,7 @@ class Journal:
             self.__exit__()
             raise
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *problem: object) -> None:

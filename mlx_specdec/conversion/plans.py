@@ -1,13 +1,11 @@
 """What a conversion will write, worked out before anything is read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -58,7 +56,7 @@ class Plan:
     @classmethod
     def renamed(
         cls, weights: Weights, places: Mapping[str, str], config: Mapping[str, Any], **rest: Any
-    ) -> Plan:
+    ) -> Self:
         """A plan that only renames. places: final name -> the name in `weights`."""
 
         def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:

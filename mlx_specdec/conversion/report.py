@@ -1,7 +1,5 @@
 """What became of every tensor, and what a conversion did and checked: in lines, and as JSON."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -18,6 +16,8 @@ from ..version import __version__
 from .verify import Differences, Verified
 
 PROVENANCE = "provenance.json"
+Digests = Mapping[str, Mapping[str, Any]]
+"""File's name -> "bytes", its size, and "sha256", what sha256sum gives."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +155,6 @@ class Report:
 def maker() -> dict[str, str]:
     """The versions that made a model, as provenance.json has them."""
     return {"tool": f"mlx-specdec {__version__}", "mlx": mx.__version__}  # type: ignore[attr-defined]
-
-
-Digests = Mapping[str, Mapping[str, Any]]
-"""File's name -> "bytes", its size, and "sha256", what sha256sum gives."""
 
 
 def digests_of(files: Iterable[Path]) -> Digests:

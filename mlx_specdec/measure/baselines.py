@@ -3,8 +3,6 @@
 transformers gets this package's weights from memory. Only this module imports torch, and it
 switches the Hub off before."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -293,46 +291,6 @@ def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -
     return model.eval()
 
 
-def transformers_methods(
-    pair: Pair, options: Options, lengths: Sequence[Length], hugging: HuggingFace
-) -> list[Method]:
-    """Return plain decoding, and assisted decoding with so many tokens a round where the draft can
-    be an assistant. Raises NoBaselineError."""
-    generation = _generation(pair, options, hugging)
-    runs: dict[int, Runner] = {0: generation.run}
-    assisted = [length for length in lengths if isinstance(length, int) and length > 0]
-    # An assistant has the target's vocabulary, and separate weights.
-    own = own_layers(pair.draft_name) is not None
-    assists = pair.draft is not None and pair.translation is None and not own
-    if assists and assisted:
-        draft = _built(hugging, str(pair.draft_name), pair.draft)
-        runs |= {n: partial(generation.run, draft=draft, length=n) for n in assisted}
-    for run in runs.values():
-        try_out(partial(run, [any_token(pair)] * 2))
-    return _methods("transformers", generation.same_text, runs)
-
-
-def transformers_file_methods(
-    pair: Pair, options: Options, sizes: Sequence[int], hugging: HuggingFace
-) -> list[FileMethod]:
-    """Return plain decoding of so many texts in one call of `generate`. Raises NoBaselineError."""
-    generation = _generation(pair, options, hugging)
-    name, same_text = "transformers", generation.same_text
-    return _file_methods(name, same_text, generation.run_all, pair, sizes, in_mlx=False)
-
-
-def _generation(pair: Pair, options: Options, hugging: HuggingFace) -> _Generation:
-    if pair.heads is not None:
-        raise NoBaselineError("it has no Medusa heads: name their base model as the model")
-    return _Generation(pair, options, hugging, _built(hugging, pair.name, pair.target))
-
-
-def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
-    with as_directory(resolve_config(name)) as directory:
-        config = files.read_config(directory)
-    return build(hugging, config, model.network)
-
-
 @dataclass(frozen=True)
 class _Generation:
     """Texts of one target; model: transformers'."""
@@ -390,6 +348,46 @@ class _Generation:
                 generation_config=configured(**settings),
                 **rest,
             )
+
+
+def transformers_methods(
+    pair: Pair, options: Options, lengths: Sequence[Length], hugging: HuggingFace
+) -> list[Method]:
+    """Return plain decoding, and assisted decoding with so many tokens a round where the draft can
+    be an assistant. Raises NoBaselineError."""
+    generation = _generation(pair, options, hugging)
+    runs: dict[int, Runner] = {0: generation.run}
+    assisted = [length for length in lengths if isinstance(length, int) and length > 0]
+    # An assistant has the target's vocabulary, and separate weights.
+    own = own_layers(pair.draft_name) is not None
+    assists = pair.draft is not None and pair.translation is None and not own
+    if assists and assisted:
+        draft = _built(hugging, str(pair.draft_name), pair.draft)
+        runs |= {n: partial(generation.run, draft=draft, length=n) for n in assisted}
+    for run in runs.values():
+        try_out(partial(run, [any_token(pair)] * 2))
+    return _methods("transformers", generation.same_text, runs)
+
+
+def transformers_file_methods(
+    pair: Pair, options: Options, sizes: Sequence[int], hugging: HuggingFace
+) -> list[FileMethod]:
+    """Return plain decoding of so many texts in one call of `generate`. Raises NoBaselineError."""
+    generation = _generation(pair, options, hugging)
+    name, same_text = "transformers", generation.same_text
+    return _file_methods(name, same_text, generation.run_all, pair, sizes, in_mlx=False)
+
+
+def _generation(pair: Pair, options: Options, hugging: HuggingFace) -> _Generation:
+    if pair.heads is not None:
+        raise NoBaselineError("it has no Medusa heads: name their base model as the model")
+    return _Generation(pair, options, hugging, _built(hugging, pair.name, pair.target))
+
+
+def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
+    with as_directory(resolve_config(name)) as directory:
+        config = files.read_config(directory)
+    return build(hugging, config, model.network)
 
 
 def _settings(pair: Pair, options: Options, prompt: Sequence[int]) -> dict[str, Any]:

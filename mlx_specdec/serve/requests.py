@@ -1,14 +1,12 @@
 """Parses the bodies of requests: what is generated from which prompts, with which options."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair
@@ -137,7 +135,7 @@ class RequestParser:
         assert infill is not None, "_filling has found it"
         return infill.prompt(before, after, files, room)
 
-    def _filling(self, field: str) -> RequestParser:
+    def _filling(self, field: str) -> Self:
         """Return the parser of texts that end at a suffix. Raises Problem where none can."""
         infill = infill_of(self.pair.tokenizer)
         if infill is None:
@@ -146,7 +144,7 @@ class RequestParser:
         ends = (*given, *infill.ends)
         return replace(self, options=replace(self.options, extra_eos_token=ends))
 
-    def _speaking(self, body: Body) -> RequestParser:
+    def _speaking(self, body: Body) -> Self:
         """Return the parser with the languages of a body, in which its prompts are read."""
         named = {name: body[name] for name in LANGUAGES if name in body}
         return replace(self, options=replace(self.options, **named)) if named else self

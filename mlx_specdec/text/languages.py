@@ -1,9 +1,8 @@
 """The languages of a translation model: how a request's become parts of its prompt."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 from ..errors import OptionError
 from .tokenizer import Tokenizer
@@ -53,7 +52,7 @@ class Tags(Languages):
         self._form = form
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, form: str) -> Tags | None:
+    def of(cls, tokenizer: Tokenizer, form: str) -> Self | None:
         """Return the languages with tags of this form among the tokens; None for fewer than two.
         form: a tag with {} in the place of the code."""
         before, after = map(re.escape, form.split("{}"))

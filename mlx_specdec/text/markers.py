@@ -1,13 +1,11 @@
 """The markers of thoughts and tool calls that a model writes, and the types of tools' parameters:
 mlx-lm's parsers of calls that are no JSON read a parameter without a `type` as a string."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 from .tokenizer import DirectoryTokenizer, Tokenizer
@@ -118,7 +116,7 @@ class Markers:
     calls: CallFormat | None = None
     special: Mapping[int, str] = field(default_factory=dict)
 
-    def without_calls(self) -> Markers:
+    def without_calls(self) -> Self:
         """Return the markers for a request without tools."""
         thoughts = (self.think_begin, self.think_end)
         ids = {id for each in thoughts if each is not None for id in each.ids}

@@ -3,8 +3,6 @@ begins as a directory like any other drafter's, which is read as those are. Layo
 package `speculators` writes it, EAGLE-3 as its authors do. Source: arXiv 2602.06036, section 4
 (DFlash), arXiv 2607.05147 (DSpark), arXiv 2503.01840 (EAGLE-3)."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -12,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -69,7 +67,7 @@ class Texts:
     features: float
 
     @classmethod
-    def of(cls, rows: Rows, width: int, vocabulary: int) -> Texts:
+    def of(cls, rows: Rows, width: int, vocabulary: int) -> Self:
         """Measure the rows of a target's texts. width: of one hidden state."""
         tokens = rows.tokens()
         used = np.bincount(tokens, minlength=vocabulary)[:vocabulary]

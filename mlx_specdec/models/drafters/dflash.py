@@ -3,8 +3,6 @@ DSpark's Markov head adds to the logits of a slot what the token before it says,
 head estimates how likely each slot is to be accepted. Source: arXiv 2602.06036 (DFlash) and arXiv
 2607.05147 (DSpark)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -209,7 +207,7 @@ class DFlash(DrafterNetwork):
         self.slots, self.skipped, self.mask_token = files.slots, files.skipped, files.mask_token
         self.most = files.slots - files.skipped
 
-    def open(self) -> DFlashReading:
+    def open(self) -> Reading:
         return DFlashReading(self)
 
     def through(

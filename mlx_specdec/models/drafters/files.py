@@ -1,14 +1,12 @@
 """A hidden-state drafter as it is stored in a directory: what its config.json says, its tensors,
 and the target it is for. `kinds.read` turns whatever a strange value breaks into one error."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 import numpy as np
@@ -160,7 +158,7 @@ class Description:
     @classmethod
     def of(
         cls, directory: Path, config: Mapping[str, Any], vocabulary: int, before: object = None
-    ) -> Description:
+    ) -> Self:
         """Read a configuration. vocabulary: of the target, where a file of `speculators` does not
         say it. before: a part that takes precedence over all others. Raises CheckpointError."""
         inner = config.get("transformer_layer_config")
@@ -204,7 +202,7 @@ class StoredTensors(Mapping[str, mx.array]):
         weights: Weights | None,
         own_name: Callable[[str], str],
         unused: Collection[str] = (),
-    ) -> StoredTensors:
+    ) -> Self:
         """Open a directory. weights: None gives no tensors. own_name: returns the kind's name of a
         tensor. unused: the kind's names of those left out. Raises CheckpointError."""
         if weights is None:
@@ -228,7 +226,7 @@ class StoredTensors(Mapping[str, mx.array]):
         return stored
 
     @classmethod
-    def made(cls, directory: Path, arrays: Mapping[str, mx.array]) -> StoredTensors:
+    def made(cls, directory: Path, arrays: Mapping[str, mx.array]) -> Self:
         readers = {name: partial(arrays.__getitem__, name) for name in arrays}
         return cls(directory, readers, {name: array.shape for name, array in arrays.items()})
 

@@ -1,7 +1,5 @@
 """Loading, outlines and training of encoder-decoder models; see `families.Family`."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -42,6 +40,28 @@ _ENCODER = re.compile(r"(.*\.)?encoder\.(block|layers)\.")
 _DECODER = re.compile(r"(.*\.)?decoder\.(block|layers)\.")
 _LABELS = ("classification_head.", "classifier.", "qa_outputs.")
 """Heads that say a label or a place and never a word."""
+
+
+class TrainableEncoderDecoder:
+    """trainable.Trainable: the encoder reads prompts, the decoder predicts texts."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+
+    def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
+        start = self.network.start
+        sources, lengths = padded(prompts), [len(prompt) for prompt in prompts]
+        mask = np.arange(sources.shape[1]) < np.array(lengths)[:, None]
+        fed = padded([[*start, *text[:-1]] for text in texts])
+        first = len(start) - 1
+        wanted = places([(first, first + len(text)) for text in texts], fed.shape[1])
+        return mx.array(sources), mx.array(mask), mx.array(fed), mx.array(wanted)
+
+    def logits(self, *inputs: mx.array) -> mx.array:
+        sources, mask, fed, wanted = inputs
+        states = self.network.teach(sources, mask, fed)
+        rows = states.reshape(-1, states.shape[-1])[wanted]
+        return self.network.head(rows[None])[0]
 
 
 class EncoderDecoderFamily(ABC):
@@ -331,25 +351,3 @@ class EncoderDecoderOutline(Outline):
 
     def _model(self) -> Base:
         return EncoderDecoderModel(self.network)
-
-
-class TrainableEncoderDecoder:
-    """trainable.Trainable: the encoder reads prompts, the decoder predicts texts."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-
-    def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
-        start = self.network.start
-        sources, lengths = padded(prompts), [len(prompt) for prompt in prompts]
-        mask = np.arange(sources.shape[1]) < np.array(lengths)[:, None]
-        fed = padded([[*start, *text[:-1]] for text in texts])
-        first = len(start) - 1
-        wanted = places([(first, first + len(text)) for text in texts], fed.shape[1])
-        return mx.array(sources), mx.array(mask), mx.array(fed), mx.array(wanted)
-
-    def logits(self, *inputs: mx.array) -> mx.array:
-        sources, mask, fed, wanted = inputs
-        states = self.network.teach(sources, mask, fed)
-        rows = states.reshape(-1, states.shape[-1])[wanted]
-        return self.network.head(rows[None])[0]
