@@ -82,6 +82,11 @@ class Measuring(Flags):
     )
     report: Path | None = flag(None, "The HTML file to write plots to.", metavar="FILE")
 
+    @property
+    def names(self) -> list[str]:
+        """The drafters, each once."""
+        return list(dict.fromkeys(self.proposer or []))
+
     def sizes(self) -> list[int]:
         """Return the batch sizes; none where single texts are measured. Raises OptionError."""
         if self.batch_size is None:
@@ -144,12 +149,11 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
     if measuring.baselines and models.adapter_path is not None:
         raise OptionError("baselines take no adapters: leave out --adapter-path or --baselines")
     sizes, lengths = measuring.sizes(), measuring.lengths()
-    proposers = list(dict.fromkeys(measuring.proposer or []))
     drafts = list(dict.fromkeys(models.draft_model or []))
     if sizes:
         if simulated:
             raise OptionError("simulate-acceptance measures one text: leave it out or --batch-size")
-        counts = {"length in --num-draft": len(lengths), "--proposer": len(proposers)}
+        counts = {"length in --num-draft": len(lengths), "--proposer": len(measuring.names)}
         for flags, count in {**counts, "--draft-model": len(drafts)}.items():
             if count > 1:
                 raise OptionError(f"with --batch-size, name one {flags}")
@@ -177,7 +181,7 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
         learn_costs(pair, options)
     analysis: Measured
     if sizes:
-        analysis, notes = _throughput(pairs[0], options, prompts, proposers, measuring)
+        analysis, notes = _throughput(pairs[0], options, prompts, measuring)
     else:
         shared = None
         # Medusa heads do not tell what their target looks like.
@@ -189,7 +193,7 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
             target = model_source(model, one.revision, one.dtype, one.q_bits)
             link = Link(join().size, 0.0, one.distributed == "pipeline")
             shared = cluster(link, target.outline(), 0)
-        analysis, notes = _speculation(pairs, options, prompts, proposers, measuring, shared)
+        analysis, notes = _speculation(pairs, options, prompts, measuring, shared)
     from ..measure.report import write_report
     from ..measure.table import as_dict, setting
 
@@ -222,7 +226,6 @@ def _speculation(
     pairs: Sequence[Pair],
     options: Options,
     prompts: Sequence[Prompt],
-    proposers: Sequence[str],
     measuring: Measuring,
     cluster: Cluster | None,
 ) -> tuple[Analysis, list[str]]:
@@ -234,7 +237,7 @@ def _speculation(
     from ..models.distributed.group import join
 
     lengths = measuring.lengths()
-    methods = own_methods(pairs, options, proposers, lengths)
+    methods = own_methods(pairs, options, measuring.names, lengths)
     # Other programs know draft models alone.
     pair = next((each for each in pairs if each.draft is not None), pairs[0])
     notes: list[str] = []
@@ -272,18 +275,14 @@ def _speculation(
 
 
 def _throughput(
-    pair: Pair,
-    options: Options,
-    prompts: Sequence[Prompt],
-    proposers: Sequence[str],
-    measuring: Measuring,
+    pair: Pair, options: Options, prompts: Sequence[Prompt], measuring: Measuring
 ) -> tuple[Throughput, list[str]]:
     """Measure the whole file at several batch sizes. Returns and raises as `_speculation` does."""
     from ..measure.throughput import encoded, file_methods, measure_files
 
     sizes, [length] = measuring.sizes(), measuring.lengths()
     ids, skipped = encoded(pair, prompts, options)
-    methods, notes = file_methods(pair, options, next(iter(proposers), None), length, sizes)
+    methods, notes = file_methods(pair, options, next(iter(measuring.names), None), length, sizes)
     if measuring.baselines:
         from ..measure import baselines
 

@@ -139,14 +139,10 @@ class ChatTemplate(Flags):
         metavar="JSON",
     )
     target_lang: str | None = flag(
-        None,
-        "The language to translate into, by the model's code for it.",
-        metavar="CODE",
+        None, "The language to translate into, by the model's code for it.", metavar="CODE"
     )
     source_lang: str | None = flag(
-        None,
-        "The language of the prompt, where a translation model needs it.",
-        metavar="CODE",
+        None, "The language of the prompt, where a translation model needs it.", metavar="CODE"
     )
     prefill_step_size: int | None = flag(
         None,

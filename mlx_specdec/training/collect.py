@@ -96,6 +96,8 @@ def _append(file: Path, values: np.ndarray) -> None:
 
 
 Ids = tuple[int, ...]
+Piece = tuple[Ids, Ids]
+"""A prompt and its continuation, which is empty where the model is to write it."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,8 @@ def batches(lengths: Sequence[int], size: int, seed: int, kinds: int = 1) -> lis
     return groups
 
 
-def _pieces(pair: Pair, samples: Sequence[Sample], config: DataConfig) -> Iterator[tuple[Ids, Ids]]:
-    """Prompt and continuation of what fits; no continuation where the model is to write it."""
+def _pieces(pair: Pair, samples: Sequence[Sample], config: DataConfig) -> Iterator[Piece]:
+    """What fits of the samples."""
     own, length, encode = config.self_distill, config.length, pair.tokenizer.encode
     chat = own and pair.tokenizer.has_chat_template
     for sample in samples:
@@ -207,13 +209,9 @@ def _parts(ids: Ids, length: int) -> Iterator[Ids]:
 
 
 def _completed(
-    pair: Pair,
-    pieces: Sequence[tuple[Ids, Ids]],
-    groups: Sequence[Sequence[int]],
-    config: DataConfig,
-    done: int,
-) -> Iterator[tuple[Ids, Ids]]:
-    """Prompt and continuation of every piece but the first `done`, group after group."""
+    pair: Pair, pieces: Sequence[Piece], groups: list[list[int]], config: DataConfig, done: int
+) -> Iterator[Piece]:
+    """Every piece but the first `done`, group after group, with its continuation."""
     shared = not isinstance(pair.target, EncoderDecoderModel)
     for group in groups:
         # Of a group that was cut off, the rest: a completion is the same in whatever batch.

@@ -38,6 +38,8 @@ STEPS_BETWEEN = 50
 
 Step = Callable[[int, int, float], None]
 """Called after each step with (done, total, its loss)."""
+Write = Callable[[Path, Mapping[str, Any]], None]
+"""Writes all files to a directory, with facts about the training."""
 Measured = Callable[[int, Any], None]
 """Called after each epoch with its number, from 1, and figures of the held-out texts."""
 
@@ -274,15 +276,9 @@ class Training:
         fit = Fit(task, directory / "checkpoint.safetensors", start)
         return fit.run(self._watcher.stepped, self._watcher.measured)
 
-    def improve(
-        self,
-        task: Task,
-        output: Path,
-        origin: Mapping[str, str],
-        write: Callable[[Path, Mapping[str, Any]], None],
-    ) -> Trained:
+    def improve(self, task: Task, output: Path, origin: Mapping[str, str], write: Write) -> Trained:
         """Train a task whose start may already be its best, and write the result, rounded as it is
-        stored. origin: tells this start from others. write: writes all files, with these facts."""
+        stored. origin: tells this start from others."""
         start = task.evaluate()
         self._watcher.measured(0, start)
         outcome = self.fit(task, start, origin)

@@ -1,7 +1,7 @@
 """BART, mBART, Marian, M2M100, NLLB and Pegasus; see `families.Family`."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +10,7 @@ from ...checkpoints.disk import read_json
 from ...checkpoints.quantization import PARTS
 from ...checkpoints.tensors import same
 from ...errors import CheckpointError
-from ...text.languages import Languages, Tags
+from ...text.languages import Encode, Languages, Tags
 from ...text.tokenizer import Tokenizer
 from ..encoder_decoder.context import Network
 from ..encoder_decoder.family import EncoderDecoderFamily
@@ -42,11 +42,7 @@ class Codes(Languages):
         self._default = next(code for code in (*ENGLISH, *known) if code in known)
 
     def source(
-        self,
-        text: str,
-        encode: Callable[[str], list[int]],
-        source: str | None,
-        target: str | None,
+        self, text: str, encode: Encode, source: str | None, target: str | None
     ) -> list[int]:
         # The tokenizer may have put another language there, or put it elsewhere.
         ids, end, codes = encode(text), self._config.end, {*self.known.values()}

@@ -172,11 +172,7 @@ class Layer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(width)
 
     def __call__(
-        self,
-        states: mx.array,
-        attend: Attend,
-        source: KeysValues | None = None,
-        hidden: mx.array | None = None,
+        self, states: mx.array, attend: Attend, source: KeysValues = (), hidden: Mask = None
     ) -> mx.array:
         """(batch, m, d_model), the output of the layer before -> the same of this one. source:
         keys and values of the encoder's output, of a decoder's layer. hidden: their mask."""
@@ -185,7 +181,7 @@ class Layer(nn.Module):
             return self.fc2(self._act(self.fc1(normed)))
 
         states = self._part(states, "self_attn", partial(attend, self.self_attn))
-        if source is not None:
+        if source:
             cross = partial(self.encoder_attn, given=source, mask=hidden)
             states = self._part(states, "encoder_attn", cross)
         return self._part(states, "final", feed_forward)

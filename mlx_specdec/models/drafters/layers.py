@@ -11,6 +11,8 @@ import numpy as np
 from ..kv_cache import KVCache
 from .files import ENCODER_ATTENTION, LayerSizes
 
+Names = Collection[str]
+"""Of tensors, by which a layer knows what it has."""
 BETA_FAST, BETA_SLOW = 32, 1
 """Turns of a pair of entries within the original context: a pair that makes more of them is not
 scaled, one that makes fewer is scaled by the whole factor."""
@@ -84,7 +86,7 @@ class Source(NamedTuple):
     mask: mx.array | None = None
 
 
-def linear(present: Collection[str], path: str, inputs: int, outputs: int) -> nn.Linear:
+def linear(present: Names, path: str, inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=f"{path}.bias" in present)
 
 
@@ -94,12 +96,7 @@ class Attention(nn.Module):
     encoder's output, whose positions are not rotated."""
 
     def __init__(
-        self,
-        sizes: LayerSizes,
-        inputs: int,
-        present: Collection[str],
-        path: str,
-        source: int | None = None,
+        self, sizes: LayerSizes, inputs: int, present: Names, path: str, source: int | None = None
     ) -> None:
         super().__init__()
         self._sizes = sizes
@@ -150,7 +147,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """The gated network behind the attention. present, path: see `Attention`."""
 
-    def __init__(self, sizes: LayerSizes, present: Collection[str], path: str) -> None:
+    def __init__(self, sizes: LayerSizes, present: Names, path: str) -> None:
         super().__init__()
         width, inner = sizes.width, sizes.intermediate
         self.gate_proj = linear(present, f"{path}.gate_proj", width, inner)
@@ -166,12 +163,7 @@ class Layer(nn.Module):
     has a norm before its attention."""
 
     def __init__(
-        self,
-        sizes: LayerSizes,
-        number: int,
-        inputs: int,
-        present: Collection[str],
-        normed: bool = True,
+        self, sizes: LayerSizes, number: int, inputs: int, present: Names, normed: bool = True
     ) -> None:
         super().__init__()
         path = f"layers.{number}"

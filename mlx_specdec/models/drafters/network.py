@@ -230,6 +230,8 @@ class Reading(RowsContext):
         mx.eval([cache.state for cache in self._caches])
 
 
+Sources = Sequence[Source | None]
+"""Of `DrafterNetwork.sources`."""
 Attend = Callable[[int, Attention, mx.array], mx.array]
 """The number of a layer, its attention and the inputs of that, (1, m, inputs) -> its output."""
 
@@ -248,7 +250,7 @@ class Chain(DrafterNetwork):
         return hidden.astype(self.dtype)
 
     def through(
-        self, tokens: mx.array, states: mx.array, sources: Sequence[Source | None], attend: Attend
+        self, tokens: mx.array, states: mx.array, sources: Sources, attend: Attend
     ) -> mx.array:
         """Run all layers over (batch, m) tokens and the states before them, (batch, m, width)."""
         residual, rows = self.first(tokens, states)
@@ -260,12 +262,7 @@ class Chain(DrafterNetwork):
         return states
 
     def step(
-        self,
-        tokens: mx.array,
-        states: mx.array,
-        caches: list[Any],
-        offset: int,
-        sources: Sequence[Source | None],
+        self, tokens: mx.array, states: mx.array, caches: list[Any], offset: int, sources: Sources
     ) -> tuple[mx.array, mx.array]:
         """Run (1, m) tokens and the states before them, the first at `offset`; return the inputs of
         the head and of the next step. sources: see `DrafterNetwork.sources`."""

@@ -255,11 +255,7 @@ def quantizable(key: str, shape: tuple[int, ...], group_size: int) -> bool:
 
 
 def quantization_of(
-    config: Mapping[str, Any],
-    key: str,
-    shape: tuple[int, ...],
-    default: Quantization,
-    mixed: str = "",
+    config: Config, key: str, shape: tuple[int, ...], default: Quantization, mixed: str = ""
 ) -> Quantization | None:
     """Return how to quantize a weight, None for not at all. Embedding and head get at least 8 bits.
     mixed: a key of MIXED, whose wider bits go where mlx-lm's predicates have them: the values of

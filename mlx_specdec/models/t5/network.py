@@ -15,7 +15,7 @@ from ...checkpoints.tensors import LARGEST_EXTENT, MOST_LAYERS
 from ...errors import CheckpointError
 from ..encoder_decoder import layers
 from ..encoder_decoder.context import Caches, Network, Source, Tables
-from ..encoder_decoder.layers import Attend, KeysValues, attend_cached, attend_in_parts
+from ..encoder_decoder.layers import Attend, KeysValues, Mask, attend_cached, attend_in_parts
 from ..rows import Place
 from ..sharding import shard_inputs
 
@@ -189,11 +189,7 @@ class Block(nn.Module):
         return self.layer[0].SelfAttention
 
     def __call__(
-        self,
-        states: mx.array,
-        attend: Attend,
-        source: KeysValues = (),
-        hidden: mx.array | None = None,
+        self, states: mx.array, attend: Attend, source: KeysValues = (), hidden: Mask = None
     ) -> mx.array:
         """(batch, m, d_model), the output of the block before -> the same of this one. source:
         keys and values of the encoder's output, of a decoder's block. hidden: their mask."""
