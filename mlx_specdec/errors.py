@@ -1,6 +1,8 @@
 """What can go wrong. Every message is written for the user: it names what is wrong and what to do
 about it, in one line. The command line catches SpecdecError in one place and exits with code 2."""
 
+from collections.abc import Collection
+
 
 class SpecdecError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -40,6 +42,12 @@ class DecodingError(SpecdecError):
 
 class RewindError(SpecdecError):
     """A context cannot forget tokens that it should rewind."""
+
+
+def check_one_of(name: str, value: object, known: Collection[object]) -> None:
+    """Raise OptionError for a value of the setting `name` that is not `known`."""
+    if value not in known:
+        raise OptionError(f"{name} must be one of {', '.join(map(str, known))}, not {value!r}")
 
 
 def is_panic(problem: BaseException) -> bool:

@@ -1,12 +1,12 @@
 """How matrices are quantized: MLX's number formats, what config.json says, what the user wants."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import mlx.core as mx
 
-from ..errors import CheckpointError, OptionError
+from ..errors import CheckpointError, OptionError, check_one_of
 
 Q_BITS = (2, 3, 4, 5, 6, 8)
 Q_GROUP_SIZES = (32, 64, 128)
@@ -111,7 +111,7 @@ class Numbers:
     ) -> Self:
         """Check what a user gives; None is the mode's default. Raises OptionError."""
         if dtype is not None:
-            _check_one_of("dtype", dtype, DTYPES)
+            check_one_of("dtype", dtype, DTYPES)
         if quantize and dequantize:
             raise OptionError("choose either --quantize or --dequantize, not both")
         if not quantize:
@@ -124,10 +124,10 @@ class Numbers:
                 if is_given:
                     raise OptionError(f"{flag} says how to quantize: add --quantize")
             return cls(dtype, dequantize=dequantize)
-        _check_one_of("q-mode", mode, MODES)
+        check_one_of("q-mode", mode, MODES)
         usual = MODES[mode]
         if mixed:
-            _check_one_of("quant-predicate", mixed, MIXED)
+            check_one_of("quant-predicate", mixed, MIXED)
             if mode != "affine" or bits is not None:
                 raise OptionError(f"{mixed} says the bits itself: leave --q-bits and --q-mode out")
             bits = MIXED[mixed][0]
@@ -150,10 +150,5 @@ class Numbers:
 
 def check_affine(bits: int, group_size: int) -> None:
     """Raises OptionError for bits or a group size that MLX does not have."""
-    _check_one_of("q-bits", bits, Q_BITS)
-    _check_one_of("q-group-size", group_size, Q_GROUP_SIZES)
-
-
-def _check_one_of(name: str, value: object, known: Collection[object]) -> None:
-    if value not in known:
-        raise OptionError(f"{name} must be one of {', '.join(map(str, known))}, not {value!r}")
+    check_one_of("q-bits", bits, Q_BITS)
+    check_one_of("q-group-size", group_size, Q_GROUP_SIZES)

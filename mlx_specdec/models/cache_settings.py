@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..errors import OptionError
+from ..errors import OptionError, check_one_of
 
 BITS, GROUP_SIZES = (2, 3, 4, 6, 8), (32, 64, 128)
 
@@ -18,12 +18,9 @@ class CacheSettings:
     max_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.bits is not None and self.bits not in BITS:
-            listed = ", ".join(map(str, BITS))
-            raise OptionError(f"kv-bits must be one of {listed}, not {self.bits}")
-        if self.group_size not in GROUP_SIZES:
-            listed = ", ".join(map(str, GROUP_SIZES))
-            raise OptionError(f"kv-group-size must be one of {listed}, not {self.group_size}")
+        if self.bits is not None:
+            check_one_of("kv-bits", self.bits, BITS)
+        check_one_of("kv-group-size", self.group_size, GROUP_SIZES)
         if self.max_size is not None and self.max_size < 1:
             raise OptionError(f"max-kv-size must be 1 or more, not {self.max_size}")
         if self.bits is not None and self.max_size is not None:

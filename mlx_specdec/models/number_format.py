@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints import disk as sizes
 from ..checkpoints.quantization import DTYPES, PARTS, check_affine
-from ..errors import OptionError, first_line
+from ..errors import OptionError, check_one_of, first_line
 
 EXPANDED_SHARE = 0.25
 """The share of the memory that a model may take in float32 where its quantized weights are expanded
@@ -38,8 +38,7 @@ class NumberFormat:
     expand: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("auto", *DTYPES):
-            raise OptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, not {self.dtype!r}")
+        check_one_of("dtype", self.dtype, ("auto", *DTYPES))
         if self.q_bits is not None:
             check_affine(self.q_bits, self.q_group_size)
 

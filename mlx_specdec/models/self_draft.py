@@ -9,7 +9,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..errors import OptionError, first_line
+from ..checkpoints.quantization import Q_BITS
+from ..errors import OptionError, check_one_of, first_line
 from . import families
 from .base import Base
 from .encoder_decoder.context import EncoderDecoderModel, share_equal_encoder
@@ -17,7 +18,6 @@ from .number_format import evaluate, expanded, twin_of
 
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 _ENCODER = re.compile(r"(model\.)?encoder\.(block|layers)\.")
-BITS = (2, 3, 4, 5, 6, 8)
 WIDER_BITS = 8
 """Of a matrix that embeds and is the output head as well, at least: its errors hurt most."""
 
@@ -27,8 +27,8 @@ def self_draft(
 ) -> tuple[Base, int]:
     """Return a draft of the target's layers at `bits` a weight, None for as they are, and the bytes
     that it adds. layers: how many, 0 for all. Raises OptionError."""
-    if bits is not None and bits not in BITS:
-        raise OptionError(f"draft-bits must be one of {', '.join(map(str, BITS))}, not {bits}")
+    if bits is not None:
+        check_one_of("draft-bits", bits, Q_BITS)
     family = families.of_model(target)
     twin = target.network
     if layers:
