@@ -1,7 +1,7 @@
 """The settings of one text, checked together before any model is loaded. This module imports no
 MLX, so that a wrong setting is reported at once."""
 
-from __future__ import annotations
+from __future__ import annotations  # the checks below read types as words
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,13 +1,11 @@
 """A request: what a caller asks for, how far it is, and the result that it becomes."""
 
-from __future__ import annotations
-
 import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from ..decoding.sequence import Emission, FinishReason, Piece, StopCriteria
 from ..decoding.sequence import Sequence as Decoded
@@ -163,7 +161,7 @@ class Job:
     began: float = 0.0
     read: float = 0.0
     drafting: float = 0.0
-    behind: Job | None = None
+    behind: Self | None = None
 
     @classmethod
     def of(
@@ -173,7 +171,7 @@ class Job:
         request: Request,
         chosen: Sequence[Drafter],
         overrides: Overrides = Overrides(),
-    ) -> Job:
+    ) -> Self:
         """Create the job of a new request. chosen: the drafters of all requests. Raises
         PromptError and OptionError."""
         ids, bound, options = prepared(pair, request.prompt, request.options)

@@ -3,8 +3,6 @@
 Both models are built with random weights of the right shapes, as far as they fit, and their passes
 are timed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -74,6 +72,104 @@ def own_draft(target: ModelSource, name: str, q_bits: int | None = None) -> Mode
         config = families.of_config(config).with_layers(config, range(layers))
         return ModelSource(name, config, target.dtype, q_bits)
     return ModelSource(name, config, target.dtype, q_bits or SELF_BITS)
+
+
+class Lender:
+    """What a target lends a drafter, which does not depend on how many of its layers are built.
+    model: the target once it is built."""
+
+    def __init__(self, target: Outline, files: DrafterFiles) -> None:
+        self.layers = len(target.layers)
+        self.vocabulary = target.vocabulary
+        self.width = files.target_width
+        self.network = target.network
+        self.model: Base | None = None
+
+    @property
+    def state_dtype(self) -> mx.Dtype:
+        """The dtype of hidden states."""
+        return mx.float32 if self.model is None else self.model.state_dtype
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """As interfaces.TargetModel."""
+        if self.model is None:
+            return mx.zeros((*tokens.shape, self.width))
+        return self.model.embed(tokens)
+
+    def head(self, states: mx.array) -> mx.array:
+        """As interfaces.TargetModel."""
+        assert self.model is not None, "drafts are timed once there is a target"
+        return self.model.head(states)
+
+
+class DrafterOutline:
+    """A drafter on hidden states, as an `Outline` is a model. most: draft tokens in a round."""
+
+    def __init__(self, source: DrafterSource, target: Outline) -> None:
+        files = source.files
+        self.kind = files.kind
+        self.vocabulary = files.vocabulary
+        self._encodes = target.kind == "encoder-decoder"
+        self._lender = Lender(target, files)
+        files.check(None, self._lender.layers, self.vocabulary)
+        self._network: DrafterNetwork = on_target(files, self._lender)
+        self._network.take(files, NumberFormat(source.dtype, source.q_bits), values=False)
+        self.nbytes = self._network.nbytes
+        bits = {module.bits for module in self._network.modules() if hasattr(module, "bits")}
+        self.dtype = "".join(f"{each}-bit, " for each in bits) + dtype_name(self._network.dtype)
+        self.layers = self._network.layers
+        self.most = int(self._network.most)
+
+    def cache_nbytes(self, prompt: int, generated: int) -> int:
+        """Bytes of the keys and values of a text, and of its source where the target encodes it."""
+        columns = generated if self._encodes else prompt + generated
+        return self._network.cache_nbytes(prompt, columns)
+
+    def timer(self, model: Base, prompt: int, clock: Clock) -> PassTimer:
+        """Return a timer of drafts behind a prompt of so many tokens. model: the target, or a part
+        of it with the same embedding and head."""
+        self._lender.model = model
+        fill(self._network, 0, {})
+
+        def states(rows: int, width: int) -> mx.array:
+            drawn = mx.random.normal((1, rows, width), key=mx.random.key(1))
+            return drawn.astype(self._network.dtype)
+
+        reading, rows = self._network.open(), 1 if self._encodes else prompt + 1
+        if self._encodes:
+            reading.attend(states(prompt, self._lender.width))
+        width = sum(map(self._network.width_of, self._network.taps))
+        reading.read(states(rows, width), mx.zeros((1, rows), dtype=mx.int32))
+        reading.evaluate()
+        return DraftTimer(reading, states(1, width), self.most, clock)
+
+
+class DraftTimer(PassTimer):
+    """Times the drafts of rounds, each of which reads a row of the target's hidden states before.
+
+    reading: of a network, where the rows that were read stay. hidden: (1, 1, taps x target's
+    width), the row. most: tokens of the longest draft."""
+
+    def __init__(self, reading: Any, hidden: mx.array, most: int, clock: Clock) -> None:
+        super().__init__(reading, draft=reading, chain=min(passes.CHAIN, most), clock=clock)
+        self._reading = reading
+        self._hidden = hidden
+
+    def time(self, kind: Kind) -> None:
+        """Add one sample of a draft of so many tokens."""
+        reading, (_, count) = self._reading, kind
+        mx.synchronize()
+        started = self.clock()
+        chosen = mx.array([[1]], dtype=mx.int32)
+        reading.read(self._hidden, chosen)
+        length = reading.length
+        for place in range(count):
+            logits = reading.guess_after(chosen) if place else reading.guess(count)
+            chosen = mx.argmax(logits, axis=-1)[:, -1:]
+            mx.async_eval(chosen)
+        chosen.tolist()
+        self._samples[kind].append(self.clock() - started)
+        reading.rewind((length,))
 
 
 def estimate(
@@ -218,101 +314,3 @@ def speeds(target: PassCosts, draft: PassCosts, most: int | None = None) -> Spee
 def _cost(target: PassCosts, draft: PassCosts) -> RoundCost:
     """Return the costs of a round on one machine."""
     return replace(target, draft=draft.draft, start=draft.start).in_steps(target.step)
-
-
-class Lender:
-    """What a target lends a drafter, which does not depend on how many of its layers are built.
-    model: the target once it is built."""
-
-    def __init__(self, target: Outline, files: DrafterFiles) -> None:
-        self.layers = len(target.layers)
-        self.vocabulary = target.vocabulary
-        self.width = files.target_width
-        self.network = target.network
-        self.model: Base | None = None
-
-    @property
-    def state_dtype(self) -> mx.Dtype:
-        """The dtype of hidden states."""
-        return mx.float32 if self.model is None else self.model.state_dtype
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        """As interfaces.TargetModel."""
-        if self.model is None:
-            return mx.zeros((*tokens.shape, self.width))
-        return self.model.embed(tokens)
-
-    def head(self, states: mx.array) -> mx.array:
-        """As interfaces.TargetModel."""
-        assert self.model is not None, "drafts are timed once there is a target"
-        return self.model.head(states)
-
-
-class DrafterOutline:
-    """A drafter on hidden states, as an `Outline` is a model. most: draft tokens in a round."""
-
-    def __init__(self, source: DrafterSource, target: Outline) -> None:
-        files = source.files
-        self.kind = files.kind
-        self.vocabulary = files.vocabulary
-        self._encodes = target.kind == "encoder-decoder"
-        self._lender = Lender(target, files)
-        files.check(None, self._lender.layers, self.vocabulary)
-        self._network: DrafterNetwork = on_target(files, self._lender)
-        self._network.take(files, NumberFormat(source.dtype, source.q_bits), values=False)
-        self.nbytes = self._network.nbytes
-        bits = {module.bits for module in self._network.modules() if hasattr(module, "bits")}
-        self.dtype = "".join(f"{each}-bit, " for each in bits) + dtype_name(self._network.dtype)
-        self.layers = self._network.layers
-        self.most = int(self._network.most)
-
-    def cache_nbytes(self, prompt: int, generated: int) -> int:
-        """Bytes of the keys and values of a text, and of its source where the target encodes it."""
-        columns = generated if self._encodes else prompt + generated
-        return self._network.cache_nbytes(prompt, columns)
-
-    def timer(self, model: Base, prompt: int, clock: Clock) -> PassTimer:
-        """Return a timer of drafts behind a prompt of so many tokens. model: the target, or a part
-        of it with the same embedding and head."""
-        self._lender.model = model
-        fill(self._network, 0, {})
-
-        def states(rows: int, width: int) -> mx.array:
-            drawn = mx.random.normal((1, rows, width), key=mx.random.key(1))
-            return drawn.astype(self._network.dtype)
-
-        reading, rows = self._network.open(), 1 if self._encodes else prompt + 1
-        if self._encodes:
-            reading.attend(states(prompt, self._lender.width))
-        width = sum(map(self._network.width_of, self._network.taps))
-        reading.read(states(rows, width), mx.zeros((1, rows), dtype=mx.int32))
-        reading.evaluate()
-        return DraftTimer(reading, states(1, width), self.most, clock)
-
-
-class DraftTimer(PassTimer):
-    """Times the drafts of rounds, each of which reads a row of the target's hidden states before.
-
-    reading: of a network, where the rows that were read stay. hidden: (1, 1, taps x target's
-    width), the row. most: tokens of the longest draft."""
-
-    def __init__(self, reading: Any, hidden: mx.array, most: int, clock: Clock) -> None:
-        super().__init__(reading, draft=reading, chain=min(passes.CHAIN, most), clock=clock)
-        self._reading = reading
-        self._hidden = hidden
-
-    def time(self, kind: Kind) -> None:
-        """Add one sample of a draft of so many tokens."""
-        reading, (_, count) = self._reading, kind
-        mx.synchronize()
-        started = self.clock()
-        chosen = mx.array([[1]], dtype=mx.int32)
-        reading.read(self._hidden, chosen)
-        length = reading.length
-        for place in range(count):
-            logits = reading.guess_after(chosen) if place else reading.guess(count)
-            chosen = mx.argmax(logits, axis=-1)[:, -1:]
-            mx.async_eval(chosen)
-        chosen.tolist()
-        self._samples[kind].append(self.clock() - started)
-        reading.rewind((length,))

@@ -1,10 +1,9 @@
 """A draft model proposes: it decodes ahead, each token from those before it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import mlx.core as mx
 
@@ -168,7 +167,7 @@ class DraftModel(Proposer):
         reusable = self._context.reusable(sequence)
         return {NAME: replace(reusable, length=min(reusable.length, row.seen))}
 
-    def join(self, other: DraftModel) -> None:
+    def join(self, other: Self) -> None:
         if other._context is not None:
             self._open().join(other._context)
         self._rows += other._rows

@@ -1,10 +1,9 @@
 """Heads on the target's own hidden state propose a chain: one head for each position ahead
 (Medusa: Cai et al., arXiv 2401.10774, section 2.1.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import mlx.core as mx
 
@@ -73,7 +72,7 @@ class Medusa(Proposer):
             if accepted:
                 self._states[row] = its.hidden[FINAL][:, -1:]
 
-    def join(self, other: Medusa) -> None:
+    def join(self, other: Self) -> None:
         self._distributions += other._distributions
         self._states += other._states
 
