@@ -18,18 +18,24 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from demo_training import evaluate, python_code, translation
 from demo_training.optimise import Budget
+
+TRAININGS = {
+    "translation-target": translation.train_target,
+    "translation-draft": translation.train_draft,
+    "python-target": python_code.train_target,
+    "python-draft": python_code.train_draft,
+}
 
 
 def parser() -> argparse.ArgumentParser:
     """All subcommands and their flags."""
     main = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = main.add_subparsers(dest="command", required=True)
-    for name in ("translation-target", "translation-draft", "python-target", "python-draft"):
+    for name in TRAININGS:
         command = commands.add_parser(name)
         command.add_argument("--output", type=Path, required=True)
         command.add_argument("--start", type=Path, help="go on from this checkpoint")
@@ -38,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--rate", type=float, default=1.2e-3, help="highest learning rate")
         command.add_argument("--seed", type=int, default=0)
         if name.endswith("draft"):
-            command.add_argument("--teacher", type=Path, required=True)
+            command.add_argument("--teacher", type=Path, required=True, dest="teacher_path")
         else:
             command.add_argument("--width", type=int, default=256)
             layers = 4 if name.startswith("translation") else 8
@@ -61,45 +67,15 @@ def parser() -> argparse.ArgumentParser:
     return main
 
 
-def common(args: argparse.Namespace) -> dict[str, Any]:
-    """What every training takes."""
-    if args.minutes is None and args.steps is None:
-        sys.exit("error: give --minutes or --steps")
-    budget = Budget(args.minutes, args.steps)
-    return {"output": args.output, "rate": args.rate, "budget": budget, "seed": args.seed}
-
-
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
-    if args.command == "translation-target":
-        translation.train_target(
-            data=args.data,
-            start=args.start,
-            decoder_layers=args.decoder_layers,
-            width=args.width,
-            layers=args.layers,
-            **common(args),
-        )
-    elif args.command == "translation-draft":
-        translation.train_draft(
-            data=args.data,
-            teacher_path=args.teacher,
-            start=args.start,
-            generated=args.generated,
-            **common(args),
-        )
-    elif args.command == "python-target":
-        python_code.train_target(
-            library=args.library,
-            start=args.start,
-            width=args.width,
-            layers=args.layers,
-            **common(args),
-        )
-    elif args.command == "python-draft":
-        python_code.train_draft(
-            library=args.library, teacher_path=args.teacher, start=args.start, **common(args)
-        )
+    """Run the command. What a training takes has the names of its flags."""
+    if args.command in TRAININGS:
+        given = vars(args)
+        train = TRAININGS[given.pop("command")]
+        budget = Budget(given.pop("minutes"), given.pop("steps"))
+        if budget == Budget():
+            sys.exit("error: give --minutes or --steps")
+        train(budget=budget, **given)
     elif args.command == "evaluate-translation":
         print(json.dumps(evaluate.translation(args.model, args.draft, args.data, args.limit)))
     else:
