@@ -2,7 +2,7 @@
 (Medusa: Cai et al., arXiv 2401.10774, section 2.1.1)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import mlx.core as mx
@@ -31,25 +31,23 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     )
 
 
+@dataclass(eq=False)
 class Medusa(Proposer):
     """Proposer that reads the hidden state which predicted the newest committed token. settings,
     vocabulary: the target's own, since p and q must be filtered alike."""
 
+    heads: MedusaHeads
+    settings: Sampling
+    vocabulary: int
+
     taps = (FINAL,)
     batches = True
 
-    def __init__(self, heads: MedusaHeads, settings: Sampling, vocabulary: int) -> None:
-        self._heads = heads
-        self._settings = settings
-        self._vocabulary = vocabulary
-        self._distributions: list[Distribution] = []
-        self._states: list[mx.array | None] = []
-
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         self._distributions = [
-            Distribution(self._settings, self._vocabulary, prompt) for prompt in prompts
+            Distribution(self.settings, self.vocabulary, prompt) for prompt in prompts
         ]
-        self._states = [None] * len(prompts)
+        self._states: list[mx.array | None] = [None] * len(prompts)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """See Proposer: at most one token a head. What one head drafts changes the next one's row
@@ -58,8 +56,8 @@ class Medusa(Proposer):
         if seen is None:
             return no_proposal(len(committed))
         states = [mx.zeros_like(seen) if state is None else state for state in self._states]
-        count = min(limit, self._heads.count)
-        logits = self._heads.logits(mx.concatenate(states), count)
+        count = min(limit, self.heads.count)
+        logits = self.heads.logits(mx.concatenate(states), count)
         rows = iter(mx.split(logits, count, axis=1))
         drawn = draw(
             self._distributions, committed, noise, count, next(rows), lambda token: next(rows)
