@@ -27,6 +27,7 @@ from ..support.block_enumeration import (
     token_lengths,
     toy,
 )
+from ..support.mocks import Given
 
 
 @pytest.mark.parametrize("rule", [token_lengths, block_lengths])
@@ -75,19 +76,6 @@ def test_the_block_rule_keeps_at_least_as_many(seed: int) -> None:
     _, by_token = joint(target, draft, token_lengths, 3, 1)
     _, by_block = joint(target, draft, block_lengths, 3, 1)
     assert by_block >= by_token - 1e-12
-
-
-class Given:
-    """Uniforms and Gumbel noise from outside."""
-
-    def __init__(self, uniforms: list[float]) -> None:
-        self._uniforms = mx.array([uniforms])
-
-    def accept(self, count: int) -> mx.array:
-        return self._uniforms[:, :count]
-
-    def correction(self) -> None:
-        return None
 
 
 def test_judge_compares_each_uniform_with_its_probability_and_takes_the_longest() -> None:

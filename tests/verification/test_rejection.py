@@ -14,6 +14,8 @@ from mlx_specdec.interfaces import Proposal
 from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise, noise_of
 from mlx_specdec.verification.rules import TokenRule, accept_probabilities, correction, one_hot
 
+from ..support.mocks import Given
+
 
 def law_of(*weights: float) -> np.ndarray:
     values = np.array(weights, dtype=np.float64)
@@ -120,19 +122,6 @@ def test_the_rule_refuses_to_work_without_random_numbers() -> None:
     law = mx.zeros((1, 2, 3))
     with pytest.raises(ValueError, match="temperature 0"):
         TokenRule().verify(law, Proposal(mx.array([[1]], dtype=mx.int32)), SilentNoise())
-
-
-class Given:
-    """Uniforms from outside; the correction is the likeliest token."""
-
-    def __init__(self, uniforms: list[float]) -> None:
-        self._uniforms = mx.array([uniforms])
-
-    def accept(self, count: int) -> mx.array:
-        return self._uniforms[:, :count]
-
-    def correction(self) -> None:
-        return None
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.2])
