@@ -130,12 +130,8 @@ def test_a_full_index_finds_the_newest_texts_and_never_a_mixture_of_two() -> Non
                 match = index.find(text[max(0, end - DEPTH) : end], 4, 2)
                 tail = text[max(0, end - DEPTH) : end][-match.length :]
                 for following in match.following:
-                    known = [*tail, *following]
-                    assert any(
-                        known == other[k : k + len(known)]
-                        for other in written
-                        for k in range(len(other))
-                    )
+                    known = bytes([*tail, *following])
+                    assert any(known in bytes(other) for other in written)
         newest = written[-1][-DEPTH:]
         assert index.find(newest[:-1], 1, 2).length >= len(newest) - 1 or len(newest) < 3
     assert index.nbytes == nbytes
