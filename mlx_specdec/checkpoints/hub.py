@@ -17,7 +17,6 @@ from huggingface_hub.hf_api import RepoSibling
 
 from ..errors import SourceError, SpecdecError, first_line
 from . import disk, mtp_layers, shards
-from .formats.medusa import SAFETENSORS, TORCH
 from .formats.safetensors import read_header
 
 CONFIG = "config.json"
@@ -40,7 +39,7 @@ def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, li
     index of the weights or None, and the weights, without those that the index gives. Raises
     SourceError where there are no weights, or several models."""
     plain = sorted(file for file in files if _PLAIN.fullmatch(file))
-    heads = [file for file in (SAFETENSORS, TORCH) if file in plain][:1]
+    heads = [file for file in (shards.HEADS, shards.TORCH_HEADS) if file in plain][:1]
     alone = [*heads, *(file for file in plain if file == mtp_layers.FILE)]
     # Of the rest mlx-lm reads none: adapters, and Mistral's own layout.
     kind, weights = shards.choose([f for f in plain if re.match(r"model|(?!.*\.safetensors$)", f)])

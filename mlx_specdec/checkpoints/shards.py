@@ -10,6 +10,8 @@ from typing import Any
 from ..errors import CheckpointError
 from .disk import check_regular, read_json
 
+HEADS, TORCH_HEADS = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
+"""Files of Medusa heads."""
 INDEX, _TORCH_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 _ORDER = (
     ("safetensors", re.escape(INDEX)),

@@ -11,11 +11,11 @@ from typing import Any
 
 from ..checkpoints import files, shards
 from ..checkpoints.disk import check_directory, read_json
-from ..checkpoints.formats import medusa
 from ..checkpoints.source import as_directory, resolve, temporary_directory
 from ..checkpoints.tensors import LARGEST_EXTENT, Contents, Reader, TensorInfo
 from ..errors import CheckpointError, SourceError, SpecdecError
 from ..models.drafters import kinds as speculators
+from ..models.drafters import medusa
 from .plans import Plan, plan_for
 from .report import TensorReport
 

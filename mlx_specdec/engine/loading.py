@@ -10,16 +10,15 @@ from typing import Any
 
 from .. import process
 from ..checkpoints import files, shards
-from ..checkpoints.formats import medusa as medusa_files
 from ..checkpoints.source import as_directory, resolve, resolve_config
 from ..errors import CheckpointError, OptionError, SourceError
 from ..interfaces import Progress
 from ..models import families
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, Ranks, join
-from ..models.drafters import kinds, mtp
+from ..models.drafters import kinds, medusa, mtp
 from ..models.drafters.files import DrafterFiles
-from ..models.drafters.medusa import MedusaHeads, attach
+from ..models.drafters.medusa import MedusaHeads
 from ..models.loading import Loaded, load_model, outline
 from ..models.number_format import NumberFormat
 from ..models.self_draft import bytes_beside, self_draft
@@ -176,7 +175,7 @@ class Loader:
         directory = self._fetch(model, revision)
         kinds.check_is_none(directory)
         # The config.json of Medusa heads does not describe their base model.
-        described = (directory / "config.json").is_file() and not medusa_files.is_medusa(directory)
+        described = (directory / "config.json").is_file() and not medusa.is_medusa(directory)
         if described and source is not None and source.drafter is not None:
             source.drafter.check_config(files.read_config(directory))
         return source, directory
@@ -192,11 +191,11 @@ class Loader:
         self, directory: Path, q_bits: int | None, adapter_path: str | Path | None
     ) -> tuple[Loaded, Tokenizer, MedusaHeads | None]:
         adapter = None if adapter_path is None else Path(adapter_path)
-        if not medusa_files.is_medusa(directory):
+        if not medusa.is_medusa(directory):
             return (*self._load(directory, q_bits, adapter), None)
-        heads = medusa_files.read(directory)
+        heads = medusa.read(directory)
         base, tokenizer = self._load(self._base(directory, heads.base), q_bits, adapter)
-        return base, tokenizer, attach(heads, base.model)
+        return base, tokenizer, medusa.attach(heads, base.model)
 
     def with_draft(
         self, pair: Pair, kind: str, source: DraftSource, q_bits: int | None, draft_vocab: str
@@ -244,7 +243,7 @@ class Loader:
             base = inside if inside.is_dir() else self._fetch(name, None)
         except SourceError as problem:
             raise SourceError(f"{heads} names a base model that is missing: {problem}") from problem
-        if medusa_files.is_medusa(base):
+        if medusa.is_medusa(base):
             raise CheckpointError(f"{name}, the base model of {heads}, is Medusa heads too")
         return base
 

@@ -12,10 +12,10 @@ import mlx.nn as nn
 import numpy as np
 
 from ..checkpoints import destination
-from ..checkpoints.formats.medusa import BASE, COUNT, LAYERS, SAFETENSORS
+from ..checkpoints.shards import HEADS
 from ..engine.pair import Pair
 from ..models.base import Base
-from ..models.drafters.medusa import MedusaHeads
+from ..models.drafters.medusa import BASE, COUNT, LAYERS, MedusaHeads
 from .collect import Rows
 from .config import DataConfig, HeadsConfig, TrainConfig
 from .fit import HELD_OUT, Task, Trained, Training, Watcher, work_directory
@@ -142,5 +142,5 @@ def write(directory: Path, heads: MedusaHeads, base: str) -> None:
         "hidden_size": shapes[-1],
         "vocab_size": heads.vocabulary,
     }
-    mx.save_safetensors(str(directory / SAFETENSORS), tensors, {"format": "pt"})
+    mx.save_safetensors(str(directory / HEADS), tensors, {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -8,8 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.checkpoints.formats.medusa import read
-from mlx_specdec.models.drafters.medusa import MedusaHeads, attach
+from mlx_specdec.models.drafters.medusa import MedusaHeads, attach, read
 from mlx_specdec.models.loading import load_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "medusa"
