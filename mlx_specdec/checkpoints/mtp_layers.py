@@ -83,8 +83,7 @@ def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dic
 
 
 def is_original(weights: Weights) -> bool:
-    """Return whether tensors are laid out as the model's makers have it; mlx-lm turns convolutions
-    and adds 1 to norms."""
+    """Return whether this is the makers' layout; mlx-lm turns convolutions and adds 1 to norms."""
     shapes = [info.shape for name, info in weights.infos.items() if name.endswith(CONVOLUTION)]
     if shapes:
         return any(shape[-1:] != (1,) for shape in shapes)

@@ -216,8 +216,7 @@ def _text(name: str, value: object) -> str:
 @dataclass
 class BatchRun:
     """Decodes the lines that the journal lacks. strict: raise PromptError for the first line that
-    cannot become a text, instead of writing its error. sums: of what this run has decoded. labels:
-    of its newest text."""
+    becomes no text, instead of writing its error. sums: of this run. labels: of its newest text."""
 
     lines: Lines
     journal: Journal

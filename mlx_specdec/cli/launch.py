@@ -72,8 +72,7 @@ def launch(machines: Machines, launched: Launched) -> None:
     """Run a command whose target is shared by several machines.
 
     Every machine needs the same Python environment, the same working directory and the model, at
-    the same paths, and ssh without a password. It exits with the code of rank 0.
-    """
+    the same paths, and ssh without a password. It exits with the code of rank 0."""
     hosts = hosts_of(machines)
     missing = [line for host in dict.fromkeys(hosts) for line in _missing(host, launched.words)]
     if missing:

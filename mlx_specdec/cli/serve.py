@@ -138,8 +138,7 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
 
     Without --model it is the shipped translator, from English to French. A request's text depends
     on its prompt, its settings and its seed alone, whatever else is served at the same time. Flags
-    of sampling are what a request has that does not say it for itself.
-    """
+    of sampling are what a request has that does not say it for itself."""
     model, _ = named(flags)
     options = flags.options()
     if not 0 <= network.port < 1 << 16:

@@ -55,8 +55,7 @@ def model_source(name: str, revision: str | None, dtype: str, q_bits: int | None
 
 @dataclass(frozen=True)
 class DrafterSource:
-    """One hidden-state drafter to estimate. files: from `drafters.kinds.outline`. name: for
-    messages."""
+    """A hidden-state drafter to estimate. files: `drafters.kinds.outline`'s. name: for messages."""
 
     name: str
     files: DrafterFiles

@@ -51,8 +51,7 @@ class PassCosts:
     spread: float = 0.0
 
     def in_steps(self, step: float, other: float = 0.0) -> RoundCost:
-        """Return the costs in plain steps of `step` seconds. other: seconds that every round takes
-        besides."""
+        """Return the costs in plain steps of `step` seconds. other: seconds of a round besides."""
         return RoundCost(
             draft=(self.draft or 0.0) / step,
             passes={size: seconds / step for size, seconds in self.passes.items()},

@@ -133,8 +133,7 @@ def _round(cost: RoundCost, share: float, acceptance: Sequence[float]) -> tuple[
 
 @dataclass(frozen=True)
 class Prediction:
-    """The best number of drafted tokens, 0 for plain decoding, where each of them is accepted with
-    probability alpha."""
+    """The best number of drafted tokens, 0 for none, if each is accepted with probability alpha."""
 
     alpha: float
     num_draft: int

@@ -173,8 +173,7 @@ def collect(
 
 def batches(lengths: Sequence[int], size: int, seed: int, kinds: int = 1) -> list[list[int]]:
     """Numbers of the prompts, `size` together whose lengths are close; the batches shuffled, so
-    that the last ones are no longer than others. kinds: so many take turns, and are never together.
-    """
+    that the last ones are no longer than others. kinds: so many take turns, never together."""
     order = sorted(
         range(len(lengths)), key=lambda number: (number % kinds, lengths[number], number)
     )

@@ -99,8 +99,7 @@ class DrafterConfig(TrainConfig):
 @dataclass(frozen=True)
 class DraftConfig:
     """A draft to begin with where there is none. layers: how many, of the target's own, evenly
-    chosen. width: of hidden states; the weights are then random ones, and the draft has to learn
-    everything."""
+    chosen. width: of hidden states; all weights are then random, and have to be learned."""
 
     layers: int
     width: int | None = None

@@ -158,8 +158,7 @@ class DSparkTask(AnchorTask):
         return (logits + network.markov_head.markov_w2(before))[:, : self._vocabulary]
 
     def _states(self, given: Anchored) -> tuple[mx.array, mx.array]:
-        """Return the inputs of the head, (n, width), and of the Markov head's last matrix, (n,
-        rank)."""
+        """Return the inputs of the head, (n, width), and of `markov_w2`, (n, rank)."""
         states = self._blocks(given)
         blocks = states.reshape(-1, given.slots, states.shape[-1])
         tokens = given.tokens.reshape(-1, given.slots)

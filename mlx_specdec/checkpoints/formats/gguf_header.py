@@ -1,6 +1,5 @@
 """The front of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), in either
-byte order. The gguf package's reader believes all claims, and takes a minute for 750,000 strings.
-"""
+byte order. The gguf package believes all claims, and takes a minute for 750,000 strings."""
 
 import math
 import mmap

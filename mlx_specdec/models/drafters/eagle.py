@@ -87,8 +87,7 @@ class Eagle(Chain):
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Files(DrafterFiles):
     """norm_before_residual: the residual of the first layer is normed. norms_before_head: logits
-    are made of the output of the last norm. feeds_back_normed: so is the feature of the next step.
-    """
+    are made of the output of the last norm. feeds_back_normed: so is the next step's feature."""
 
     norm_before_residual: bool
     norms_before_head: bool
