@@ -66,16 +66,14 @@ class DrafterSource:
 def own_draft(target: ModelSource, name: str, q_bits: int | None = None) -> ModelSource:
     """Return the draft "self" or "self:N": the target's layers at q_bits a weight."""
     config = {k: v for k, v in target.config.items() if not k.startswith("quantization")}
-    layers = own_layers(name) or 0
-    if layers:
+    if layers := own_layers(name):
         config = families.of_config(config).with_layers(config, range(layers))
-        return ModelSource(name, config, target.dtype, q_bits)
-    return ModelSource(name, config, target.dtype, q_bits or SELF_BITS)
+    return ModelSource(name, config, target.dtype, q_bits or (None if layers else SELF_BITS))
 
 
 class Lender:
-    """What a target lends a drafter, which does not depend on how many of its layers are built.
-    model: the target once it is built."""
+    """What a target lends a drafter, as interfaces.TargetModel has it: that does not depend on how
+    many of its layers are built. model: the target once it is built."""
 
     def __init__(self, target: Outline, files: DrafterFiles) -> None:
         self.layers = len(target.layers)
@@ -86,17 +84,14 @@ class Lender:
 
     @property
     def state_dtype(self) -> mx.Dtype:
-        """The dtype of hidden states."""
         return mx.float32 if self.model is None else self.model.state_dtype
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """As interfaces.TargetModel."""
         if self.model is None:
             return mx.zeros((*tokens.shape, self.width))
         return self.model.embed(tokens)
 
     def head(self, states: mx.array) -> mx.array:
-        """As interfaces.TargetModel."""
         assert self.model is not None, "drafts are timed once there is a target"
         return self.model.head(states)
 

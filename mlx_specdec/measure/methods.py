@@ -2,7 +2,6 @@
 
 import functools
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from ..interfaces import Progress
 from ..models.base import check_prompt
 from ..options import Options
 from ..text.prompts import Prompt
-from .passes import Clock, PassTimer, opened
+from .passes import PassTimer, opened
 
 ALWAYS_TIMED = 9
 """Passes over 1 .. ALWAYS_TIMED tokens are always measured: that is where V bends."""
@@ -182,10 +181,7 @@ def _runner(pair: Pair, options: Options, *, timed: Timed = "none") -> Runner:
 
 
 def pass_timer(
-    pairs: Sequence[Pair],
-    prompt: Sequence[int],
-    lengths: Sequence[Length],
-    clock: Clock = time.perf_counter,
+    pairs: Sequence[Pair], prompt: Sequence[int], lengths: Sequence[Length]
 ) -> PassTimer:
     """Return a timer of passes behind a prompt, with those of rounds of `lengths` draft tokens.
     pairs: one target; of several draft models none is timed, nor one that cannot take the prompt.
@@ -197,7 +193,7 @@ def pass_timer(
         with suppress(PromptError):
             draft = opened(model, translation.feed(prompt) if translation else prompt)
     sizes = sorted({*range(1, ALWAYS_TIMED + 1), *(n + 1 for n in lengths if n != "auto")})
-    return PassTimer(opened(pairs[0].target, prompt), sizes=sizes, draft=draft, clock=clock)
+    return PassTimer(opened(pairs[0].target, prompt), sizes=sizes, draft=draft)
 
 
 def measure(

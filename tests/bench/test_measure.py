@@ -154,7 +154,8 @@ def test_passes_of_all_rounds_are_timed_and_a_draft_is_fed_in_its_own_tokens() -
     target, draft = PricedModel(clock, 2.0, 0.5), PricedModel(clock, 0.25, 0.0)
     translation = SimpleNamespace(feed=lambda prompt: [4 for _ in prompt])
     pair: Any = SimpleNamespace(target=target, draft=draft, translation=translation)
-    timer = pass_timer([pair], PROMPT, [3, 12, "auto"], clock)
+    timer = pass_timer([pair], PROMPT, [3, 12, "auto"])
+    timer.clock = clock
     timer.turn(2)
     costs = timer.costs()
     assert costs is not None and costs.draft == pytest.approx(0.25)
