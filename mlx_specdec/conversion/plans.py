@@ -262,10 +262,9 @@ def _encoder_decoder(directory: Path, config: Mapping[str, Any], numbers: Number
     family = families.of_config(config)
     assert isinstance(family, EncoderDecoderFamily)
     weights, places, network = family.opened(directory, config)
-    layers = tree_flatten(network.leaf_modules(), is_leaf=nn.Module.is_module)
     stored = {
         path: Quantization(layer.bits, layer.group_size, layer.mode)
-        for path, layer in layers
+        for path, layer in tree_flatten(network.leaf_modules(), is_leaf=nn.Module.is_module)
         if hasattr(layer, "bits")
     }
     for name, place in places.items():

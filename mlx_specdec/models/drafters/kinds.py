@@ -117,8 +117,7 @@ def _checked(
         ) from problem
     arrays = dict(tree_flatten(network.parameters()))
     if weights is None:
-        stated = Settings(directory, config.get("transformer_layer_config"), config)
-        dtype = stored_dtype(stated)
+        dtype = stored_dtype(Settings(directory, config.get("transformer_layer_config"), config))
         zeros = {name: mx.zeros(array.shape, dtype) for name, array in arrays.items()}
         if (nbytes := sum(array.nbytes for array in zeros.values())) > LARGEST:
             raise CheckpointError(
