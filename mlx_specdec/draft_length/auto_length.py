@@ -13,8 +13,8 @@ import numpy as np
 
 from ..interfaces import Prices
 from ..interfaces.results import RoundReport, SequenceRound
-from .acceptance import EARLIER, MEMORY, Acceptance
-from .costs import DOUBT, MOST, Block, Costs, unknown
+from .acceptance import EARLIER, Acceptance
+from .costs import MOST, Block, Costs, unknown
 from .length import Change
 from .saved import Knowledge
 
@@ -66,33 +66,22 @@ class _Plan:
 class _Size:
     """What belongs to batches of one size. next: the plan after the round in flight. drafting:
     share of the rows that drafted, by source. unread: tokens a row that the source has not read.
-    arriving: those of newcomers, a round. stretch: plain steps since the last draft."""
+    stretch: plain steps since the last draft."""
 
     costs: Costs
     plan: _Plan
     next: _Plan
     drafting: dict[str, float]
     unread: dict[str, float]
-    arriving: float = 0.0
     rounds: int = 0
     stretch: int = 0
 
 
 @dataclass(frozen=True)
-class _Heard:
-    """A round by `plan` that nothing was learned from yet. lengths: of its texts by then."""
-
-    size: _Size
-    plan: _Plan
-    report: RoundReport
-    lengths: Sequence[int]
-
-
-@dataclass(frozen=True)
 class _Arms:
-    """Of one source, by length from 0: expected tokens; costs in plain steps, as they seem and with
-    one standard error; tokens a plain step's time by these, with luck, and without. current: the
-    length in use. reading: what the next round costs more."""
+    """Of one source, by length from 0: expected tokens; costs in plain steps, with one standard
+    error; tokens a plain step's time with luck and as it seems; standard errors of the costs.
+    current: the length in use. reading: what the next round costs more."""
 
     tokens: Sequence[float]
     dear: Sequence[float]
@@ -141,7 +130,8 @@ class AutoLength:
         self._sizes: dict[int, _Size] = {}
         self._rounds = 0
         self._begun, self._late, self._remaining = False, False, math.inf
-        self._heard: list[_Heard] = []
+        # Rounds that nothing was learned from yet, with the plan of each and the texts' lengths.
+        self._heard: list[tuple[_Size, _Plan, RoundReport, Sequence[int]]] = []
         self._changes: deque[Change] = deque(maxlen=1000)
 
     @property
@@ -200,14 +190,16 @@ class AutoLength:
         self._begun = True
 
     def on_round(self, report: RoundReport) -> None:
-        """Take note of a round. From one that the next ones depend on it learns at once, from a
-        text's first rounds before the fourth, which ends many short texts, and from others when
-        `learn` or `meanwhile` is called."""
-        rows = len(report.sequences)
+        """Take note of a round. From one that the next ones depend on, a trial or a draft of whose
+        drafter little is known, it learns at once, from a text's first rounds before the fourth,
+        which ends many short texts, and from others when `learn` or `meanwhile` is called."""
+        rows, source = len(report.sequences), self._drafter(report.source)
         size = self._sizes.setdefault(_rounded_up(rows), self._size(rows))
         lengths = [len(each.committed) for each in report.sequences]
-        self._heard.append(_Heard(size, size.plan, report, lengths))
-        soon = report.ended or self._learns(report) or self._tries(report, size.plan)
+        self._heard.append((size, size.plan, report, lengths))
+        tried = not source.free and source.name in size.plan.trials
+        tells = report.size and (tried or self._acceptance[source.name].undecided)
+        soon = report.ended or size.plan.plain or tells
         if soon or size.rounds + len(self._heard) == EVERY:
             self.learn()
         size.plan = size.next
@@ -215,30 +207,18 @@ class AutoLength:
     def learn(self) -> None:
         """Learn from the rounds since the last call and plan the next ones."""
         heard, self._heard = self._heard, []
-        for its in heard:
-            self._learn(its)
-        last = {id(each.size): each for each in heard if not each.report.drained}
-        for its in last.values():
+        for each in heard:
+            self._learn(*each)
+        last = {id(size): (size, plan, its) for size, plan, its, _ in heard if not its.drained}
+        for size, plan, its in last.values():
             # What is not a round of a trial that is under way must not end it.
-            if its.plan is its.size.plan or not its.size.plan.trials:
-                self._plan_next(its)
+            if plan is size.plan or not size.plan.trials:
+                self._plan_next(size, plan, its)
 
     def meanwhile(self) -> None:
         """Learn while a pass is in flight, from several rounds at once, which takes less time."""
         if len(self._heard) >= EVERY:
             self.learn()
-
-    def _learns(self, report: RoundReport) -> bool:
-        """Whether what became of the round's draft may change what is drafted next."""
-        drafter = self._acceptance[self._drafter(report.source).name]
-        return report.size > 0 and drafter.undecided > 0
-
-    def _tries(self, report: RoundReport, plan: _Plan) -> bool:
-        """Whether the round was a trial, other than of a source whose drafts cost nothing."""
-        source = self._drafter(report.source)
-        return plan.plain > 0 or (
-            report.size > 0 and not source.free and source.name in plan.trials
-        )
 
     def _is_new(self, source: Source) -> bool:
         """Whether nothing is known of a source."""
@@ -249,19 +229,13 @@ class AutoLength:
         a caller has passed are none of its sources."""
         return self._sources.get(name) or next(iter(self._sources.values()))
 
-    def _learn(self, its: _Heard) -> None:
-        size, report, lengths, rows = its.size, its.report, its.lengths, len(its.lengths)
-        source, drafted, seconds = self._drafter(report.source), report.size, report.times.total
-        arrived = [
-            max(MOST, length - each.accepted - 1)
-            for length, each in zip(lengths, report.sequences, strict=True)
-            if each.position == 0
-        ]
-        if rows > 1:
-            size.arriving += (sum(arrived) / rows - size.arriving) / MEMORY
-        for name in self._paid if arrived and not self._begun else ():
-            stay = (rows - len(arrived)) * size.unread[name]
-            size.unread[name] = (stay + sum(arrived)) / rows
+    def _learn(self, size: _Size, plan: _Plan, report: RoundReport, lengths: Sequence[int]) -> None:
+        source, drafted, rows = self._drafter(report.source), report.size, len(lengths)
+        rounds = list(zip(lengths, report.sequences, strict=True))
+        new = [max(MOST, n - each.accepted - 1) for n, each in rounds if each.position == 0]
+        for name in self._paid if new and not self._begun else ():
+            stay = (rows - len(new)) * size.unread[name]
+            size.unread[name] = (stay + sum(new)) / rows
         # After a plain step that only emptied the pipeline the next one fills it again.
         size.stretch = 0 if drafted or report.drained else size.stretch + 1
         if not report.drained:
@@ -271,8 +245,8 @@ class AutoLength:
                 acceptance.fade()
             for each in report.sequences:
                 if each.drafted:
-                    self._judge(each, self._sources.get(each.source, source), its.plan)
-            context = sum(lengths) / rows
+                    self._judge(each, self._sources.get(each.source, source), plan)
+            seconds, context = report.times.total, sum(lengths) / rows
             if drafted:
                 share = sum(each.drafted > 0 for each in report.sequences) / rows
                 size.drafting[source.name] += (share - size.drafting[source.name]) / EARLIER
@@ -281,7 +255,7 @@ class AutoLength:
                     size.costs.add(source.costs, drafted, seconds, context, unread)
             elif size.stretch > 1 or size.rounds == 1:
                 size.costs.add("", 0, seconds, context)
-            self._pay(its, source)
+            self._pay(size, plan, report, source)
         emitted = sum(each.accepted + 1 for each in report.sequences) / rows
         self._remaining -= emitted
         for name in self._paid:
@@ -290,38 +264,39 @@ class AutoLength:
             size.unread[source.name] = 0.0
 
     def _judge(self, its: SequenceRound, source: Source, plan: _Plan) -> None:
+        """Count a draft. A token at which it ended counts as one that would not have stayed, and so
+        does one behind the end of a text that nobody knew of."""
         asked = plan.limits[source.name]
         # Drafts of a text's last round end with the text.
         stopped = source.stops and its.drafted < asked and not its.ended
-        # A token at which a draft ended counts as one that would not have stayed.
-        self._acceptance[source.name].add(its.drafted + stopped, its.accepted)
+        stayed = min(its.accepted, its.emitted - 1)
+        self._acceptance[source.name].add(its.drafted + stopped, stayed)
         if source.name not in plan.trials and not its.ended:
             self._reached[source.name].add(asked, its.drafted)
 
-    def _pay(self, its: _Heard, source: Source) -> None:
+    def _pay(self, size: _Size, plan: _Plan, report: RoundReport, source: Source) -> None:
         """Earn a share of the round's time, and pay for a trial what it must be expected to lose
         now: of one round luck tells most."""
-        costs, plan, drafted, lost = its.size.costs, its.plan, its.report.size, 0.0
-        took = its.report.times.total / costs.plain if costs.plain else 1.0
+        plain, drafted, lost = size.costs.plain, report.size, 0.0
+        took = report.times.total / plain if plain else 1.0
         self._budget = min(self._budget + SHARE * min(took, 5.0), SAVED)
         if plan.plain and not drafted:
             lost = 1 - 1 / plan.speed
         elif drafted and source.name in plan.trials:
-            lost = self._arms(its.size, source).loss(drafted, plan.speed)
+            lost = self._arms(size, source).loss(drafted, plan.speed)
         self._budget = max(-SAVED, self._budget - max(0.0, lost))
 
-    def _plan_next(self, its: _Heard) -> None:
-        size, plan, report = its.size, its.plan, its.report
+    def _plan_next(self, size: _Size, plan: _Plan, report: RoundReport) -> None:
         if plan.plain > 1 and not report.size:
             size.next = replace(plan, plain=plan.plain - 1)
-        else:
-            best = size.next.best
-            size.next = self._plan(size, len(report.sequences), report.waiting)
-            for name, length in size.next.best.items():
-                if length != best[name] or not self._changes:
-                    speed = self._arms(size, self._sources[name]).speeds[length]
-                    named = name if len(self._sources) > 1 else ""
-                    self._changes.append(Change(self._rounds, length, speed, named))
+            return
+        best = size.next.best
+        size.next = self._plan(size, len(report.sequences), report.waiting)
+        for name, length in size.next.best.items():
+            if length != best[name] or not self._changes:
+                speed = self._arms(size, self._sources[name]).speeds[length]
+                named = name if len(self._sources) > 1 else ""
+                self._changes.append(Change(self._rounds, length, speed, named))
 
     def _size(self, rows: int) -> _Size:
         """Return what is known of batches of such a size; of a new one from the nearest size."""
@@ -330,18 +305,16 @@ class AutoLength:
             return self._sizes[rows]
         costs = Costs({name: self._block(name, rows) for name in self._known})
         nobody = dict.fromkeys(self._sources, 0)
-        drafting, unread = dict.fromkeys(nobody, 1.0), dict.fromkeys(nobody, 0.0)
         nothing = _Plan(nobody, nobody)
+        drafting, unread = dict.fromkeys(nobody, 1.0), dict.fromkeys(nobody, 0.0)
         size = _Size(costs, nothing, nothing, drafting, unread)
         size.plan = size.next = self._plan(size, rows)
         return size
 
     def _block(self, name: str, rows: int) -> Block:
         known = {**self._known[name], **{r: s.costs.block(name) for r, s in self._sizes.items()}}
-        if not known:
-            return unknown()
-        apart, nearest = min((abs(math.log2(size / rows)), size) for size in known)
-        return known[nearest].doubted(DOUBT * apart)
+        nearest = min(known, key=lambda size: abs(math.log2(size / rows)), default=rows)
+        return known.get(nearest, unknown()).resized(rows / nearest)
 
     def _arms(self, size: _Size, source: Source) -> _Arms:
         name, exp = source.name, math.exp
@@ -349,9 +322,6 @@ class AutoLength:
         costs = [exp(each) for each in logarithms]
         if source.stops:
             costs = _ending_sooner(costs, self._reached[name].tokens()[0])
-        if size.arriving and not source.free:
-            arriving = size.costs.reading(source.costs, size.arriving)
-            costs[1:] = [each + arriving for each in costs[1:]]
         # In standard errors. Of a batch those that have nothing to draft gain nothing.
         luck, share = max(self._budget, 1.0), size.drafting[name]
         tokens, lucky = (
@@ -376,11 +346,10 @@ class AutoLength:
         main: _Arms | None = None
         for name in self._paid:
             its, length = arms[name], arms[name].best(floor)
-            rate = its.rate(length) * (MARGIN if its.current else 1.0)
             # What must be read first must be gained in the rest of the text.
             pays = its.reading < self._remaining * (1 - 1 / max(1.0, its.speeds[length]))
-            if length and rate > promised and pays:
-                promised, speed, main = rate, max(floor, its.speeds[length]), its
+            if length and its.rate(length) > promised and pays:
+                promised, speed, main = its.rate(length), max(floor, its.speeds[length]), its
                 best |= {**dict.fromkeys(self._paid, 0), name: length}
         for name, its in arms.items():
             if name not in self._paid:
@@ -394,30 +363,20 @@ class AutoLength:
     def _with_trials(self, plan: _Plan, arms: Mapping[str, _Arms], main: _Arms | None) -> _Plan:
         """Return the plan with trials of arms that may be better, if there are such that the budget
         pays for: the most hopeful one of those that take time, and one of each free source."""
-        full = self._budget >= 0.99 * SAVED
-        hoped, probed = MARGIN, math.inf
-        trials: dict[str, int] = {}
-        paid: dict[str, int] = {}
+        hoped, trials, paid = MARGIN, dict[str, int](), dict[str, int]()
         for name, its in arms.items():
-            length, lengths = plan.best[name], range(1, len(its.tokens))
+            length = plan.best[name]
             speed = max(plan.speed, its.speeds[length]) if length else plan.speed
-            losses = [math.inf, *(its.loss(n, speed) for n in lengths)]
-            affordable = 2 * SAVED if full else max(self._budget, self._acceptance[name].undecided)
+            affordable = max(self._budget, self._acceptance[name].undecided)
             hopes = [
-                its.hoped[n] / speed if loss <= affordable and n != length else 0.0
-                for n, loss in enumerate(losses)
+                hope / speed if n not in (0, length) and its.loss(n, speed) <= affordable else 0.0
+                for n, hope in enumerate(its.hoped)
             ]
             most = hopes.index(max(hopes))
             if name not in self._paid:
                 trials |= {name: most} if hopes[most] > MARGIN else {}
             elif hopes[most] > hoped:
                 hoped, paid = hopes[most], {name: most}
-            elif full and main is None and hoped == MARGIN:
-                # Nothing is gained by saving more: the arm that buys most verdicts.
-                prices = [max(losses[n], 0.1) / its.tokens[n - 1] for n in lengths]
-                price, n = min(zip(prices, lengths, strict=True))
-                if losses[n] <= affordable and price < probed:
-                    probed, paid = price, {name: n}
         if main is not None and EVERY * (1 - 1 / plan.speed) <= self._budget:
             # Two standard errors: that drafting pays must be sure.
             error = max(main.errors[plan.best[name]] for name in self._paid)

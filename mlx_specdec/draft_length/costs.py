@@ -7,6 +7,7 @@ are."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,8 +20,9 @@ RISE = 0.35
 published curves lie between 0 and 1; with 0.25 the first texts lose 4 % to drafts that are too
 long, with 0.5 they never find the long ones that pay on flat curves."""
 DOUBT = RISE / 2
-"""Variance of that logarithm for each doubling, a quarter of it common to all doublings. With 0.1
-costs far from the expected ones are believed too late (3 % of texts of 12 tokens)."""
+"""Variance of that logarithm for each doubling, a quarter of it common to all doublings; a
+sixteenth is added for each doubling of a batch. With 0.1 costs far from the expected ones are
+believed too late (3 % of texts of 12 tokens)."""
 DRIFT = 0.05
 """Standard deviation by which the machine's speed changes from round to round; costs change by a
 sixteenth of it, and a round's noise is five times it, until it is learned. With 0.02 wandering
@@ -33,8 +35,6 @@ SIZE = MOST + 2
 SLOPE, READING = MOST, MOST + 1
 DOUBLINGS = np.log2(np.arange(2, MOST + 2))
 _SHARED = np.minimum.outer(DOUBLINGS, DOUBLINGS)
-_MOST_DOUBT = DOUBT * (DOUBLINGS + DOUBLINGS**2 / 4)
-"""Variances of a source before its first round: later ones do not grow beyond them."""
 
 
 class Block(NamedTuple):
@@ -46,19 +46,39 @@ class Block(NamedTuple):
     mean: np.ndarray
     covariance: np.ndarray
 
-    def doubted(self, variance: float) -> Block:
-        """Return the same, less sure by `variance` for each doubling of a round's tokens."""
-        covariance = self.covariance.copy()
-        covariance[:MOST, :MOST] += variance * _SHARED
-        return Block(self.mean, covariance)
+    def resized(self, factor: float) -> Block:
+        """Return what is expected of batches of so many times as many rows: what passes over as
+        many tokens cost, and beyond the longest of them what the last doubling says."""
+        shift, whole = math.log2(factor), np.eye(SIZE)
+        passes = np.array([_weights(each + shift) for each in DOUBLINGS])
+        whole[:MOST, :MOST] = passes - _weights(shift)
+        covariance = whole @ self.covariance @ whole.T
+        covariance[:MOST, :MOST] += DOUBT / 4 * abs(shift) * _SHARED
+        return Block(whole @ self.mean, covariance)
+
+
+def _weights(doublings: float) -> np.ndarray:
+    """Return by how much the cost of each length counts in that of a pass over so many doublings of
+    a plain step's tokens."""
+    points, weights = [0.0, *DOUBLINGS], np.zeros(MOST + 1)
+    high = max(1, bisect_left(points, doublings))
+    low, high = (MOST // 2 - 1, MOST) if high > MOST else (high - 1, high)
+    share = (doublings - points[low]) / (points[high] - points[low])
+    weights[[low, high]] = 1 - share, share
+    return weights[1:]
 
 
 def unknown() -> Block:
     """Return what is expected of a source before its first round."""
-    read = math.log(math.expm1(RISE) / MOST / 4)
-    covariance = np.diag(np.array([0.0] * MOST + [0.01, 4.0]))
+    read = math.log(math.expm1(RISE) / MOST / 8)
+    covariance = np.diag(np.array([0.0] * MOST + [0.01, 6.0]))
     covariance[:MOST, :MOST] = DOUBT * (_SHARED + np.outer(DOUBLINGS, DOUBLINGS) / 4)
     return Block(np.array([*(RISE * DOUBLINGS), 0.0, read]), covariance)
+
+
+_UNKNOWN = unknown().covariance
+_KEPT = 1 - DRIFT**2 / 16 / RISE
+"""Of what is known of costs, in 16 rounds."""
 
 
 class Costs:
@@ -74,10 +94,8 @@ class Costs:
         for name, own in self._own.items():
             self._mean[own], self._covariance[own, own] = blocks[name]
         self._covariance[0, 0] = 100.0
-        self._noise = (5 * DRIFT) ** 2
-        self._context = 0.0
+        self._noise, self._context = (5 * DRIFT) ** 2, 0.0
         self._rounds = self.plain_steps = 0
-        self._last: tuple[str, int] | None = None
 
     @property
     def noise(self) -> float:
@@ -87,7 +105,7 @@ class Costs:
     @property
     def plain(self) -> float:
         """Seconds of a plain step, 0 before a round was seen."""
-        return math.exp(self._mean[0]) if self._last else 0.0
+        return math.exp(self._mean[0]) if self._rounds else 0.0
 
     def block(self, name: str) -> Block:
         """Return what is known of a source."""
@@ -97,8 +115,8 @@ class Costs:
     def logarithms(self, name: str, most: int) -> tuple[list[float], list[float]]:
         """Return the logarithms of costs by drafted length, 0 to `most`, where the context is as
         long as in the last round, and their standard errors."""
-        mean, covariance = self._mean[self._own[name]], self._covariance[self._own[name]]
-        covariance, tilt = covariance[:, self._own[name]], self._context * DOUBLINGS
+        own, tilt = self._own[name], self._context * DOUBLINGS
+        mean, covariance = self._mean[own], self._covariance[own, own]
         variance = np.diagonal(covariance)[:MOST] + tilt * (
             2 * covariance[SLOPE, :MOST] + tilt * covariance[SLOPE, SLOPE]
         )
@@ -122,64 +140,47 @@ class Costs:
         self.behind(context)
         self.plain_steps += not drafted
         mean, covariance, took = self._mean, self._covariance, math.log(max(seconds, 1e-9))
+        first, self._rounds = not self._rounds, self._rounds + 1
         covariance[0, 0] += DRIFT**2
-        self._rounds += 1
         for own in self._own.values() if self._rounds % 16 == 0 else ():
-            self._doubt(own, DRIFT**2 / 16)
+            # As costs change, one is in the end as unsure of them as before the first round.
+            covariance[own] *= _KEPT
+            covariance[:, own] *= _KEPT
+            covariance[own, own] += (1 - _KEPT**2) * _UNKNOWN
         start = self._own[name].start if drafted else 0
         at = [0, start + drafted - 1, start + SLOPE, start + READING] if drafted else [0]
-        before = point = [float(mean[place]) for place in at]
+        before = point = mean[at].tolist()
         for _ in range(6):
             # What reading costs may be known so badly that one line through it says nothing.
             expected, weights = self._expected(point, drafted, unread)
             expected += sum(w * (b - p) for w, b, p in zip(weights, before, point, strict=True))
-            off, gains, variance = took - expected, *self._gains(at, weights)
+            gains = covariance[at].T @ weights
+            off, variance = took - expected, float(weights @ gains[at]) + self._noise
             change = [
                 b + gains[place] * off / variance for b, place in zip(before, at, strict=True)
             ]
             if not unread or abs(change[-1] - point[-1]) < 0.05:
                 break
             point = [(p + each) / 2 for p, each in zip(point, change, strict=True)]
-        if self._last and off < -2 * UNLIKELY * math.sqrt(variance):
-            # A round may stall, but never takes so much less than it costs.
-            # Between two rounds of one arm it is the machine that has changed.
-            covariance[0, 0] += DOUBT
-            if drafted and self._last != (name, drafted):
-                self._doubt(self._own[name], DOUBT)
-            gains, variance = self._gains(at, weights)
-        if self._last:
-            surprise = min(off * off / variance, 9.0)
-            self._noise += 0.05 * (max(0.03**2, self._noise * surprise) - self._noise)
-            variance *= max(1.0, off * off / variance / UNLIKELY**2) ** 2
+        if not first:
+            surprise = off * off / variance
+            self._noise += 0.05 * (max(0.03**2, self._noise * min(surprise, 9.0)) - self._noise)
+            variance *= max(1.0, surprise / UNLIKELY**2) ** 2
         mean += gains * (off / variance)
         covariance -= np.outer(gains, gains / variance)
-        if not self._last:
+        if first:
             # The first round of all may have stalled.
             covariance[0, 0] = max(covariance[0, 0], 0.5)
-        self._last = name, drafted
-
-    def _gains(self, at: Sequence[int], weights: Sequence[float]) -> tuple[np.ndarray, float]:
-        """Return the covariance of all entries with what was seen, and the variance of that."""
-        gains = self._covariance[at].T @ weights
-        seen = sum(w * float(gains[place]) for w, place in zip(weights, at, strict=True))
-        return gains, seen + self._noise
 
     def _expected(
         self, point: Sequence[float], drafted: int, unread: float
-    ) -> tuple[float, Sequence[float]]:
+    ) -> tuple[float, np.ndarray]:
         """Return the expected logarithm of a round's seconds, and its derivatives by the entries of
         `point`: a plain step, the cost, the slope, and the price of reading."""
         if not drafted:
-            return point[0], (1.0,)
+            return point[0], np.ones(1)
         plain, cost, slope, price = point
         tilt = self._context * float(DOUBLINGS[drafted - 1])
         alone, reading = math.exp(cost + tilt * slope), unread * math.exp(price)
         share = alone / (alone + reading)
-        return plain + math.log(alone + reading), (1.0, share, share * tilt, 1 - share)
-
-    def _doubt(self, own: slice, variance: float) -> None:
-        """Become less sure of a source by `variance` for each doubling of a round's tokens, of
-        lengths that are known better than before the first round."""
-        costs = self._covariance[own, own][:MOST, :MOST]
-        known = np.diagonal(costs) < _MOST_DOUBT
-        costs += variance * _SHARED * np.outer(known, known)
+        return plain + math.log(alone + reading), np.array([1.0, share, share * tilt, 1 - share])

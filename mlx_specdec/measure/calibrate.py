@@ -2,7 +2,6 @@
 
 import math
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,17 +20,12 @@ from ..options import Options
 PROMPTS = (2_048, 8)
 """Tokens before the texts, half of the turns behind each: what a round costs depends on its keys. A
 model with fewer positions takes half of them; the source of an encoder-decoder is no context."""
-FIRST_LENGTHS = (1, 2, 4, 8)
-"""Draft lengths that are measured at the first use of a pair; others are interpolated."""
-UNSURE = 0.45
-"""Relative standard error of the cost of the longest of them above which they are measured: two
-turns suffice, a text alone does not."""
-OPTIMISM = 0.7
-"""Share of the measured costs that texts begin with. Costs that are too low are corrected by the
-drafts that they lead to, those that are too high by nothing, and a busy machine makes them so: with
-1 the first 48 translations reach 0.97 of the best length, and 0.72 where the machine was so
-busy that costs came out twice too high; with 0.7 0.99 and 0.95, and a pair that gains nothing 0.99
-of plain decoding."""
+FIRST_LENGTHS = (1, 2, 4, 8, MOST)
+"""Draft lengths that are measured at the first use of a pair, the longest too, since a pass over 17
+tokens may cost no more than one over two; others are interpolated."""
+UNSURE = 0.6
+"""Relative standard error of the cost of the longest of them above which they are measured: one
+turn suffices, a text alone does not."""
 NOISY = 0.15
 """Relative standard error of a typical cost above which a calibration is worthless."""
 
@@ -81,10 +75,9 @@ def _prompts(pair: Pair) -> tuple[int, int]:
     return max(short, min([longer, *rooms])), short
 
 
-def calibrate_first(pair: Pair, options: Options, *, seconds: float = 1.0, turns: int = 4) -> None:
+def calibrate_first(pair: Pair, options: Options) -> None:
     """Measure roughly what rounds of a pair cost where this machine knows little of it, and save
-    it, so that texts do not have to find out. seconds: after which it ends. turns: how often each
-    of FIRST_LENGTHS is measured at most. Raises OptionError as `drafters` does."""
+    it, so that texts do not have to find out. Raises OptionError as `drafters` does."""
     if not options.cost_cache or options.num_draft != "auto" or options.regular:
         return
     paid = next((each for each in drafters(pair, options) if each.nbytes), None)
@@ -96,8 +89,7 @@ def calibrate_first(pair: Pair, options: Options, *, seconds: float = 1.0, turns
         _, errors = Costs({its.costs: known}).logarithms(its.costs, FIRST_LENGTHS[-1])
         if errors[-1] <= UNSURE:
             return
-    survey = Survey(its, FIRST_LENGTHS)
-    ends = time.perf_counter() + seconds
+    survey = first_survey(its)
     plain = Options(max_tokens=sys.maxsize, temperature=options.temperature)
     run = stream_generate(
         replace(pair, eos_token_ids=frozenset()),
@@ -107,23 +99,30 @@ def calibrate_first(pair: Pair, options: Options, *, seconds: float = 1.0, turns
         draft_length=survey,
     )
     for _ in run:
-        if survey.turns == turns or time.perf_counter() > ends:
+        if survey.done:
             break
-    saved.memory(pair_key(pair)).add(survey.first_guess)
+    saved.memory(pair_key(pair)).add(survey.knowledge)
 
 
 class Survey:
     """DraftLength of a calibration: plain steps, then each of `lengths`, and again. Not counted are
     the first plain step, which fills the pipeline, and the first round after it, which pays for
-    what the draft has not read."""
+    what the draft has not read. It is done after so many turns, or so many seconds of rounds."""
 
     PLAIN_STEPS = 6
     changes: Sequence[Change] = ()
 
-    def __init__(self, source: Source, lengths: Sequence[int]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        lengths: Sequence[int],
+        *,
+        turns: int = sys.maxsize,
+        seconds: float = math.inf,
+    ) -> None:
         self._source = source
+        self._most_turns, self._seconds = turns, seconds
         self._costs = Costs({source.costs: unknown()})
-        self._fastest: dict[int, float] = {}
         short = [length for length in lengths if length <= source.most]
         self._turn = [*[0] * self.PLAIN_STEPS, 1, *short]
         self._ignored = (0, self.PLAIN_STEPS)
@@ -134,13 +133,17 @@ class Survey:
         """Return the next length, whatever remains."""
         return self._turn[self._place]
 
+    @property
+    def done(self) -> bool:
+        return self.turns >= self._most_turns or self._seconds <= 0
+
     def on_round(self, report: RoundReport) -> None:
         """Learn from one round of the length that was chosen; a shorter one is left out."""
+        self._seconds -= report.times.total
         if report.drained:
             return
         if self._place not in self._ignored and report.size == self._turn[self._place]:
-            seconds, [sequence] = report.times.total, report.sequences
-            self._fastest[report.size] = min(seconds, self._fastest.get(report.size, math.inf))
+            [sequence], seconds = report.sequences, report.times.total
             context = len(sequence.committed)
             self._costs.add(self._source.costs, report.size, seconds, context)
         self._place = (self._place + 1) % len(self._turn)
@@ -158,17 +161,11 @@ class Survey:
         return {n: math.exp(cost) for n, cost in enumerate(costs) if n}
 
     @property
-    def first_guess(self) -> saved.Knowledge:
-        """Costs by the fastest rounds, times OPTIMISM, and less sure than they were measured."""
-        name, costs = self._source.costs, Costs({self._source.costs: unknown()})
-        for _ in range(max(1, self.turns)):
-            for length, seconds in self._fastest.items():
-                costs.add(name, length, seconds)
-        block = costs.block(name)
-        block.mean[:MOST] += math.log(OPTIMISM)
-        return saved.Knowledge({name: {1: block.doubted(0.02)}})
-
-    @property
     def noise(self) -> float:
         """Relative standard error of a typical cost."""
         return self._costs.noise / math.sqrt(max(1, self.turns))
+
+
+def first_survey(its: Source, seconds: float = 1.0) -> Survey:
+    """Return the calibration before a pair's first text, which takes so many seconds."""
+    return Survey(its, FIRST_LENGTHS, turns=4, seconds=seconds)

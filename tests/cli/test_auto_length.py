@@ -9,7 +9,7 @@ import pytest
 from mlx_specdec.draft_length import saved
 from mlx_specdec.draft_length.saved import Memory, directory
 from mlx_specdec.measure import calibrate as calibration
-from mlx_specdec.measure.calibrate import Survey
+from mlx_specdec.measure.calibrate import first_survey
 
 from ..support.commands import Run
 
@@ -44,7 +44,7 @@ def test_the_first_long_text_of_a_pair_measures_what_rounds_cost_and_no_later_on
 ) -> None:
     surveys = []
     monkeypatch.setattr(
-        calibration, "Survey", lambda *given: surveys.append(given) or Survey(*given)
+        calibration, "first_survey", lambda its: surveys.append(its) or first_survey(its)
     )
     arguments = ("generate", PROMPT, "--model", t5, "--draft-model", t5_draft)
     measured = []

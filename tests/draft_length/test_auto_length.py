@@ -46,7 +46,8 @@ def known(
     mean[:MOST] = np.log(costs)
     reached = 100 * alpha ** np.arange(MOST)
     counts = {"draft": np.array([reached, alpha * reached])}
-    return Knowledge({"draft": {rows: Block(mean, sure * covariance)}}, counts, budget)
+    covariance[:MOST, :MOST] *= sure
+    return Knowledge({"draft": {rows: Block(mean, covariance)}}, counts, budget)
 
 
 def rounds_of(lengths: AutoLength, count: int, what: Round, room: int = 10_000) -> list[int]:
@@ -285,6 +286,27 @@ def test_a_new_size_begins_with_what_its_neighbors_know_and_sizes_learn_apart() 
         hear(lengths, a_batch(count, min(count, 3), 16, 1.0 + 2.0 * count))
     assert lengths.choose(1000, 16) == 0 and lengths.choose(1000, 1) > 0
     assert lengths.choose(1000, 9) == lengths.choose(1000, 16)
+
+
+def test_a_larger_batch_begins_with_what_passes_over_as_many_tokens_cost() -> None:
+    curve = {1: 1.0, 2: 2.0, 8: 2.0, 17: 4.25}
+    costs = [verify_cost(curve, n + 1) for n in range(1, MOST + 1)]
+    block = known(costs, 0.8).costs["draft"][1]
+    # Two tokens cost two steps, and four of two rows no more than two.
+    assert np.exp(block.resized(2).mean[[0, 2]]) == pytest.approx([1.0, 1.0])
+    assert np.exp(block.resized(16).mean[[0, 2]]) == pytest.approx([2.0, 4.0], rel=0.01)
+    assert np.array_equal(block.resized(1).mean, block.mean)
+
+
+def test_a_token_behind_the_end_of_a_text_counts_as_one_that_would_not_have_stayed() -> None:
+    lengths = AutoLength([DRAFT], known([1.0] * MOST, 0.9))
+    before = lengths.knowledge.counts[DRAFT.text]
+    report = a_round(8, 8, 1.0)
+    [its] = report.sequences
+    last = replace(its, emitted=3, ended=True)
+    lengths.on_round(replace(report, sequences=(last,), ended=True))
+    verified, accepted = (lengths.knowledge.counts[DRAFT.text] - before).round().tolist()
+    assert verified[:4] == [1, 1, 1, 0] and accepted[:4] == [1, 1, 0, 0]
 
 
 def test_drafting_stops_when_the_context_makes_it_lose_and_comes_back() -> None:
