@@ -4,14 +4,14 @@
 
 Drives the shipped controller and the shipped wiring of drafters with published cost curves, noisy
 times and drawn acceptance; prints one line a cell and a summary. Cold: nothing is known. Warm: what
-twenty texts before have taught, which began with nothing. Too high, too low: ten texts ago, costs
-of earlier texts were twice and half of what is right. Where texts of 12 tokens end is not known
-before, as with translations. Wandering: warm, on a machine that gets slower and faster. Stalls: one
-round in thirty takes five times as long. Changing: from the 30th round on, the machine is twice as
-fast or half as fast, by turns. Lookup: before the draft, for one token in twenty and mostly wrong,
-or for one in four and mostly right. Contexts: warm texts of 100 tokens behind 100 to 64,000, in
-turns. Batches: files of 4 times as many texts of 6 to 30 tokens as are decoded at once, or as come
-one by one to a server, three files in a row.
+twenty texts before have taught, the first of which began with what all commands measure before it.
+Too high, too low: ten texts ago, costs of earlier texts were twice and half of what is right. Where
+texts of 12 tokens end is not known before, as with translations. Wandering: warm, on a machine that
+gets slower and faster. Stalls: one round in thirty takes five times as long. Changing: from the
+30th round on, the machine is twice as fast or half as fast, by turns. Lookup: before the draft, for
+one token in twenty and mostly wrong, or for one in four and mostly right. Contexts: warm texts of
+100 tokens behind 100 to 64,000, in turns. Batches: files of 4 times as many texts of 6 to 30 tokens
+as are decoded at once, or as come one by one to a server, three files in a row.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ Shares = dict[str, list[tuple[float, str]]]
 LONG, SHORT, SENTENCE = 1500, 100, 12
 WARM_UP = range(1_000_000, 1_000_020)
 """Seeds of texts that only teach."""
+CALIBRATION, CALIBRATIONS = 2_000_000, list[float]()
+"""Seed of what is measured before them, and the plain steps that it took."""
 WRONG = {"too high": 2.0, "too low": 0.5}
 KINDS = {
     "wandering": {"drift": 0.4},
@@ -103,10 +105,12 @@ def reached(machine: Machine, known: str, tokens: int, seeds: int, after: int) -
     if known == "cold":
         sources = machine.sources
         return machine.speed(lambda: AutoLength(sources), tokens, seeds, after, abrupt=abrupt)
-    knowledge, before = None, WARM_UP
+    machine, before = replace(machine, **KINDS.get(known, {})), WARM_UP
     if known in WRONG:
         knowledge, before = wrong(machine, WRONG[known]), WARM_UP[:10]
-    machine = replace(machine, **KINDS.get(known, {}))
+    else:
+        knowledge, took = machine.calibrated(CALIBRATION)
+        CALIBRATIONS.append(took)
     texts = Texts(machine, tokens, knowledge, abrupt=abrupt)
     texts.run(before)
     return texts.run(range(seeds))
@@ -146,7 +150,7 @@ def contexts(seeds: int) -> Shares:
         machine = Machine(curve, draft, constant(alpha), attention=attention, shared=shared)
         each = [replace(machine, context=n) for n in CONTEXTS]
         best = [one.best_fixed(SHORT, seeds)[1] for one in each]
-        several = Texts(machine, SHORT)
+        several = Texts(machine, SHORT, machine.calibrated(CALIBRATION)[0])
         clocks = [0.0] * len(each)
         for seed in (*WARM_UP, *range(seeds)):
             for place, one in enumerate(each):
@@ -215,6 +219,9 @@ def main() -> None:
             summary(texts(args.seeds, args.only))
         else:
             summary(contexts(args.seeds) if what == "contexts" else batches(args.seeds, args.sizes))
+        if took := CALIBRATIONS:
+            mean = sum(took) / len(took)
+            print(f"calibrations: {min(took):.0f} to {max(took):.0f} plain steps, mean {mean:.0f}")
         print(f"{what}: {args.seeds} seeds, {time.perf_counter() - started:.0f} s", flush=True)
 
 

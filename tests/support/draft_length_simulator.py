@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -23,6 +23,7 @@ from mlx_specdec.draft_length.saved import Knowledge
 from mlx_specdec.engine.opening import make_proposer, source
 from mlx_specdec.interfaces import Noise, Proposal, Proposer, no_proposal
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.measure.calibrate import first_survey
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.drafter import Drafter
 
@@ -51,6 +52,8 @@ CHANGES_AT = 30
 """Round from which a machine that changes is faster or slower, by turns."""
 READ_AT_ONCE = 20
 """Tokens that a draft reads in the time in which it drafts one."""
+SECOND = 50.0
+"""Plain steps in a second: they take 20 ms, as those of 8B parameters in 4 bits on a laptop do."""
 JOINS_AT = 0.25
 """Share of the places of a batch that must be free before others join, as for a list of prompts."""
 DRAFT, LOOKUP = Source("draft"), Source("ngram", free=True, costs="free", text="ngram")
@@ -206,6 +209,15 @@ class Machine:
     def sources(self) -> tuple[Source, ...]:
         """The drafters as the controller knows them."""
         return tuple(source(each, Options()) for each in self.drafters([]))
+
+    def calibrated(self, seed: int) -> tuple[Knowledge, float]:
+        """Return what is measured before a pair's first text, and the plain steps it takes."""
+        survey = first_survey(self.sources[-1], SECOND)
+        alone = replace(self, context=0, prompt=0)
+        decoding = Decoding(alone, survey, [alone.text(BEYOND, seed)], seed)
+        while not survey.done:
+            decoding.run(1)
+        return survey.knowledge, decoding.clock
 
     def text(
         self, tokens: int, seed: int, *, comes: float = 0.0, reading: float | None = None
@@ -385,7 +397,13 @@ class Decoding:
             ended = going and row.left == 0
             reports.append(
                 SequenceRound(
-                    count, accepted, accepted + 1, position, committed, ended=ended, source=name
+                    count,
+                    accepted,
+                    row.emitted - position,
+                    position,
+                    committed,
+                    ended=ended,
+                    source=name,
                 )
             )
             if ended:
@@ -478,7 +496,7 @@ class Files:
         """The mean time of each of so many files in a row, which teach one another."""
         sums = [0.0] * files
         for seed in range(seeds):
-            knowledge = Knowledge()
+            knowledge, _ = self.machine.calibrated(seed)
             for file in range(files):
                 lengths = AutoLength(self.machine.sources, knowledge)
                 sums[file] += self.time(lengths, seed + 1000 * file)
