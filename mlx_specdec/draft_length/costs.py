@@ -20,9 +20,9 @@ RISE = 0.35
 published curves lie between 0 and 1; with 0.25 the first texts lose 4 % to drafts that are too
 long, with 0.5 they never find the long ones that pay on flat curves."""
 DOUBT = RISE / 2
-"""Variance of that logarithm for each doubling, a quarter of it common to all doublings; a
-sixteenth is added for each doubling of a batch. With 0.1 costs far from the expected ones are
-believed too late (3 % of texts of 12 tokens)."""
+"""Variance of that logarithm for each doubling, a quarter of it common to all doublings; a quarter
+is added for each doubling of a batch. With 0.1 costs far from the expected ones are believed too
+late (3 % of texts of 12 tokens)."""
 DRIFT = 0.05
 """Standard deviation by which the machine's speed changes from round to round; costs change by a
 sixteenth of it, and a round's noise is five times it, until it is learned. With 0.02 wandering
