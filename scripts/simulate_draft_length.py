@@ -175,12 +175,12 @@ def batches(seeds: int, sizes: Sequence[int]) -> Shares:
     for curve, alpha, draft, size in product(machines, (0.1, 0.5, 0.8), (0.05, 0.2), sizes):
         dice = random.Random(size)
         tokens = [dice.choice((6, 10, 12, 14, 20, 30)) for _ in range(4 * size)]
-        for kind, matches in product(("file", "server"), (0.0, 0.1)):
+        for kind, matches in product(("file", "even", "server"), (0.0, 0.1)):
             every = 16.0 / size if kind == "server" else 0.0
             machine = Machine(
                 machines[curve], draft, constant(alpha), 0.15, matches=matches, lookup=0.5
             )
-            several = Files(machine, tokens, size, every)
+            several = Files(machine, [24] * len(tokens) if kind == "even" else tokens, size, every)
             fixed, parts = several.fixed(seeds), []
             name = f"{curve}, c {draft:g}, {alpha:g}, {size} at once"
             name += ", lookup before the draft" if matches else ""

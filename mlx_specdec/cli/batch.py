@@ -100,13 +100,17 @@ def batch(files: Files, flags: Made) -> None:
             )
             if journal.done and not files.quiet:
                 render.tell(f"going on: {journal.done} of {lines.prompts} texts are there")
-            pair, options = load_drafting(flags, options, quiet=files.quiet, history=True)
+            from ..engine.memory import FIRST
+
+            rows = min(FIRST if batch_size == "auto" else batch_size, max(1, lines.prompts))
+            how: dict[str, Any] = {"quiet": files.quiet, "history": True, "rows": rows}
+            pair, options = load_drafting(flags, options, **how)
             if pair.task_prefix and options.chat_template and not files.quiet:
                 render.tell(f'"{pair.task_prefix}" is put before every prompt that lacks it')
             from ..engine.generate import stream_many
 
             run = BatchRun(lines, journal, options, files.strict)
-            how: dict[str, Any] = {"batch_size": batch_size, "memory_budget": budget}
+            how = {"batch_size": batch_size, "memory_budget": budget}
             many = stream_many(pair, run.requests(), options, **how)
             before, shown = journal.done, 0.0
             with render.progress("reading prompts") as report:

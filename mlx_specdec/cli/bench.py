@@ -178,7 +178,7 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
         with render.progress("downloading", in_bytes=True) as report:
             pairs.append(with_draft_model(pairs[0], str(draft), progress=report, **of_draft))
     for pair in pairs if not simulated else ():
-        learn_costs(pair, options)
+        learn_costs(pair, options, sizes)
     analysis: Measured
     if sizes:
         analysis, notes = _throughput(pairs[0], options, prompts, measuring)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -291,10 +292,12 @@ def load_drafting(
     random_weights: bool = False,
     quiet: bool = False,
     history: bool = False,
+    rows: int = 1,
 ) -> tuple[Pair, Options]:
     """Load a target, what drafts for it, and the documents that lookup searches. Returns the
     options with the drafter that the target's files decide. history: lookup searches what is
-    written from now on. Raises as `load_pair` and `engine.with_documents` do."""
+    written from now on. rows: of the largest batch. Raises as `load_pair` and
+    `engine.with_documents` do."""
     model, draft_model = named(drafting)
     if options.regular or options.proposer in DRAFTLESS:
         draft_model = None
@@ -310,7 +313,7 @@ def load_drafting(
     if pair.heads is not None and drafting.guessed and not drafting.lookup_file:
         options = replace(options, proposer=None)
     if not random_weights and options.max_tokens >= WORTH_MEASURING:
-        learn_costs(pair, options)
+        learn_costs(pair, options, [rows])
     if history:
         from ..engine.pair import with_history
 
@@ -318,13 +321,14 @@ def load_drafting(
     return pair, options
 
 
-def learn_costs(pair: Pair, options: Options) -> None:
-    """Measure what rounds cost, in a second, where this machine knows little of the pair."""
+def learn_costs(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> None:
+    """Measure what rounds cost, alone and in batches of these sizes, in a second each, where this
+    machine knows little of the pair."""
     from ..measure.calibrate import calibrate_first
 
     # What is wrong with the options is an error where the text begins.
     with suppress(OptionError):
-        calibrate_first(pair, options)
+        calibrate_first(pair, options, sizes)
 
 
 def count_or_auto(name: str, text: str) -> int | Literal["auto"]:

@@ -173,7 +173,9 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
     store = Store(cached_bytes, prompt_cache.prompt_cache_dir, bound)
 
     def loading() -> tuple[Pair, Options]:
-        pair, settled = load_drafting(flags, options, history=cached_bytes != 0)
+        pair, settled = load_drafting(
+            flags, options, history=cached_bytes != 0, rows=load.batch_size
+        )
         if settled.proposer is None and settled.num_draft == "auto":
             # Lookup costs next to nothing, and auto drafts what pays.
             settled = replace(settled, proposer="auto")

@@ -353,6 +353,7 @@ class Batch:
                     scored=scored[row : row + 1] if several and scored is not None else scored,
                     cut=cuts[row],
                     ended=emission.finish_reason is not None,
+                    left=each.remaining,
                     source=proposal.source_of(row),
                 )
             )

@@ -27,9 +27,9 @@ With two thirds the first text of 15 tokens runs at 0.83 of plain where drafts d
 of 0.87; with one third no draft of two tokens is tried, and far better lengths are not found (4 %).
 For each saved step, and at least for one, an arm may be one standard error better than it seems."""
 MARGIN = 1.03
-"""What an arm must promise over the one in use. Plain steps of a batch are preferred by as much for
-each doubling of its rows, which end apart and leave places empty. 1.05 loses 1 %, 1.01 changes by
-chance."""
+"""What an arm must promise over the one in use. 1.05 loses 1 %, 1.01 changes by chance. Plain steps
+of a batch are preferred by as much for each doubling of its rows, which end apart and leave places
+empty; by twice that where all would end together, and by half where others wait."""
 EVERY = 3
 """Rounds from one plan to the next, since planning takes time, and plain steps in a row where those
 are measured: the first one fills the pipeline and does not count."""
@@ -163,11 +163,11 @@ class AutoLength:
         wanted = self._is_new(source) or self._size(1).plan.limits[source.name] > 0
         return wanted and not self._late
 
-    def prices(self, name: str) -> Prices | None:
-        """What rounds of the source cost one sequence; None before that is known, and in trials,
+    def prices(self, name: str, rows: int = 1) -> Prices | None:
+        """What rounds of the source cost; of one sequence None before that is known, and in trials,
         whose lengths stand."""
-        size, source = self._size(1), self._drafter(name)
-        if size.plan.trials or not size.plan.best[source.name]:
+        size, source = self._size(rows), self._drafter(name)
+        if rows == 1 and (size.plan.trials or not size.plan.best[source.name]):
             return None
         costs, _ = size.costs.logarithms(source.costs, source.most)
         return Prices([math.exp(each) for each in costs], 1 / size.plan.speed)
@@ -194,7 +194,7 @@ class AutoLength:
         drafter little is known, it learns at once, from a text's first rounds before the fourth,
         which ends many short texts, and from others when `learn` or `meanwhile` is called."""
         rows, source = len(report.sequences), self._drafter(report.source)
-        size = self._sizes.setdefault(_rounded_up(rows), self._size(rows))
+        size = self._sizes.setdefault(rounded_up(rows), self._size(rows))
         lengths = [len(each.committed) for each in report.sequences]
         self._heard.append((size, size.plan, report, lengths))
         tried = not source.free and source.name in size.plan.trials
@@ -248,6 +248,9 @@ class AutoLength:
                     self._judge(each, self._sources.get(each.source, source), plan)
             seconds, context = report.times.total, sum(lengths) / rows
             if drafted:
+                if source.name not in plan.trials and not all(e.ended for e in report.sequences):
+                    # In a batch the longest draft tells what a round costs.
+                    self._reached[source.name].add(plan.limits[source.name], drafted)
                 share = sum(each.drafted > 0 for each in report.sequences) / rows
                 size.drafting[source.name] += (share - size.drafting[source.name]) / EARLIER
                 if drafted <= MOST:
@@ -271,8 +274,6 @@ class AutoLength:
         stopped = source.stops and its.drafted < asked and not its.ended
         stayed = min(its.accepted, its.emitted - 1)
         self._acceptance[source.name].add(its.drafted + stopped, stayed)
-        if source.name not in plan.trials and not its.ended:
-            self._reached[source.name].add(asked, its.drafted)
 
     def _pay(self, size: _Size, plan: _Plan, report: RoundReport, source: Source) -> None:
         """Earn a share of the round's time, and pay for a trial what it must be expected to lose
@@ -291,7 +292,7 @@ class AutoLength:
             size.next = replace(plan, plain=plan.plain - 1)
             return
         best = size.next.best
-        size.next = self._plan(size, len(report.sequences), report.waiting)
+        size.next = self._plan(size, len(report.sequences), report.even, report.waiting)
         for name, length in size.next.best.items():
             if length != best[name] or not self._changes:
                 speed = self._arms(size, self._sources[name]).speeds[length]
@@ -300,7 +301,7 @@ class AutoLength:
 
     def _size(self, rows: int) -> _Size:
         """Return what is known of batches of such a size; of a new one from the nearest size."""
-        rows = _rounded_up(rows)
+        rows = rounded_up(rows)
         if rows in self._sizes:
             return self._sizes[rows]
         costs = Costs({name: self._block(name, rows) for name in self._known})
@@ -338,10 +339,10 @@ class AutoLength:
             0.0 if self._is_new(source) else size.costs.reading(source.costs, size.unread[name]),
         )
 
-    def _plan(self, size: _Size, rows: int, waiting: bool = False) -> _Plan:
+    def _plan(self, size: _Size, rows: int, even: bool = True, waiting: bool = False) -> _Plan:
         arms = {name: self._arms(size, each) for name, each in self._sources.items()}
-        # Places of rows that have ended stay empty, unless somebody waits for them.
-        floor = promised = MARGIN ** (math.log2(_rounded_up(rows)) / (2 if waiting else 1))
+        shares = (2 if even else 1) / (2 if waiting else 1)
+        floor = promised = MARGIN ** (shares * math.log2(rounded_up(rows)))
         best, speed = dict.fromkeys(self._sources, 0), floor
         main: _Arms | None = None
         for name in self._paid:
@@ -388,7 +389,8 @@ class AutoLength:
         return replace(plan, limits={**plan.best, **others, **trials}, trials=trials)
 
 
-def _rounded_up(rows: int) -> int:
+def rounded_up(rows: int) -> int:
+    """Return the size of batch whose costs those of so many rows are kept as."""
     return 1 << (rows - 1).bit_length()
 
 

@@ -52,9 +52,13 @@ class Block(NamedTuple):
         shift, whole = math.log2(factor), np.eye(SIZE)
         passes = np.array([_weights(each + shift) for each in DOUBLINGS])
         whole[:MOST, :MOST] = passes - _weights(shift)
+        # Reading takes so many times as long, and a plain step takes what a pass over them does.
+        whole[READING, :MOST] -= _weights(shift)
         covariance = whole @ self.covariance @ whole.T
         covariance[:MOST, :MOST] += DOUBT / 4 * abs(shift) * _SHARED
-        return Block(whole @ self.mean, covariance)
+        mean = whole @ self.mean
+        mean[READING] += math.log(factor)
+        return Block(mean, covariance)
 
 
 def _weights(doublings: float) -> np.ndarray:

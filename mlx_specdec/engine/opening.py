@@ -126,7 +126,9 @@ def make_proposer(
     learning = lengths if isinstance(lengths, AutoLength) else None
     made: dict[str, Proposer] = {}
     for place, each in enumerate(chosen):
-        priced = learning and (each.stops or not each.nbytes) and not batch
+        # In a batch what a row drafts depends on the others.
+        priced = learning and (each.stops or not each.nbytes)
+        prices = functools.partial(learning.prices, each.name) if learning and priced else None
         setup = Setup(
             options,
             options.ngram_min,
@@ -135,12 +137,14 @@ def make_proposer(
             followed=place < len(chosen) - 1,
             # Batches often do best without drafts.
             eager=not batch and (learning is None or learning.eager(each.name)),
-            prices=functools.partial(learning.prices, each.name) if learning and priced else None,
+            prices=None if batch else prices,
             tenant=tenant,
         )
         make = functools.partial(each.make, setup)
         proposer = make()
-        made[each.name] = RowByRow(make) if batch and not proposer.batches else proposer
+        if batch and not proposer.batches:
+            proposer = RowByRow(make, prices) if prices else RowByRow(make)
+        made[each.name] = proposer
     if len(made) > 1:
         return FirstOf(made, learning.limit if learning else lambda name, most, rows: most)
     return next(iter(made.values()), None)

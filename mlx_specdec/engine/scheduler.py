@@ -25,8 +25,9 @@ from .request import Job, Overrides, Part, Request
 BROKEN = "this text could not go on, since something failed inside"
 WINDOW = 8
 """Batches of prompts that are sorted by length together."""
-JOINS_AT = 0.25
-"""Share of the batch that has to be free before others are read: rows are copied when they join."""
+JOINS_AT = 0.125
+"""Share of the batch that has to be free before others are read: rows are copied when they join.
+With a quarter 64 texts of 12 to 92 tokens, 16 at once, take 2 % longer, with drafts 4 %."""
 
 log = logging.getLogger(__name__)
 

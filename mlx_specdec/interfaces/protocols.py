@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol, Self
 
 import mlx.core as mx
@@ -162,6 +163,14 @@ class Prices:
     rounds: Sequence[float]
     token: float
 
+    def worth(self, chances: Sequence[float]) -> int:
+        """Return how many tokens bring most for their verification; 0 where none are worth it.
+        chances: that all tokens up to each are right; of a batch their means over its rows."""
+        brought = accumulate(chances, initial=1.0)
+        values = [its * self.token - cost for its, cost in zip(brought, self.rounds, strict=False)]
+        best = max(range(len(values)), key=values.__getitem__)
+        return best if values[best] > 0 else 0
+
 
 class Proposer(Protocol):
     """Drafts tokens, and never sees target probabilities of positions that it has yet to draft. A
@@ -172,6 +181,8 @@ class Proposer(Protocol):
     batches: bool = False
     """Whether it drafts for several sequences, and has `join` and `filter`. Where it does not, each
     sequence of a batch has a proposer of its own."""
+    chances: Sequence[float] = ()
+    """That all tokens up to each of those that it is ready to draft are right, where it knows."""
     needs: tuple[str, ...] = ()
     """Names of what it must recall for all tokens that the target does not read again."""
 

@@ -142,7 +142,7 @@ class SequenceRound:
     drafted, accepted: numbers of tokens. emitted: how many of accepted + 1 tokens were emitted.
     position: of the first of them, counted from 0. committed: all committed tokens. scored: see
     Verdict, the rows of this sequence. cut: None without filters. ended: the text ended here.
-    source: the name of who drafted, where several may."""
+    left: tokens that may follow. source: the name of who drafted, where several may."""
 
     drafted: int
     accepted: int
@@ -152,6 +152,7 @@ class SequenceRound:
     scored: mx.array | None = None
     cut: Cut | None = None
     ended: bool = False
+    left: int = 0
     source: str = ""
 
 
@@ -186,6 +187,11 @@ class RoundReport:
     @property
     def accepted(self) -> int:
         return sum(each.accepted for each in self.sequences)
+
+    @property
+    def even(self) -> bool:
+        """Whether all sequences would end together."""
+        return len({each.left for each in self.sequences}) == 1
 
     @property
     def drained(self) -> bool:

@@ -2,20 +2,26 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..draft_length import saved
-from ..draft_length.auto_length import Source
+from ..draft_length.auto_length import Source, rounded_up
 from ..draft_length.costs import MOST, Costs, unknown
 from ..draft_length.length import Change
 from ..engine.generate import stream_generate
-from ..engine.opening import drafters, make_proposer, pair_key, source
+from ..engine.memory import BatchSize
+from ..engine.opening import FREE, drafters, make_proposer, pair_key, source
 from ..engine.pair import Pair
+from ..engine.request import Overrides, Request
+from ..engine.scheduler import Scheduler
 from ..errors import OptionError
 from ..interfaces import Progress, ignore_progress
 from ..interfaces.results import RoundReport
 from ..options import Options
+from ..proposers import find
+from ..proposers.drafter import Drafter
 
 PROMPTS = (2_048, 8)
 """Tokens before the texts, half of the turns behind each: what a round costs depends on its keys. A
@@ -26,6 +32,8 @@ tokens may cost no more than one over two; others are interpolated."""
 UNSURE = 0.6
 """Relative standard error of the cost of the longest of them above which they are measured: one
 turn suffices, a text alone does not."""
+LONGEST = 1_024
+"""Tokens of a text that is decoded for this; four turns take 200."""
 NOISY = 0.15
 """Relative standard error of a typical cost above which a calibration is worthless."""
 
@@ -42,14 +50,15 @@ def calibrate(
     paid = tuple(each for each in chosen if each.nbytes)
     if not paid:
         raise OptionError("there is nothing to calibrate without a draft model: name one")
-    survey = Survey(source(paid[0], options), range(1, MOST + 1))
+    survey = Survey(_sources(pair, paid[0], options), range(1, MOST + 1))
     report = progress or ignore_progress
     report(0, turns)
     for tokens, until in zip(_prompts(pair), (turns // 2, turns), strict=True):
         ids = [pair.vocabulary // 2] * tokens
         while survey.turns < until:
             proposer = make_proposer(paid[:1], options, survey)
-            run = stream_generate(endless, ids, options, proposer=proposer, draft_length=survey)
+            given: dict[str, Any] = {"draft_length": survey, "timed": "all"}
+            run = stream_generate(endless, ids, options, proposer=proposer, **given)
             for _ in run:
                 report(survey.turns, turns)
                 if survey.turns == until:
@@ -75,59 +84,74 @@ def _prompts(pair: Pair) -> tuple[int, int]:
     return max(short, min([longer, *rooms])), short
 
 
-def calibrate_first(pair: Pair, options: Options) -> None:
+def calibrate_first(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> None:
     """Measure roughly what rounds of a pair cost where this machine knows little of it, and save
-    it, so that texts do not have to find out. Raises OptionError as `drafters` does."""
+    it, so that texts do not have to find out. sizes: of batches, which are measured beside a single
+    text. Raises OptionError as `drafters` does."""
     if not options.cost_cache or options.num_draft != "auto" or options.regular:
         return
     paid = next((each for each in drafters(pair, options) if each.nbytes), None)
     if paid is None:
         return
-    its = source(paid, options)
-    known = saved.memory(pair_key(pair)).knowledge.costs.get(its.costs, {}).get(1)
-    if known is not None:
-        _, errors = Costs({its.costs: known}).logarithms(its.costs, FIRST_LENGTHS[-1])
-        if errors[-1] <= UNSURE:
-            return
-    survey = first_survey(its)
-    plain = Options(max_tokens=sys.maxsize, temperature=options.temperature)
-    run = stream_generate(
-        replace(pair, eos_token_ids=frozenset()),
-        [pair.vocabulary // 2] * 8,
-        plain,
-        proposer=make_proposer([paid], plain, survey),
-        draft_length=survey,
+    sources, memory = _sources(pair, paid, options), saved.memory(pair_key(pair))
+    its = sources[0]
+    endless = replace(pair, eos_token_ids=frozenset())
+    given = Options(
+        max_tokens=LONGEST,
+        proposer=paid.name,
+        num_draft="auto",
+        temperature=options.temperature,
     )
-    for _ in run:
-        if survey.done:
-            break
-    saved.memory(pair_key(pair)).add(survey.knowledge)
+    request = Request([pair.vocabulary // 2] * min(PROMPTS), given)
+    for size in sorted({1, *sizes}):
+        known = memory.knowledge.costs.get(its.costs, {}).get(rounded_up(size))
+        if known is not None:
+            _, errors = Costs({its.costs: known}).logarithms(its.costs, FIRST_LENGTHS[-1])
+            if errors[-1] <= UNSURE:
+                continue
+        survey = first_survey(sources, size)
+        overrides = Overrides(draft_length=survey, timed="all")
+        run = Scheduler(endless, [request] * size, given, BatchSize(size), overrides=overrides)
+        if run.batch_size < size:
+            continue
+        for _ in run:
+            if survey.done:
+                break
+        memory.add(survey.knowledge)
+
+
+def _sources(pair: Pair, paid: Drafter, options: Options) -> list[Source]:
+    free = find(FREE, pair)
+    return [source(each, options) for each in (paid, free) if each is not None]
 
 
 class Survey:
-    """DraftLength of a calibration: plain steps, then each of `lengths`, and again. Not counted are
-    the first plain step, which fills the pipeline, and the first round after it, which pays for
-    what the draft has not read. It is done after so many turns, or so many seconds of rounds."""
+    """DraftLength of a calibration: plain steps, then each of `lengths`, and again. The first plain
+    step, which fills the pipeline, is not counted; the first round after them tells what it costs
+    to read as well. It is done after so many turns, or so many seconds of rounds.
+
+    sources: the first one drafts; the others are free, and their rounds cost what the target's part
+    of its rounds does, where those are timed in parts. rows: of the batch."""
 
     PLAIN_STEPS = 6
     changes: Sequence[Change] = ()
 
     def __init__(
         self,
-        source: Source,
+        sources: Sequence[Source],
         lengths: Sequence[int],
         *,
+        rows: int = 1,
         turns: int = sys.maxsize,
         seconds: float = math.inf,
     ) -> None:
-        self._source = source
+        self._sources, self._rows = sources, rows
         self._most_turns, self._seconds = turns, seconds
-        self._costs = Costs({source.costs: unknown()})
-        short = [length for length in lengths if length <= source.most]
+        self._costs = Costs({each.costs: unknown() for each in sources})
+        short = [length for length in lengths if length <= sources[0].most]
         self._turn = [*[0] * self.PLAIN_STEPS, 1, *short]
-        self._ignored = (0, self.PLAIN_STEPS)
-        self._place = 0
-        self.turns = 0
+        self._place = self.turns = 0
+        self._unread = math.nan
 
     def choose(self, remaining: int, rows: int = 1) -> int:
         """Return the next length, whatever remains."""
@@ -142,22 +166,31 @@ class Survey:
         self._seconds -= report.times.total
         if report.drained:
             return
-        if self._place not in self._ignored and report.size == self._turn[self._place]:
-            [sequence], seconds = report.sequences, report.times.total
-            context = len(sequence.committed)
-            self._costs.add(self._source.costs, report.size, seconds, context)
+        rows, drafting = len(report.sequences), report.times.draft
+        emitted = sum(each.accepted + 1 for each in report.sequences) / rows
+        context = sum(len(each.committed) for each in report.sequences) / rows
+        unread = context - emitted if math.isnan(self._unread) else self._unread
+        if rows == self._rows and self._place and report.size == self._turn[self._place]:
+            drafter, *free = self._sources
+            its = report.times.total, context
+            self._costs.add(drafter.costs, report.size, *its, unread)
+            if drafting is not None:
+                for each in free:
+                    self._costs.add(each.costs, report.size, its[0] - drafting, context)
+        self._unread = 0.0 if report.size else unread + emitted
         self._place = (self._place + 1) % len(self._turn)
         self.turns += self._place == 0
 
     @property
     def knowledge(self) -> saved.Knowledge:
         """What texts may begin with."""
-        return saved.Knowledge({self._source.costs: {1: self._costs.block(self._source.costs)}})
+        names, size = [each.costs for each in self._sources], rounded_up(self._rows)
+        return saved.Knowledge({name: {size: self._costs.block(name)} for name in names})
 
     @property
     def measured(self) -> dict[int, float]:
         """Costs in plain steps by drafted length."""
-        costs, _ = self._costs.logarithms(self._source.costs, self._source.most)
+        costs, _ = self._costs.logarithms(self._sources[0].costs, self._sources[0].most)
         return {n: math.exp(cost) for n, cost in enumerate(costs) if n}
 
     @property
@@ -166,6 +199,7 @@ class Survey:
         return self._costs.noise / math.sqrt(max(1, self.turns))
 
 
-def first_survey(its: Source, seconds: float = 1.0) -> Survey:
-    """Return the calibration before a pair's first text, which takes so many seconds."""
-    return Survey(its, FIRST_LENGTHS, turns=4, seconds=seconds)
+def first_survey(sources: Sequence[Source], rows: int = 1, *, seconds: float = 1.0) -> Survey:
+    """Return the calibration before a pair's first text, or its first batch of so many rows, which
+    takes so many seconds."""
+    return Survey(sources, FIRST_LENGTHS, rows=rows, turns=4, seconds=seconds)

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, Self
 
 import mlx.core as mx
 
-from ..interfaces import Noise, Proposal, Proposer, Scores, no_proposal
+from ..interfaces import Noise, Prices, Proposal, Proposer, Scores, no_proposal
 from ..interfaces.results import Cached, Reusable
 
 Limit = Callable[[str, int, int], int]
@@ -95,20 +96,39 @@ class FirstOf(Delegating):
 
 
 class RowByRow(Delegating):
-    """A proposer of a batch, with a proposer of one sequence for each. make: makes one."""
+    """A proposer of a batch, with a proposer of one sequence for each. make: makes one. prices: of
+    rounds of so many rows; where the parts know their chances, they draft as far as that is worth
+    it for all rows together."""
 
-    def __init__(self, make: Callable[[], Proposer]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Proposer],
+        prices: Callable[[int], Prices | None] = lambda rows: None,
+    ) -> None:
         super().__init__([make()])
-        self._make = make
+        self._make, self._prices = make, prices
+
+    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
+        return self._most(committed, limit) > 0
 
     def reusable(self, sequence: int) -> Mapping[str, Reusable]:
         return self._parts[sequence].reusable(0)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
+        if not (most := self._most(committed, limit)):
+            return no_proposal(len(committed))
         rows = enumerate(self._given(committed))
-        return side_by_side(
-            [part.propose(its[0], limit, noise.of(row)) for row, (part, its) in rows]
-        )
+        made = [part.propose(its[0], limit, noise.of(row)) for row, (part, its) in rows]
+        return side_by_side([first(each, most) for each in made])
+
+    def _most(self, committed: Sequence[Sequence[int]], limit: int) -> int:
+        """Return how many tokens a row should draft at most."""
+        ready = [part for part, its in self._given(committed) if part.ready(its[0], limit)]
+        prices = self._prices(len(committed)) if ready else None
+        if prices is None or not all(part.chances for part in ready):
+            return limit if ready else 0
+        columns = zip_longest(*(part.chances for part in ready), fillvalue=0.0)
+        return prices.worth([sum(column) / len(committed) for column in columns])
 
     def join(self, other: Self) -> None:
         self._parts += other._parts
@@ -141,8 +161,7 @@ class Limited(Delegating):
         counts = tuple(min(made.count(row), most) for row, most in enumerate(self._limits))
         if all(made.count(row) == count for row, count in enumerate(counts)):
             return made
-        cut = replace(made, counts=counts)
-        rows = side_by_side([cut.of(row) for row in range(len(counts))])
+        rows = side_by_side([first(made.of(row), count) for row, count in enumerate(counts)])
         return replace(rows, source=made.source)
 
     def join(self, other: Self) -> None:
@@ -152,6 +171,13 @@ class Limited(Delegating):
     def filter(self, keep: Sequence[int]) -> None:
         super().filter(keep)
         self._limits = [self._limits[row] for row in keep]
+
+
+def first(proposal: Proposal, count: int) -> Proposal:
+    """Return the first tokens of a proposal for one sequence."""
+    if proposal.count(0) <= count:
+        return proposal
+    return replace(proposal, counts=(count,)).of(0)
 
 
 def side_by_side(proposals: Sequence[Proposal]) -> Proposal:

@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from ..interfaces import Model, Noise, Prices, Proposal, Proposer
 from ..sampling.constraint import Constraint
@@ -62,22 +61,11 @@ class Continuation(Proposer):
 
 @dataclass(frozen=True)
 class Expected:
-    """A continuation. lengths: of the match before each token. chances: that all tokens up to each
-    are right."""
+    """A continuation. lengths: of the match before each token. chances: see Proposer."""
 
     tokens: list[int]
     lengths: list[int]
     chances: list[float]
-
-    def worth(self, prices: Prices) -> int:
-        """Return how many tokens bring most for their verification; 0 where none are worth it."""
-        brought = accumulate(self.chances, initial=1.0)
-        values = [
-            tokens * prices.token - cost
-            for tokens, cost in zip(brought, prices.rounds, strict=False)
-        ]
-        best = max(range(len(values)), key=values.__getitem__)
-        return best if values[best] > 0 else 0
 
 
 class MatchAcceptance:
@@ -134,9 +122,10 @@ class PromptLookup(Continuation):
             self._limit = limit
             found = map(self._expect, self._matches(committed[-DEPTH:], limit))
             self._expected = max(found, key=lambda each: sum(each.chances))
+            self.chances = self._expected.chances
         tokens = self._expected.tokens
         prices = self.prices() if self.prices is not None and tokens else None
-        return tokens if prices is None else tokens[: self._expected.worth(prices)]
+        return tokens if prices is None else tokens[: prices.worth(self._expected.chances)]
 
     def _matches(self, end: Sequence[int], limit: int) -> Iterator[Match]:
         yield (match := self._index.find(end, limit, self.least))

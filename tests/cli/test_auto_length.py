@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from mlx_specdec.draft_length import saved
+from mlx_specdec.draft_length.auto_length import Source
 from mlx_specdec.draft_length.saved import Memory, directory
 from mlx_specdec.measure import calibrate as calibration
-from mlx_specdec.measure.calibrate import first_survey
+from mlx_specdec.measure.calibrate import Survey, first_survey
 
 from ..support.commands import Run
 
@@ -35,23 +37,47 @@ def test_a_text_keeps_what_its_rounds_cost_unless_switched_off(
     saved._write_all()
     [file] = kept.iterdir()
     known = Memory(file).knowledge
-    assert len(known.costs) == len(known.counts) == 1
+    assert len(known.costs) == 2 and len(known.counts) == 1
     assert run(*arguments, *endless).out == plain.out
 
 
 def test_the_first_long_text_of_a_pair_measures_what_rounds_cost_and_no_later_one_does(
     run: Run, t5: Path, t5_draft: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    surveys = []
-    monkeypatch.setattr(
-        calibration, "first_survey", lambda its: surveys.append(its) or first_survey(its)
-    )
+    surveys = watched(monkeypatch)
     arguments = ("generate", PROMPT, "--model", t5, "--draft-model", t5_draft)
     measured = []
     for flags in (("-m", 12), ("--num-draft", 3), ("--no-cache",), (), ()):
         assert run(*arguments, *flags).code == 0
         measured.append(len(surveys))
     assert measured == [0, 0, 0, 1, 1] and len(list(kept.iterdir())) == 1
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each calibration before a text or a batch."""
+    rows: list[int] = []
+
+    def survey(sources: Sequence[Source], size: int) -> Survey:
+        rows.append(size)
+        return first_survey(sources, size)
+
+    monkeypatch.setattr(calibration, "first_survey", survey)
+    return rows
+
+
+def test_a_file_measures_what_rounds_of_its_batches_cost(
+    run: Run, t5: Path, t5_draft: Path, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = watched(monkeypatch)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(f"{PROMPT}\n" * 3)
+    arguments = ("batch", prompts, "--model", t5, "--draft-model", t5_draft, "--quiet")
+    for _ in range(2):
+        assert run(*arguments, "--output", tmp_path / "texts.jsonl", "--overwrite").code == 0
+    assert rows == [1, 3]
+    saved._write_all()
+    sizes = Memory(next(kept.iterdir())).knowledge.costs
+    assert sizes.keys() >= {"free"} and all({1, 4} <= its.keys() for its in sizes.values())
 
 
 @pytest.mark.slow
@@ -63,7 +89,7 @@ def test_calibration_measures_every_length_and_keeps_it(
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()] == [str(n) for n in range(1, 17)]
     known = Memory(next(kept.iterdir())).knowledge
-    assert [set(sizes) for sizes in known.costs.values()] == [{1}]
+    assert [set(sizes) for sizes in known.costs.values()] == [{1}, {1}]
     assert not any(counts.any() for counts in known.counts.values())
     assert str(kept) in done.err
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.draft_length.auto_length import EVERY, SAVED, AutoLength, Source
-from mlx_specdec.draft_length.costs import MOST, Block, unknown
+from mlx_specdec.draft_length.costs import MOST, READING, Block, unknown
 from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.draft_length.saved import Knowledge
 from mlx_specdec.errors import OptionError
@@ -240,15 +240,28 @@ def test_what_hardly_pays_is_drafted_for_one_sequence_and_not_in_a_batch() -> No
         assert (lengths.choose(1000, rows) == 1) is drafts
 
 
-def test_it_is_drafted_in_a_batch_where_requests_wait_for_its_places() -> None:
-    # One drafted token is half accepted: 1.5 tokens for the price of 1.32.
-    costs = [1.0 + 0.32 * n for n in range(1, MOST + 1)]
-    for waiting in (False, True):
-        lengths = AutoLength([DRAFT], known(costs, 0.5, -SAVED, 16))
-        for _ in range(2 * EVERY):
-            report = replace(a_batch(0, 0, 16, 1.0), pipelined=True, waiting=waiting)
-            hear(lengths, report)
-        assert (lengths.choose(1000, 16) == 1) is waiting
+@pytest.mark.parametrize(
+    ("dear", "even", "waiting", "drafts"),
+    [
+        # One drafted token is half accepted: 1.5 tokens for the price of 1.32, or of 1.22.
+        (0.32, False, False, False),
+        (0.32, False, True, True),
+        (0.22, False, False, True),
+        (0.22, True, False, False),
+    ],
+)
+def test_drafts_in_a_batch_must_pay_for_places_that_stay_empty(
+    dear: float, even: bool, waiting: bool, drafts: bool
+) -> None:
+    costs = [1.0 + dear * n for n in range(1, MOST + 1)]
+    lengths = AutoLength([DRAFT], known(costs, 0.5, -SAVED, 16))
+    its = a_batch(0, 0, 16, 1.0)
+    rows = tuple(
+        replace(each, left=20 if even else 20 + row) for row, each in enumerate(its.sequences)
+    )
+    for _ in range(2 * EVERY):
+        hear(lengths, replace(its, sequences=rows, pipelined=True, waiting=waiting))
+    assert (lengths.choose(1000, 16) == 1) is drafts
 
 
 def test_a_text_that_begins_with_drafts_learns_from_several_rounds_at_once() -> None:
@@ -296,6 +309,9 @@ def test_a_larger_batch_begins_with_what_passes_over_as_many_tokens_cost() -> No
     assert np.exp(block.resized(2).mean[[0, 2]]) == pytest.approx([1.0, 1.0])
     assert np.exp(block.resized(16).mean[[0, 2]]) == pytest.approx([2.0, 4.0], rel=0.01)
     assert np.array_equal(block.resized(1).mean, block.mean)
+    # Reading takes 16 times as long, a plain step what a pass over 16 tokens does.
+    took = np.exp(block.resized(16).mean[READING] - block.mean[READING])
+    assert took == pytest.approx(16 / np.exp(block.mean[14]), rel=0.05)
 
 
 def test_a_token_behind_the_end_of_a_text_counts_as_one_that_would_not_have_stayed() -> None:

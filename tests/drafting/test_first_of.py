@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from mlx_specdec.interfaces import Proposal, Proposer, Scores
-from mlx_specdec.proposers.combined import FirstOf
+from mlx_specdec.interfaces import Prices, Proposal, Proposer, Scores
+from mlx_specdec.proposers.combined import FirstOf, RowByRow
 from mlx_specdec.sampling.noise import SilentNoise
 
 NOISE = SilentNoise().at(0, 0)
@@ -82,3 +82,25 @@ def test_in_a_batch_the_next_one_proposes_where_the_first_has_nothing() -> None:
     several = FirstOf({"c": parts["c"], "b": silent}, allowed)
     assert several.propose([[1], [2], [3]], 4, NOISE).counts == (1, 1, 1)
     assert silent.calls == 1, "where every sequence has something, nobody else is asked"
+
+
+def test_rows_of_a_batch_draft_what_is_worth_it_for_all_of_them() -> None:
+    def made(chances: list[list[float]], token: float) -> tuple[Proposal, bool]:
+        parts = [Scripted(list(range(len(its)))) for its in chances]
+        for part, its in zip(parts, chances, strict=True):
+            part.chances = its
+        makes = iter(parts)
+        rounds = [1.0, 1.3, 1.8, 2.4]
+        rows = RowByRow(lambda: next(makes), lambda count: Prices(rounds, token))
+        committed = [[1]] * len(chances)
+        return rows.propose(committed, 3, NOISE), rows.ready(committed, 3)
+
+    sure = [0.9, 0.8, 0.7]
+    # One row in four gains 0.9 tokens, which 0.3 plain steps for all four do not pay.
+    assert made([sure, [], [], []], 1.0)[0].size == 0
+    assert not made([sure, [], [], []], 1.0)[1]
+    proposal, ready = made([sure, sure, sure, [0.9]], 1.0)
+    assert ready and proposal.counts == (2, 2, 2, 1)
+    # Where a token costs less otherwise, only the first one is worth what it costs.
+    assert made([sure, sure, [0.9], [0.9]], 0.8)[0].counts == (1, 1, 1, 1)
+    assert made([sure, [], [], []], 3.0)[0].counts == (2, 0, 0, 0)

@@ -85,11 +85,11 @@ def test_a_conversation_is_stored_once() -> None:
 def test_a_continuation_is_as_long_as_it_is_worth() -> None:
     expected = Expected([1, 2, 3, 4], [4, 5, 6, 7], [0.9, 0.8, 0.3, 0.25])
     rounds = [1.0, 1.2, 1.4, 1.6, 1.8]
-    assert expected.worth(Prices(rounds, 1.0)) == 4
-    assert expected.worth(Prices(rounds, 0.6)) == 2
+    assert Prices(rounds, 1.0).worth(expected.chances) == 4
+    assert Prices(rounds, 0.6).worth(expected.chances) == 2
     # Another drafter brings a token in less time.
-    assert expected.worth(Prices(rounds, 0.5)) == 0
-    assert Expected([], [], []).worth(Prices(rounds, 1.0)) == 0
+    assert Prices(rounds, 0.5).worth(expected.chances) == 0
+    assert Prices(rounds, 1.0).worth([]) == 0
 
 
 def test_what_becomes_of_matches_is_learned_by_their_length() -> None:

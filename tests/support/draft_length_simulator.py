@@ -54,7 +54,7 @@ READ_AT_ONCE = 20
 """Tokens that a draft reads in the time in which it drafts one."""
 SECOND = 50.0
 """Plain steps in a second: they take 20 ms, as those of 8B parameters in 4 bits on a laptop do."""
-JOINS_AT = 0.25
+JOINS_AT = 0.125
 """Share of the places of a batch that must be free before others join, as for a list of prompts."""
 DRAFT, LOOKUP = Source("draft"), Source("ngram", free=True, costs="free", text="ngram")
 Acceptance = Callable[[int], float]
@@ -210,14 +210,17 @@ class Machine:
         """The drafters as the controller knows them."""
         return tuple(source(each, Options()) for each in self.drafters([]))
 
-    def calibrated(self, seed: int) -> tuple[Knowledge, float]:
-        """Return what is measured before a pair's first text, and the plain steps it takes."""
-        survey = first_survey(self.sources[-1], SECOND)
+    def calibrated(self, seed: int, rows: int = 1) -> tuple[Knowledge, float]:
+        """Return what is measured before a pair's first text, or its first batch of so many rows,
+        and the plain steps it takes."""
+        known, took = (Knowledge(), 0.0) if rows == 1 else self.calibrated(seed)
+        survey = first_survey(self.sources[::-1], rows, seconds=SECOND)
         alone = replace(self, context=0, prompt=0)
-        decoding = Decoding(alone, survey, [alone.text(BEYOND, seed)], seed)
+        texts = [alone.text(BEYOND, seed + row) for row in range(rows)]
+        decoding = Decoding(alone, survey, texts, seed, size=rows)
         while not survey.done:
             decoding.run(1)
-        return survey.knowledge, decoding.clock
+        return known.updated(survey.knowledge), took + decoding.clock
 
     def text(
         self, tokens: int, seed: int, *, comes: float = 0.0, reading: float | None = None
@@ -382,6 +385,7 @@ class Decoding:
         waits = any(row.left <= 0 for row in rows) or self._joining()
         drafts = made.size > 0 and DRAFT.name in (made.source or DRAFT.name)
         took = machine.cost(made.size, len(rows), drafts=drafts)
+        verifying = machine.cost(made.size, len(rows), drafts=False)
         for place, row in enumerate(rows):
             count = made.count(place) if made.size else 0
             name, text, accepted = made.source_of(place), row.text, 0
@@ -403,6 +407,7 @@ class Decoding:
                     position,
                     committed,
                     ended=ended,
+                    left=row.left,
                     source=name,
                 )
             )
@@ -411,7 +416,8 @@ class Decoding:
         self.clock += took
         self.waited += self.clock * sum(each.ended for each in reports)
         self._in_flight = ahead and not waits and any(row.left > 0 for row in rows)
-        seconds = RoundTimes(took * next(self._slow))
+        slow = next(self._slow)
+        seconds = RoundTimes(slow * took, slow * (took - verifying), slow * verifying)
         self._lengths.on_round(
             RoundReport(
                 made.size,
@@ -496,7 +502,7 @@ class Files:
         """The mean time of each of so many files in a row, which teach one another."""
         sums = [0.0] * files
         for seed in range(seeds):
-            knowledge, _ = self.machine.calibrated(seed)
+            knowledge, _ = self.machine.calibrated(seed, self.size)
             for file in range(files):
                 lengths = AutoLength(self.machine.sources, knowledge)
                 sums[file] += self.time(lengths, seed + 1000 * file)

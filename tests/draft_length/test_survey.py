@@ -1,0 +1,50 @@
+"""What is measured before a pair's first text: drafting, verifying alone, and reading."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlx_specdec.draft_length.auto_length import Source
+from mlx_specdec.draft_length.costs import Costs
+from mlx_specdec.interfaces.results import RoundTimes
+from mlx_specdec.measure.calibrate import FIRST_LENGTHS, Survey
+
+from ..support.draft_length_simulator import LOOKUP, a_round
+
+DRAFT = Source("draft")
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_verifying_and_reading_are_told_apart_from_drafting(rows: int) -> None:
+    survey = Survey([DRAFT, LOOKUP], FIRST_LENGTHS, rows=rows, turns=6)
+    position, unread = 1, 9
+    while not survey.done:
+        count = survey.choose(1000)
+        drafting, verifying = 0.2 * count, 1.0 + 0.1 * count
+        if count:
+            drafting += 0.02 * unread
+        took = RoundTimes(drafting + verifying, drafting if count else None)
+        report = a_round(count, 0, 0.0, position=position, context=8)
+        report = replace(report, times=took, sequences=report.sequences * rows)
+        survey.on_round(report)
+        position += 1
+        unread = 0 if count else unread + 1
+    known = survey.knowledge.costs
+    assert {name: set(sizes) for name, sizes in known.items()} == {"draft": {rows}, "free": {rows}}
+    costs = Costs({name: sizes[rows] for name, sizes in known.items()})
+    costs.behind(0)
+    for name, each in (("draft", 0.3), ("free", 0.1)):
+        logarithms, _ = costs.logarithms(name, 16)
+        measured = [2.718281828 ** logarithms[n] for n in FIRST_LENGTHS]
+        assert measured == pytest.approx([1 + each * n for n in FIRST_LENGTHS], rel=0.06)
+    assert costs.reading("draft", 10) == pytest.approx(0.2, rel=0.5)
+
+
+def test_rounds_of_fewer_rows_do_not_count() -> None:
+    survey = Survey([DRAFT], FIRST_LENGTHS, rows=4, turns=1)
+    while not survey.done:
+        survey.on_round(a_round(survey.choose(1000), 0, 1.0))
+    before = Survey([DRAFT], FIRST_LENGTHS).knowledge.costs["draft"][1]
+    assert (survey.knowledge.costs["draft"][4].mean == before.mean).all()
