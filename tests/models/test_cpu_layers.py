@@ -10,7 +10,11 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_specdec.interfaces import FINAL
+from mlx_specdec.interfaces.results import after
 from mlx_specdec.models.cpu_layers import as_mlx_has_it, lighten, shared
+from mlx_specdec.models.mlx_lm import network as mlx_lm_network
+from mlx_specdec.models.mlx_lm.network import TappedNetwork
 
 from ..support import tiny
 from ..support.families import config_of
@@ -85,3 +89,22 @@ def test_a_network_keeps_its_bits_and_its_names(name: str) -> None:
         counts.append([operations(each) for each in logits])
         assert mx.array_equal(*logits)
     assert all(few < many for few, many in counts)
+
+
+@pytest.mark.parametrize("taps", [(), (FINAL, after(0))])
+def test_the_device_begins_with_each_layer_but_not_of_whole_texts_which_are_trained_on(
+    taps: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = tiny.from_config(config_of("llama"))
+    plain = network(mx.array([[1, 2, 3]]), cache=make_prompt_cache(network))
+    tapped = TappedNetwork(network, pipeline=False)
+    assert len({type(layer) for layer in network.layers}) == 1
+    for name in taps:
+        tapped.tap(name)
+    begun: list[mx.array] = []
+    monkeypatch.setattr(mlx_lm_network, "begin", begun.append)
+    scores = tapped.run(mx.array([[1, 2, 3]]), make_prompt_cache(network), taps)
+    assert len(begun) == tapped.layers and mx.array_equal(scores.logits, plain)
+    tapped.run(mx.array([[1, 2, 3]]), None, taps)
+    network(mx.array([[1, 2, 3]]), cache=make_prompt_cache(network))
+    assert len(begun) == tapped.layers

@@ -19,7 +19,7 @@ from ...errors import PromptError
 from ...interfaces import FINAL, Context, Scores, rectangle
 from ...interfaces.results import Cached, Reusable, Snapshot
 from ..base import check_prompt, layer_of
-from ..cpu_layers import lighten
+from ..cpu_layers import begin, lighten
 from ..kv_cache import STEP, KVCache, padded
 from ..number_format import nbytes
 from ..rows import Place, Rows, RowsContext
@@ -324,7 +324,8 @@ class EncoderDecoderContext(RowsContext):
         model, source = self._model, self._source
         places = {name: -1 if name == FINAL else layer_of(name, model.layers) for name in taps}
         place = self._rows.advance(tokens, proposed)
-        states = [*model.network.decode(tokens, self._caches, source, place, model.tables(place))]
+        given = tokens, self._caches, source, place, model.tables(place)
+        states = [begin(each) for each in model.network.decode(*given)]
         hidden = {name: states[at] for name, at in places.items()}
         return Scores(model.head(states[-1]), hidden, source.encoded)
 

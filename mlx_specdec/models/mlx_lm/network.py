@@ -13,6 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from ...errors import CheckpointError, OptionError
 from ...interfaces import FINAL, Scores
 from ..base import layer_of
+from ..cpu_layers import begin
 
 LENT = {"keys": "k_norm", "values": "v_norm"}
 """What a layer's attention calls the modules that keys and values come out of, head by head."""
@@ -35,9 +36,10 @@ class Shown(Exception):
 
 class Tap(threading.local):
     """How a tapped module answers calls, by thread. stops: raise Shown with the module's input.
-    given: the result of the next call, which computes nothing then."""
+    begins: the device begins with the result at once. given: the result of the next call, which
+    computes nothing then."""
 
-    stops = False
+    stops = begins = False
     given: mx.array | None = None
     _armed = False
     _result: Any = None
@@ -57,18 +59,26 @@ class Tap(threading.local):
             given, self.given = self.given, None
             return given
         result = plain(module, *args, **kwargs)
+        if self.begins and (state := state_of(result)) is not None:
+            begin(state)
         if self._armed:
             self._result, self._armed = result, False
         return result
 
 
-def tapped(module: nn.Module) -> Tap:
-    plain, tap = type(module), Tap()
+def tapped(*modules: nn.Module) -> Tap:
+    """Return the tap that modules share; those of one class stay of one class."""
+    tap = Tap()
+    classes: dict[type[nn.Module], type[nn.Module]] = {}
+    for module in modules:
+        plain = type(module)
 
-    def call(inner: Any, *args: Any, **kwargs: Any) -> Any:
-        return tap.called(plain.__call__, inner, *args, **kwargs)
+        def call(inner: Any, *args: Any, _plain: Any = plain.__call__, **kwargs: Any) -> Any:
+            return tap.called(_plain, inner, *args, **kwargs)
 
-    module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+        if plain not in classes:
+            classes[plain] = type(plain.__name__, (plain,), {"__call__": call})
+        module.__class__ = classes[plain]
     return tap
 
 
@@ -110,6 +120,8 @@ class TappedNetwork:
         self._pipeline = pipeline
         self._taps: dict[str, Tap] = {}
         self._first: Tap | None = None
+        # Ranks must submit the same in the same order.
+        self._each = tapped(*network.layers) if group is None and not pipeline else Tap()
         self._state: tuple[int, mx.Dtype] | None = None
         # Shapes are known as soon as the graph is built; nothing is computed here.
         probe = network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(network))
@@ -166,6 +178,14 @@ class TappedNetwork:
 
     def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
         """Run a pass over (batch, m) int32. entries: the caches; None for whole texts."""
+        # Whole texts are trained on.
+        self._each.begins = entries is not None
+        try:
+            return self._run(tokens, entries, taps)
+        finally:
+            self._each.begins = False
+
+    def _run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str]) -> Scores:
         if not taps and self.group is None:
             return Scores(self.network(tokens, cache=entries))
         together = () if self.group is None or FINAL in taps else (FINAL,)
