@@ -279,6 +279,7 @@ class Decoding:
         rows, log_p = self.batch.log_probabilities(scores.logits, following)
         verdict = self.rule.verify(log_p, proposal.for_rules(), noise)
         mx.async_eval(verdict.next, verdict.accepted)
+        self.batch.draw_ahead()
         if self.meanwhile is not None:
             self.meanwhile()
         return _Pass(proposal, scores, verdict, self.batch.cuts(rows, verdict, noise))

@@ -296,6 +296,11 @@ class Batch:
         """See Sequence.noise."""
         return noise_of([each.noise(in_flight) for each in self.sequences])
 
+    def draw_ahead(self) -> None:
+        """See NoiseSource."""
+        for each in self.sequences:
+            each.random.draw_ahead()
+
     def log_probabilities(self, logits: mx.array, following: mx.array) -> tuple[mx.array, mx.array]:
         """Return the log-probabilities of a pass before and after the filters, each (batch, m,
         vocabulary); see Distribution. logits: (batch, m, width), whose rows follow the newest

@@ -154,6 +154,10 @@ class NoiseSource(Protocol):
     def at(self, round: int, position: int) -> Noise:
         """Return the noise of a round. position: of its first token, from 0; never goes back."""
 
+    def draw_ahead(self) -> None:
+        """Submit what the next round may need, while the device would wait for the host."""
+        return None
+
 
 @dataclass(frozen=True)
 class Prices:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from ..interfaces import Noise
+from ..interfaces import Noise, NoiseSource
 
 ROWS, NUMBERS = 8, 1 << 15
 """Coupled noise is drawn so many rows at a time, if they are no more numbers: an operation costs as
@@ -51,7 +51,7 @@ class Coins:
         return _hashed(self._seed, self._digest, "coin", position) < self._below
 
 
-class SilentNoise:
+class SilentNoise(NoiseSource):
     """Temperature 0: nothing is drawn, so one object serves every round."""
 
     def at(self, round: int, position: int) -> SilentNoise:
@@ -73,7 +73,7 @@ class SilentNoise:
         return self
 
 
-class CoupledNoise:
+class CoupledNoise(NoiseSource):
     """Gumbel noise keyed by position alone, drawn once and cached while it may be needed."""
 
     def __init__(self, seed: int, vocabulary: int, prompt: Sequence[int] = ()) -> None:
@@ -82,6 +82,7 @@ class CoupledNoise:
         self._vocabulary = vocabulary
         self._rows = max(1, min(ROWS, NUMBERS // vocabulary))
         self._drawn: dict[int, mx.array] = {}
+        self._needed = 0
 
     def at(self, round: int, position: int) -> _CoupledRound:
         """Noise from `position` on; that of earlier positions is dropped."""
@@ -92,12 +93,22 @@ class CoupledNoise:
     def rows(self, position: int, count: int) -> mx.array:
         """(count, vocabulary) float32, the Gumbel noise of output positions from `position` on."""
         end, parts = position + count, []
+        # The next round begins at the end of this one at the latest.
+        self._needed = max(self._needed, end + count)
         for first in range(position - position % self._rows, end, self._rows):
             part = self._drawn.get(first)
             if part is None:
                 part = self._drawn[first] = self._draw(first)
             parts.append(part[max(0, position - first) : end - first])
         return mx.concatenate(parts)
+
+    def draw_ahead(self) -> None:
+        """See NoiseSource; every position is needed once, so that little is drawn in vain."""
+        first = max(self._drawn, default=self._needed) + self._rows
+        while first < self._needed:
+            self._drawn[first] = self._draw(first)
+            mx.async_eval(self._drawn[first])
+            first += self._rows
 
     def _draw(self, first: int) -> mx.array:
         positions = range(first, first + self._rows)
@@ -130,7 +141,7 @@ class _CoupledRound:
         return self
 
 
-class IndependentNoise:
+class IndependentNoise(NoiseSource):
     """Noise from disjoint keys per (round, position, purpose)."""
 
     def __init__(self, seed: int, vocabulary: int, prompt: Sequence[int] = ()) -> None:
