@@ -57,7 +57,7 @@ def calibrate(
         ids = [pair.vocabulary // 2] * tokens
         while survey.turns < until:
             proposer = make_proposer(paid[:1], options, survey)
-            given: dict[str, Any] = {"draft_length": survey, "timed": "all"}
+            given: dict[str, Any] = {"draft_length": survey, "timed": "some"}
             run = stream_generate(endless, ids, options, proposer=proposer, **given)
             for _ in run:
                 report(survey.turns, turns)
@@ -110,7 +110,7 @@ def calibrate_first(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> 
             if errors[-1] <= UNSURE:
                 continue
         survey = first_survey(sources, size)
-        overrides = Overrides(draft_length=survey, timed="all")
+        overrides = Overrides(draft_length=survey, timed="some")
         run = Scheduler(endless, [request] * size, given, BatchSize(size), overrides=overrides)
         if run.batch_size < size:
             continue
@@ -131,7 +131,8 @@ class Survey:
     to read as well. It is done after so many turns, or so many seconds of rounds.
 
     sources: the first one drafts; the others are free, and their rounds cost what the target's part
-    of its rounds does, where those are timed in parts. rows: of the batch."""
+    of its rounds does, where those are timed in parts: the first four, since timing them takes time,
+    a fifth of a small pair's round. rows: of the batch."""
 
     PLAIN_STEPS = 6
     changes: Sequence[Change] = ()

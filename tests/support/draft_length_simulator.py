@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlx_specdec.decoding.statistics import FIRST
 from mlx_specdec.draft_length.auto_length import AutoLength, Source
 from mlx_specdec.draft_length.length import DraftLength, FixedLength
 from mlx_specdec.draft_length.saved import Knowledge
@@ -330,7 +331,7 @@ class Decoding:
         self._size, self._joins_at = size, joins_at
         self._waiting, self._rows = list(texts), list[_Row]()
         self._slow = machine.slowness(seed)
-        self._in_flight = False
+        self._in_flight, self._timed = False, 0
         named = isinstance(lengths, AutoLength)
         if isinstance(lengths, AutoLength) and size == 1:
             remaining = BEYOND if abrupt else texts[0].tokens
@@ -417,7 +418,10 @@ class Decoding:
         self.waited += self.clock * sum(each.ended for each in reports)
         self._in_flight = ahead and not waits and any(row.left > 0 for row in rows)
         slow = next(self._slow)
-        seconds = RoundTimes(slow * took, slow * (took - verifying), slow * verifying)
+        seconds = RoundTimes(slow * took)
+        if made.size and self._timed < FIRST:
+            seconds = RoundTimes(slow * took, slow * (took - verifying), slow * verifying)
+        self._timed += made.size > 0
         self._lengths.on_round(
             RoundReport(
                 made.size,
