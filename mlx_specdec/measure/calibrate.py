@@ -131,8 +131,8 @@ class Survey:
     to read as well. It is done after so many turns, or so many seconds of rounds.
 
     sources: the first one drafts; the others are free, and their rounds cost what the target's part
-    of its rounds does, where those are timed in parts: the first four, since timing them takes time,
-    a fifth of a small pair's round. rows: of the batch."""
+    of its rounds does, where those are timed in parts: the first four, since that makes a round of
+    a small pair a fifth longer. rows: of the batch."""
 
     PLAIN_STEPS = 6
     changes: Sequence[Change] = ()
