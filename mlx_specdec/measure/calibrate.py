@@ -109,7 +109,7 @@ def calibrate_first(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> 
             _, errors = Costs({its.costs: known}).logarithms(its.costs, FIRST_LENGTHS[-1])
             if errors[-1] <= UNSURE:
                 continue
-        survey = first_survey(sources, size)
+        survey = first_survey(sources, size, memory.knowledge)
         overrides = Overrides(draft_length=survey, timed="some")
         run = Scheduler(endless, [request] * size, given, BatchSize(size), overrides=overrides)
         if run.batch_size < size:
@@ -132,7 +132,8 @@ class Survey:
 
     sources: the first one drafts; the others are free, and their rounds cost what the target's part
     of its rounds does, where those are timed in parts: the first four, since that makes a round of
-    a small pair a fifth longer. rows: of the batch."""
+    a small pair a fifth longer. rows: of the batch. known: it begins with what that says of single
+    texts, since a second may not suffice for a batch."""
 
     PLAIN_STEPS = 6
     changes: Sequence[Change] = ()
@@ -143,12 +144,15 @@ class Survey:
         lengths: Sequence[int],
         *,
         rows: int = 1,
+        known: saved.Knowledge | None = None,
         turns: int = sys.maxsize,
         seconds: float = math.inf,
     ) -> None:
         self._sources, self._rows = sources, rows
         self._most_turns, self._seconds = turns, seconds
-        self._costs = Costs({each.costs: unknown() for each in sources})
+        size, costs = rounded_up(rows), {} if known is None else known.costs
+        alone = {each.costs: costs.get(each.costs, {}).get(1, unknown()) for each in sources}
+        self._costs = Costs({name: block.resized(size) for name, block in alone.items()})
         short = [length for length in lengths if length <= sources[0].most]
         self._turn = [*[0] * self.PLAIN_STEPS, 1, *short]
         self._place = self.turns = 0
@@ -200,7 +204,13 @@ class Survey:
         return self._costs.noise / math.sqrt(max(1, self.turns))
 
 
-def first_survey(sources: Sequence[Source], rows: int = 1, *, seconds: float = 1.0) -> Survey:
+def first_survey(
+    sources: Sequence[Source],
+    rows: int = 1,
+    known: saved.Knowledge | None = None,
+    *,
+    seconds: float = 1.0,
+) -> Survey:
     """Return the calibration before a pair's first text, or its first batch of so many rows, which
-    takes so many seconds."""
-    return Survey(sources, FIRST_LENGTHS, rows=rows, turns=4, seconds=seconds)
+    takes so many seconds. known: see Survey."""
+    return Survey(sources, FIRST_LENGTHS, rows=rows, known=known, turns=4, seconds=seconds)

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_specdec.draft_length import saved
 from mlx_specdec.draft_length.auto_length import Source
-from mlx_specdec.draft_length.saved import Memory, directory
+from mlx_specdec.draft_length.saved import Knowledge, Memory, directory
 from mlx_specdec.measure import calibrate as calibration
 from mlx_specdec.measure.calibrate import Survey, first_survey
 
@@ -57,9 +57,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of each calibration before a text or a batch."""
     rows: list[int] = []
 
-    def survey(sources: Sequence[Source], size: int) -> Survey:
+    def survey(sources: Sequence[Source], size: int, known: Knowledge) -> Survey:
         rows.append(size)
-        return first_survey(sources, size)
+        return first_survey(sources, size, known)
 
     monkeypatch.setattr(calibration, "first_survey", survey)
     return rows

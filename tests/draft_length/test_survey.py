@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mlx_specdec.draft_length.auto_length import Source
-from mlx_specdec.draft_length.costs import Costs
+from mlx_specdec.draft_length.costs import MOST, Costs, unknown
+from mlx_specdec.draft_length.saved import Knowledge
 from mlx_specdec.interfaces.results import RoundTimes
 from mlx_specdec.measure.calibrate import FIRST_LENGTHS, Survey
 
@@ -42,9 +43,11 @@ def test_verifying_and_reading_are_told_apart_from_drafting(rows: int) -> None:
     assert costs.reading("draft", 10) == pytest.approx(0.2, rel=0.5)
 
 
-def test_rounds_of_fewer_rows_do_not_count() -> None:
-    survey = Survey([DRAFT], FIRST_LENGTHS, rows=4, turns=1)
+def test_rounds_of_fewer_rows_do_not_count_and_what_single_texts_cost_remains() -> None:
+    alone = unknown()
+    alone.mean[:MOST] = [0.1 * n for n in range(MOST)]
+    known = Knowledge({"draft": {1: alone}})
+    survey = Survey([DRAFT], FIRST_LENGTHS, rows=4, known=known, turns=1)
     while not survey.done:
         survey.on_round(a_round(survey.choose(1000), 0, 1.0))
-    before = Survey([DRAFT], FIRST_LENGTHS).knowledge.costs["draft"][1]
-    assert (survey.knowledge.costs["draft"][4].mean == before.mean).all()
+    assert (survey.knowledge.costs["draft"][4].mean == alone.resized(4).mean).all()

@@ -215,7 +215,7 @@ class Machine:
         """Return what is measured before a pair's first text, or its first batch of so many rows,
         and the plain steps it takes."""
         known, took = (Knowledge(), 0.0) if rows == 1 else self.calibrated(seed)
-        survey = first_survey(self.sources[::-1], rows, seconds=SECOND)
+        survey = first_survey(self.sources[::-1], rows, known, seconds=SECOND)
         alone = replace(self, context=0, prompt=0)
         texts = [alone.text(BEYOND, seed + row) for row in range(rows)]
         decoding = Decoding(alone, survey, texts, seed, size=rows)
