@@ -96,7 +96,7 @@ def lighten(network: nn.Module) -> None:
 
 def begin(states: mx.array) -> mx.array:
     """Let a CPU begin with what a layer returns while the host builds the layers after it. A step
-    of a small model takes 0.76 of the time, four sequences at once take 0.85."""
+    of a small model takes 0.78 of the time, four sequences at once 0.88."""
     if on_cpu():
         mx.async_eval(states)
     return states
