@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mlx_specdec.draft_length.auto_length import AutoLength
 from mlx_specdec.draft_length.costs import MOST, Block, unknown
-from mlx_specdec.draft_length.saved import Knowledge
+from mlx_specdec.draft_length.saved import Knowledge, as_knowledge
 from tests.support.draft_length_simulator import (
     CURVES,
     SLOW_BLAS,
@@ -121,7 +121,7 @@ def wrong(machine: Machine, factor: float) -> Knowledge:
     mean, covariance = unknown()
     mean = mean.copy()
     mean[:MOST] = np.log(factor * np.array(machine.costs())[1:])
-    return Knowledge({machine.sources[-1].costs: {1: Block(mean, 0.1 * covariance)}})
+    return as_knowledge({machine.sources[-1].costs: {1: Block(mean, 0.1 * covariance)}})
 
 
 def texts(seeds: int, only: Sequence[int] | None) -> Shares:

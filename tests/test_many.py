@@ -244,8 +244,8 @@ def test_batches_save_what_they_learned_by_size(pair: Pair, proposer: str) -> No
     known = saved.memory(pair_key(pair)).knowledge
     draft = next(each for each in drafters(pair, options) if each.name == "draft")
     its = source(draft, options)
-    assert 4 in known.costs[its.costs]
-    assert known.counts[its.text].shape == (2, its.most)
+    assert 4 in saved.costs_of(known, its.costs)
+    assert known[f"counts {its.text}"].shape == (2, its.most)
 
 
 @pytest.mark.parametrize(

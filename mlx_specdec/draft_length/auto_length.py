@@ -4,6 +4,7 @@ An arm is a source and a length; a plain step is an arm of all sources. The arm 
 expected tokens for its cost is taken; arms that might be better are tried, as far as a budget of
 time goes."""
 
+import functools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from ..interfaces.results import RoundReport, SequenceRound
 from .acceptance import EARLIER, Acceptance
 from .costs import MOST, Block, Costs, unknown
 from .length import Change
-from .saved import Knowledge
+from .saved import Knowledge, as_knowledge, costs_of
 
 SHARE = 0.015
 """Of all time, what trials may lose. Hopeless drafts cost about as much; with 0.01 a draft that
@@ -79,31 +80,39 @@ class _Size:
 
 @dataclass(frozen=True)
 class _Arms:
-    """Of one source, by length from 0: expected tokens; costs in plain steps, with one standard
-    error; tokens a plain step's time with luck and as it seems; standard errors of the costs.
-    current: the length in use. reading: what the next round costs more."""
+    """Of one source, by length from 0, (1 + most,): expected tokens; tokens a plain step's time
+    with luck; costs in plain steps, with their standard errors. current: the length in use.
+    reading: what the next round costs more, and that with one standard error."""
 
-    tokens: Sequence[float]
-    dear: Sequence[float]
-    hoped: Sequence[float]
-    speeds: Sequence[float]
-    errors: Sequence[float]
+    tokens: np.ndarray
+    hoped: np.ndarray
+    costs: np.ndarray
+    errors: np.ndarray
     current: int
-    reading: float
+    reading: tuple[float, float]
 
-    def rate(self, length: int) -> float:
-        """Tokens a plain step's time; what is known badly must promise more."""
-        return self.tokens[length] / self.dear[length]
+    @functools.cached_property
+    def speeds(self) -> np.ndarray:
+        """Tokens a plain step's time."""
+        return self.tokens / self.costs
 
-    def loss(self, length: int, speed: float) -> float:
-        """Plain steps that a round may lose where 1 / speed of one buys a token."""
-        return self.dear[length] + self.reading - self.tokens[length] / speed
+    @functools.cached_property
+    def rates(self) -> np.ndarray:
+        """The same with one standard error: what is known badly must promise more."""
+        return self.speeds / np.exp(self.errors)
+
+    def losses(self, speed: float, dearer: np.ndarray) -> np.ndarray:
+        """Plain steps that rounds lose where 1 / speed of one buys a token. dearer: logarithm of
+        what they cost more than it seems."""
+        return self.costs * np.exp(dearer) + self.reading[0] - self.tokens / speed
 
     def best(self, instead: float) -> int:
         """Return the best length, where a round without this source has the rate `instead`."""
-        rates = [instead, *map(self.rate, range(1, len(self.tokens)))]
-        best = rates.index(max(rates))
-        return self.current if best and rates[best] <= MARGIN * rates[self.current] else best
+        best = int(self.rates[1:].argmax()) + 1
+        if self.rates[best] <= instead:
+            return 0
+        now = self.rates[self.current] if self.current else instead
+        return best if self.rates[best] > MARGIN * now else self.current
 
 
 class AutoLength:
@@ -115,18 +124,19 @@ class AutoLength:
     def __init__(
         self, sources: Sequence[Source] = (Source(),), knowledge: Knowledge | None = None
     ) -> None:
-        knowledge = knowledge or Knowledge()
+        knowledge = knowledge or {}
         self._sources = {each.name: each for each in sources}
         self._paid = tuple(each.name for each in sources if not each.free)
-        self._known = {each.costs: knowledge.costs.get(each.costs, {}) for each in sources}
+        self._known = {each.costs: costs_of(knowledge, each.costs) for each in sources}
         self._acceptance = {
-            each.name: Acceptance(each.most, knowledge.counts.get(each.text)) for each in sources
+            each.name: Acceptance(each.most, knowledge.get(f"counts {each.text}"))
+            for each in sources
         }
         # How far drafts get that may end sooner than asked: until some do, none does.
         self._reached = {
             each.name: Acceptance(each.most, np.full((2, each.most), 1e3)) for each in sources
         }
-        self._budget = 0.4 * SAVED if knowledge.budget is None else knowledge.budget
+        self._budget = float(knowledge.get("budget", 0.4 * SAVED))
         self._sizes: dict[int, _Size] = {}
         self._rounds = 0
         self._begun, self._late, self._remaining = False, False, math.inf
@@ -142,11 +152,9 @@ class AutoLength:
     @property
     def knowledge(self) -> Knowledge:
         """What later texts may begin with."""
-        return Knowledge(
-            {n: {r: s.costs.block(n) for r, s in self._sizes.items()} for n in self._known},
-            {s.text: self._acceptance[n].counts for n, s in self._sources.items()},
-            self._budget,
-        )
+        blocks = {n: {r: s.costs.block(n) for r, s in self._sizes.items()} for n in self._known}
+        counts = {f"counts {s.text}": self._acceptance[n].counts for n, s in self._sources.items()}
+        return {**as_knowledge(blocks), **counts, "budget": np.array(self._budget)}
 
     def choose(self, remaining: int, rows: int = 1) -> int:
         """Return the longest draft that any source may make."""
@@ -169,8 +177,7 @@ class AutoLength:
         size, source = self._size(rows), self._drafter(name)
         if rows == 1 and (size.plan.trials or not size.plan.best[source.name]):
             return None
-        costs, _ = size.costs.logarithms(source.costs, source.most)
-        return Prices([math.exp(each) for each in costs], 1 / size.plan.speed)
+        return Prices(size.costs.rounds(source.costs, source.most)[0].tolist(), 1 / size.plan.speed)
 
     def begin(self, context: int, prompt: int, remaining: int, *, late: bool = False) -> None:
         """Plan for a text that is to be decoded alone. context: committed tokens. prompt: tokens
@@ -284,7 +291,8 @@ class AutoLength:
         if plan.plain and not drafted:
             lost = 1 - 1 / plan.speed
         elif drafted and source.name in plan.trials:
-            lost = self._arms(size, source).loss(drafted, plan.speed)
+            its = self._arms(size, source)
+            lost = float(its.losses(plan.speed, its.errors)[drafted])
         self._budget = max(-SAVED, self._budget - max(0.0, lost))
 
     def _plan_next(self, size: _Size, plan: _Plan, report: RoundReport) -> None:
@@ -295,7 +303,7 @@ class AutoLength:
         size.next = self._plan(size, len(report.sequences), report.even, report.waiting)
         for name, length in size.next.best.items():
             if length != best[name] or not self._changes:
-                speed = self._arms(size, self._sources[name]).speeds[length]
+                speed = float(self._arms(size, self._sources[name]).speeds[length])
                 named = name if len(self._sources) > 1 else ""
                 self._changes.append(Change(self._rounds, length, speed, named))
 
@@ -318,25 +326,22 @@ class AutoLength:
         return known.get(nearest, unknown()).resized(rows / nearest)
 
     def _arms(self, size: _Size, source: Source) -> _Arms:
-        name, exp = source.name, math.exp
-        logarithms, errors = size.costs.logarithms(source.costs, source.most)
-        costs = [exp(each) for each in logarithms]
+        name = source.name
+        costs, errors = size.costs.rounds(source.costs, source.most)
         if source.stops:
             costs = _ending_sooner(costs, self._reached[name].tokens()[0])
         # In standard errors. Of a batch those that have nothing to draft gain nothing.
         luck, share = max(self._budget, 1.0), size.drafting[name]
-        tokens, lucky = (
-            [1 + share * (each - 1) for each in its] for its in self._acceptance[name].tokens(luck)
-        )
+        tokens, lucky = (1 + share * (its - 1) for its in self._acceptance[name].tokens(luck))
+        # Of what nothing is known of, the first draft tells what reading costs.
+        unread = 0.0 if self._is_new(source) else size.unread[name]
         return _Arms(
             tokens,
-            [cost * exp(error) for cost, error in zip(costs, errors, strict=True)],
-            [n / cost * exp(luck * e) for n, cost, e in zip(lucky, costs, errors, strict=True)],
-            [n / cost for n, cost in zip(tokens, costs, strict=True)],
+            lucky / costs * np.exp(luck * errors),
+            costs,
             errors,
             size.next.best[name],
-            # Of what nothing is known of, the first draft tells what reading costs.
-            0.0 if self._is_new(source) else size.costs.reading(source.costs, size.unread[name]),
+            size.costs.reading(source.costs, unread),
         )
 
     def _plan(self, size: _Size, rows: int, even: bool = True, waiting: bool = False) -> _Plan:
@@ -348,9 +353,13 @@ class AutoLength:
         for name in self._paid:
             its, length = arms[name], arms[name].best(floor)
             # What must be read first must be gained in the rest of the text.
-            pays = its.reading < self._remaining * (1 - 1 / max(1.0, its.speeds[length]))
-            if length and its.rate(length) > promised and pays:
-                promised, speed, main = its.rate(length), max(floor, its.speeds[length]), its
+            rate, lost = float(its.rates[length]), its.reading[0]
+            if (
+                length
+                and rate > promised
+                and lost < self._remaining * (1 - 1 / max(1.0, float(its.speeds[length])))
+            ):
+                promised, speed, main = rate, max(floor, float(its.speeds[length])), its
                 best |= {**dict.fromkeys(self._paid, 0), name: length}
         for name, its in arms.items():
             if name not in self._paid:
@@ -367,17 +376,16 @@ class AutoLength:
         hoped, trials, paid = MARGIN, dict[str, int](), dict[str, int]()
         for name, its in arms.items():
             length = plan.best[name]
-            speed = max(plan.speed, its.speeds[length]) if length else plan.speed
+            speed = max(plan.speed, float(its.speeds[length])) if length else plan.speed
             affordable = max(self._budget, self._acceptance[name].undecided)
-            hopes = [
-                hope / speed if n not in (0, length) and its.loss(n, speed) <= affordable else 0.0
-                for n, hope in enumerate(its.hoped)
-            ]
-            most = hopes.index(max(hopes))
+            losses = its.losses(speed, its.errors)
+            hopes = np.where(losses <= affordable, its.hoped / speed, 0.0)
+            hopes[[0, length]] = 0.0
+            most = int(hopes.argmax())
             if name not in self._paid:
                 trials |= {name: most} if hopes[most] > MARGIN else {}
             elif hopes[most] > hoped:
-                hoped, paid = hopes[most], {name: most}
+                hoped, paid = float(hopes[most]), {name: most}
         if main is not None and EVERY * (1 - 1 / plan.speed) <= self._budget:
             # Two standard errors: that drafting pays must be sure.
             error = max(main.errors[plan.best[name]] for name in self._paid)
@@ -394,11 +402,8 @@ def rounded_up(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-def _ending_sooner(costs: list[float], reached: Sequence[float]) -> list[float]:
+def _ending_sooner(costs: np.ndarray, reached: np.ndarray) -> np.ndarray:
     """Return what rounds of each length cost where some drafts end sooner. reached: 1 and how long
     drafts get, for each length; all have a first token."""
-    sooner = costs[:2]
-    for n in range(2, len(costs)):
-        share = (reached[n] - reached[n - 1]) / (reached[1] - reached[0])
-        sooner.append(sooner[-1] + share * (costs[n] - costs[n - 1]))
-    return sooner
+    shares = np.diff(reached) / (reached[1] - reached[0])
+    return np.cumsum([costs[0], *np.diff(costs) * shares])

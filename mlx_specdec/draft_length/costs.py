@@ -116,21 +116,25 @@ class Costs:
         own = self._own[name]
         return Block(self._mean[own].copy(), self._covariance[own, own].copy())
 
-    def logarithms(self, name: str, most: int) -> tuple[list[float], list[float]]:
-        """Return the logarithms of costs by drafted length, 0 to `most`, where the context is as
-        long as in the last round, and their standard errors."""
+    def rounds(self, name: str, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return what rounds cost by drafted length, 0 to `most`, where the context is as long as
+        in the last round, and the standard errors of the logarithms."""
         own, tilt = self._own[name], self._context * DOUBLINGS
         mean, covariance = self._mean[own], self._covariance[own, own]
         variance = np.diagonal(covariance)[:MOST] + tilt * (
             2 * covariance[SLOPE, :MOST] + tilt * covariance[SLOPE, SLOPE]
         )
-        costs = (mean[:MOST] + tilt * mean[SLOPE]).tolist()
-        errors = np.sqrt(np.maximum(variance, 0.0)).tolist()
-        return [0.0, *costs[:most]], [0.0, *errors[:most]]
+        costs, errors = np.ones(most + 1), np.zeros(most + 1)
+        costs[1:] = np.exp(mean[:MOST] + tilt * mean[SLOPE])[:most]
+        errors[1:] = np.sqrt(np.maximum(variance, 0.0))[:most]
+        return costs, errors
 
-    def reading(self, name: str, tokens: float) -> float:
-        """Return what a source's next round costs more where it has so many tokens to read."""
-        return tokens * math.exp(self._mean[self._own[name].start + READING])
+    def reading(self, name: str, tokens: float) -> tuple[float, float]:
+        """Return what a source's next round costs more where it has so many tokens to read, and
+        with one standard error."""
+        at = self._own[name].start + READING
+        cost = tokens * math.exp(self._mean[at])
+        return cost, cost * math.exp(math.sqrt(self._covariance[at, at]))
 
     def behind(self, context: float) -> None:
         """Take note that rounds are behind so many tokens of context."""

@@ -11,7 +11,6 @@ import json
 import time
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +23,22 @@ WRITE_EVERY = 1.0
 """Seconds between two writings of a file, which take as long as two rounds of a small pair."""
 
 
-@dataclass(frozen=True)
-class Knowledge:
-    """costs: by source and size of batch. counts: of tokens verified and accepted, (2, most), by
-    source. budget: for trials, in plain steps; None where no text came before."""
+Knowledge = Mapping[str, np.ndarray]
+"""Arrays by name: "budget", for trials, in plain steps; of a source "counts TEXT", of tokens that
+were verified and accepted, (2, most), and for each size of batch "costs ROWS COSTS", a Block's
+mean and covariance, (1 + SIZE, SIZE)."""
 
-    costs: Mapping[str, Mapping[int, Block]] = field(default_factory=dict)
-    counts: Mapping[str, np.ndarray] = field(default_factory=dict)
-    budget: float | None = None
 
-    def updated(self, newer: Knowledge) -> Knowledge:
-        """Return this with all that the newer one knows."""
-        costs = {n: {**self.costs.get(n, {}), **its} for n, its in newer.costs.items()}
-        budget = self.budget if newer.budget is None else newer.budget
-        return Knowledge({**self.costs, **costs}, {**self.counts, **newer.counts}, budget)
+def costs_of(knowledge: Knowledge, source: str) -> dict[int, Block]:
+    """Return what is known of a source's rounds, by size of batch, which are powers of two."""
+    arrays = {1 << n: knowledge.get(f"costs {1 << n} {source}") for n in range(16)}
+    return {rows: Block(its[0], its[1:]) for rows, its in arrays.items() if its is not None}
+
+
+def as_knowledge(costs: Mapping[str, Mapping[int, Block]]) -> dict[str, np.ndarray]:
+    """Return the opposite of `costs_of`, for several sources."""
+    each = ((n, rows, block) for n, its in costs.items() for rows, block in its.items())
+    return {f"costs {rows} {name}": np.vstack(block) for name, rows, block in each}
 
 
 class Memory:
@@ -45,29 +46,25 @@ class Memory:
     seconds and when the process ends; None keeps nothing for other processes."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.knowledge = Knowledge() if path is None else _read(path)
+        self.knowledge: Knowledge = {} if path is None else _read(path)
         self._path, self._due = path, 0.0
-        self._unwritten: Knowledge | None = None
+        self._unwritten: Knowledge = {}
 
     def add(self, learned: Knowledge) -> None:
         """Know what texts have learned."""
-        self.knowledge = self.knowledge.updated(learned)
-        self._unwritten = (self._unwritten or Knowledge()).updated(learned)
+        self.knowledge = {**self.knowledge, **learned}
+        self._unwritten = {**self._unwritten, **learned}
         if time.monotonic() >= self._due:
             self.write()
 
     def write(self) -> None:
         """Put what the file lacks into it, whole or not at all; others may have written it too."""
-        if self._path is None or self._unwritten is None:
+        if self._path is None or not self._unwritten:
             return
-        known = _read(self._path).updated(self._unwritten)
-        self._unwritten, self._due = None, time.monotonic() + WRITE_EVERY
-        blocks = [(n, r, block) for n, its in known.costs.items() for r, block in its.items()]
-        arrays = {f"costs {rows} {name}": np.vstack(block) for name, rows, block in blocks}
-        arrays |= {f"counts {name}": counts for name, counts in known.counts.items()}
-        arrays |= {} if known.budget is None else {"budget": np.array(known.budget)}
+        known = {**_read(self._path), **self._unwritten}
+        self._unwritten, self._due = {}, time.monotonic() + WRITE_EVERY
         with contextlib.suppress(OSError), process.replacing(self._path) as stream:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]
+            np.savez(stream, **known)  # type: ignore[arg-type]
 
 
 _memories: dict[Path, Memory] = {}
@@ -93,22 +90,10 @@ def directory() -> Path:
     return process.directory("draft-length")
 
 
-def _read(path: Path) -> Knowledge:
+def _read(path: Path) -> dict[str, np.ndarray]:
     """Of what a file holds the checksums of its format and the versions in its name answer."""
-    costs: dict[str, dict[int, Block]] = {}
-    counts: dict[str, np.ndarray] = {}
-    budget = None
     try:
         with path.open("rb") as stream, np.load(stream) as arrays:
-            for name, values in arrays.items():
-                kind, _, rest = name.partition(" ")
-                if kind == "costs":
-                    rows, _, source = rest.partition(" ")
-                    costs.setdefault(source, {})[int(rows)] = Block(values[0], values[1:])
-                elif kind == "counts":
-                    counts[rest] = values
-                else:
-                    budget = float(values)
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
-        return Knowledge()
-    return Knowledge(costs, counts, budget)
+            return dict(arrays)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return {}

@@ -104,9 +104,9 @@ def calibrate_first(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> 
     )
     request = Request([pair.vocabulary // 2] * min(PROMPTS), given)
     for size in sorted({1, *sizes}):
-        known = memory.knowledge.costs.get(its.costs, {}).get(rounded_up(size))
+        known = saved.costs_of(memory.knowledge, its.costs).get(rounded_up(size))
         if known is not None:
-            _, errors = Costs({its.costs: known}).logarithms(its.costs, FIRST_LENGTHS[-1])
+            _, errors = Costs({its.costs: known}).rounds(its.costs, FIRST_LENGTHS[-1])
             if errors[-1] <= UNSURE:
                 continue
         survey = first_survey(sources, size, memory.knowledge)
@@ -150,8 +150,8 @@ class Survey:
     ) -> None:
         self._sources, self._rows = sources, rows
         self._most_turns, self._seconds = turns, seconds
-        size, costs = rounded_up(rows), {} if known is None else known.costs
-        alone = {each.costs: costs.get(each.costs, {}).get(1, unknown()) for each in sources}
+        size, names = rounded_up(rows), [each.costs for each in sources]
+        alone = {name: saved.costs_of(known or {}, name).get(1, unknown()) for name in names}
         self._costs = Costs({name: block.resized(size) for name, block in alone.items()})
         short = [length for length in lengths if length <= sources[0].most]
         self._turn = [*[0] * self.PLAIN_STEPS, 1, *short]
@@ -190,13 +190,13 @@ class Survey:
     def knowledge(self) -> saved.Knowledge:
         """What texts may begin with."""
         names, size = [each.costs for each in self._sources], rounded_up(self._rows)
-        return saved.Knowledge({name: {size: self._costs.block(name)} for name in names})
+        return saved.as_knowledge({name: {size: self._costs.block(name)} for name in names})
 
     @property
     def measured(self) -> dict[int, float]:
         """Costs in plain steps by drafted length."""
-        costs, _ = self._costs.logarithms(self._sources[0].costs, self._sources[0].most)
-        return {n: math.exp(cost) for n, cost in enumerate(costs) if n}
+        costs, _ = self._costs.rounds(self._sources[0].costs, self._sources[0].most)
+        return {n: cost for n, cost in enumerate(costs.tolist()) if n}
 
     @property
     def noise(self) -> float:

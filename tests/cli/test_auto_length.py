@@ -9,7 +9,7 @@ import pytest
 
 from mlx_specdec.draft_length import saved
 from mlx_specdec.draft_length.auto_length import Source
-from mlx_specdec.draft_length.saved import Knowledge, Memory, directory
+from mlx_specdec.draft_length.saved import Knowledge, Memory, costs_of, directory
 from mlx_specdec.measure import calibrate as calibration
 from mlx_specdec.measure.calibrate import Survey, first_survey
 
@@ -37,7 +37,7 @@ def test_a_text_keeps_what_its_rounds_cost_unless_switched_off(
     saved._write_all()
     [file] = kept.iterdir()
     known = Memory(file).knowledge
-    assert len(known.costs) == 2 and len(known.counts) == 1
+    assert sorted(name.split()[0] for name in known) == ["budget", "costs", "costs", "counts"]
     assert run(*arguments, *endless).out == plain.out
 
 
@@ -76,8 +76,9 @@ def test_a_file_measures_what_rounds_of_its_batches_cost(
         assert run(*arguments, "--output", tmp_path / "texts.jsonl", "--overwrite").code == 0
     assert rows == [1, 3]
     saved._write_all()
-    sizes = Memory(next(kept.iterdir())).knowledge.costs
-    assert sizes.keys() >= {"free"} and all({1, 4} <= its.keys() for its in sizes.values())
+    known = Memory(next(kept.iterdir())).knowledge
+    sources = {name.split(" ", 2)[2] for name in known if name.startswith("costs")}
+    assert "free" in sources and all(costs_of(known, name).keys() >= {1, 4} for name in sources)
 
 
 @pytest.mark.slow
@@ -89,8 +90,7 @@ def test_calibration_measures_every_length_and_keeps_it(
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()] == [str(n) for n in range(1, 17)]
     known = Memory(next(kept.iterdir())).knowledge
-    assert [set(sizes) for sizes in known.costs.values()] == [{1}, {1}]
-    assert not any(counts.any() for counts in known.counts.values())
+    assert [name.split(" ", 2)[:2] for name in known] == [["costs", "1"]] * 2
     assert str(kept) in done.err
 
 

@@ -28,9 +28,9 @@ def learned(*, stops: bool, rounds: int = 120) -> AutoLength:
 
 
 def test_a_token_at_which_a_draft_ends_counts_as_one_that_would_not_have_stayed() -> None:
-    reached, passed = learned(stops=True).knowledge.counts["draft"]
+    reached, passed = learned(stops=True).knowledge["counts draft"]
     assert reached[1] > 0 and passed[1] == 0
-    reached, _ = learned(stops=False).knowledge.counts["draft"]
+    reached, _ = learned(stops=False).knowledge["counts draft"]
     assert reached[1] == 0
 
 
@@ -42,7 +42,7 @@ def test_a_draft_that_the_end_of_the_text_cut_says_nothing_of_the_next_token() -
         lengths = AutoLength([Source(most=4, stops=stops)], learned(stops=False).knowledge)
         assert lengths.choose(10_000) > 1
         hear(lengths, last)
-        counts.append(lengths.knowledge.counts["draft"].tolist())
+        counts.append(lengths.knowledge["counts draft"].tolist())
     assert counts[0] == counts[1]
 
 
@@ -63,7 +63,7 @@ def test_prices_are_there_once_they_are_known_and_not_in_trials() -> None:
 
 
 def test_what_a_length_costs_is_what_its_rounds_cost_on_average() -> None:
-    costs = [1.0, 1.5, 2.5, 4.5]
+    costs = np.array([1.0, 1.5, 2.5, 4.5])
     assert _ending_sooner(costs, np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx(costs)
     ends = _ending_sooner(costs, np.array([1.0, 2.0, 2.5, 2.75]))
     assert ends == pytest.approx([1.0, 1.5, 2.0, 2.5])

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_specdec.draft_length.auto_length import AutoLength, Source
 from mlx_specdec.draft_length.costs import MOST, Block, unknown
-from mlx_specdec.draft_length.saved import Knowledge
+from mlx_specdec.draft_length.saved import as_knowledge
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.opening import LONG_PROMPT
 from mlx_specdec.interfaces import Scores
@@ -160,9 +160,8 @@ def worth(name: str) -> AutoLength:
     mean[:MOST] = np.log(1 + 0.05 * np.arange(1, MOST + 1))
     counts = np.array([[1000.0] * MOST, [900.0] * MOST])
     source = Source(name, costs=name, text=name)
-    return AutoLength(
-        [source], Knowledge({name: {1: Block(mean, 1e-3 * covariance)}}, {name: counts})
-    )
+    costs = as_knowledge({name: {1: Block(mean, 1e-3 * covariance)}})
+    return AutoLength([source], {**costs, f"counts {name}": counts})
 
 
 @pytest.mark.parametrize(("tokens", "late"), [(LONG_PROMPT, False), (LONG_PROMPT + 1, True)])

@@ -211,17 +211,17 @@ class Machine:
         """The drafters as the controller knows them."""
         return tuple(source(each, Options()) for each in self.drafters([]))
 
-    def calibrated(self, seed: int, rows: int = 1) -> tuple[Knowledge, float]:
+    def calibrated(self, seed: int, rows: int = 1) -> tuple[dict[str, np.ndarray], float]:
         """Return what is measured before a pair's first text, or its first batch of so many rows,
         and the plain steps it takes."""
-        known, took = (Knowledge(), 0.0) if rows == 1 else self.calibrated(seed)
+        known, took = (dict[str, np.ndarray](), 0.0) if rows == 1 else self.calibrated(seed)
         survey = first_survey(self.sources[::-1], rows, known, seconds=SECOND)
         alone = replace(self, context=0, prompt=0)
         texts = [alone.text(BEYOND, seed + row) for row in range(rows)]
         decoding = Decoding(alone, survey, texts, seed, size=rows)
         while not survey.done:
             decoding.run(1)
-        return known.updated(survey.knowledge), took + decoding.clock
+        return {**known, **survey.knowledge}, took + decoding.clock
 
     def text(
         self, tokens: int, seed: int, *, comes: float = 0.0, reading: float | None = None
@@ -447,7 +447,7 @@ class Texts:
         abrupt: bool = False,
     ) -> None:
         self.machine = machine
-        self.knowledge = knowledge or Knowledge()
+        self.knowledge = knowledge or {}
         self._abrupt = abrupt
         self._tokens = tokens
 
@@ -458,7 +458,7 @@ class Texts:
             lengths = AutoLength(self.machine.sources, self.knowledge)
             took, tokens = self.machine.time(lengths, self._tokens, seed, abrupt=self._abrupt)
             clock, emitted = clock + took, emitted + tokens
-            self.knowledge = self.knowledge.updated(lengths.knowledge)
+            self.knowledge = {**self.knowledge, **lengths.knowledge}
         return emitted / clock
 
 
@@ -510,5 +510,5 @@ class Files:
             for file in range(files):
                 lengths = AutoLength(self.machine.sources, knowledge)
                 sums[file] += self.time(lengths, seed + 1000 * file)
-                knowledge = knowledge.updated(lengths.knowledge)
+                knowledge = {**knowledge, **lengths.knowledge}
         return [total / seeds for total in sums]
