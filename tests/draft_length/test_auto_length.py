@@ -395,7 +395,8 @@ def test_a_hopeless_draft_costs_a_file_of_short_texts_little() -> None:
     for seed in range(4):
         texts = Texts(slow, 15)
         first = texts.run([1000 * seed])
-        assert first > 0.8 and 24 / (1 / first + 23 / texts.run(range(seed, seed + 23))) > 0.96
+        # The only draft costs two steps and has to read the source, which takes four more.
+        assert first > 0.6 and 24 / (1 / first + 23 / texts.run(range(seed, seed + 23))) > 0.95
 
 
 @pytest.mark.slow

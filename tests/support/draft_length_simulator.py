@@ -21,7 +21,7 @@ from mlx_specdec.decoding.statistics import FIRST
 from mlx_specdec.draft_length.auto_length import AutoLength, Source
 from mlx_specdec.draft_length.length import DraftLength, FixedLength
 from mlx_specdec.draft_length.saved import Knowledge
-from mlx_specdec.engine.opening import make_proposer, source
+from mlx_specdec.engine.opening import LONG_PROMPT, make_proposer, source
 from mlx_specdec.interfaces import Noise, Proposal, Proposer, no_proposal
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
 from mlx_specdec.measure.calibrate import first_survey
@@ -293,11 +293,12 @@ class Machine:
         """As `speed` of FixedLength(length), for all texts at once."""
         costs = np.array(self.costs())
         text = np.arange(len(runs))
-        emitted, clock = np.zeros(len(runs), dtype=np.int64), np.zeros(len(runs))
-        before = clock.copy(), emitted.copy()
+        reading = (self.context + self.prompt) * self.reads if length else 0.0
+        emitted, clock = np.zeros(len(runs), dtype=np.int64), np.full(len(runs), reading)
+        before = np.zeros(len(runs)), emitted.copy()
         rounds = 0
         while (emitted < tokens).any():
-            if rounds == after:
+            if 0 < rounds == after:
                 before = clock.copy(), emitted.copy()
             rounds += 1
             count = np.clip(length, 0, BEYOND if abrupt else tokens - emitted - 1)
@@ -335,11 +336,14 @@ class Decoding:
         named = isinstance(lengths, AutoLength)
         if isinstance(lengths, AutoLength) and size == 1:
             remaining = BEYOND if abrupt else texts[0].tokens
-            lengths.begin(machine.context, machine.context + machine.prompt, remaining)
+            prompt = machine.context + machine.prompt
+            late = prompt > LONG_PROMPT
+            lengths.begin(machine.context, prompt, remaining, late=late)
         drafters = machine.drafters(self._rows)
         chosen = drafters if named else drafters[-1:]
         self._proposer = make_proposer(chosen, Options(), lengths, batch=size > 1)
-        self._eager = size == 1 and (not named or lengths.eager(DRAFT.name))
+        eager = lengths.eager(DRAFT.name) if named else lengths.choose(BEYOND) > 0
+        self._eager = size == 1 and eager
 
     def run(self, rounds: int = BEYOND**2) -> tuple[float, int]:
         """Take so many rounds; return the clock and the tokens of the texts that go on."""
@@ -369,6 +373,8 @@ class Decoding:
             self.clock = max(self.clock, self._waiting[0].comes)
         joining = self._joining()
         del self._waiting[: len(joining)]
+        if self._eager:
+            self.clock += sum(text.reading for text in joining)
         self._rows += [_Row(text, unread=0.0 if self._eager else text.reading) for text in joining]
 
     def _joining(self) -> list[Text]:
@@ -387,13 +393,16 @@ class Decoding:
         drafts = made.size > 0 and DRAFT.name in (made.source or DRAFT.name)
         took = machine.cost(made.size, len(rows), drafts=drafts)
         verifying = machine.cost(made.size, len(rows), drafts=False)
+        if reading := [row.unread for row in rows if drafts and row.unread]:
+            # All rows together, as they draft.
+            took += sum(reading) / len(reading) * verify_cost(machine.curve, len(reading))
         for place, row in enumerate(rows):
+            row.unread = 0.0 if drafts else row.unread
             count = made.count(place) if made.size else 0
             name, text, accepted = made.source_of(place), row.text, 0
             right = text.known if name == LOOKUP.name else text.right
             while accepted < count and row.left > 0 and right[row.emitted + accepted]:
                 accepted += 1
-            took, row.unread = (took + row.unread, 0.0) if drafts else (took, row.unread)
             if not drafts or name == LOOKUP.name:
                 row.unread += (accepted + 1) * machine.reads
             position, going = row.emitted, row.left > 0
