@@ -4,7 +4,8 @@
 
 Drives the shipped controller and the shipped wiring of drafters with published cost curves, noisy
 times and drawn acceptance; prints one line a cell and a summary. Cold: nothing is known. Warm: what
-twenty texts before have taught, the first of which began with what all commands measure before it.
+twenty texts before have taught, the first of which began with what all commands measure before it;
+four times anew, with the seeds divided among them.
 Too high, too low: ten texts ago, costs of earlier texts were twice and half of what is right. Where
 texts of 12 tokens end is not known before, as with translations. Wandering: warm, on a machine that
 gets slower and faster. Stalls: one round in thirty takes five times as long. Changing: from the
@@ -49,8 +50,9 @@ ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 FILES = 3
 Shares = dict[str, list[tuple[float, str]]]
 LONG, SHORT, SENTENCE = 1500, 100, 12
-WARM_UP = range(1_000_000, 1_000_020)
-"""Seeds of texts that only teach."""
+HISTORIES, WARM_UP, TEACHING = 4, 20, 1_000_000
+"""Times that a cell begins anew, so that one unlucky beginning does not decide it; texts that only
+teach then, and the seed of the first of them."""
 CALIBRATION, CALIBRATIONS = 2_000_000, list[float]()
 """Seed of what is measured before them, and the plain steps that it took."""
 WRONG = {"too high": 2.0, "too low": 0.5}
@@ -105,15 +107,19 @@ def reached(machine: Machine, known: str, tokens: int, seeds: int, after: int) -
     if known == "cold":
         sources = machine.sources
         return machine.speed(lambda: AutoLength(sources), tokens, seeds, after, abrupt=abrupt)
-    machine, before = replace(machine, **KINDS.get(known, {})), WARM_UP
-    if known in WRONG:
-        knowledge, before = wrong(machine, WRONG[known]), WARM_UP[:10]
-    else:
-        knowledge, took = machine.calibrated(CALIBRATION)
-        CALIBRATIONS.append(took)
-    texts = Texts(machine, tokens, knowledge, abrupt=abrupt)
-    texts.run(before)
-    return texts.run(range(seeds))
+    machine, spent = replace(machine, **KINDS.get(known, {})), 0.0
+    for history in range(HISTORIES):
+        if known in WRONG:
+            knowledge, before = wrong(machine, WRONG[known]), 10
+        else:
+            knowledge, took = machine.calibrated(CALIBRATION + history)
+            CALIBRATIONS.append(took)
+            before = WARM_UP
+        several = Texts(machine, tokens, knowledge, abrupt=abrupt)
+        several.run([TEACHING + before * history + text for text in range(before)])
+        its = range(seeds)[history::HISTORIES]
+        spent += len(its) / several.run(its) if its else 0.0
+    return seeds / spent
 
 
 def wrong(machine: Machine, factor: float) -> Knowledge:
@@ -152,7 +158,7 @@ def contexts(seeds: int) -> Shares:
         best = [one.best_fixed(SHORT, seeds)[1] for one in each]
         several = Texts(machine, SHORT, machine.calibrated(CALIBRATION)[0])
         clocks = [0.0] * len(each)
-        for seed in (*WARM_UP, *range(seeds)):
+        for seed in (*range(TEACHING, TEACHING + WARM_UP), *range(seeds)):
             for place, one in enumerate(each):
                 several.machine = one
                 took = SHORT / several.run([seed])
