@@ -51,19 +51,17 @@ class Acceptance:
             counts[0, : min(verified, accepted + 1)] += 1
             counts[1, :accepted] += 1
 
-    def tokens(self, luck: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    def tokens(self, luck: float = 0.0) -> np.ndarray:
         """Return the expected tokens of rounds by drafted length, the target's own included, for 0
         to `most`, and what they are where acceptance is better than it seems by `luck` standard
-        errors; both (1 + most,)."""
+        errors; (2, 1 + most)."""
         (verified, accepted), (late, stayed) = self._long, self._late
         number = float(verified.sum())
         overall = (float(accepted.sum()) + EARLIER * EXPECTED) / (number + EARLIER)
-        earlier = number * min(1.0, EARLIER / max(verified[0], 1.0))
-        seen = EARLIER + max(late.sum(), earlier)
-        more = max(0.0, luck) * math.sqrt(overall * (1 - overall) / seen)
+        earlier = number * min(1.0, EARLIER / max(float(verified[0]), 1.0))
+        seen = EARLIER + max(float(late.sum()), earlier)
         each = (accepted + EARLIER * overall) / (verified + EARLIER)
-        each = (stayed + EARLIER * each) / (late + EARLIER)
-        expected, lucky = (
-            np.cumsum(np.cumprod([1.0, *np.minimum(each + better, 1.0)])) for better in (0.0, more)
-        )
-        return expected, lucky
+        chances = np.ones((2, 1 + len(each)))
+        chances[:, 1:] = (stayed + EARLIER * each) / (late + EARLIER)
+        chances[1, 1:] += max(0.0, luck) * math.sqrt(overall * (1 - overall) / seen)
+        return np.minimum(chances, 1.0).cumprod(axis=1).cumsum(axis=1)

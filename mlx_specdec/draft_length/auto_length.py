@@ -333,7 +333,7 @@ class AutoLength:
             costs = _ending_sooner(costs, self._reached[name].tokens()[0])
         # In standard errors. Of a batch those that have nothing to draft gain nothing.
         luck, share = max(self._budget, SAVED / 5), size.drafting[name]
-        tokens, lucky = (1 + share * (its - 1) for its in self._acceptance[name].tokens(luck))
+        tokens, lucky = 1 + share * (self._acceptance[name].tokens(luck) - 1)
         # Of what nothing is known of, the first draft tells what reading costs.
         unread = 0.0 if self._is_new(source) else size.unread[name]
         return _Arms(
