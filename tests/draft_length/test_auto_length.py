@@ -278,6 +278,34 @@ def test_a_text_that_begins_with_drafts_learns_from_several_rounds_at_once() -> 
     assert learned == [EVERY - 1, 2 * EVERY - 1, 3 * EVERY - 1]
 
 
+def test_a_text_that_drafts_nothing_is_learned_from_less_often() -> None:
+    def learned(lengths: AutoLength, rows: int) -> list[int]:
+        rounds, budget = [], lengths.knowledge["budget"]
+        for number in range(1, 31):
+            lengths.on_round(a_batch(0, 0, rows, 1.0 + 10.0 * (number == 8)))
+            lengths.meanwhile()
+            if (now := lengths.knowledge["budget"]) != budget:
+                rounds.append(number)
+            budget = now
+        return rounds
+
+    hopeless = known([2.0 + n for n in range(MOST)], 0.2, -SAVED, sure=1e-6)
+    lengths = AutoLength([DRAFT], hopeless)
+    assert learned(lengths, 1) == [5 * EVERY, 10 * EVERY]
+    # The middle one of the plain steps does not see that one stalled.
+    costs = costs_of(lengths.knowledge, "draft")[1]
+    assert np.exp(costs.mean[0]) == pytest.approx(2.0, rel=0.05)
+    assert learned(AutoLength([DRAFT], hopeless), 2) == list(range(EVERY, 31, EVERY))
+
+
+@pytest.mark.parametrize(("budget", "tried"), [(1.0, True), (-0.1, True), (-0.5, False)])
+def test_in_debt_only_what_is_expected_to_gain_as_much_is_tried(budget: float, tried: bool) -> None:
+    # One drafted token gains a fifth of a step, but nothing at one standard error more.
+    costs = [1.0 + 0.3 * n for n in range(1, MOST + 1)]
+    lengths = AutoLength([DRAFT], known(costs, 0.6, budget, sure=0.3))
+    assert (lengths.choose(1000) > 0) is tried and lengths.prices(DRAFT.name) is None
+
+
 def test_a_plan_counts_from_the_round_after_the_one_in_flight() -> None:
     lengths = AutoLength([DRAFT], known([1.0 + 0.1 * n for n in range(1, MOST + 1)], 0.9))
     longest = 0
