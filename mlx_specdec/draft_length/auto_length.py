@@ -36,7 +36,7 @@ empty; by twice that where all would end together, and by half where others wait
 EVERY = 3
 """Rounds from one plan to the next, since planning takes time, and plain steps in a row where those
 are measured: the first one fills the pipeline and does not count. Five times as many where one
-text drafts nothing, which tells little: learning from each third plain step took 7 % of them."""
+text drafts nothing, which tells little: learning from it so often took 7 % of the time."""
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,9 @@ class Costs:
         return Block(self._mean[own].copy(), self._covariance[own, own].copy())
 
     def rounds(self, name: str, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return what rounds cost by drafted length, 0 to `most`, where the context is as long as
-        in the last round, and the standard errors of the logarithms."""
+        """Return what rounds cost in plain steps by drafted length, 0 to `most`, which is at most
+        MOST, where the context is as long as in the last round, and the standard errors of the
+        logarithms; both (1 + most,)."""
         own, tilt = self._own[name], self._context * DOUBLINGS
         mean, covariance = self._mean[own], self._covariance[own, own]
         variance = np.diagonal(covariance)[:MOST] + tilt * (
@@ -130,8 +131,8 @@ class Costs:
         return costs, errors
 
     def reading(self, name: str, tokens: float) -> tuple[float, float]:
-        """Return what a source's next round costs more where it has so many tokens to read, and
-        with one standard error."""
+        """Return the plain steps that a source's next round costs more where it has so many
+        tokens to read, and with one standard error."""
         at = self._own[name].start + READING
         cost = tokens * math.exp(self._mean[at])
         return cost, cost * math.exp(math.sqrt(self._covariance[at, at]))
