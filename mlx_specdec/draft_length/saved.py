@@ -94,6 +94,6 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     """Of what a file holds the checksums of its format and the versions in its name answer."""
     try:
         with path.open("rb") as stream, np.load(stream) as arrays:
-            return dict(arrays)
+            return {name: array.astype(float) for name, array in arrays.items()}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return {}

@@ -68,10 +68,13 @@ def test_a_process_writes_once_a_second_and_when_it_ends(learned: Knowledge) -> 
     assert set(read()) == {*learned, *other}
 
 
-def test_a_damaged_file_is_as_good_as_none_and_is_replaced(learned: Knowledge) -> None:
+@pytest.mark.parametrize("budget", [np.array("much"), np.array([1, None], dtype=object)])
+def test_a_damaged_file_is_as_good_as_none_and_is_replaced(
+    budget: np.ndarray, learned: Knowledge
+) -> None:
     add(learned)
     assert read() != {}
-    np.savez(path(), **{**read(), "budget": np.array([1, None], dtype=object)})
+    np.savez(path(), **{**read(), "budget": budget})
     assert read() == {}
     add(learned)
     assert read()["budget"] == learned["budget"]
