@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -136,7 +137,8 @@ def make_proposer(
             options.constraint,
             followed=place < len(chosen) - 1,
             # Batches often do best without drafts.
-            eager=not batch and (learning is None or learning.eager(each.name)),
+            eager=not batch
+            and (learning.eager(each.name) if learning else lengths.choose(sys.maxsize) > 0),
             prices=None if batch else prices,
             tenant=tenant,
         )

@@ -23,9 +23,12 @@ from ..options import Options
 from ..proposers import find
 from ..proposers.drafter import Drafter
 
-PROMPTS = (2_048, 8)
-"""Tokens before the texts, half of the turns behind each: what a round costs depends on its keys. A
-model with fewer positions takes half of them; the source of an encoder-decoder is no context."""
+LONG, SHORT = 2_048, 128
+"""Tokens before the texts, half of the turns behind each: what a round costs depends on its keys,
+and what a drafter takes to read them decides whether it drafts. A model with fewer positions takes
+half of them; the source of an encoder-decoder is no context."""
+OF_BATCH = 8
+"""Tokens before each text of a batch, which begins with what reading costs a single text."""
 FIRST_LENGTHS = (1, 2, 4, 8, MOST)
 """Draft lengths that are measured at the first use of a pair, the longest too, since a pass over 17
 tokens may cost no more than one over two; others are interpolated."""
@@ -50,12 +53,15 @@ def calibrate(
     paid = tuple(each for each in chosen if each.nbytes)
     if not paid:
         raise OptionError("there is nothing to calibrate without a draft model: name one")
+    context = len(pair.target.prefix([0] * SHORT)) == SHORT
+    prompts = [_room(pair, LONG if context else SHORT), _room(pair, SHORT)]
     survey = Survey(_sources(pair, paid[0], options), range(1, MOST + 1))
     report = progress or ignore_progress
     report(0, turns)
-    for tokens, until in zip(_prompts(pair), (turns // 2, turns), strict=True):
+    for tokens, until in zip(prompts, (turns // 2, turns), strict=True):
         ids = [pair.vocabulary // 2] * tokens
         while survey.turns < until:
+            survey.begin(tokens)
             proposer = make_proposer(paid[:1], options, survey)
             given: dict[str, Any] = {"draft_length": survey, "timed": "some"}
             run = stream_generate(endless, ids, options, proposer=proposer, **given)
@@ -74,14 +80,11 @@ def calibrate(
     return survey.measured
 
 
-def _prompts(pair: Pair) -> tuple[int, int]:
-    """Return how long the prompts are, the longer one first."""
-    longer, short = PROMPTS
-    if len(pair.target.prefix([0] * longer)) < longer:
-        return short, short
+def _room(pair: Pair, tokens: int) -> int:
+    """Return how long a prompt is, of so many tokens, that leaves both models half of their
+    positions."""
     models = [each for each in (pair.target, pair.draft) if each is not None]
-    rooms = [each.max_length // 2 for each in models if each.max_length is not None]
-    return max(short, min([longer, *rooms])), short
+    return min([tokens, *(each.max_length // 2 for each in models if each.max_length is not None)])
 
 
 def calibrate_first(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> None:
@@ -102,14 +105,16 @@ def calibrate_first(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> 
         num_draft="auto",
         temperature=options.temperature,
     )
-    request = Request([pair.vocabulary // 2] * min(PROMPTS), given)
     for size in sorted({1, *sizes}):
         known = saved.costs_of(memory.knowledge, its.costs).get(rounded_up(size))
         if known is not None:
             _, errors = Costs({its.costs: known}).rounds(its.costs, FIRST_LENGTHS[-1])
             if errors[-1] <= UNSURE:
                 continue
+        prompt = _room(pair, SHORT if size == 1 else OF_BATCH)
+        request = Request([pair.vocabulary // 2] * prompt, given)
         survey = first_survey(sources, size, memory.knowledge)
+        survey.begin(prompt)
         overrides = Overrides(draft_length=survey, timed="some")
         run = Scheduler(endless, [request] * size, given, BatchSize(size), overrides=overrides)
         if run.batch_size < size:
@@ -156,7 +161,12 @@ class Survey:
         short = [length for length in lengths if length <= sources[0].most]
         self._turn = [*[0] * self.PLAIN_STEPS, 1, *short]
         self._place = self.turns = 0
-        self._unread = math.nan
+        self._unread = 0.0
+
+    def begin(self, prompt: int) -> None:
+        """Take note that a text begins, so many tokens of which its first draft has to read; where
+        the first round drafts, they are read before."""
+        self._unread = 0.0 if self._turn[self._place] else float(prompt)
 
     def choose(self, remaining: int, rows: int = 1) -> int:
         """Return the next length, whatever remains."""
@@ -174,15 +184,14 @@ class Survey:
         rows, drafting = len(report.sequences), report.times.draft
         emitted = sum(each.accepted + 1 for each in report.sequences) / rows
         context = sum(len(each.committed) for each in report.sequences) / rows
-        unread = context - emitted if math.isnan(self._unread) else self._unread
         if rows == self._rows and self._place and report.size == self._turn[self._place]:
             drafter, *free = self._sources
             its = report.times.total, context
-            self._costs.add(drafter.costs, report.size, *its, unread)
+            self._costs.add(drafter.costs, report.size, *its, self._unread)
             if drafting is not None:
                 for each in free:
                     self._costs.add(each.costs, report.size, its[0] - drafting, context)
-        self._unread = 0.0 if report.size else unread + emitted
+        self._unread = 0.0 if report.size else self._unread + emitted
         self._place = (self._place + 1) % len(self._turn)
         self.turns += self._place == 0
 

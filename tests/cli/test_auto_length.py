@@ -11,7 +11,7 @@ from mlx_specdec.draft_length import saved
 from mlx_specdec.draft_length.auto_length import Source
 from mlx_specdec.draft_length.saved import Knowledge, Memory, costs_of, directory
 from mlx_specdec.measure import calibrate as calibration
-from mlx_specdec.measure.calibrate import Survey, first_survey
+from mlx_specdec.measure.calibrate import OF_BATCH, SHORT, Survey, first_survey
 
 from ..support.commands import Run
 
@@ -68,13 +68,15 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_file_measures_what_rounds_of_its_batches_cost(
     run: Run, t5: Path, t5_draft: Path, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = watched(monkeypatch)
+    rows, read = watched(monkeypatch), []
+    monkeypatch.setattr(Survey, "begin", lambda survey, prompt: read.append(prompt))
     prompts = tmp_path / "prompts.txt"
     prompts.write_text(f"{PROMPT}\n" * 3)
     arguments = ("batch", prompts, "--model", t5, "--draft-model", t5_draft, "--quiet")
     for _ in range(2):
         assert run(*arguments, "--output", tmp_path / "texts.jsonl", "--overwrite").code == 0
-    assert rows == [1, 3]
+    # What reading costs is measured with a single text.
+    assert rows == [1, 3] and read == [SHORT, OF_BATCH]
     saved._write_all()
     known = Memory(next(kept.iterdir())).knowledge
     sources = {name.split(" ", 2)[2] for name in known if name.startswith("costs")}

@@ -24,7 +24,7 @@ from mlx_specdec.draft_length.saved import Knowledge
 from mlx_specdec.engine.opening import LONG_PROMPT, make_proposer, source
 from mlx_specdec.interfaces import Noise, Proposal, Proposer, no_proposal
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
-from mlx_specdec.measure.calibrate import first_survey
+from mlx_specdec.measure.calibrate import OF_BATCH, SHORT, first_survey
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.drafter import Drafter
 
@@ -215,8 +215,10 @@ class Machine:
         """Return what is measured before a pair's first text, or its first batch of so many rows,
         and the plain steps it takes."""
         known, took = (dict[str, np.ndarray](), 0.0) if rows == 1 else self.calibrated(seed)
+        prompt = SHORT if rows == 1 else OF_BATCH
         survey = first_survey(self.sources[::-1], rows, known, seconds=SECOND)
-        alone = replace(self, context=0, prompt=0)
+        survey.begin(prompt)
+        alone = replace(self, context=0, prompt=prompt)
         texts = [alone.text(BEYOND, seed + row) for row in range(rows)]
         decoding = Decoding(alone, survey, texts, seed, size=rows)
         while not survey.done:

@@ -118,9 +118,10 @@ class Switching:
 
     def __init__(self) -> None:
         self._counts = itertools.cycle([0, 0, 4, 4, 4, 4, 1, 0, 0, 0, 6, 6, 2])
+        self._next = next(self._counts)
 
     def choose(self, remaining: int, rows: int = 1) -> int:
-        return min(next(self._counts), remaining - 1)
+        return min(self._next, remaining - 1)
 
     def on_round(self, report: RoundReport) -> None:
-        pass
+        self._next = next(self._counts)
