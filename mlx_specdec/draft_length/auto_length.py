@@ -34,9 +34,10 @@ MARGIN = 1.03
 of a batch are preferred by as much for each doubling of its rows, which end apart and leave places
 empty; by twice that where all would end together, and by half where others wait."""
 EVERY = 3
-"""Rounds from one plan to the next, since planning takes time, and plain steps in a row where those
-are measured: the first one fills the pipeline and does not count. Five times as many where one
-text drafts nothing, which tells little: learning from it so often took 7 % of the time."""
+"""Rounds from one plan to the next in batches and where nothing is known, and plain steps in a row
+where those are measured: the first one fills the pipeline and does not count. Five times as many
+from plan to plan in other texts: learning takes time, with 3 a twentieth of a round of 4.5 ms, and
+texts are as good with 15."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class _Plan:
 class _Size:
     """What belongs to batches of one size. next: the plan after the round in flight. drafting:
     share of the rows that drafted, by source. unread: tokens a row that the source has not read.
-    stretch: plain steps since the last draft. seconds: of those that nothing was learned from."""
+    stretch: plain steps since the last draft. seconds: of rounds that nothing was learned from, by
+    source and length."""
 
     costs: Costs
     plan: _Plan
@@ -79,13 +81,14 @@ class _Size:
     unread: dict[str, float]
     rounds: int = 0
     stretch: int = 0
-    seconds: list[float] = field(default_factory=list)
+    seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
 
-    def learn_plain(self, context: float) -> None:
-        """Learn from the plain steps since the last time; of many the middle one tells."""
-        seconds, self.seconds = self.seconds, []
-        for each in seconds if len(seconds) <= EVERY else [statistics.median(seconds)]:
-            self.costs.add("", 0, each, context)
+    def learn_costs(self, context: float) -> None:
+        """Learn from the rounds since the last time; of many alike the middle one tells."""
+        heard, self.seconds = self.seconds, {}
+        for (name, drafted), seconds in heard.items():
+            for each in seconds if len(seconds) <= EVERY else [statistics.median(seconds)]:
+                self.costs.add(name, drafted, each, context)
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,9 @@ class AutoLength:
         }
         # How far drafts get that may end sooner than asked: until some do, none does.
         self._reached = {
-            each.name: Acceptance(each.most, np.full((2, each.most), 1e3)) for each in sources
+            each.name: Acceptance(each.most, np.full((2, each.most), 1e3))
+            for each in sources
+            if each.stops
         }
         self._budget = float(knowledge.get("budget", 0.4 * SAVED))
         self._sizes: dict[int, _Size] = {}
@@ -195,7 +200,7 @@ class AutoLength:
         late: they are read after the first token, which a plain step brings."""
         self.learn()
         self._late = late
-        size = self._sizes.setdefault(1, self._size(1))
+        size = self._sizes.setdefault(1, self._sizes.get(1) or self._unplanned(1))
         size.costs.behind(context)
         size.unread |= dict.fromkeys(self._paid, float(prompt))
         self._remaining = remaining
@@ -217,7 +222,8 @@ class AutoLength:
         tried = not source.free and source.name in size.plan.trials
         tells = report.size and (tried or self._acceptance[source.name].undecided)
         soon = report.ended or size.plan.plain or tells
-        if soon or (size.rounds + len(self._heard) == EVERY and self._is_due()):
+        third = size.rounds + len(self._heard) == EVERY
+        if soon or (third and (report.size or self._is_due())):
             self.learn()
         size.plan = size.next
 
@@ -228,7 +234,7 @@ class AutoLength:
             self._learn(*each)
         last = {id(each[0]): each for each in heard if not each[2].drained}
         for size, plan, its, lengths in last.values():
-            size.learn_plain(sum(lengths) / len(lengths))
+            size.learn_costs(sum(lengths) / len(lengths))
             # What is not a round of a trial that is under way must not end it.
             if plan is size.plan or not size.plan.trials:
                 self._plan_next(size, plan, its)
@@ -239,13 +245,13 @@ class AutoLength:
             self.learn()
 
     def _is_due(self) -> bool:
-        """Whether as many rounds were heard as a plan is worth."""
+        """Whether so many rounds were heard that learning from them is worth its time."""
         if len(self._heard) < EVERY:
             return False
         # In batches who joins or waits may decide.
-        tells = any(report.size or len(lengths) > 1 for _, _, report, lengths in self._heard)
+        together = any(len(lengths) > 1 for _, _, _, lengths in self._heard)
         new = any(self._is_new(self._sources[name]) for name in self._paid)
-        return tells or new or len(self._heard) >= 5 * EVERY
+        return together or new or len(self._heard) >= 5 * EVERY
 
     def _is_new(self, source: Source) -> bool:
         """Whether nothing is known of a source."""
@@ -275,17 +281,21 @@ class AutoLength:
                     self._judge(each, self._sources.get(each.source, source), plan)
             seconds, context = report.times.total, sum(lengths) / rows
             if drafted:
-                size.learn_plain(context)
-                if source.name not in plan.trials and not all(e.ended for e in report.sequences):
+                stops = source.stops and source.name not in plan.trials
+                if stops and not all(each.ended for each in report.sequences):
                     # In a batch the longest draft tells what a round costs.
                     self._reached[source.name].add(plan.limits[source.name], drafted)
                 share = sum(each.drafted > 0 for each in report.sequences) / rows
                 size.drafting[source.name] += (share - size.drafting[source.name]) / EARLIER
-                if drafted <= MOST:
-                    unread = size.unread[source.name]
+                unread = 0.0 if source.free else size.unread[source.name]
+                # Few tokens are read in the pass that drafts the first one.
+                if drafted <= MOST and (unread > MOST or source.name in plan.trials):
+                    size.learn_costs(context)
                     size.costs.add(source.costs, drafted, seconds, context, unread)
+                elif drafted <= MOST:
+                    size.seconds.setdefault((source.costs, drafted), []).append(seconds)
             elif size.stretch > 1 or size.rounds == 1:
-                size.seconds.append(seconds)
+                size.seconds.setdefault(("", 0), []).append(seconds)
             self._pay(size, plan, report, source)
         emitted = sum(each.accepted + 1 for each in report.sequences) / rows
         self._remaining -= emitted
@@ -333,18 +343,21 @@ class AutoLength:
         rows = rounded_up(rows)
         if rows in self._sizes:
             return self._sizes[rows]
+        size = self._unplanned(rows)
+        size.plan = size.next = self._plan(size, rows)
+        return size
+
+    def _unplanned(self, rows: int) -> _Size:
         costs = Costs({name: self._block(name, rows) for name in self._known})
         nobody = dict.fromkeys(self._sources, 0)
         nothing = _Plan(nobody, nobody)
         drafting, unread = dict.fromkeys(nobody, 1.0), dict.fromkeys(nobody, 0.0)
-        size = _Size(costs, nothing, nothing, drafting, unread)
-        size.plan = size.next = self._plan(size, rows)
-        return size
+        return _Size(costs, nothing, nothing, drafting, unread)
 
     def _block(self, name: str, rows: int) -> Block:
         known = {**self._known[name], **{r: s.costs.block(name) for r, s in self._sizes.items()}}
         nearest = min(known, key=lambda size: abs(math.log2(size / rows)), default=rows)
-        return known.get(nearest, unknown()).resized(rows / nearest)
+        return (known.get(nearest) or unknown()).resized(rows / nearest)
 
     def _arms(self, size: _Size, source: Source) -> _Arms:
         name = source.name

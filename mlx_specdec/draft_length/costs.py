@@ -49,6 +49,8 @@ class Block(NamedTuple):
     def resized(self, factor: float) -> Block:
         """Return what is expected of batches of so many times as many rows: what passes over as
         many tokens cost, and beyond the longest of them what the last doubling says."""
+        if factor == 1:
+            return self
         shift, whole = math.log2(factor), np.eye(SIZE)
         passes = np.array([_weights(each + shift) for each in DOUBLINGS])
         whole[:MOST, :MOST] = passes - _weights(shift)

@@ -268,14 +268,14 @@ def test_a_text_that_begins_with_drafts_learns_from_several_rounds_at_once() -> 
     costs = [1.0 + 0.1 * n for n in range(1, MOST + 1)]
     lengths = AutoLength([DRAFT], known(costs, 0.9, -SAVED))
     learned = []
-    for number in range(3 * EVERY):
+    for number in range(11 * EVERY):
         count, before = lengths.choose(1000), lengths.knowledge[f"counts {DRAFT.text}"]
         assert count > 0 and lengths.prices(DRAFT.name) is not None
         lengths.on_round(a_round(count, count, 1.0 + 0.1 * count, position=number + 1))
         lengths.meanwhile()
         if not np.array_equal(lengths.knowledge[f"counts {DRAFT.text}"], before):
             learned.append(number)
-    assert learned == [EVERY - 1, 2 * EVERY - 1, 3 * EVERY - 1]
+    assert learned == [EVERY - 1, 6 * EVERY - 1, 11 * EVERY - 1]
 
 
 def test_a_text_that_drafts_nothing_is_learned_from_less_often() -> None:
