@@ -94,12 +94,14 @@ class _Size:
 @dataclass(frozen=True)
 class _Arms:
     """Of one source, by length from 0, (1 + most,): expected tokens; tokens a plain step's time
-    with luck; costs in plain steps, with their standard errors. current: the length in use.
-    reading: what the next round costs more, and that with one standard error."""
+    with luck; costs in plain steps, and of trials, which do not end sooner than asked; their
+    standard errors. current: the length in use. reading: what the next round costs more, and that
+    with one standard error."""
 
     tokens: np.ndarray
     hoped: np.ndarray
     costs: np.ndarray
+    trials: np.ndarray
     errors: np.ndarray
     current: int
     reading: tuple[float, float]
@@ -115,9 +117,9 @@ class _Arms:
         return self.speeds / np.exp(self.errors)
 
     def losses(self, speed: float, dearer: np.ndarray) -> np.ndarray:
-        """Plain steps that rounds lose where 1 / speed of one buys a token. dearer: logarithm of
+        """Plain steps that trials lose where 1 / speed of one buys a token. dearer: logarithm of
         what they cost more than it seems."""
-        return self.costs * np.exp(dearer) + self.reading[0] - self.tokens / speed
+        return self.trials * np.exp(dearer) + self.reading[0] - self.tokens / speed
 
     def best(self, instead: float) -> int:
         """Return the best length, where a round without this source has the rate `instead`."""
@@ -361,9 +363,9 @@ class AutoLength:
 
     def _arms(self, size: _Size, source: Source) -> _Arms:
         name = source.name
-        costs, errors = size.costs.rounds(source.costs, source.most)
-        if source.stops:
-            costs = _ending_sooner(costs, self._reached[name].tokens()[0])
+        trials, errors = size.costs.rounds(source.costs, source.most)
+        ends = self._reached.get(name)
+        costs = trials if ends is None else _ending_sooner(trials, ends.tokens()[0])
         # In standard errors. Of a batch those that have nothing to draft gain nothing.
         luck, share = max(self._budget, SAVED / 5), size.drafting[name]
         tokens, lucky = 1 + share * (self._acceptance[name].tokens(luck) - 1)
@@ -373,6 +375,7 @@ class AutoLength:
             tokens,
             lucky / costs * np.exp(luck * errors),
             costs,
+            trials,
             errors,
             size.next.best[name],
             size.costs.reading(source.costs, unread),
