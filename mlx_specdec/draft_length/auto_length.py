@@ -7,7 +7,7 @@ time goes."""
 import functools
 import math
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -81,14 +81,14 @@ class _Size:
     unread: dict[str, float]
     rounds: int = 0
     stretch: int = 0
-    seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    seconds: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def learn_costs(self, context: float) -> None:
         """Learn from the rounds since the last time; of many alike the middle one tells."""
-        heard, self.seconds = self.seconds, {}
-        for (name, drafted), seconds in heard.items():
+        for (name, drafted), seconds in self.seconds.items():
             for each in seconds if len(seconds) <= EVERY else [statistics.median(seconds)]:
                 self.costs.add(name, drafted, each, context)
+        self.seconds.clear()
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class AutoLength:
         late: they are read after the first token, which a plain step brings."""
         self.learn()
         self._late = late
-        size = self._sizes.setdefault(1, self._sizes.get(1) or self._unplanned(1))
+        size = self._sizes[1] = self._sizes.get(1) or self._unplanned(1)
         size.costs.behind(context)
         size.unread |= dict.fromkeys(self._paid, float(prompt))
         self._remaining = remaining
@@ -295,9 +295,9 @@ class AutoLength:
                     size.learn_costs(context)
                     size.costs.add(source.costs, drafted, seconds, context, unread)
                 elif drafted <= MOST:
-                    size.seconds.setdefault((source.costs, drafted), []).append(seconds)
+                    size.seconds[source.costs, drafted].append(seconds)
             elif size.stretch > 1 or size.rounds == 1:
-                size.seconds.setdefault(("", 0), []).append(seconds)
+                size.seconds["", 0].append(seconds)
             self._pay(size, plan, report, source)
         emitted = sum(each.accepted + 1 for each in report.sequences) / rows
         self._remaining -= emitted
@@ -350,6 +350,7 @@ class AutoLength:
         return size
 
     def _unplanned(self, rows: int) -> _Size:
+        """The same without a plan, for a caller who makes one: planning takes time."""
         costs = Costs({name: self._block(name, rows) for name in self._known})
         nobody = dict.fromkeys(self._sources, 0)
         nothing = _Plan(nobody, nobody)
