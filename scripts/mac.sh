@@ -1,42 +1,85 @@
 #!/usr/bin/env bash
-# mac.sh [FILE]: measure in about ten minutes what only a Mac can tell, and write it into one file
-# (mac-report.txt). Without Metal it does the same with fewer texts and shapes. Each part has a time
-# limit; a part that fails or is cut leaves a line, and the next one goes on.
+# mac.sh [--wired] [FILE]: measure within ten minutes what only a Mac can tell, and write it into one
+# file (mac-report.txt), which begins with a summary in words. Without Metal it measures the same at
+# tiny sizes. Each part has a time limit; if a part fails or is cut, the next one runs all the same.
+# --wired: at the end, serve for three more minutes with MLX's highest wired limit. This has
+# restarted Macs: save your work first.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-case ${1:-} in -h | --help) sed -n '2,4s/^# //p' "$0"; exit ;; esac
+wired=
+case ${1:-} in
+  -h | --help) sed -n '2,6s/^# //p' "$0"; exit ;;
+  --wired) wired=1; shift ;;
+  -*) echo "error: mac.sh has no option $1: its options are --wired and --help" >&2; exit 2 ;;
+esac
 file=${1:-mac-report.txt}
 python=.venv/bin/python
 [ -x "$python" ] || python=$(command -v python3)
-"$python" -c 'import mlx.core, mlx_specdec' 2>/dev/null || {
-  echo "error: mlx-specdec is not installed: run ./scripts/setup.sh" >&2
-  exit 2
+
+# macOS has no timeout(1), but both have perl. The command leads a process group, so that what it
+# has started ends with it. SIGINT comes three seconds before the limit: bench then prints what it
+# has measured so far.
+runner='
+  my ($limit, $code) = (shift, 0);
+  my $child = fork // exit 127;
+  unless ($child) { setpgrp; exec @ARGV or exit 127 }
+  sub stop { kill $code ? "KILL" : "INT" => -$child; $code ||= shift; alarm 3 }
+  $SIG{ALRM} = sub { stop(142) };
+  $SIG{INT} = $SIG{TERM} = sub { stop(130) };
+  alarm $limit - 3;
+  waitpid $child, 0;
+  my $end = $?;
+  kill KILL => -$child;
+  exit($code || ($end & 127 ? 128 + ($end & 127) : $end >> 8));'
+slack=1
+limited() { # limited SECONDS COMMAND...
+  local limit=$(($1 * slack))
+  shift
+  perl -e "$runner" "$limit" "$@" </dev/null
 }
-: >"$file" || exit 2
-
-if "$python" -c 'import sys, mlx.core as mx; sys.exit(not mx.metal.is_available())'; then
-  few=(--limit 12 --repeats 3 -m 96) lengths=1,2,3,5,8,auto small=() contexts="16 100 350"
-else
-  few=(--limit 1 --repeats 1 --warmup 0 -m 12) lengths=2 small=(--small) contexts="16"
-fi
-
 part() { # part SECONDS TITLE COMMAND...: run it into the file
   local limit=$1 title=$2 code=0
   shift 2
   echo "$title" >&2
   printf '\n== %s\n' "$title" >>"$file"
-  # macOS has no timeout(1), but both have perl.
-  perl -e 'alarm shift; exec @ARGV or exit 127' "$limit" "$@" >>"$file" 2>&1 </dev/null || code=$?
-  [ $code -eq 0 ] || echo "(ended with code $code; 142 is the time limit of $limit s)" >>"$file"
+  limited "$limit" "$@" >>"$file" 2>&1 || code=$?
+  [ $code -eq 0 ] || echo "(ended with code $code; 142 is the time limit)" >>"$file"
 }
 specdec() { # specdec SECONDS TITLE ARGUMENTS...
   local limit=$1 title=$2
   shift 2
   part "$limit" "$title" "$python" -m mlx_specdec "$@"
 }
+check() { # check SECONDS TITLE ARGUMENTS...
+  local limit=$1 title=$2
+  shift 2
+  part "$limit" "$title" "$python" scripts/mac_checks.py "$@" ${small[@]+"${small[@]}"}
+}
+summarize() { limited 8 "$python" scripts/mac_summary.py "$file"; }
 
-part 20 machine sh -c 'date; uname -srm; sysctl -n machdep.cpu.brand_string hw.memsize 2>/dev/null; sw_vers 2>/dev/null; git rev-parse HEAD 2>/dev/null; true'
-part 30 "memory limits" "$python" -c '
+found=$(limited 30 "$python" -c '
+import mlx.core as mx, mlx_specdec
+print("metal" if mx.metal.is_available() else "no metal")' 2>/dev/null) || {
+  echo "error: mlx-specdec is not installed: run ./scripts/setup.sh" >&2
+  exit 2
+}
+: >"$file" || exit 2
+trap 'summarize; exit 130' INT TERM
+if command -v caffeinate >/dev/null; then
+  caffeinate -i -w $$ >/dev/null 2>&1 & # the Mac stays awake until this script ends
+fi
+
+if [ "$found" = metal ]; then
+  few=(--limit 6 --repeats 2 -m 96) lengths=1,2,3,5,8,auto small=() contexts="16 100 350" seconds=180
+else
+  few=(--limit 1 --repeats 1 --warmup 0 -m 12) lengths=2 small=(--small) contexts="16" seconds=2
+  slack=5 # only tests run this, on machines that may be busy
+fi
+
+part 5 machine sh -c 'date; uname -srm; sw_vers 2>/dev/null
+sysctl machdep.cpu.brand_string hw.memsize iogpu 2>/dev/null
+pmset -g 2>/dev/null | grep -i lowpowermode; git rev-parse HEAD 2>/dev/null; true'
+part 10 "memory limits" "$python" -c '
 import importlib.metadata, json, mlx.core as mx
 from mlx_specdec.checkpoints import disk
 names = ("mlx", "mlx-lm", "mlx-specdec", "transformers")
@@ -45,16 +88,31 @@ print(json.dumps({
     "device": {key: str(value) for key, value in mx.device_info().items()},
     "usable": disk.usable_memory(), "memory": disk.memory(),
 }))'
-specdec 90 "translation: plain and draft" bench prompts/translation.jsonl --no-cache --json "${few[@]}" --num-draft $lengths
-specdec 120 "Python: plain, draft and DSpark" bench prompts/python.jsonl --model weights/py-llama --no-cache --json \
+check 55 "bits of rows" rows
+check 12 "float32 products" float32
+specdec 35 "translation: plain and draft" bench prompts/translation.jsonl --no-cache --json "${few[@]}" --num-draft $lengths
+specdec 50 "Python: plain, draft and DSpark" bench prompts/python.jsonl --model weights/py-llama --no-cache --json \
   --draft-model weights/py-llama-draft --draft-model weights/py-llama-dspark "${few[@]}" --num-draft $lengths
-specdec 60 "Python with whole weights" bench prompts/python.jsonl --model weights/py-llama --expand-weights --no-cache \
+specdec 20 "Python with whole weights" bench prompts/python.jsonl --model weights/py-llama --expand-weights --no-cache \
   --json --draft-model weights/py-llama-draft "${few[@]}" --num-draft $lengths
+if limited 8 "$python" -m mlx_specdec bench --help 2>/dev/null | grep -q -e '--exact'; then
+  specdec 20 "Python with --exact" bench prompts/python.jsonl --model weights/py-llama --exact --no-cache \
+    --json --draft-model weights/py-llama-draft "${few[@]}" --num-draft 3
+fi
 for count in $contexts; do
   # A prompt of so many tokens: the same line over and over.
-  specdec 30 "Python behind $count lines" generate "$(yes 'x = 1' | head -n "$count")" --model weights/py-llama \
+  specdec 8 "Python after $count lines" generate "$(yes 'x = 1' | head -n "$count")" --model weights/py-llama \
     --draft-model weights/py-llama-draft --no-cache --json -m 64
 done
-part 150 "kernels by rows, shapes and contexts" "$python" scripts/measure_kernels.py --seconds 120 ${small[@]+"${small[@]}"}
-[ ${#small[@]} -gt 0 ] || specdec 60 "pairs that fit" pairs --json
+check 60 "ways of submission" submission
+check 10 "sorting" sorting
+part 32 "kernels by rows, shapes and contexts" "$python" scripts/measure_kernels.py --seconds $((25 * slack)) ${small[@]+"${small[@]}"}
+[ ${#small[@]} -gt 0 ] || specdec 12 "pairs that fit" pairs --json
+check 205 "two streams" streams --seconds $seconds
+summarize
+if [ -n "$wired" ]; then
+  sync # what was measured outlives a restart
+  check 205 "two streams with the wired limit" streams --seconds $seconds --wired
+  summarize
+fi
 echo "wrote $file: docs/platforms.md says what to do with it" >&2

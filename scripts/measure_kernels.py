@@ -23,9 +23,11 @@ HEADS = ((32, 8, 128), (40, 8, 128), (28, 4, 128), (64, 8, 128), (24, 4, 256))
 full layers of Qwen3.8-27B."""
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17)
 CONTEXTS = (512, 1024, 4096, 8192, 16384, 32768)
-PRODUCT = (4096, 12288)
+PRODUCT, SMALL_PRODUCT = (4096, 12288), (512, 1024)
 MATRICES = 8
 """Matrices that a product goes through, so that no cache holds their bytes."""
+TURNS = 9
+"""Times that each cell is measured."""
 
 
 def seconds(make: Callable[[], mx.array], turns: int) -> float:
@@ -69,9 +71,10 @@ def attention(heads: int, kv: int, width: int, keys: int, rows: int, turns: int)
     return found
 
 
-def product(bits: int, rows: int, count: int, turns: int) -> dict[str, Any]:
-    """Time products of so many rows with `count` matrices of so many bits a weight."""
-    inner, outer = PRODUCT
+def product(bits: int, rows: int, small: bool) -> dict[str, Any]:
+    """Time products of some rows with matrices of 4, 8 or 16 bits a weight."""
+    inner, outer = SMALL_PRODUCT if small else PRODUCT
+    count, turns = (1, 1) if small else (MATRICES, TURNS)
     dtype = mx.bfloat16 if mx.metal.is_available() else mx.float32
     x = mx.random.normal((rows, inner), key=mx.random.key(0)).astype(dtype)
     if bits == 16:
@@ -92,14 +95,13 @@ def product(bits: int, rows: int, count: int, turns: int) -> dict[str, Any]:
 
 
 def cells(small: bool) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    """Yield what each cell is, and how it is measured; what tells most comes first."""
+    """Yield the description of each cell and the function that measures it, products first."""
     rows = (1, 2, 4, 8, 9) if small else ROWS
-    count, turns = (1, 1) if small else (MATRICES, 9)
     for bits in (4, 8, 16):
         for m in rows:
             yield (
                 {"kind": "product", "bits": bits, "rows": m},
-                lambda bits=bits, m=m: product(bits, m, count, turns),
+                lambda bits=bits, m=m: product(bits, m, small),
             )
     for keys in CONTEXTS[:2] if small else CONTEXTS:
         for shape in HEADS[:1] if small else HEADS:
@@ -107,7 +109,9 @@ def cells(small: bool) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, 
                 where = dict(zip(("heads", "kv_heads", "head_dim"), shape, strict=True))
                 yield (
                     {"kind": "attention", **where, "keys": keys, "rows": m},
-                    lambda shape=shape, keys=keys, m=m: attention(*shape, keys, m, turns),
+                    lambda shape=shape, keys=keys, m=m: attention(
+                        *shape, keys, m, 1 if small else TURNS
+                    ),
                 )
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -16,6 +20,8 @@ from .support.thread_ranks import adding_up, on_every, ranks
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import mac_checks
+import mac_summary
 import make_head_prompts
 import measure_all_sum
 import simulate_fleet
@@ -140,26 +146,199 @@ def test_the_script_for_macs_runs_to_its_end_and_writes_one_file(tmp_path: Path)
     assert done.returncode == 0 and f"wrote {file}" in done.stderr
     text = file.read_text()
     assert "(ended with code" not in text and "error:" not in text
-    parts = text.split("\n== ")[1:]
-    assert [part.splitlines()[0] for part in parts][:5] == [
+    report = mac_summary.Report.of(text)
+    assert list(report.parts) == [
         "machine",
         "memory limits",
+        "bits of rows",
+        "float32 products",
         "translation: plain and draft",
         "Python: plain, draft and DSpark",
         "Python with whole weights",
+        *(["Python with --exact"] if "Python with --exact" in report.parts else []),
+        "Python after 16 lines",
+        "ways of submission",
+        "sorting",
+        "kernels by rows, shapes and contexts",
+        "two streams",
     ]
-    objects = [
-        json.loads(line) for line in text.splitlines() if line.startswith("{") and ": " in line
-    ]
-    assert objects[0]["usable"] > 0 and "mlx" in objects[0]["versions"]
-    methods = [one["name"] for one in objects[2]["methods"]]
+    beginning = text[: text.index("\n== ")]
+    assert beginning == mac_summary.summary(report) and len(beginning.splitlines()) < 80
+    assert "not measured" not in beginning and "cannot be summarized" not in beginning
+    for said in (
+        "has the bits of 2 rows",
+        "differ at ties",
+        "got",
+        "and nothing failed",
+        f"All {len(report.parts)} parts ran to their ends.",
+    ):
+        assert said in " ".join(beginning.split())
+    [memory] = report.objects["memory limits"]
+    assert memory["usable"] > 0 and "mlx" in memory["versions"]
+    [bench] = report.objects["Python: plain, draft and DSpark"]
+    methods = [one["name"] for one in bench["methods"]]
     assert any("dspark" in name for name in methods) and "plain" in methods
-    cells = objects[-1]["cells"]
+    formats = {line["format"] for line in report.kind("rows") if line["operation"] == "product"}
+    assert formats == set(mac_checks.FORMATS)
+    [kernels] = report.objects["kernels by rows, shapes and contexts"]
+    cells = kernels["cells"]
     assert {cell["kind"] for cell in cells} == {"product", "attention"}
-    assert objects[-1]["cells_left_out"] == 0
+    assert kernels["cells_left_out"] == 0
     assert all(cell["ms"] > 0 for cell in cells)
     assert all(cell.get("last_row_apart", 0) < 1e-4 for cell in cells)
     assert [cell["of_one_row"] for cell in cells if cell["rows"] == 1] == [1.0] * 5
+
+
+def executable(file: Path, lines: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{lines}\n")
+    file.chmod(0o755)
+
+
+@pytest.mark.parametrize(("flags", "most"), [((), 600), (("--wired",), 600 + 213)])
+def test_time_limits_on_a_mac_sum_to_ten_minutes_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], most: int
+) -> None:
+    limits, awake = tmp_path / "limits", tmp_path / "awake"
+    script = tmp_path / "scripts" / "mac.sh"
+    executable(tmp_path / "bin" / "perl", f'echo "$3 $*" >>{limits}; shift 3; exec "$@"')
+    executable(tmp_path / "bin" / "caffeinate", f'echo "$@" >>{awake}')
+    executable(
+        tmp_path / ".venv" / "bin" / "python",
+        'case "$*" in *is_available*) echo metal ;; *"bench --help"*) echo "--exact" ;; esac',
+    )
+    script.parent.mkdir()
+    script.write_bytes((ROOT / "scripts" / "mac.sh").read_bytes())
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    subprocess.run(["bash", script, *flags, tmp_path / "report"], check=True, capture_output=True)
+    # The code of the runner is an argument of several lines.
+    lines = [line for line in limits.read_text().splitlines() if re.match(r"\d+ -e", line)]
+    assert len(lines) > 15 and 500 < sum(int(line.split()[0]) for line in lines) <= most
+    commands = limits.read_text()
+    assert "streams --seconds 180" in commands and "--exact" in commands
+    assert commands.count("--wired") == len(flags)
+    deadline = time.monotonic() + 10
+    while not awake.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert awake.read_text().startswith("-i ")
+
+
+def test_rows_are_compared_by_their_bits() -> None:
+    alone = mx.random.normal((6, 4), key=mx.random.key(0)).astype(mx.bfloat16)
+    in_two = alone + mx.array([[0.01]] * 6, dtype=mx.bfloat16)
+    passes = {m: in_two[:m] for m in (2, 3, 4, 5)}
+    passes[5] = mx.concatenate([in_two[:4], alone[4:5]])  # the last row is in a tile of its own
+    passes[6] = alone
+    assert mac_checks.compare(passes, alone, in_two) == {
+        "row_0_as_one_row": [6],
+        "row_0_as_two_rows": [2, 3, 4, 5],
+        "rows_as_one_row": [6],
+        "rows_as_two_rows": [2, 3, 4],
+    }
+    zeros = mx.zeros((1, 4))
+    assert mac_checks.compare({1: zeros}, -zeros, zeros)["row_0_as_one_row"] == []
+
+
+def bits(name: str, most: int, last: int | None = None) -> dict[str, Any]:
+    """A line on products whose row 0 equals two rows up to `most` rows, and all rows to `last`."""
+    equal = list(range(2, most + 1))
+    return {
+        "kind": "rows",
+        "operation": "product",
+        "format": name,
+        "row_0_as_one_row": [],
+        "row_0_as_two_rows": equal,
+        "rows_as_two_rows": equal if last is None else list(range(2, last + 1)),
+    }
+
+
+def summarized(title: str, *lines: dict[str, Any], end: str = "") -> str:
+    """Return the summary of a report with one part, in one line."""
+    content = "\n".join(json.dumps(line) for line in lines)
+    report = mac_summary.Report.of(f"\n== {title}\n{content}\n{end}")
+    return " ".join(mac_summary.summary(report).split())
+
+
+ATTENTION = {
+    "kind": "rows",
+    "operation": "attention",
+    "row_0_as_one_row": [2, 5],
+    "divided_rows_as_one_row": [2, 3, 4, 5, 6, 7, 8],
+}
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            [bits("float32", 12), bits("bfloat16", 12)],
+            [
+                "--exact holds on this machine",
+                "row 0 has the bits of 2 rows in passes of 2 to 12 rows in all formats.",
+                "row 0 has the bits of 1 row in no pass",
+                "1 with 2 rows, 1 with 5 rows, 0 with 8 rows",
+            ],
+        ),
+        (
+            [bits("float32", 12), bits("bfloat16", 5)],
+            ["--exact holds on this machine", "up to 5 rows but not 6 in bfloat16"],
+        ),
+        (
+            [bits("bfloat16", 12, 3)],
+            [
+                "--exact does not hold on this machine with more than 2 draft tokens",
+                "every row has the bits of 2 rows up to 3 rows but not 4",
+            ],
+        ),
+        ([bits("bfloat16", 12, 1)], ["--exact does not hold on this machine."]),
+        (
+            [bits("bfloat16", 12), {**ATTENTION, "divided_rows_as_one_row": [2, 3]}],
+            ["--exact does not hold on this machine.", "in 1 of 2 cases"],
+        ),
+    ],
+)
+def test_the_summary_says_whether_exact_holds(lines: list[dict[str, Any]], said: list[str]) -> None:
+    text = summarized("bits of rows", *lines, ATTENTION)
+    assert [words for words in said if words not in text] == []
+
+
+def test_the_summary_says_what_failed_and_what_pays() -> None:
+    two = {"kind": "streams", "wired": False, "seconds": 180.0, "texts": [9, 0], "tokens": [99, 0]}
+    memory = {"memory_before": {"resident_bytes": 1}, "memory_after": None}
+    text = summarized(
+        "two streams",
+        {**two, **memory, "problems": ["client 2: OSError"], "server_ended_with": -6},
+        end="(ended with code 142; 142 is the time limit)\n",
+    )
+    assert "got 9 and 0 texts; client 2: OSError; the server ended with -6." in text
+    assert "two streams (cut at its time limit)" in text and "not measured" in text
+    fast, slow = ({"plain_ms": ms, "drafted_ms": ms + 1} for ms in (2.0, 4.0))
+    text = summarized(
+        "ways of submission",
+        *({"kind": "submission", "setting": "default", **slow} for _ in range(2)),
+        *({"kind": "submission", "setting": "every 4 layers", **fast} for _ in range(2)),
+        *({"kind": "submission", "setting": "larger buffers", **ms} for ms in (fast, slow)),
+        end='{"kind": "submission", "sett',
+    )
+    assert "every 4 layers (0.50 plain; 0.60 drafted)" in text
+    assert "larger buffers (0.50 plain, within noise; 0.60 drafted, within noise)" in text
+    lines = ({"kind": "float32", "tf32": on, "error": 8e-4 if on else 3e-7} for on in (False, True))
+    assert "this machine has TF32" in summarized("float32 products", *lines)
+
+
+def test_a_report_has_no_names_and_can_be_summarized_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "report"
+    monkeypatch.setenv("HOME", "/Users/somebody")
+    file.write_text(f"\n== machine\nFile {ROOT}/x.py\n/Users/somebody/y.py /home/other/z.py\n")
+    monkeypatch.setattr(sys, "argv", ["mac_summary.py", str(file)])
+    mac_summary.main()
+    text = file.read_text()
+    assert text.startswith("Summary of mac.sh\n")
+    assert text.endswith("\n== machine\nFile ./x.py\n~/y.py ~/z.py\n")
+    mac_summary.main()
+    assert file.read_text() == text
 
 
 def test_a_fleet_reuses_more_with_affinity_and_is_the_same_every_time() -> None:
