@@ -2,9 +2,10 @@
 
     from mlx_specdec import Options, generate, load, stream_generate
 
-Nothing heavy is imported before one of these names is used; a faster BLAS is loaded, where there is
-one, before MLX itself."""
+Nothing heavy is imported before one of these names is used. A faster BLAS, if there is one, is
+loaded before MLX itself."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,12 @@ _HOMES = {
 }
 
 __all__ = list(_HOMES)
+
+# Unless this variable is 0, Apple's M5 and CUDA multiply several rows of float32 in TF32, and a
+# single row exactly. A pass over draft tokens would give other logits than single tokens do. MLX
+# reads the variable at its first product. Every module of this package is imported after this
+# line.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 
 def __getattr__(name: str) -> Any:

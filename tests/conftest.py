@@ -14,6 +14,8 @@ import pytest
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
 """Tests that took long where they were last measured; scripts/list_slow_tests.py writes them."""
 NUMBERS = itertools.count()
+# Tests compare float32 logits more closely than TF32 keeps them, whatever the shell says.
+os.environ["MLX_ENABLE_TF32"] = "0"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # In the background of a shell without job control. Processes that are started inherit it, and
     # tests interrupt theirs.

@@ -61,6 +61,16 @@ def test_a_given_library_is_loaded_and_named() -> None:
     assert done.stdout.split() == [label, label], done.stderr
 
 
+@pytest.mark.parametrize("module", ["mlx_specdec", "mlx_specdec.process", "main", "convert"])
+@pytest.mark.parametrize(("chosen", "used"), [({}, "0"), ({"MLX_ENABLE_TF32": "1"}, "1")])
+def test_tf32_is_off_before_mlx_is_imported_unless_the_user_wants_it(
+    module: str, chosen: dict[str, str], used: str
+) -> None:
+    facts = "os.environ['MLX_ENABLE_TF32'], 'mlx.core' in sys.modules"
+    done = run(f"import os, sys, {module}; print({facts})", **chosen)
+    assert done.stdout.split() == [used, "False"], done.stderr
+
+
 # A thread that loads and generates leaves nothing of MLX's behind that ends the process badly.
 
 
