@@ -28,8 +28,10 @@ def shared(offsets: mx.array) -> mx.array:
     return offsets
 
 
-class _Turns:
-    """The newest cosines and sines of rotary positions with the same settings."""
+class _Turns(threading.local):
+    """The newest cosines and sines of rotary positions with the same settings, of each thread. One
+    thread cannot compute the lazy arrays of another. A thread's id is no key for them: a new thread
+    can get the id of a thread that has ended."""
 
     def __init__(self) -> None:
         self._made: tuple[Any, dict[Any, tuple[mx.array, mx.array]]] = (None, {})
@@ -39,21 +41,20 @@ class _Turns:
         at, made = self._made
         if at is not offset and not (type(at) is int and type(offset) is int and at == offset):
             self._made = _, made = offset, {}
-        # What one thread has not computed yet, another cannot.
-        shape, kind = heads.shape, (dtype := heads.dtype, threading.get_ident())
-        if (shape, kind) not in made:
+        shape, dtype = heads.shape, heads.dtype
+        if (shape, dtype) not in made:
             one = (shape[0], 1, *shape[2:])
-            if (one, kind) not in made:
+            if (one, dtype) not in made:
                 # Rotating (1, 0) shows both, whatever the settings are.
                 half = mx.broadcast_to(mx.array([1, 0], dtype)[:, None], (2, shape[-1] // 2))
                 unit = mx.broadcast_to(half.flatten(), one)
                 cosines, sines = mx.split(nn.RoPE.__call__(rope, unit, offset), 2, axis=-1)
                 straight = mx.concatenate([cosines, cosines], axis=-1)
-                made[one, kind] = straight, mx.concatenate([-sines, sines], axis=-1)
+                made[one, dtype] = straight, mx.concatenate([-sines, sines], axis=-1)
             # An operation that finds equal shapes adds none that stretches one of them.
-            straight, crossed = made[one, kind]
-            made[shape, kind] = mx.broadcast_to(straight, shape), mx.broadcast_to(crossed, shape)
-        return made[shape, kind]
+            straight, crossed = made[one, dtype]
+            made[shape, dtype] = mx.broadcast_to(straight, shape), mx.broadcast_to(crossed, shape)
+        return made[shape, dtype]
 
 
 class _RoPE(nn.RoPE):

@@ -108,10 +108,13 @@ def count(network: nn.Module) -> int:
 
 
 def evaluate(network: nn.Module) -> None:
-    """Compute the weights one after the other, so that memory holds the inputs of one at a time."""
-    for _, array in tree_flatten(network.parameters()):
-        mx.eval(array)
-        mx.clear_cache()
+    """Compute all arrays one after the other, so that memory holds the inputs of one at a time.
+    Arrays under private names, which `parameters` leaves out, are computed too: MLX computes an
+    array only in the thread that made it."""
+    for _, leaf in tree_flatten(network):  # a module is a dict of its arrays and modules
+        if isinstance(leaf, mx.array):
+            mx.eval(leaf)
+            mx.clear_cache()
 
 
 def quantize(

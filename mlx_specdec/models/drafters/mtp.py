@@ -16,7 +16,7 @@ from ...checkpoints.files import Weights, check_numbers
 from ...checkpoints.mtp_layers import NUMBERED, QWEN, Carried
 from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
-from ..number_format import NumberFormat
+from ..number_format import NumberFormat, evaluate
 from .files import IN_16_BITS, UNUSED, DrafterFiles, LayerSizes, Settings, StoredTensors
 from .layers import Source
 from .network import Chain, ChainReading, Config, Kind
@@ -272,7 +272,7 @@ class Mtp(Chain):
         except Exception as problem:  # mlx-lm's classes check nothing: whatever fails first tells
             raise CheckpointError(f"{files.directory}: {cannot_build(problem)}") from problem
         with_numbers(self, str(files.directory), numbers)
-        mx.eval(self.parameters())
+        evaluate(self)
         # What it reads behind a round has several rows. A wrong draft would change no text, so that
         # the trial of the target's layers is enough.
         replace_in(self.block)

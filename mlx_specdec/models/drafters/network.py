@@ -19,7 +19,7 @@ from ...errors import CheckpointError, first_line
 from ...interfaces import FINAL, after
 from ..base import Base
 from ..kv_cache import STEP, KVCache
-from ..number_format import NumberFormat, count, expand, quantize
+from ..number_format import NumberFormat, count, evaluate, expand, quantize
 from ..rows import Rows, RowsContext
 from .files import IN_16_BITS, DrafterFiles
 from .layers import Attention, Layer, Source
@@ -126,7 +126,7 @@ class DrafterNetwork(nn.Module):
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
         """Load the weights of a directory. Raises OptionError."""
         self.take(files, numbers, values=True)
-        mx.eval(self.parameters())
+        evaluate(self)
 
     def take(self, files: DrafterFiles, numbers: NumberFormat, *, values: bool) -> None:
         """Bring the weights, with `values` those of the directory, into these numbers, lazily."""

@@ -61,6 +61,7 @@ def load(
         runnable = DecoderOnlyModel(
             model, max_length(config, model, caches), caches, identity, group, pipeline=pipeline
         )
+        evaluate(model)  # again: gemma3n replaces weights when a pass is built
     except RuntimeError as problem:
         if "metal" not in str(problem).lower():
             raise
