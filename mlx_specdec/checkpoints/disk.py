@@ -108,7 +108,8 @@ def memory() -> int:
     import mlx.core as mx
 
     if mx.metal.is_available():
-        return int(mx.device_info()["memory_size"])
+        # The default device may be the CPU, whose information lacks the size.
+        return int(mx.device_info(mx.gpu)["memory_size"])
     limits = [file.read_text().strip() for file in CONTROL_GROUPS if file.is_file()]
     # Not SC_PAGE_SIZE, which some Pythons on macOS do not know.
     physical = os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -119,7 +120,7 @@ def usable_memory() -> int:
     """Bytes that models may take on MLX's default device."""
     import mlx.core as mx
 
-    info: Mapping[str, str | int] = mx.device_info()
+    info: Mapping[str, str | int] = mx.device_info(mx.gpu)
     recommended = info.get("max_recommended_working_set_size")
     if recommended:
         return int(recommended)

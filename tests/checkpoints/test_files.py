@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,16 +142,30 @@ def test_a_control_groups_limit_counts_where_it_is_smaller(
         ({"max_recommended_working_set_size": 700, "memory_size": 1000}, False, 700),
         ({"total_memory": 1000}, False, 900),
         ({}, True, 1800),
+        # A Mac whose default device is the CPU, and a machine with CUDA.
+        ({"max_recommended_working_set_size": 700, "memory_size": 1000}, True, 700),
+        ({"total_memory": 1000}, True, 1800),
     ],
 )
 def test_the_limit_is_the_devices_own_or_a_share_of_memory(
     info: dict[str, int], on_cpu: bool, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = mx.Device(mx.cpu if on_cpu else mx.gpu)
-    monkeypatch.setattr(mx, "device_info", lambda: info)
+    monkeypatch.setattr(mx, "device_info", gpu_alone(info))
     monkeypatch.setattr(mx, "default_device", lambda: device)
     monkeypatch.setattr(sizes, "memory", lambda: 2000)
     assert sizes.usable_memory() == expected
+
+
+def gpu_alone(info: dict[str, int]) -> Callable[..., dict[str, int]]:
+    """Return a `device_info` that knows the GPU, while the default device may be the CPU."""
+    return lambda device=None: info if device == mx.gpu else {}
+
+
+def test_the_memory_of_a_mac_is_known_on_its_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", gpu_alone({"memory_size": 1000}))
+    assert sizes.memory() == 1000
 
 
 ARRAYS = {
