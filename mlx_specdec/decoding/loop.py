@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..checkpoints import disk
 from ..draft_length.length import DraftLength
 from ..errors import DecodingError
 from ..interfaces import (
@@ -42,7 +43,7 @@ def chunk(prompts: int) -> int:
     """Return how many tokens of each of so many prompts one pass reads on this machine."""
     if mx.default_device() == mx.Device(mx.cpu):
         return CHUNK
-    room = int(mx.device_info().get("memory_size", 0)) - mx.get_active_memory()
+    room = disk.usable_memory() - mx.get_active_memory()
     return LARGE_CHUNK if room >= prompts * ROOM else CHUNK
 
 

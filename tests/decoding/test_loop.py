@@ -7,7 +7,7 @@ import random
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding.loop import PromptReader
+from mlx_specdec.decoding.loop import CHUNK, LARGE_CHUNK, PromptReader, chunk
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.interfaces import Proposal, Rule
@@ -32,6 +32,21 @@ def partly_right(text: list[int], seed: int, abstain: float = 0.0) -> Guesser:
         return [token if dice.random() < 0.7 else (token + 1) % VOCABULARY for token in right]
 
     return Guesser(guess)
+
+
+@pytest.mark.parametrize(
+    ("held", "prompts", "expected"),
+    # A Mac of 16 GiB, of which its GPU may use 10.7.
+    [(4.0, 1, LARGE_CHUNK), (4.0, 2, CHUNK), (9.6, 1, CHUNK)],
+)
+def test_an_accelerator_reads_long_chunks_where_its_own_memory_has_room(
+    held: float, prompts: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    info = {"memory_size": 16 << 30, "max_recommended_working_set_size": int(10.7 * (1 << 30))}
+    monkeypatch.setattr(mx, "device_info", lambda device=None: info)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: int(held * (1 << 30)))
+    assert chunk(prompts) == expected
 
 
 @pytest.mark.parametrize("seed", range(6))
