@@ -27,6 +27,10 @@ USES = ("chat", "code")
 TOKENS = 8192
 """Tokens of the caches that a pair has to have room for."""
 BITS = (4, 8, 16)
+SYSTEM_BYTES = 4 * 10**9
+SYSTEM_SHARE = 0.35
+"""Memory of a Mac that `--model auto` leaves to macOS and other programs: at least these bytes, and
+at least this share. Macs whose models took more have frozen."""
 SECONDS = 15.0
 """The time that the estimate of one pair may take."""
 HOW_TO_CHOOSE = (
@@ -119,13 +123,21 @@ class KnownPair:
 
 def room(auto: bool = False) -> int:
     """Return the bytes that models and caches may take here; the rest is left to passes. auto: for
-    `--model auto`, which takes a quarter on a CPU, as a step that reads more is slow."""
+    `--model auto`. It takes a quarter on a CPU, since a step that reads more is slow. On the GPU of
+    a Mac it leaves SYSTEM_BYTES and SYSTEM_SHARE."""
+    import mlx.core as mx
+
     from ..checkpoints import disk
     from ..engine.memory import RESERVE
     from ..models.number_format import EXPANDED_SHARE, on_cpu
 
-    share = EXPANDED_SHARE if auto and on_cpu() else 1.0
-    return int(share * (1 - RESERVE) * disk.usable_memory())
+    nbytes = (1 - RESERVE) * disk.usable_memory()
+    if auto and on_cpu():
+        nbytes *= EXPANDED_SHARE
+    elif auto and mx.metal.is_available():
+        memory = disk.memory()
+        nbytes = min(nbytes, memory - max(SYSTEM_BYTES, SYSTEM_SHARE * memory))
+    return max(0, int(nbytes))
 
 
 def best(

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from mlx_specdec.checkpoints import disk
 from mlx_specdec.checkpoints.source import resolve
 from mlx_specdec.cli import loading
-from mlx_specdec.cli.pairs import USES, draft_for, known_pairs
+from mlx_specdec.cli.pairs import USES, best_for, draft_for, known_pairs, room
 from mlx_specdec.errors import OptionError
 from mlx_specdec.measure.estimate import ModelSource
 from mlx_specdec.measure.prediction import ALPHAS, Estimate, Prediction, Side, Speeds
@@ -27,12 +28,13 @@ QWEN3 = "mlx-community/Qwen3-{}-{}bit".format
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Say what this machine is: bytes for models, and whether it has no accelerator. What
-    `estimate` would measure there is given."""
+    """Say what this machine is: bytes for models, whether it has no accelerator, and of a Mac the
+    memory. What `estimate` would measure there is given."""
 
-    def pretend(nbytes: int, cpu: bool = False) -> None:
+    def pretend(nbytes: int, cpu: bool = False, mac: int | None = None) -> None:
+        monkeypatch.setattr(mx.metal, "is_available", lambda: mac is not None)
         monkeypatch.setattr(disk, "usable_memory", lambda: nbytes)
-        monkeypatch.setattr(disk, "memory", lambda: nbytes)
+        monkeypatch.setattr(disk, "memory", lambda: mac or nbytes)
         monkeypatch.setattr(number_format, "on_cpu", lambda: cpu)
 
     def estimate(target: ModelSource, draft: ModelSource, **rest: object) -> Estimate:
@@ -121,6 +123,29 @@ def test_auto_takes_the_best_pair_that_fits_and_says_what_it_downloads(
         assert wanted in said and re.search(r"Downloads about [\d.]+ GB from the Hub", said)
     shown = run("pairs")
     assert f"chat --model {chat} --draft-model" in shown.out and f"--model {code} " in shown.out
+
+
+@pytest.mark.parametrize(
+    ("memory", "recommended", "left", "chat", "code"),
+    [
+        (8, 5.33, 4.0, "HuggingFaceTB/SmolLM2-1.7B-Instruct", "Qwen/Qwen2.5-Coder-3B-Instruct"),
+        (24, 16.0, 0.35 * 24 * 1.073741824, "Qwen/Qwen3-14B", "Qwen/Qwen2.5-Coder-14B-Instruct"),
+        (64, 48.0, 0.35 * 64 * 1.073741824, "Qwen/Qwen3-32B", "Qwen/Qwen2.5-Coder-32B-Instruct"),
+    ],
+)
+def test_auto_leaves_a_share_of_a_macs_memory_to_the_system(
+    machine: Callable[..., None],
+    memory: int,
+    recommended: float,
+    left: float,
+    chat: str,
+    code: str,
+) -> None:
+    total, usable = memory << 30, int(recommended * (1 << 30))
+    machine(usable, mac=total)
+    assert room() == usable * 15 // 16
+    assert room(auto=True) == pytest.approx(min(room(), total - left * GB), abs=2)
+    assert [best_for(use)[0].target.name for use in USES] == [chat, code]
 
 
 def test_auto_leaves_what_was_named_and_takes_bits(
