@@ -53,9 +53,6 @@ def load_model(
     numbers = NumberFormat(dtype, q_bits, q_group_size, expand)
     config = files.read_config(directory)
     family = families.of_config(config)
-    if mx.metal.is_available():
-        # As in mlx-lm: keep the GPU's memory from being swapped out between two passes.
-        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
     if group is not None and adapter is not None:
         raise OptionError("ranks cannot share an adapter: fuse it with its model, by mlx_lm.fuse")
     model, eos_token_ids, words = family.load(

@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..checkpoints import disk as sizes
 from ..checkpoints.quantization import DTYPES, PARTS, check_affine
 from ..errors import OptionError, check_one_of, first_line
+from .wired_memory import wire
 
 EXPANDED_SHARE = 0.25
 """The share of the memory that a model may take in float32 where its quantized weights are expanded
@@ -110,11 +111,12 @@ def count(network: nn.Module) -> int:
 def evaluate(network: nn.Module) -> None:
     """Compute all arrays one after the other, so that memory holds the inputs of one at a time.
     Arrays under private names, which `parameters` leaves out, are computed too: MLX computes an
-    array only in the thread that made it."""
+    array only in the thread that made it. At the end the wired limit is raised; see `wire`."""
     for _, leaf in tree_flatten(network):  # a module is a dict of its arrays and modules
         if isinstance(leaf, mx.array):
             mx.eval(leaf)
             mx.clear_cache()
+    wire()
 
 
 def quantize(

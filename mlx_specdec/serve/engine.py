@@ -16,6 +16,7 @@ from ..engine.prompt_cache import PromptCache
 from ..engine.prompt_cache_files import Store
 from ..engine.request import Part, Request
 from ..engine.scheduler import Failures, Scheduler
+from ..models.wired_memory import release
 from ..options import Options
 from .metrics import Metrics
 
@@ -164,6 +165,7 @@ class Engine:
             self.close()
             then()
         self._publish(self._all_with(STOPPING))
+        release()
         if self._cache is not None:
             self._cache.close()
 
