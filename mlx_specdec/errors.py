@@ -50,6 +50,28 @@ def check_one_of(name: str, value: object, known: Collection[object]) -> None:
         raise OptionError(f"{name} must be one of {', '.join(map(str, known))}, not {value!r}")
 
 
+NO_MEMORY = "the memory does not suffice: give less at once, or take a smaller model"
+_DEVICE_PROBLEMS = {
+    "malloc]": NO_MEMORY,
+    "Insufficient Memory": NO_MEMORY,
+    "OutOfMemory": NO_MEMORY,
+    "Caused GPU Timeout Error": "the GPU stopped a pass that took too long: take a smaller "
+    "prefill-step-size, or a smaller model",
+    "Impacting Interactivity": "macOS stopped a pass that kept the screen waiting for the GPU: "
+    "take a smaller prefill-step-size, or close other programs that use the GPU",
+}
+"""Part of MLX's message when the device has failed -> the message for the user. MLX writes [malloc]
+for a CPU, and [metal::malloc] or "[METAL] Command buffer execution failed" for a GPU."""
+
+
+def device_problem(problem: BaseException) -> str:
+    """Return a line for the user if memory has ended or the GPU has given up, otherwise ""."""
+    if isinstance(problem, MemoryError):
+        return NO_MEMORY
+    said = str(problem)
+    return next((line for part, line in _DEVICE_PROBLEMS.items() if part in said), "")
+
+
 def is_panic(problem: BaseException) -> bool:
     """Return whether a library in Rust has panicked; pyo3's PanicException is no Exception."""
     return type(problem).__name__ == "PanicException"

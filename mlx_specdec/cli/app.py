@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .. import process
-from ..errors import OutputError, SpecdecError
+from ..errors import OutputError, SpecdecError, device_problem
 from . import interrupts, render
 from .batch import batch
 from .bench import bench
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ..models.distributed.group import Ranks
 
 PACKAGE = __name__.partition(".")[0]
-NO_MEMORY = "malloc]"
-"""In MLX's message where memory ends: [malloc] on a CPU, [metal::malloc] on a GPU."""
 COMMANDS = (
     generate,
     chat,
@@ -163,8 +161,8 @@ def _run(program: typer.Typer) -> NoReturn:
     except KeyboardInterrupt:
         _exit_interrupted()
     except Exception as problem:
-        if isinstance(problem, MemoryError) or NO_MEMORY in str(problem):
-            render.error("the memory does not suffice: give less at once, or take a smaller model")
+        if line := device_problem(problem):
+            render.error(line)
             sys.exit(2)
         # What typer raises for wrong flags is known by its attributes.
         if type(problem).__name__ == "Abort":

@@ -13,7 +13,7 @@ from ..decoding.sequence import Emission
 from ..decoding.sequence import Sequence as Decoded
 from ..decoding.statistics import DAMAGED, Stopwatch
 from ..draft_length.length import Change
-from ..errors import DecodingError, SpecdecError
+from ..errors import DecodingError, SpecdecError, device_problem
 from ..interfaces.results import RoundReport
 from ..options import Options
 from .memory import BatchSize, Extent, MemoryBudget, even
@@ -46,7 +46,9 @@ class Failures:
         other libraries only go into the log, since they may contain paths."""
         self.count += 1
         self.last = type(problem).__name__
-        return str(problem) if isinstance(problem, SpecdecError) else f"{BROKEN} ({self.last})"
+        if isinstance(problem, SpecdecError):
+            return str(problem)
+        return device_problem(problem) or f"{BROKEN} ({self.last})"
 
 
 @dataclass(eq=False)

@@ -8,8 +8,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
+from mlx_specdec.models.mlx_lm import loading
+
+from ..support import metal_errors
 from ..support.commands import Run, fails
 from ..support.models import make_llama, make_t5
 
@@ -130,21 +134,34 @@ def test_a_draft_with_another_vocabulary_is_refused_by_token(
 
 
 @pytest.mark.parametrize(
-    "problem",
+    ("problem", "said"),
     [
-        MemoryError(),
-        RuntimeError("[malloc] Unable to allocate 4398046511104 bytes."),
-        RuntimeError("[metal::malloc] Attempting to allocate 4398046511104 bytes"),
+        (MemoryError(), metal_errors.MEMORY),
+        *((RuntimeError(message), said) for message, said in metal_errors.SAID.items()),
     ],
 )
-def test_the_end_of_memory_is_reported_in_one_line(
-    run: Run, t5: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+def test_the_end_of_memory_and_of_the_gpus_patience_is_reported_in_one_line(
+    run: Run, t5: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception, said: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise problem
 
     monkeypatch.setattr("mlx_specdec.engine.generate.stream_generate", fail)
-    fails(run("generate", PROMPT, "--model", t5), "the memory does not suffice")
+    fails(run("generate", PROMPT, "--model", t5), said)
+
+
+@pytest.mark.parametrize("message", metal_errors.SAID)
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_memory_that_ends_while_a_model_loads_is_no_missing_kernel(
+    run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch, message: str, on_cpu: bool
+) -> None:
+    def fail(network: object) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: not on_cpu)
+    monkeypatch.setattr(loading, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(loading, "evaluate", fail)
+    fails(run("generate", PROMPT, "--model", llama), metal_errors.SAID[message])
 
 
 def test_caches_that_a_model_cannot_have_are_refused(run: Run, t5: Path, llama: Path) -> None:

@@ -17,12 +17,14 @@ from starlette.testclient import TestClient
 
 from mlx_specdec.engine.memory import Extent
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.server import configuration
 from mlx_specdec.serve.service import ResponseStream, Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
 
+from ..support import metal_errors
 from ..support.serving import (
     CHAT,
     COMPLETIONS,
@@ -223,6 +225,22 @@ def test_an_engine_that_fails_tells_so_in_a_chunk_and_no_more(
         assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
         assert "/" not in answer.text.replace("\\/", "")
     assert ok(client, COMPLETIONS, **body)
+
+
+@pytest.mark.parametrize("message", metal_errors.SAID)
+def test_a_client_reads_that_memory_has_ended_or_the_gpu_has_given_up(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    def fail(self: Scheduler) -> None:
+        raise RuntimeError(message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "step", fail)
+        answer = client.post(COMPLETIONS, json={"prompt": TEXT, "max_tokens": 3})
+    assert answer.status_code == 500
+    said = answer.json()["error"]["message"]
+    assert metal_errors.SAID[message] in said and "RuntimeError" not in said
+    ok(client, COMPLETIONS, prompt=TEXT, max_tokens=3)
 
 
 def test_a_handler_that_fails_shows_no_path(

@@ -16,7 +16,7 @@ from ...checkpoints import files
 from ...checkpoints.disk import read_json
 from ...checkpoints.formats import safetensors
 from ...checkpoints.tensors import dtype_name
-from ...errors import CheckpointError, OptionError, SpecdecError, first_line
+from ...errors import CheckpointError, OptionError, SpecdecError, device_problem, first_line
 from ..base import identity_of
 from ..cache_settings import CacheSettings
 from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu, quantize
@@ -63,7 +63,8 @@ def load(
         )
         evaluate(model)  # again: gemma3n replaces weights when a pass is built
     except RuntimeError as problem:
-        if "metal" not in str(problem).lower():
+        on_metal = mx.metal.is_available() and not on_cpu()
+        if on_metal or device_problem(problem) or "metal" not in str(problem).lower():
             raise
         raise CheckpointError(
             f"{directory} needs a kernel that MLX has on Metal only ({first_line(problem):.100}): "
