@@ -1,6 +1,7 @@
 """The figures of a benchmark in words: the setting, a table of the methods, and a sentence."""
 
 import platform
+import subprocess
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from .analysis import Analysis, ClusterFigures, Figures, fastest, overall
 from .throughput import FileFigures, Throughput
 
 CPU_NAMES = Path("/proc/cpuinfo")
+CPU_NAME_OF_MAC = ("sysctl", "-n", "machdep.cpu.brand_string")
 CLUSTER_COLUMNS = ("method", "speedup", "on one machine", "gains more above")
 
 
@@ -77,11 +79,14 @@ def setting(
 
 
 def processor() -> str:
-    """Return the processor's name, or the architecture where the system does not name it."""
+    """Return the processor's name, or the architecture if the system does not name it."""
     with suppress(OSError):
         for line in CPU_NAMES.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
+    with suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(CPU_NAME_OF_MAC, capture_output=True, text=True, check=True)
+        return said.stdout.strip()
     return platform.processor() or platform.machine()
 
 

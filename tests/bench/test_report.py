@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from base64 import b64decode
 from dataclasses import replace
@@ -12,12 +13,29 @@ from xml.etree import ElementTree
 import pytest
 
 from mlx_specdec.errors import OutputError
+from mlx_specdec.measure import table
 from mlx_specdec.measure.analysis import Analysis, Figures, SpeedUp, Value, analyse
 from mlx_specdec.measure.passes import PassCosts
 from mlx_specdec.measure.report import charts, headline, page, write_report
 from mlx_specdec.measure.table import verdict
 
 from ..support.bench_samples import Checker, measured, method, sample, setting
+
+
+@pytest.mark.parametrize(
+    ("sysctl", "expected"),
+    [("echo Apple M3 Max", "Apple M3 Max"), ("exit 1", "arm"), (None, "arm")],
+)
+def test_a_macs_processor_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sysctl: str | None, expected: str
+) -> None:
+    monkeypatch.setattr(table, "CPU_NAMES", tmp_path / "absent")
+    monkeypatch.setattr(platform, "processor", lambda: "arm")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if sysctl is not None:
+        (tmp_path / "sysctl").write_text(f"#!/bin/sh\n{sysctl}\n")
+        (tmp_path / "sysctl").chmod(0o755)
+    assert table.processor() == expected
 
 
 def analysis(categories: tuple[str | None, ...] = ("one", "two")) -> Analysis:
