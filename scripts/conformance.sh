@@ -37,11 +37,14 @@ for _ in $(seq 240); do curl -sf $root/health >/dev/null && break; sleep 0.5; do
 name=$(curl -sf $root/v1/models | "$python" -c 'import json, sys; print(json.load(sys.stdin)["data"][0]["id"])')
 
 suite() { # NAME PROGRAM ARGUMENTS...
-  local title=$1 program=$2
+  local title=$1 program=$2 limit=600 code=0 result
   shift 2
   if [ ! -x "$program" ]; then printf '%-28s not installed\n' "$title"; return; fi
-  timeout 600 "$program" "$@" >"$out/$title.txt" 2>&1 || true
-  printf '%-28s %s\n' "$title" "$(grep -aE '[0-9]+(/[0-9]+)? pass' "$out/$title.txt" | tail -n 1 | sed 's/^[─= ]*//; s/[─= ]*$//')"
+  # macOS has no timeout(1), but it has perl.
+  perl -e 'alarm shift; exec @ARGV or exit 127' $limit "$program" "$@" >"$out/$title.txt" 2>&1 || code=$?
+  result=$(grep -aE '[0-9]+(/[0-9]+)? pass' "$out/$title.txt" | tail -n 1 | sed 's/^[─= ]*//; s/[─= ]*$//') || true
+  [ $code -eq 0 ] || result="$result (ended with code $code; 142 is the time limit of $limit s)"
+  printf '%-28s %s\n' "$title" "$result"
 }
 comply() { suite "llm-comply-$1" "$tools/llm-comply" --format "$@" -u $root/v1 -k unused -m "$name"; }
 

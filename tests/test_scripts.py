@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -339,6 +340,32 @@ def test_a_report_has_no_names_and_can_be_summarized_again(
     assert text.endswith("\n== machine\nFile ./x.py\n~/y.py ~/z.py\n")
     mac_summary.main()
     assert file.read_text() == text
+
+
+def test_suites_run_without_timeout_and_their_failures_are_shown(tmp_path: Path) -> None:
+    """macOS has no timeout(1)."""
+    script = (ROOT / "scripts" / "conformance.sh").read_text()
+    suite = script[script.index("suite() {") :].partition("\n}\n")[0] + "\n}\n"
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "perl", "grep", "tail", "sed", "sh"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    for name, text in (("well", "echo 7 passed"), ("ill", "echo 5/7 pass; exit 3"), ("mute", ":")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    calls = "".join(f"suite {name} ./{name} --flag\n" for name in ("well", "ill", "mute", "none"))
+    program = f"set -euo pipefail\nout={tmp_path}\n{suite}{calls}"
+    done = subprocess.run(
+        [shutil.which("bash") or "bash", "-c", program],
+        cwd=tmp_path,
+        env={"PATH": str(tools)},
+        capture_output=True,
+        text=True,
+    )
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert lines[0] == "well 7 passed" and lines[2:] == ["mute", "none not installed"]
+    assert lines[1].startswith("ill 5/7 pass (ended with code 3;")
 
 
 def test_a_fleet_reuses_more_with_affinity_and_is_the_same_every_time() -> None:
