@@ -43,16 +43,24 @@ if ! has "$extras $kept" small && [ "$(uname -sm)" = "Linux x86_64" ]; then
   extras="$extras fast-cpu"
 fi
 
+# On a Mac, MLX has wheels for arm64 alone, and some Pythons there are built for Intel.
+suits='import platform, sys
+old, mac = sys.version_info < (3, 11), sys.platform == "darwin"
+sys.exit(old or (mac and platform.machine() != "arm64"))'
+
 find_python() {
   local candidate
   for candidate in "${PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11; do
     if [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 &&
-      "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      "$candidate" -c "$suits" 2>/dev/null; then
       command -v "$candidate"
       return
     fi
   done
-  echo "error: no Python 3.11 or newer found: install one, or name it in PYTHON" >&2
+  case "$(uname -sm)" in
+    Darwin*) echo "error: no Python 3.11 or newer for arm64 found: brew install python@3.12" >&2 ;;
+    *) echo "error: no Python 3.11 or newer found: install one, or name it in PYTHON" >&2 ;;
+  esac
   exit 2
 }
 

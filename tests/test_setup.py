@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,35 @@ def test_what_was_requested_stays_until_something_else_is_requested(clone: Path)
 def test_wrong_flags_are_reported_in_a_line(clone: Path, flags: tuple[str, ...], said: str) -> None:
     code, report, settings = set_up(clone, *flags)
     assert (code, settings) == (2, []) and said in report and report.count("\n") == 1
+
+
+NAMES = ("python", "python3", "python3.14", "python3.13", "python3.12", "python3.11")
+PRETENDS = """#!/bin/sh
+exec {real} -c "
+import platform, sys
+sys.platform, platform.machine = '{system}', lambda: '{machine}'
+sys.version_info = {version}
+$2"
+"""
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "version", "said"),
+    [
+        ("darwin", "x86_64", (3, 12), "for arm64 found: brew install python@3.12"),
+        ("darwin", "arm64", (3, 9), "for arm64 found: brew install python@3.12"),
+        ("linux", "x86_64", (3, 9), "no Python 3.11 or newer found: install one"),
+        ("darwin", "arm64", (3, 11), "creating .venv with"),
+        ("linux", "x86_64", (3, 11), "creating .venv with"),
+    ],
+)
+def test_a_python_that_mlx_has_no_wheels_for_is_not_taken(
+    clone: Path, system: str, machine: str, version: tuple[int, int], said: str
+) -> None:
+    for name in NAMES:
+        file = clone / "bin" / name
+        text = PRETENDS.format(real=sys.executable, system=system, machine=machine, version=version)
+        file.write_text(text)
+        file.chmod(0o755)
+    report = set_up(clone, machine=f"{system.capitalize()} {machine}")[1]
+    assert said in report.splitlines()[0]
