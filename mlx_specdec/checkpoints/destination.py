@@ -25,7 +25,9 @@ def check_free(
         return
     if not destination.is_dir() or destination.is_symlink():
         raise OutputError(f"{destination} is no directory: choose another --mlx-path")
-    if os.path.exists(source) and source.resolve().is_relative_to(destination.resolve()):
+    # Files are compared, not names: on most disks of Macs, capital and small letters are equal.
+    inside = (source.resolve(), *source.resolve().parents) if os.path.exists(source) else ()
+    if any(os.path.samefile(place, destination) for place in inside):
         raise OutputError(f"{destination} holds the model to convert: choose another --mlx-path")
     if not overwrite:
         raise OutputError(f"{destination} exists: choose another --mlx-path, or give --overwrite")

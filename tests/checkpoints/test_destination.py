@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import signal
 import subprocess
@@ -95,6 +96,19 @@ def test_what_exists_is_overwritten_only_on_request_and_only_a_model(tmp_path: P
     assert "other than a model" in refuse(other, source, overwrite=True)
     for name in ("file", "link"):
         assert "is no directory" in refuse(tmp_path / name, source, overwrite=True)
+
+
+@pytest.mark.parametrize("inside", ["x", "x/inner"])
+def test_the_model_to_convert_is_never_overwritten_under_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    """As models/x and Models/x are one directory on most disks of Macs."""
+    source, place = make(tmp_path / "models" / inside), make(tmp_path / "alias")
+    one = {tmp_path / "models" / "x", place}
+    monkeypatch.setattr(os.path, "samefile", lambda *names: {*map(Path, names)} <= one)
+    assert "holds the model to convert" in refuse(place, source, overwrite=True)
+    other = make(tmp_path / "models" / "y")
+    check_free(place, overwrite=True, source=other, written=["config.json"])
 
 
 HELD = """
