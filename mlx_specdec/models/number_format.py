@@ -29,9 +29,10 @@ def on_cpu() -> bool:
 @dataclass(frozen=True)
 class NumberFormat:
     """How the weights of a model are computed with. dtype: "auto" is float32 on the CPU, where half
-    precision is slower, and as stored elsewhere. q_bits: quantize on load, in groups of
-    q_group_size. expand: compute with whole weights where the stored ones are quantized; None:
-    where that is faster and there is memory. Raises OptionError for what MLX does not have."""
+    precision is slower. Elsewhere it is as stored, but bfloat16 in place of a float16 that is too
+    small; see `floating`. q_bits: quantize on load, in groups of q_group_size. expand: compute with
+    dequantized weights if the stored ones are quantized. None: if that is faster and there is
+    memory. Raises OptionError for what MLX does not have."""
 
     dtype: str = "auto"
     q_bits: int | None = None
@@ -43,12 +44,24 @@ class NumberFormat:
         if self.q_bits is not None:
             check_affine(self.q_bits, self.q_group_size)
 
-    def floating(self, stored: mx.Dtype) -> mx.Dtype:
+    def floating(self, stored: mx.Dtype, *, overflows: bool = False) -> mx.Dtype:
         """Return the type for weights that are stored as `stored`, and for the scales of quantized
-        ones: on the CPU, products with scales in half precision take 8 to 46 times as long."""
+        ones: on the CPU, products with scales in half precision take 8 to 46 times as long.
+        overflows: whether float16 is too small for the model's hidden states."""
         if self.dtype != "auto":
             return getattr(mx, self.dtype)
-        return mx.float32 if on_cpu() else stored
+        if on_cpu():
+            return mx.float32
+        return mx.bfloat16 if overflows and stored == mx.float16 else stored
+
+    def range_note(self, name: str, stored: mx.Dtype, used: mx.Dtype) -> str:
+        """Return one line on `floating` if it has replaced float16 by bfloat16, otherwise ""."""
+        if self.dtype != "auto" or (stored, used) != (mx.float16, mx.bfloat16):
+            return ""
+        return (
+            f"{name}: its weights are stored in float16, whose range is too small for some models "
+            "of this family, and computed with in bfloat16; --dtype float16 keeps float16"
+        )
 
     def expands(self, weights: int) -> bool:
         """Return whether a model of so many quantized weights is computed with whole ones."""

@@ -256,6 +256,8 @@ _NAME = re.compile(
 
 
 class T5Gemma2Family(EncoderDecoderFamily):
+    # Its layers are those of Gemma 3, whose hidden states mlx-lm clips in float16.
+    overflows = True
     copies: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"),
         "model.encoder.embed_tokens.weight",

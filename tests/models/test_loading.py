@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from mlx_lm.models import bitnet
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models import number_format
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
-from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.loading import load_model, outline
 from mlx_specdec.models.t5.network import T5, T5Config
 
 from ..support import tiny
@@ -40,7 +41,8 @@ def wide(tmp_path: Path) -> Path:
 
 
 def logits(model: EncoderDecoderModel) -> np.ndarray:
-    return np.array(model.open([5, 6, 7, 1]).advance(mx.array([[0, 9, 11]])).logits)
+    scores = model.open([5, 6, 7, 1]).advance(mx.array([[0, 9, 11]]))
+    return np.array(scores.logits.astype(mx.float32))
 
 
 def rewrite(directory: Path, change) -> None:
@@ -79,11 +81,58 @@ def test_weights_of_several_formats_are_computed_in_the_widest(
         weights.update({name: array.astype(mx.float16) for name, array in weights.items()})
 
     rewrite(wide, half)
-    assert load_model(wide).dtype == "float16"
+    assert load_model(wide).dtype == "bfloat16"
     wo = "encoder.block.0.layer.1.DenseReluDense.wo.weight"
     rewrite(wide, lambda weights: weights.update({wo: weights[wo].astype(mx.float32)}))
     loaded = load_model(wide)
     assert loaded.dtype == "float32" and np.isfinite(logits(loaded.model)).all()
+
+
+LARGE = "encoder.block.0.layer.1.DenseReluDense.wo.weight"
+
+
+@pytest.mark.parametrize(
+    ("family", "large"),
+    [
+        *((f"t5/{kind}", LARGE) for kind in ("own-head-scaled", "mt5", "umt5-untied")),
+        ("t5gemma2/grouped", "model.encoder.layers.0.post_feedforward_layernorm.weight"),
+    ],
+)
+def test_hidden_states_beyond_float16_are_computed_in_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, large: str
+) -> None:
+    shutil.copytree(FIXTURES.parent / family, tmp_path, dirs_exist_ok=True)
+
+    def half(weights) -> None:
+        weights[large] = weights[large] * (6e4 / mx.abs(weights[large]).max())
+        weights.update({name: array.astype(mx.float16) for name, array in weights.items()})
+
+    rewrite(tmp_path, half)
+    assert "float16" not in load_model(tmp_path).note
+    exact = logits(load_model(tmp_path).model)
+    monkeypatch.setattr(number_format, "on_cpu", lambda: False)
+    loaded = load_model(tmp_path)
+    assert loaded.dtype == "bfloat16"
+    assert np.abs(logits(loaded.model) - exact).max() < 0.04 * np.abs(exact).max()
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert outline({**config, "dtype": "float16"}, "x").dtype == "bfloat16"
+    assert "float16 keeps float16" in loaded.note and "\n" not in loaded.note
+    wished = load_model(tmp_path, dtype="float16")
+    assert wished.dtype == "float16" and "float16" not in wished.note
+    assert not np.isfinite(logits(wished.model)).all()
+
+
+def test_other_families_are_computed_in_float16_if_they_are_stored_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(FIXTURES.parent / "bart" / "bart", tmp_path, dirs_exist_ok=True)
+    rewrite(
+        tmp_path,
+        lambda weights: weights.update({n: a.astype(mx.float16) for n, a in weights.items()}),
+    )
+    monkeypatch.setattr(number_format, "on_cpu", lambda: False)
+    loaded = load_model(tmp_path)
+    assert (loaded.dtype, loaded.note) == ("float16", "")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ class Network(nn.Module):
     longest sources in training. heads, inner: of a layer of the encoder, and the width inside its
     feed-forward network. row: numbers in the keys and values of a position, of all layers. merged:
     whether one softmax is over the source and the text, so that caches begin with the source's
-    columns. note: a line for the user on what is left out of the checkpoint."""
+    columns. note: a line for the user on what is left out of the checkpoint, or computed in another
+    type."""
 
     model_type: str
     vocabulary: int

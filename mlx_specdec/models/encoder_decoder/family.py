@@ -68,9 +68,11 @@ class EncoderDecoderFamily(ABC):
     """A `families.Family` of encoder-decoder models. A new one defines the abstract methods.
 
     copies: names of tensors that repeat another, which is named as in `names`, and are not read.
-    depths: entries of config.json with the numbers of layers of the encoder and of the decoder."""
+    depths: entries of config.json with the numbers of layers of the encoder and of the decoder.
+    overflows: whether float16 is too small for the hidden states of some checkpoints."""
 
     kind: Kind = "encoder-decoder"
+    overflows: ClassVar[bool] = False
     copies: ClassVar[Mapping[str, str]] = {}
     depths = ("encoder_layers", "decoder_layers")
 
@@ -179,7 +181,9 @@ class EncoderDecoderFamily(ABC):
         # The widest stored: some checkpoints keep in float32 what half precision cannot hold.
         types = (DTYPES[weights.infos[place].dtype] for place in places.values())
         widest = mx.result_type(*filter(_is_float, types))
-        floating = numbers.floating(widest)
+        floating = numbers.floating(widest, overflows=self.overflows)
+        notes = network.note, numbers.range_note(directory.name, widest, floating)
+        network.note = "; ".join(filter(None, notes))
         if numbers.q_bits is not None:
             self._quantize_on_load(network, config, numbers)
         if stored is not None and numbers.expands(number_format.count(network)):
@@ -331,7 +335,8 @@ class EncoderDecoderOutline(Outline):
         network = family.network(config, None)
         stored = stored_quantization(config)
         numbers.check_plain(name, stored)
-        floating = numbers.floating(number_format.stored_dtype(config))
+        stored_as = number_format.stored_dtype(config)
+        floating = numbers.floating(stored_as, overflows=family.overflows)
         network.set_dtype(floating)
         if stored is not None and not numbers.expands(number_format.count(network)):
             _quantize(network, stored, lambda path, at: quantizable(f"{path}.weight", at, 1))
