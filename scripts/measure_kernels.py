@@ -16,7 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_specdec.models.mlx_lm.attention import KERNEL_QUERIES, KERNEL_ROWS, in_parts
+from mlx_specdec.models.attention_parts import in_parts, kernel_rows
 
 HEADS = ((32, 8, 128), (40, 8, 128), (28, 4, 128), (64, 8, 128), (24, 4, 256))
 """Query heads, KV heads and head width: of Qwen3-8B, Qwen3-14B, Qwen2.5-7B, Qwen3-32B and the
@@ -66,7 +66,7 @@ def attention(heads: int, kv: int, width: int, keys: int, rows: int, turns: int)
 
     apart = mx.abs(several()[:, :, -1:] - several(q[:, :, -1:])).max().item()
     found = {"ms": round(1e3 * seconds(several, turns), 4), "last_row_apart": apart}
-    if 0 < (most := min(KERNEL_ROWS, KERNEL_QUERIES * kv // heads)) < rows:
+    if 0 < (most := kernel_rows(q, k, v, "causal")) < rows:
         found["divided_ms"] = round(1e3 * seconds(divided, turns), 4)
     return found
 

@@ -1,5 +1,4 @@
-"""Passes of a few rows over a long cache, in calls that suit Metal's kernel for few rows: the same
-texts, and only where a measurement says that it is faster."""
+"""Passes of a few rows off the CPU, divided into calls that Metal's vector kernel takes."""
 
 from __future__ import annotations
 
@@ -15,10 +14,13 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.engine.request import Request
+from mlx_specdec.models import attention_parts
+from mlx_specdec.models.attention_parts import in_parts
 from mlx_specdec.models.cache_settings import CacheSettings
-from mlx_specdec.models.mlx_lm import attention
+from mlx_specdec.models.encoder_decoder.layers import Attention
+from mlx_specdec.models.loading import outline
 from mlx_specdec.models.mlx_lm import model as mlx_lm_model
-from mlx_specdec.models.mlx_lm.attention import NAME, attend, in_parts, replace_in
+from mlx_specdec.models.mlx_lm.attention import NAME, attend, replace_in
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
@@ -26,26 +28,177 @@ from ..support import tiny
 from ..support.pairs import PROMPT, pair_of, perturbed
 
 ROUNDING = 1e-5
+SIZE = 64
+"""A head size that the vector kernel takes."""
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Divides what may be divided, and records the rows of each call, a list an attention."""
+def off_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_parts, "on_cpu", lambda: False)
+
+
+@pytest.fixture
+def calls(off_cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Records the rows of each call, a list for each attention that is divided."""
     made: list[list[int]] = []
 
-    def recorded(*given: Any) -> Any:
-        parts = list(in_parts(*given))
-        made.append([each[0].shape[2] for each in parts])
+    def recorded(most: int, *arrays: Any) -> Any:
+        parts = list(in_parts(most, *arrays))
+        made.append([part[0].shape[2] for part in parts])
         return parts
 
-    monkeypatch.setattr(attention, "in_parts", recorded)
-    monkeypatch.setattr(attention, "_pays", lambda *_: True)
-    monkeypatch.setattr(attention, "LONG", 1)
+    monkeypatch.setattr(attention_parts, "in_parts", recorded)
     return made
 
 
+@pytest.fixture
+def kernel_calls(off_cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Records rows, query heads per key-value head, and keys of each call of MLX's attention."""
+    made: list[tuple[int, ...]] = []
+    plain = mx.fast.scaled_dot_product_attention
+
+    def recorded(queries: mx.array, keys: mx.array, *rest: Any, **named: Any) -> mx.array:
+        made.append((queries.shape[2], queries.shape[1] // keys.shape[1], keys.shape[2]))
+        return plain(queries, keys, *rest, **named)
+
+    monkeypatch.setattr(mx.fast, NAME, recorded)
+    return made
+
+
+def refuse_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("something is computed in a forward pass")
+
+    for name in ("eval", "async_eval", "synchronize"):
+        monkeypatch.setattr(mx, name, refused)
+
+
+def arrays(heads: int, shared: int, rows: int, keys: int, size: int) -> tuple[mx.array, ...]:
+    """Return queries, keys and values of two sequences."""
+    shapes = ((2, heads, rows, size), (2, shared, keys, size), (2, shared, keys, size))
+    return tuple(
+        mx.random.normal(shape, key=mx.random.key(number)) for number, shape in enumerate(shapes)
+    )
+
+
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("group", [1, 2, 4, 5, 7, 8, 16, 32])
+def test_every_call_of_a_short_pass_is_within_the_kernels_limits(
+    group: int,
+    size: int,
+    kernel_calls: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refuse_to_compute(monkeypatch)
+    for rows in range(1, 33):
+        for mask in (None, "causal" if rows > 1 else None, mx.zeros((2, 1, rows, rows + 6))):
+            queries, *shown = arrays(2 * group, 2, rows, rows + 6, size)
+            kernel_calls.clear()
+            assert attend(queries, *shown, None, 0.1, mask).shape == queries.shape
+            assert sum(call[0] for call in kernel_calls) == rows
+            most = min(8, 32 // group)
+            assert len(kernel_calls) == -(-rows // most), "no more calls than the kernel needs"
+            for count, heads, keys in kernel_calls:
+                assert heads == group and count <= min(most, keys)
+
+
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_heads_of_512_numbers_attend_one_row_at_a_time(
+    mask: str | None, kernel_calls: list[tuple[int, ...]]
+) -> None:
+    for rows in range(2, 33):
+        kernel_calls.clear()
+        attend(*arrays(8, 1, rows, 1023 + rows, 512), None, 0.1, mask)
+        assert [call[0] for call in kernel_calls] == [1] * rows
+        assert min(call[2] for call in kernel_calls) >= 1024
+
+
+@pytest.mark.parametrize(
+    ("heads", "shared", "rows", "keys", "size", "mask"),
+    [
+        (8, 1, 4, 40, 64, "causal"),
+        (4, 4, 8, 40, 64, "causal"),
+        (8, 1, 33, 40, 64, "causal"),
+        (33, 1, 5, 40, 64, "causal"),
+        (8, 1, 5, 40, 80, "causal"),
+        (8, 1, 5, 40, 192, "causal"),
+        (8, 1, 5, 1027, 512, "causal"),
+        (16, 1, 5, 2000, 512, "causal"),
+        (8, 1, 5, 2000, 512, mx.zeros((5, 2000))),
+    ],
+)
+def test_passes_that_the_kernel_takes_or_never_takes_stay_whole(
+    heads: int,
+    shared: int,
+    rows: int,
+    keys: int,
+    size: int,
+    mask: Any,
+    kernel_calls: list[tuple[int, ...]],
+) -> None:
+    attend(*arrays(heads, shared, rows, keys, size), None, 0.1, mask)
+    assert [call[0] for call in kernel_calls] == [rows]
+
+
+def masks(rows: int, keys: int, heads: int) -> dict[str, Any]:
+    seen = mx.arange(keys) <= mx.arange(keys - rows, keys)[:, None]
+    windows = mx.stack([seen, seen & (mx.arange(keys) > 3)])[:, None]
+    biases = mx.random.normal((1, heads, rows, keys), key=mx.random.key(9))
+    return {
+        "none": None,
+        "causal": "causal",
+        "bool": seen,
+        "bool of each sequence": windows,
+        "one row of each sequence": windows[:, :, -1:],
+        "additive": mx.where(windows, biases, -1e9),
+    }
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("name", masks(2, 3, 4))
+def test_a_divided_attention_is_the_whole_one(
+    name: str, with_sinks: bool, calls: list[list[int]]
+) -> None:
+    sinks = mx.arange(8.0) / 4 if with_sinks else None
+    for rows in (5, 9, 32):
+        mask = masks(rows, rows + 7, 8)[name]
+        shown = arrays(8, 1, rows, rows + 7, SIZE)
+        expected = base.scaled_dot_product_attention(*shown, None, 0.125, mask, sinks)
+        calls.clear()
+        divided = attend(*shown, None, 0.125, mask, sinks)
+        assert calls == [[4] * (rows // 4) + [rows % 4] * (rows % 4 > 0)]
+        assert mx.allclose(divided, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_masks_with_more_axes_are_divided_by_rows(axes: int) -> None:
+    rows, keys = 7, 9
+    mask = mx.arange(rows * keys).reshape(*[1] * axes, 1, rows, keys)
+    shown = arrays(4, 4, rows, keys, SIZE)
+    parts = [part[3] for part in in_parts(3, *shown, mask)]
+    assert [part.shape[-2] for part in parts] == [3, 3, 1]
+    assert mx.array_equal(mx.concatenate(parts, axis=-2), mask)
+
+
+def test_nothing_is_divided_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_parts, "in_parts", None)
+    attend(*arrays(8, 1, 5, 40, SIZE), None, 0.1, "causal")
+
+
+def test_own_attention_is_divided_too(calls: list[list[int]]) -> None:
+    """Encoder-decoder models have one query head per key-value head."""
+    attention = Attention(32, 2, 2, SIZE, scale=0.125)
+    states = mx.random.normal((3, 17, 32), key=mx.random.key(4))
+    shown, bias = attention.keys_values(states), mx.random.normal((1, 2, 17, 17))
+    divided = attention(states, shown, bias)
+    assert calls == [[8, 8, 1]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_parts, "FEW", 1)
+        assert mx.allclose(divided, attention(states, shown, bias), rtol=1e-6, atol=1e-6)
+
+
 def grouped(heads: int, shared: int, family: str = "llama", **own: Any) -> DecoderOnlyModel:
-    sizes = {"num_attention_heads": heads, "num_key_value_heads": shared, **own}
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": shared, "head_dim": SIZE, **own}
     model = DecoderOnlyModel(tiny.build(family, **sizes))
     replace_in(model.network)
     return model
@@ -73,7 +226,7 @@ def test_rows_of_divided_passes_are_those_of_whole_ones(
         expected = [most] * full + [rest] * (rest > 0) if rows > most > 0 else []
         assert calls == [expected] * 2 * bool(expected)
         with monkeypatch.context() as patch:
-            patch.setattr(attention, "LONG", 1000)
+            patch.setattr(attention_parts, "FEW", 1)
             whole = logits(rows)
             assert not calls
         assert mx.allclose(divided, whole, rtol=ROUNDING, atol=ROUNDING)
@@ -86,11 +239,11 @@ FAMILIES: dict[str, Callable[[], DecoderOnlyModel]] = {
     "gpt_oss": lambda: grouped(8, 1, "gpt_oss"),
     "qwen3_next": lambda: grouped(8, 1, "qwen3_next"),
     "a window": lambda: DecoderOnlyModel(
-        tiny.build("llama", num_attention_heads=8, num_key_value_heads=1),
+        tiny.build("llama", head_dim=SIZE, num_attention_heads=8, num_key_value_heads=1),
         caches=CacheSettings(max_size=16),
     ),
     "8 bits": lambda: DecoderOnlyModel(
-        tiny.build("llama", head_dim=32, num_attention_heads=8, num_key_value_heads=1),
+        tiny.build("llama", head_dim=SIZE, num_attention_heads=8, num_key_value_heads=1),
         caches=CacheSettings(8, 32),
     ),
 }
@@ -109,7 +262,7 @@ def test_texts_are_those_of_whole_passes(
         for prompt, heat, count in ((PROMPT * 3, 0.0, 6), (PROMPT[:1], 1.0, 9), (PROMPT, 0.7, 6))
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(attention, "_pays", lambda *_: False)
+        patch.setattr(attention_parts, "FEW", 1)
         plain = [
             generate(pair, each.prompt, replace(each.options, regular=True)).tokens
             for each in requests
@@ -126,52 +279,29 @@ def test_texts_are_those_of_whole_passes(
     assert any(each.stats.drafted > each.stats.accepted > 0 for each in alone)
 
 
-@pytest.mark.parametrize(("seconds", "pays"), [((3.0, 1.0), True), ((1.0, 1.0), False)])
-@pytest.mark.parametrize("mask", ["causal", None, "array"])
-def test_a_shape_is_measured_once(
-    seconds: tuple[float, float], pays: bool, mask: Any, monkeypatch: pytest.MonkeyPatch
+def test_an_outline_computes_nothing_after_a_model_of_its_family(
+    kernel_calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passed = [0.0]
-    monkeypatch.setattr(attention, "on_cpu", lambda: False)
-    monkeypatch.setattr(attention, "LONG", 16)
-    monkeypatch.setattr(attention, "_measured", {})
-    monkeypatch.setattr(attention.time, "perf_counter", lambda: passed[0])
-    plain, counts = base.scaled_dot_product_attention, [0, 0]
-
-    def timed(queries: mx.array, *given: Any) -> mx.array:
-        whole = queries.shape[2] == 5
-        counts[not whole] += 1
-        passed[0] += seconds[0] if whole else seconds[1] / 2
-        return plain(queries, *given)
-
-    monkeypatch.setattr(base, NAME, timed)
-    queries = mx.random.normal((1, 8, 5, 16), key=mx.random.key(0))
-    mask = mx.arange(20) < 12 if mask == "array" else mask
-
-    def called(keys: int, rows: int = 5) -> tuple[int, int]:
-        before = list(counts)
-        shown = mx.random.normal((1, 1, keys, 16), key=mx.random.key(keys))
-        given = queries[:, :, :rows], shown, shown, None, 0.25
-        part = mask[None, :keys] if isinstance(mask, mx.array) else mask
-        result = attend(*given, part)
-        assert mx.allclose(result, plain(*given, part), rtol=ROUNDING, atol=ROUNDING)
-        return counts[0] - before[0], counts[1] - before[1]
-
-    once, trial = ((0, 2) if pays else (1, 0)), (attention.TURNS + 1) * attention.CALLS
-    assert called(20) == (trial + once[0], 2 * trial + once[1])
-    assert called(19) == once and called(18) == once
-    assert called(15) == (1, 0), "few keys"
-    assert called(20, 4) == (0, 1), "rows that the kernel takes: other rows than five count so"
-    assert len(attention._measured) == 1
+    config = {
+        **tiny.CONFIGS["llama"],
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": SIZE,
+    }
+    replace_in(tiny.build("llama"))
+    refuse_to_compute(monkeypatch)
+    made = outline(config, "an outline")
+    kernel_calls.clear()
+    assert made.cache_nbytes(4200, 12) > 0
+    assert [call[0] for call in kernel_calls] == [4200] * 2 + [1] * 2 + [4, 4, 3] * 2
 
 
-def test_nothing_is_measured_or_put_in_place_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_is_put_in_place_off_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.build("qwen2")
     module = sys.modules["mlx_lm.models.qwen2"]
     monkeypatch.setattr(module, NAME, base.scaled_dot_product_attention)
     DecoderOnlyModel(tiny.build("qwen2"))
     assert getattr(module, NAME) is base.scaled_dot_product_attention
-    assert not attention._pays(*[lambda *_: mx.zeros(1)] * 2, mx.zeros((1, 1, 5, 8)))
     monkeypatch.setattr(mlx_lm_model, "on_cpu", lambda: False)
     DecoderOnlyModel(tiny.build("qwen2"))
     assert getattr(module, NAME) is attend

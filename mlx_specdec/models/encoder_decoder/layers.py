@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..attention_parts import attend_by_kernel
 from ..kv_cache import KVCache
 
 KeysValues = Sequence[mx.array]
@@ -59,12 +60,17 @@ class Attention(nn.Module):
     ) -> mx.array:
         """Attend from (batch, m, width) to given keys and values. mask: bool, False hides a key, or
         what is added to the scores."""
-        queries = self.queries(states, offset)
-        mixed = mx.fast.scaled_dot_product_attention(queries, *given, scale=self._scale, mask=mask)
+        queries, (keys, values) = self.queries(states, offset), given
+        mixed = attend_by_kernel(self._mixed, queries, keys, values, mask)
         batch, _, rows, _ = mixed.shape
         if rows > 1:
             mixed = mixed.transpose(0, 2, 1, 3)
         return self[self._names[3]](mixed.reshape(batch, rows, -1))
+
+    def _mixed(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=self._scale, mask=mask
+        )
 
     def _heads(self, flat: mx.array) -> mx.array:
         batch, rows, _ = flat.shape
