@@ -61,11 +61,19 @@ class SourceFigures:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Figures of one text. rounds: verdicts, plain steps included. target_passes: after the prompt,
-    with the last one of pipelined decoding, which nobody reads. timed_rounds: speculative rounds
-    that were timed in parts. *_by_position: entry i is about the i-th drafted token of a round.
-    by_source: by proposer, where several drafted. tokens_per_second: after the prompt pass.
-    peak_memory_bytes: of the process since this text was begun, weights included."""
+    """Figures of one completion.
+
+    Attributes:
+        rounds: Verifications, plain steps included.
+        drafted_by_position, accepted_by_position: Entry i is about the i-th draft token of a round.
+        by_source: Figures by proposer, if several proposed.
+        target_passes: Passes after the prefill. Pipelined decoding submits one that nobody reads.
+        timed_rounds: Speculative rounds that were timed in parts.
+        smallest_margin: The smallest lead of a chosen token over the next one.
+        tied_positions: Positions whose two best tokens lie within one rounding of the target's
+            dtype. At each of them a kernel that rounds differently may choose the other token.
+        tokens_per_second: After the prefill.
+        peak_memory_bytes: Of the process since the request began, weights included."""
 
     rounds: int
     drafted: int
@@ -78,6 +86,7 @@ class Statistics:
     target_passes: int
     timed_rounds: int
     smallest_margin: SmallestMargin | None
+    tied_positions: int
     seconds: Seconds
     tokens_per_second: float | None
     peak_memory_bytes: int
@@ -90,16 +99,18 @@ class Statistics:
 
 class Recorder:
     """A RoundListener that collects the statistics of one text. drafts: of each speculative round,
-    who drafted, and the tokens drafted and accepted."""
+    who drafted, and the tokens drafted and accepted. dtype: of the target's hidden states."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: mx.Dtype = mx.float32) -> None:
+        self._eps = float(mx.finfo(dtype).eps)
+        self._tied = 0
         self._passes = 0
         self._generated = 0
         self.drafts: list[tuple[str, int, int]] = []
         self._times: list[tuple[bool, RoundTimes]] = []
         self._rows: list[SequenceRound] = []
         self._waiting = 0
-        self._submitted: tuple[mx.array, list[SequenceRound]] | None = None
+        self._submitted: tuple[mx.array, mx.array, list[SequenceRound]] | None = None
         self._margin: SmallestMargin | None = None
 
     def on_round(self, report: RoundReport) -> None:
@@ -132,6 +143,8 @@ class Recorder:
         rows = [each.scored[:, : each.emitted] for each in self._rows if each.scored is not None]
         scored = mx.concatenate(rows, axis=1)
         margins = margin(scored)
+        # A unit in the last place of the best score is at most this large.
+        tied = mx.sum(margins <= self._eps * mx.abs(mx.max(scored, axis=-1)))
         cuts = [each.cut.first(each.emitted) for each in self._rows if each.cut is not None]
         if cuts:
             before = mx.concatenate([cut.before for cut in cuts], axis=1)
@@ -139,16 +152,18 @@ class Recorder:
             nearest = cut_margin(scored, replace(cuts[0], before=before, gumbel=gumbel))
             # NaN says that the row is damaged, and stays.
             margins = mx.where(nearest < margins, nearest, margins)
-        mx.async_eval(margins)
-        self._submitted = margins, self._rows
+        mx.async_eval(margins, tied)
+        self._submitted = margins, tied, self._rows
         self._rows, self._waiting = [], 0
 
     def _read_margins(self) -> None:
         """Wait for the submitted margins. Raises DecodingError where a row is damaged."""
         if self._submitted is None:
             return
-        submitted, rows = self._submitted
+        submitted, tied, rows = self._submitted
         margins: Any = submitted[0].tolist()
+        count: Any = tied.item()
+        self._tied += count
         if any(map(math.isnan, margins)):
             raise DecodingError(DAMAGED)
         places = (each.position + offset for each in rows for offset in range(each.emitted))
@@ -187,6 +202,7 @@ class Recorder:
             target_passes=self._passes,
             timed_rounds=len(timed),
             smallest_margin=self._margin,
+            tied_positions=self._tied,
             seconds=Seconds(
                 load, prompt, prompt_draft, draft, verify, other, load + prompt + decoding
             ),

@@ -222,6 +222,7 @@ class Job:
             chosen,
             tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
             request.tenant,
+            Recorder(pair.target.state_dtype),
         )
 
     @property
