@@ -15,6 +15,9 @@ from .sampling.settings import Sampling, integer, number
 
 RULES = ("coupled", "token", "block", "typical")
 MOST_DRAFTED = 64
+MOST_EXACT = 4
+"""Most draft tokens of a round with `Options.exact`. Metal's kernels sum the rows of a pass of 2 to
+5 rows in one order, and those of a larger pass in another."""
 _SELF = re.compile(r"self(?::([1-9]\d{0,3}))?")
 
 
@@ -58,6 +61,9 @@ class Options(Sampling):
         measure what decoding costs; None verifies. What is emitted is then no text.
     cost_cache: with num_draft "auto", begin with what earlier runs have learned on this machine,
         and save what this one learns; otherwise texts of a loaded pair learn from one another only.
+    exact: give every pass at least two rows, and let each row attend alone, so that a row of a pass
+        has the same bits whatever was drafted. Half precision on a GPU needs it for equal outputs;
+        rounds then have at most 4 draft tokens, and prompts are decoded one by one, uncached.
     regular: plain decoding, no proposer. chat_template: apply it where the model has one; also the
         one task prefix that a T5's config.json asks for. system_prompt: the message that the
         template puts first. chat_template_config: more variables for it.
@@ -84,6 +90,7 @@ class Options(Sampling):
     regex: str | None = None
     grammar: str | None = None
     extra_eos_token: str | int | Iterable[str | int] = ()
+    exact: bool = False
     regular: bool = False
     cost_cache: bool = True
     simulated_acceptance: float | None = None
@@ -101,6 +108,11 @@ class Options(Sampling):
         if self.delta > 0 and self.rule not in (None, "token"):
             raise OptionError(
                 f"rule {self.rule} has no lenience: leave out --rule, or set delta to 0"
+            )
+        if self.exact and self.num_draft != "auto" and self.num_draft > MOST_EXACT:
+            raise OptionError(
+                f"exact allows at most {MOST_EXACT} draft tokens a round, not {self.num_draft}: "
+                "lower num-draft, or leave out exact"
             )
         if any(not text for text in self.stop):
             raise OptionError("a stop string must not be empty")

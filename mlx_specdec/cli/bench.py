@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from ..text.prompts import Prompt
 
 LENGTHS = "1,2,3,5,8,auto"
+ROUNDING = (
+    "In half precision a GPU sums one row and several rows in different orders, so outputs can "
+    "part where two tokens tie: that is no error, and --exact prevents it (docs/platforms.md)."
+)
 DISPENSABLE = (
     "predicted",
     "median sequence",
@@ -205,6 +209,8 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
             least = f", least margin {min(margins):.2g}" if margins else ""
             share = f"{method.name}: {len(found)} of {method.compared} texts"
             print(f"{share} are not plain decoding's own{least}", file=sys.stderr)
+    if any(method.differences for method in analysis.methods) and not options.exact:
+        print(ROUNDING, file=sys.stderr)
     if output.json:
         render.write(sys.stdout, render.as_json(as_dict(analysis, taken_with)))
     if measuring.report is not None:

@@ -188,6 +188,12 @@ class Rule(Flags):
         "decoding, token and block keep its distribution, typical is lossy.",
         show_default="coupled",
     )
+    exact: bool = flag(
+        False,
+        "Keep the output equal to plain decoding to the last bit where a GPU rounds one row and "
+        "several rows differently: at least two rows a pass, at most 4 draft tokens, one prompt at "
+        "a time, no prompt cache.",
+    )
 
 
 @dataclass(frozen=True)

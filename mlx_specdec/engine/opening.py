@@ -10,17 +10,19 @@ from importlib.metadata import version
 from typing import cast
 
 from .. import process
-from ..decoding.loop import Decoding, PromptReader
+from ..decoding.loop import CHUNK, Decoding, PromptReader
 from ..decoding.sequence import Batch
 from ..decoding.statistics import Stopwatch
 from ..draft_length import saved
 from ..draft_length.auto_length import AutoLength, Source
+from ..draft_length.costs import MOST
 from ..draft_length.length import DraftLength, FixedLength
 from ..errors import OptionError
 from ..interfaces import Model, Proposer
 from ..interfaces.results import NOTHING, CachedPrefix, RoundListener
 from ..models.base import Base
-from ..options import Options
+from ..models.exact import ExactContext
+from ..options import MOST_EXACT, Options
 from ..proposers import DRAFTERS, find, missing
 from ..proposers.combined import FirstOf, Limited, RowByRow
 from ..proposers.drafter import Drafter, Setup
@@ -57,10 +59,10 @@ def source(drafter: Drafter, options: Options) -> Source:
     rule = options.rule_name if simulated is None else f"{simulated:g} simulated"
     return Source(
         drafter.name,
-        drafter.most,
+        min(drafter.most, MOST_EXACT) if options.exact else drafter.most,
         free=not drafter.nbytes,
         stops=drafter.stops,
-        costs=(name if drafter.nbytes else "free") + sampled,
+        costs=(name if drafter.nbytes else "free") + sampled + (", exact" if options.exact else ""),
         text=f"{name}, {rule} {options.delta:g}, temperature {warmth}",
     )
 
@@ -172,6 +174,10 @@ class Opener:
     one_by_one: bool
 
     def __post_init__(self) -> None:
+        if self.options.exact:
+            if why_not := self.pair.target.why_not_exact:
+                raise OptionError(f"exact is impossible for {self.pair.name}: {why_not}")
+            self.cache = None
         if not self.pair.target.rows_agree:
             self.cache = None
             if self.overrides.proposer is not None:
@@ -197,7 +203,9 @@ class Opener:
         if overrides.draft_length is not None:
             self.lengths = overrides.draft_length
         elif overrides.proposer is not None:
-            self.lengths = AutoLength() if count == "auto" else FixedLength(count)
+            most = MOST_EXACT if options.exact else MOST
+            auto = AutoLength([Source(most=most)])
+            self.lengths = auto if count == "auto" else FixedLength(count)
         else:
             self.lengths = make_draft_length(self.pair, self.drafters(), options)
 
@@ -233,6 +241,7 @@ class Opener:
             context = self._target.open_batch(prompts, kept)
         else:
             context = self._target.open(prompts[0], kept[0])
+            context = ExactContext(context) if options.exact else context
         length = len(prompts[0])
         early = self.cache is not None and context.checkpoints and length > 4 * CHECKPOINT
         for job in jobs:
@@ -243,7 +252,8 @@ class Opener:
             prompts,
             proposer,
             self.overrides.progress,
-            options.prefill_step_size,
+            # A chunk that depends on free memory would divide equal prompts differently.
+            options.prefill_step_size or (CHUNK if options.exact else None),
             [each.proposer for each in cached],
             checkpoint=length - CHECKPOINT if early else 0,
             clock=watch.clock,
@@ -298,6 +308,8 @@ class Opener:
         pair = self.pair
         if self.batch_size == 1:
             return "the batch size is 1"
+        if self.options.exact:
+            return "exact decodes one sequence in a pass"
         if self._shadows:
             return f"{DEBUG} compares one sequence at a time"
         if not pair.target.batches:

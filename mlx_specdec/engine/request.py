@@ -92,6 +92,7 @@ class Labels:
     prompt_tokens: int
     cached_tokens: int = 0
     simulated_acceptance: float | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ class Job:
             num_draft=options.num_draft if drafting or proposer is not None else 0,
             prompt_tokens=len(ids),
             simulated_acceptance=options.simulated_acceptance,
+            exact=options.exact,
         )
         rule = type(make_rule(options))
         sequence = Decoded(

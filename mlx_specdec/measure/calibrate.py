@@ -104,6 +104,7 @@ def calibrate_first(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> 
         proposer=paid.name,
         num_draft="auto",
         temperature=options.temperature,
+        exact=options.exact,
     )
     for size in sorted({1, *sizes}):
         known = saved.costs_of(memory.knowledge, its.costs).get(rounded_up(size))

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 
+from .exact import rows_attend_alone
 from .number_format import on_cpu
 
 FEW = 32
@@ -25,7 +26,12 @@ Attend = Callable[[mx.array, Any, Any, Any], mx.array]
 
 
 def attend_by_kernel(
-    attend: Attend, queries: mx.array, keys: mx.array, values: mx.array, mask: Any
+    attend: Attend,
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    mask: Any,
+    window: int | None = None,
 ) -> mx.array:
     """Return an attention, computed by Metal's vector kernel if that can be had by dividing rows.
 
@@ -33,7 +39,8 @@ def attend_by_kernel(
     any number of keys. The kernel that computes single rows then computes every row by itself. A
     whole pass would take about five kernels and round its scores to half precision, or, beyond 8
     rows, take the kernel for prompts. Nothing is measured, so that no forward pass computes
-    anything at once. Passes stay whole on a CPU and with CUDA.
+    anything at once. Passes stay whole on a CPU and with CUDA. In a pass of an exact context every
+    row attends in a call of its own, on any device.
 
     Args:
         attend: Computes the attention of some rows.
@@ -41,8 +48,12 @@ def attend_by_kernel(
         keys: Shape (batch, key-value heads, n, head size).
         values: Shape (batch, key-value heads, n, value size).
         mask: None, "causal", or an array that is broadcast to (..., rows, n).
+        window: The most keys that a row of a windowed cache sees, if there is a window.
     """
     rows = queries.shape[2]
+    if 1 < rows <= FEW and rows_attend_alone():
+        single = in_single_rows(queries, keys, values, mask, window)
+        return mx.concatenate([attend(*part) for part in single], axis=2)
     if 1 < rows <= FEW and not on_cpu() and not mx.cuda.is_available():
         most = kernel_rows(queries, keys, values, mask)
         if 0 < most < rows:
@@ -81,3 +92,29 @@ def in_parts(
         elif mask is not None and mask.shape[-2] > 1:
             part = mask[..., first:last, :]
         yield queries[:, :, first:last], *shown, part
+
+
+def in_single_rows(
+    queries: mx.array, keys: Any, values: Any, mask: Any, window: int | None = None
+) -> Iterator[tuple[mx.array, Any, Any, Any]]:
+    """Yield each query row of one sequence with the keys, values and mask that a pass of this row
+    alone would have. A kernel divides its sum by the number of keys and by their order, so the keys
+    of later rows are left out, and so are those that have left the window.
+
+    Args:
+        queries: Shape (1, heads, rows, head size).
+        keys: Shape (1, key-value heads, n, head size), or a tuple of quantized parts.
+        values: Like keys.
+        mask: None if every row sees all keys, as in cross-attention. Otherwise the last row sees
+            the newest key, and each row before it one key less.
+        window: See `attend_by_kernel`."""
+    rows, count = queries.shape[2], tree_flatten(keys)[0][1].shape[2]
+    causal = isinstance(mask, str) or (mask is not None and mask.shape[-2] > 1)
+    for row in range(rows):
+        end = count - rows + row + 1 if causal else count
+        first = max(0, end - window) if causal and window is not None else 0
+        shown = tree_map(lambda part, to=slice(first, end): part[..., to, :], (keys, values))
+        row_mask = None if isinstance(mask, str) else mask
+        if row_mask is not None and causal:
+            row_mask = row_mask[..., row : row + 1, first:end]
+        yield queries[:, :, row : row + 1], *shown, row_mask

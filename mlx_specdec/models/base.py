@@ -32,6 +32,11 @@ class Base(TargetModel, Protocol):
         """Whether a pass over several rows computes what passes over single rows compute, on which
         speculation rests. Where not, a RuntimeWarning says so once."""
 
+    @property
+    def why_not_exact(self) -> str:
+        """Why `Options.exact` is impossible for this model, as the end of an error message; "" if
+        it is possible."""
+
     def cache_nbytes(self, source: int, columns: int) -> int:
         """Bytes of a sequence's keys, values and recurrent state with `columns` tokens in the
         cache, and in an encoder-decoder model of an encoded source of `source` tokens."""

@@ -264,6 +264,8 @@ class LedModel:
     def lost(self) -> bool:
         return self._leader.lost
 
+    why_not_exact = "several machines share the model"
+
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
         return self._led(self._model.open(prompt), [prompt], joins=False)
 

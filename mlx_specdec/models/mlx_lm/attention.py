@@ -7,8 +7,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base
+from mlx_lm.models.cache import RotatingKVCache
 
 from ..attention_parts import attend_by_kernel, in_parts
+from ..exact import rows_attend_alone
 from . import latent
 
 NAME = "scaled_dot_product_attention"
@@ -40,8 +42,9 @@ def attend(
         )
         return result
 
-    if isinstance(keys, mx.array):
-        return attend_by_kernel(mixed, queries, keys, values, mask)
+    if isinstance(keys, mx.array) or rows_attend_alone():
+        window = cache.max_size if type(cache) is RotatingKVCache else None
+        return attend_by_kernel(mixed, queries, keys, values, mask, window)
     # A quantized cache, for which there is no such kernel.
     return mixed(queries, keys, values, mask)
 

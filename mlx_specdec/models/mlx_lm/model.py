@@ -28,9 +28,11 @@ from ..cache_settings import CacheSettings
 from ..cpu_layers import lighten
 from ..kv_cache import STEP
 from ..number_format import nbytes, on_cpu
+from . import latent
 from .attention import SCORES_NBYTES, attend_in_parts, replace_in
 from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched, restored
 from .network import TappedNetwork, type_name
+from .rewinding import RewindableCache
 from .trials import absorb, fits, mask_axes, rows_agree
 
 MakeCaches = Callable[[], list[Any]]
@@ -153,6 +155,14 @@ class DecoderOnlyModel(TappedNetwork):
     @cached_property
     def _absorbs(self) -> bool:
         return absorb(self, self._make_caches)
+
+    @cached_property
+    def why_not_exact(self) -> str:
+        if RewindableCache(self._make_caches()).replays:
+            return "the model has caches that cannot drop a single token"
+        if latent.expanding(self.network):
+            return "its latent attention multiplies all rows of a pass at once"
+        return ""
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)

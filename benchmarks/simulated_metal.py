@@ -1,0 +1,78 @@
+"""Count how many outputs of the shipped pairs are equal if kernels round as Metal's do.
+
+    python benchmarks/simulated_metal.py [--prompts 40] [--tokens 100] [py-llama | t5-enfr ...]
+
+The prompts are the 30 of a file in prompts/, then the same ones cut at two thirds of their length.
+Decodes prompts plainly, with 3 draft tokens a round, and as a batch, in bfloat16 on the simulated
+kernels of tests/support/simulated_metal.py, with and without `Options.exact`. Prints one JSON line
+for each pair, temperature and mode."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mlx_specdec import Options, generate, generate_many, load
+from tests.support import simulated_metal
+from tests.support.off_cpu import off_cpu
+from tests.support.shipped import ROOT
+
+FILES = {"py-llama": "python.jsonl", "t5-enfr": "translation.jsonl"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pairs", nargs="*", default=[*FILES])
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=100)
+    given = parser.parse_args()
+    with pytest.MonkeyPatch.context() as patch:
+        off_cpu(patch)
+        simulated_metal.install(patch)
+        for name in given.pairs:
+            for temperature in (0.0, 1.0):
+                for exact in (False, True):
+                    measure(name, temperature, given.prompts, given.tokens, exact=exact)
+
+
+def some_prompts(file: str, count: int) -> list[str]:
+    lines = (ROOT / "prompts" / file).read_text(encoding="utf-8").splitlines()
+    whole = [json.loads(line)["prompt"] for line in lines]
+    halves = [text[: text.rindex(" ", 0, 2 * len(text) // 3)] for text in whole]
+    return [*whole, *halves][:count]
+
+
+def measure(name: str, temperature: float, count: int, tokens: int, *, exact: bool) -> None:
+    """Decode the prompts of a pair in three ways, and print how many outputs are equal."""
+    pair = load(ROOT / "weights" / name, ROOT / "weights" / f"{name}-draft")
+    texts = some_prompts(FILES[name], count)
+    shared = {"max_tokens": tokens, "temperature": temperature, "seed": 3, "exact": exact}
+    plain_options = Options(**shared, num_draft=0)
+    drafted_options = Options(**shared, num_draft=3)
+    began = time.perf_counter()
+    plain = [generate(pair, text, plain_options) for text in texts]
+    drafted = [generate(pair, text, drafted_options) for text in texts]
+    batched = generate_many(pair, texts, drafted_options, batch_size=4)
+    line = {
+        "pair": name,
+        "dtype": pair.dtype,
+        "temperature": temperature,
+        "exact": exact,
+        "outputs": count,
+        "drafted equal": sum(a.tokens == b.tokens for a, b in zip(plain, drafted, strict=True)),
+        "batched equal": sum(a.tokens == b.tokens for a, b in zip(plain, batched, strict=True)),
+        "tokens": sum(len(result.tokens) for result in plain),
+        "tied positions": sum(result.stats.tied_positions for result in plain),
+        "seconds": round(time.perf_counter() - began),
+    }
+    print(json.dumps(line), flush=True)
+
+
+main()

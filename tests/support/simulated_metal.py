@@ -1,0 +1,140 @@
+"""A simulation of how Metal rounds, on a CPU: bfloat16 activations, and sums in float32 whose order
+depends on the number of rows.
+
+- Products: one order for 1 row, another for 2 to 8 rows, a third for more rows.
+- Attention of at most 8 rows: each row is summed alone over a short cache. Over more than
+  ONE_PASS_KEYS keys the sum is divided into blocks, whose number depends on the rows of the call.
+- Attention of more rows: matrix products over all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+ONE_PASS_KEYS = 48
+"""Keys of a call up to which a row's sum is not divided. On a Mac there are 1,024 or more; here the
+outputs of the tests have to reach them."""
+FEW = 8
+"""Rows up to which products and attention compute each row alone."""
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Replace MLX's products and attention until the patch is undone."""
+    for kind in (nn.Linear, nn.QuantizedLinear):
+        patch.setattr(kind, "__call__", _linear)
+    patch.setattr(nn.QuantizedEmbedding, "as_linear", _product)
+    patch.setattr(nn.Embedding, "as_linear", _product)
+    patch.setattr(mx.fast, "scaled_dot_product_attention", attention)
+
+
+def _linear(module: nn.Module, states: mx.array) -> mx.array:
+    made = _product(module, states)
+    return made + module["bias"] if "bias" in module else made
+
+
+def _product(module: nn.Module, states: mx.array) -> mx.array:
+    """Multiply (..., inputs) by a layer's weights, in float32, and round the result once. Products
+    of the same shape sum in the same order, so a few rows are padded to FEW."""
+    straight, turned = _weights(module)
+    rows = states.astype(mx.float32).reshape(-1, states.shape[-1])
+    count = rows.shape[0]
+    if 1 < count <= FEW:
+        padded = mx.pad(_turned(rows, axis=1), [(0, FEW - count), (0, 0)])
+        made = (padded @ turned)[:count]
+    else:
+        made = rows @ straight
+    return made.reshape(*states.shape[:-1], -1).astype(states.dtype)
+
+
+def _turned(array: mx.array, axis: int) -> mx.array:
+    """Move the second half of an axis in front of the first half."""
+    return mx.roll(array, array.shape[axis] // 2, axis)
+
+
+def _weights(module: nn.Module) -> tuple[mx.array, mx.array]:
+    """Return a layer's weights, (inputs, outputs) in float32, and the same with turned inputs. They
+    are made once."""
+    made = module.__dict__.get("_simulated")
+    if made is None or made[0] is not module["weight"]:
+        stored = module["weight"]
+        if "scales" in module:
+            scales, biases = (module[name].astype(mx.float32) for name in ("scales", "biases"))
+            whole = mx.dequantize(stored, scales, biases, module.group_size, module.bits)
+        else:
+            whole = stored.astype(mx.float32)
+        straight = mx.contiguous(whole.T)
+        made = stored, (straight, mx.contiguous(_turned(straight, axis=0)))
+        module.__dict__["_simulated"] = made
+        mx.eval(made[1])
+    both: tuple[mx.array, mx.array] = made[1]
+    return both
+
+
+def attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    mask: Any = None,
+    sinks: Any = None,
+) -> mx.array:
+    """Attend as mx.fast.scaled_dot_product_attention does, without sinks."""
+    assert sinks is None
+    heads, rows = queries.shape[1:3]
+    group = heads // keys.shape[1]
+    wanted = (queries.astype(mx.float32) * scale).reshape(
+        queries.shape[0], keys.shape[1], group, rows, -1
+    )
+    seen = [array.astype(mx.float32)[:, :, None] for array in (keys, values)]
+    if isinstance(mask, str):
+        count = keys.shape[2]
+        mask = mx.arange(count) <= mx.arange(count - rows, count)[:, None]
+    if mask is not None:
+        mask = mx.broadcast_to(mask, (queries.shape[0], heads, rows, keys.shape[2]))
+        mask = mask.reshape(*wanted.shape[:4], keys.shape[2])
+    if rows > FEW or rows * group > 4 * FEW:
+        mixed = _attend(wanted, *seen, mask)
+    else:
+        blocks = 1 if keys.shape[2] <= ONE_PASS_KEYS else 2 * rows
+        mixed = mx.concatenate(
+            [
+                _attend_in_blocks(
+                    wanted[..., row : row + 1, :],
+                    *seen,
+                    None if mask is None else mask[..., row : row + 1, :],
+                    blocks,
+                )
+                for row in range(rows)
+            ],
+            axis=3,
+        )
+    return mixed.reshape(*queries.shape[:3], -1).astype(queries.dtype)
+
+
+def _scores(wanted: mx.array, keys: mx.array, mask: mx.array | None) -> mx.array:
+    scores = wanted @ keys.swapaxes(-1, -2)
+    if mask is None:
+        return scores
+    return mx.where(mask, scores, -mx.inf) if mask.dtype == mx.bool_ else scores + mask
+
+
+def _attend(wanted: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
+    return mx.softmax(_scores(wanted, keys, mask), axis=-1) @ values
+
+
+def _attend_in_blocks(
+    wanted: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None, blocks: int
+) -> mx.array:
+    """Attend from one row. Masked keys add zero at the end of a sum, so they do not change it."""
+    scores = _scores(wanted, keys, mask)
+    shares = mx.exp(scores - mx.max(scores, axis=-1, keepdims=True))
+    total = mixed = mx.array(0.0)
+    for block in range(blocks):
+        part = shares[..., block::blocks]
+        total = total + mx.sum(part, axis=-1, keepdims=True)
+        mixed = mixed + part @ values[..., block::blocks, :]
+    return mixed / total

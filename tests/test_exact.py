@@ -1,0 +1,216 @@
+"""`Options.exact`: a row has the same bits in every pass, although kernels round one row and
+several rows differently. The kernels are those of tests/support/simulated_metal.py."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec import CacheSettings, Options, Pair, Request, generate, generate_many, load
+from mlx_specdec.engine.memory import BatchSize
+from mlx_specdec.engine.prompt_cache import PromptCache
+from mlx_specdec.engine.scheduler import Scheduler
+from mlx_specdec.errors import OptionError
+from mlx_specdec.interfaces import Context
+from mlx_specdec.models.attention_parts import in_single_rows
+from mlx_specdec.models.base import Base
+from mlx_specdec.models.distributed.leader import LedModel
+from mlx_specdec.models.exact import ExactContext
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+
+from .support import simulated_metal, tiny
+from .support.off_cpu import off_cpu
+from .support.pairs import PROMPT, decoder, decoder_only, encoder_decoder, pair_of, translator
+from .support.shipped import ROOT, prompts
+
+PAIRS = {"py-llama": ("python.jsonl", 40), "t5-enfr": ("translation.jsonl", 24)}
+"""Shipped pairs: a file in prompts/, and how many tokens to generate for a prompt."""
+COUNT = 2
+"""Prompts of each pair. benchmarks/simulated_metal.py takes 40, and longer outputs."""
+TOKENS = 70
+"""Tokens of the sequences whose bits are compared. They exceed ONE_PASS_KEYS and all windows."""
+MODELS: dict[str, Callable[[], Base]] = {
+    "llama": lambda: fresh("llama"),
+    "one key-value head": lambda: fresh("llama", num_key_value_heads=1),
+    "windows": lambda: fresh("gemma3_wrapped"),
+    "experts": lambda: fresh("qwen3_moe"),
+    "quantized cache": lambda: DecoderOnlyModel(
+        tiny.build("llama", head_dim=32), caches=CacheSettings(bits=8, group_size=32)
+    ),
+    "T5": lambda: translator("own-head-scaled"),
+    "BART": lambda: translator("bart"),
+    "T5Gemma 2": lambda: translator("../t5gemma2/grouped"),
+}
+
+
+def fresh(family: str, **changes: int) -> DecoderOnlyModel:
+    """Make a tiny model that is off the CPU, so that it calls our attention."""
+    return DecoderOnlyModel(tiny.build(family, **changes))
+
+
+@pytest.fixture(scope="module")
+def metal() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        off_cpu(patch)
+        simulated_metal.install(patch)
+        yield
+
+
+def rows_of(context: Context, sizes: Iterator[int]) -> list[mx.array]:
+    """Return the logits of TOKENS positions. sizes: of the passes, some of whose rows are rewound
+    and computed again in the next pass."""
+    tokens = mx.random.randint(3, 60, (1, TOKENS), key=mx.random.key(1)).astype(mx.int32)
+    rows: list[mx.array] = []
+    # Both ways read the beginning in one pass, as decoding does.
+    context.advance(tokens[:, :6])
+    at = 6
+    while at < TOKENS:
+        part = tokens[:, at : at + next(sizes)]
+        count = part.shape[1]
+        logits = context.advance(part, proposed=count - 1).logits[0]
+        kept = max(1, count - 2)
+        context.rewind((at + kept,))
+        rows += [logits[row] for row in range(kept)]
+        at += kept
+    mx.eval(rows)
+    return rows
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_have_the_same_bits_in_passes_of_one_to_five_rows(metal: None, name: str) -> None:
+    model = MODELS[name]()
+    assert not model.why_not_exact
+    single = rows_of(ExactContext(model.open(PROMPT)), itertools.repeat(1))
+    several = rows_of(ExactContext(model.open(PROMPT)), itertools.cycle((5, 2, 4, 1, 3)))
+    assert all(mx.array_equal(*pair) for pair in zip(single, several, strict=True))
+
+
+@pytest.mark.parametrize("name", ["llama", "T5"])
+def test_without_it_the_simulated_kernels_change_bits(metal: None, name: str) -> None:
+    """Otherwise the test above would prove nothing."""
+    model = MODELS[name]()
+    single = rows_of(model.open(PROMPT), itertools.repeat(1))
+    several = rows_of(model.open(PROMPT), itertools.cycle((5, 2, 4, 1, 3)))
+    assert not all(mx.array_equal(*pair) for pair in zip(single, several, strict=True))
+
+
+@functools.cache
+def shipped(name: str) -> Pair:
+    return load(ROOT / "weights" / name, ROOT / "weights" / f"{name}-draft")
+
+
+@functools.cache
+def outputs(name: str, temperature: float, how: str, *, exact: bool) -> list[tuple[int, ...]]:
+    """Decode the prompts of a pair: "plain", "drafted" or "batched"."""
+    file, tokens = PAIRS[name]
+    options = Options(
+        max_tokens=tokens,
+        num_draft=0 if how == "plain" else 3,
+        temperature=temperature,
+        seed=3,
+        exact=exact,
+    )
+    texts = prompts(file, COUNT)
+    if how == "batched":
+        results = generate_many(shipped(name), texts, options, batch_size=4)
+    else:
+        results = [generate(shipped(name), text, options) for text in texts]
+    return [result.tokens for result in results]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_outputs_are_equal_under_other_rounding(metal: None, name: str, temperature: float) -> None:
+    plain = outputs(name, temperature, "plain", exact=True)
+    assert outputs(name, temperature, "drafted", exact=True) == plain
+    assert outputs(name, temperature, "batched", exact=True) == plain
+
+
+class Passes:
+    """A context that notes the number of rows of each pass; all else is the other context's."""
+
+    def __init__(self, context: Context, rows: list[int]) -> None:
+        self._context, self._rows = context, rows
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._context, name)
+
+    def advance(self, tokens: mx.array, proposed: int = 0, taps: tuple[str, ...] = ()) -> object:
+        self._rows.append(tokens.shape[1])
+        return self._context.advance(tokens, proposed, taps)
+
+
+@pytest.mark.parametrize("how", ["plain", "drafted", "auto"])
+def test_every_pass_has_two_to_five_rows(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    real = DecoderOnlyModel.open
+    pair = decoder_only("llama")
+    monkeypatch.setattr(
+        DecoderOnlyModel,
+        "open",
+        lambda self, *given: Passes(real(self, *given), rows if self is pair.target else []),
+    )
+    count = {"plain": 0, "drafted": 4, "auto": "auto"}[how]
+    result = generate(pair, PROMPT, Options(max_tokens=60, num_draft=count, exact=True))
+    assert len(result.tokens) == 60 and result.labels.exact
+    prefill, *decoding = rows
+    assert prefill == len(PROMPT) - 1
+    assert set(decoding) <= {2, 3, 4, 5} and len(decoding) > 10
+
+
+def test_outputs_are_those_of_the_other_mode_where_kernels_agree() -> None:
+    for pair in (decoder_only("llama"), encoder_decoder("own-head-scaled")):
+        for temperature in (0.0, 0.8):
+            options = {"max_tokens": 24, "temperature": temperature, "num_draft": 3}
+            expected = generate(pair, PROMPT, Options(**options)).tokens
+            assert generate(pair, PROMPT, Options(**options, exact=True)).tokens == expected
+
+
+def test_requests_are_decoded_one_after_another_and_without_prompt_cache() -> None:
+    pair = decoder_only("llama")
+    cache = PromptCache(1 << 24)
+    texts = [PROMPT, PROMPT[:3], PROMPT * 2]
+    options = Options(max_tokens=12, num_draft=2, exact=True)
+    expected = [generate(pair, text, options).tokens for text in texts]
+    for _ in range(2):
+        requests = [Request(text, options) for text in texts]
+        scheduler = Scheduler(pair, requests, options, BatchSize(3), cache)
+        found = {part.number: part.result for part in scheduler if part.result is not None}
+        assert scheduler.why_not == "exact decodes one sequence in a pass"
+        assert [found[number].tokens for number in range(3)] == expected
+        assert all(result.labels.cached_tokens == 0 for result in found.values())
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"), [("mamba2", "drop a single token"), ("deepseek_v3", "latent attention")]
+)
+def test_models_for_which_it_is_impossible_are_refused(family: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=f"exact is impossible for target: .*{reason}"):
+        generate(pair_of(decoder(family), None), PROMPT, Options(exact=True))
+
+
+def test_models_that_machines_share_are_refused() -> None:
+    shared = LedModel(decoder("llama"), leader=None)  # type: ignore[arg-type]
+    assert "several machines" in shared.why_not_exact
+
+
+def test_longer_drafts_are_refused() -> None:
+    with pytest.raises(OptionError, match="at most 4 draft tokens a round, not 5"):
+        Options(num_draft=5, exact=True)
+
+
+def test_single_rows_see_what_a_pass_of_their_own_would_show_them() -> None:
+    """Three rows after five keys, in a window of four."""
+    keys = mx.arange(8).reshape(1, 1, 8, 1)
+    mask = mx.arange(8) <= mx.arange(5, 8)[:, None]
+    queries = mx.zeros((1, 2, 3, 1))
+    for window, seen in ((None, [6, 7, 8]), (4, [4, 4, 4])):
+        for given in (mask[None, None], "causal"):
+            parts = list(in_single_rows(queries, keys, keys, given, window))
+            assert [part[1].shape[2] for part in parts] == seen
+            assert [part[1][0, 0, -1, 0].item() for part in parts] == [5, 6, 7]
+            assert all(part[3] is None or part[3].all() for part in parts)
