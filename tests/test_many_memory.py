@@ -38,6 +38,7 @@ def like_8b(per_token: int = 128 * KIB) -> Pair:
         prefix=list,
         cache_nbytes=lambda source, columns: per_token * columns,
         reading_nbytes=lambda prompt, step: 0,
+        holds_scores=False,
     )
     return SimpleNamespace(target=target, draft=None, drafter_network=None, draft_bytes=0)
 

@@ -33,15 +33,16 @@ from .statistics import Stopwatch
 CHUNK = 512
 """Tokens in one pass over the prompt on a CPU, where larger ones take longer and more memory."""
 LARGE_CHUNK = 2048
-"""On an accelerator, as mlx-lm has it."""
+"""Tokens in one pass over the prompt on an accelerator, as in mlx-lm, if attention is fused."""
 ROOM = 4 << 30
-"""Bytes that must be free for it: attention that is not fused writes 2 GB of scores for 32 heads in
-half precision at 16,000 tokens."""
+"""Bytes that must be free for each prompt in such a pass. If MLX did not fuse attention after all,
+32 heads would write 2 GB of scores in half precision at 16,000 tokens."""
 
 
-def chunk(prompts: int) -> int:
-    """Return how many tokens of each of so many prompts one pass reads on this machine."""
-    if mx.default_device() == mx.Device(mx.cpu):
+def chunk(prompts: int, *, holds_scores: bool) -> int:
+    """Return how many tokens of each of so many prompts one pass reads on this machine.
+    holds_scores: as `models.base.Base` says of the model."""
+    if holds_scores or mx.default_device() == mx.Device(mx.cpu):
         return CHUNK
     room = disk.usable_memory() - mx.get_active_memory()
     return LARGE_CHUNK if room >= prompts * ROOM else CHUNK
@@ -52,7 +53,7 @@ class PromptReader:
     """Feeds a target's context the prefixes of its sequences, and a proposer what the target saw.
     target: what it was opened with is not read again. prefixes: `Model.prefix` of each prompt.
     prompts: for `Proposer.begin`. progress: counts tokens of the longest prompt. step_size: tokens
-    of each in one pass; None takes `chunk`. cached: what the proposer may recall, per sequence.
+    of each in one pass; see `chunk`. cached: what the proposer may recall, per sequence.
     checkpoint: a length at which a chunk of the first prefix ends, if it is not cached.
     drafting: seconds on the `clock` that the proposer has taken to read."""
 
@@ -61,7 +62,7 @@ class PromptReader:
     prompts: Sequence[Sequence[int]]
     proposer: Proposer | None = None
     progress: Progress | None = None
-    step_size: int | None = None
+    step_size: int = CHUNK
     cached: Sequence[Mapping[str, Cached]] = ()
     checkpoint: int = 0
     clock: Callable[[], float] = time.perf_counter
@@ -75,7 +76,6 @@ class PromptReader:
             prefix[seen:-1] for prefix, seen in zip(self.prefixes, self._known, strict=True)
         ]
         self._read = 0
-        self._step = self.step_size or chunk(len(self.prompts))
         self._checkpoint = self.checkpoint - self._known[0]
 
     @property
@@ -97,7 +97,7 @@ class PromptReader:
                 if any(self._known) or any(self.cached):
                     self.proposer.recall(self._known, self.cached)
                 self._timed(lambda its: its.begin(self.prompts))
-        upto = self._read + self._step
+        upto = self._read + self.step_size
         if self._read < self._checkpoint:
             upto = min(upto, self._checkpoint)
         chunks = [list(prefix[self._read : upto]) for prefix in self._left]

@@ -118,7 +118,7 @@ class MemoryBudget:
     def of_reading(self, rows: Sequence[Extent]) -> int:
         """Estimate the bytes of working memory for reading a group's prompts chunk by chunk."""
         longest = max(each.prompt for each in rows)
-        step = self._step or chunk(len(rows))
+        step = self._step or chunk(len(rows), holds_scores=self._target.holds_scores)
         return len(rows) * self._target.reading_nbytes(longest, min(step, longest))
 
     def room(self, prompt: int, most: int) -> int:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import cast
 
 from .. import process
-from ..decoding.loop import CHUNK, Decoding, PromptReader
+from ..decoding.loop import CHUNK, Decoding, PromptReader, chunk
 from ..decoding.sequence import Batch
 from ..decoding.statistics import Stopwatch
 from ..draft_length import saved
@@ -252,8 +252,7 @@ class Opener:
             prompts,
             proposer,
             self.overrides.progress,
-            # A chunk that depends on free memory would divide equal prompts differently.
-            options.prefill_step_size or (CHUNK if options.exact else None),
+            options.prefill_step_size or self._step_size(len(jobs)),
             [each.proposer for each in cached],
             checkpoint=length - CHECKPOINT if early else 0,
             clock=watch.clock,
@@ -268,6 +267,13 @@ class Opener:
             watch=watch,
             meanwhile=learning.meanwhile if learning else None,
         )
+
+    def _step_size(self, prompts: int) -> int:
+        """Return how many tokens of each of so many prompts one pass takes."""
+        if self.options.exact:
+            # The size must not depend on free memory: equal prompts are to be divided alike.
+            return CHUNK
+        return chunk(prompts, holds_scores=self.pair.target.holds_scores)
 
     def waits(self, job: Job, before: Sequence[Job]) -> bool:
         """Return whether a job should wait for the first one among `before` that begins alike."""

@@ -294,7 +294,8 @@ class Scheduler:
     def _read_together(self, jobs: Sequence[Job]) -> bool:
         """Return whether padding these prompts to one length costs little. Those that come one by
         one must also fit into one chunk."""
-        lengths, most = [len(job.ids) for job in jobs], self.options.prefill_step_size or chunk(1)
+        lengths, holds_scores = [len(job.ids) for job in jobs], self.pair.target.holds_scores
+        most = self.options.prefill_step_size or chunk(1, holds_scores=holds_scores)
         return even(lengths, most) and (self._listed or len(lengths) * max(lengths) <= most)
 
     def _fill_window(self) -> None:

@@ -21,6 +21,10 @@ WIDE, WIDE_GROUP, WIDE_KEYS = 512, 8, 1024
 """A head size that the vector kernel takes only for a single row without an array mask. The row
 must have exactly 8 query heads for each key-value head, and at least 1,024 keys."""
 
+PROMPT_SIZES = frozenset({(64, 64), (72, 72), (80, 80), (96, 64), (96, 96), (128, 128)})
+"""The head sizes of keys and values for which MLX fuses the attention of every longer pass. Other
+sizes are fused for few shapes of passes or for none."""
+
 Attend = Callable[[mx.array, Any, Any, Any], mx.array]
 """An attention, called with queries, keys, values and a mask."""
 

@@ -41,6 +41,11 @@ class Base(TargetModel, Protocol):
         """Bytes of a sequence's keys, values and recurrent state with `columns` tokens in the
         cache, and in an encoder-decoder model of an encoded source of `source` tokens."""
 
+    @property
+    def holds_scores(self) -> bool:
+        """Whether a pass over a prompt holds the attention scores of all its rows and keys in
+        memory, so that it should have few rows."""
+
     def reading_nbytes(self, prompt: int, step: int) -> int:
         """About the working memory, without caches, of reading a prompt of `prompt` tokens, `step`
         of them in one pass; an encoder reads them all."""

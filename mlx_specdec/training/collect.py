@@ -235,7 +235,8 @@ def _completed(
 def _states(pair: Pair, prompt: Ids, tokens: Ids, taps: Sequence[str]) -> mx.array:
     """(rows, taps x width): of everything that the model is given."""
     context = pair.target.open(prompt)
-    fed, size = [*pair.target.prefix(prompt), *tokens[:-1]], chunk(1)
+    fed = [*pair.target.prefix(prompt), *tokens[:-1]]
+    size = chunk(1, holds_scores=pair.target.holds_scores)
     parts = []
     for start in range(0, len(fed), size):
         read = mx.array([fed[start : start + size]], dtype=mx.int32)

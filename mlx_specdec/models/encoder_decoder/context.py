@@ -204,6 +204,11 @@ class EncoderDecoderModel:
     def nbytes(self) -> int:
         return nbytes(self.network)
 
+    @property
+    def holds_scores(self) -> bool:
+        """False: the prompt is the encoder's, which divides its rows itself."""
+        return False
+
     def reading_nbytes(self, prompt: int, step: int) -> int:
         return self.network.source_nbytes(prompt)
 

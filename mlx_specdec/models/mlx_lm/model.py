@@ -3,7 +3,7 @@ quantized cache is one from the first token on, so that no pass sees it change, 
 not hold on to first tokens: mlx-lm masks those away in passes of several rows."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from mlx_lm.models.cache import (
 from ...errors import OptionError, first_line
 from ...interfaces import Context
 from ...interfaces.results import Cached, Snapshot
+from ..attention_parts import PROMPT_SIZES
 from ..base import check_prompt
 from ..cache_settings import CacheSettings
 from ..cpu_layers import lighten
@@ -70,18 +71,33 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
     return quantized
 
 
+def leaves(caches: Sequence[Any]) -> Iterator[Any]:
+    """Yield caches, and those in lists of caches one by one."""
+    for cache in caches:
+        if isinstance(cache, CacheList):
+            yield from leaves(cache.caches)
+        else:
+            yield cache
+
+
+def head_sizes(caches: Sequence[Any]) -> set[tuple[int, int]]:
+    """Return the sizes of the heads of keys and of values. caches: have seen a token."""
+    arrays = [
+        (cache.keys, cache.values)
+        for cache in leaves(caches)
+        if isinstance(getattr(cache, "keys", None), mx.array)
+    ]
+    return {(keys.shape[-1], values.shape[-1]) for keys, values in arrays}
+
+
 def sizes_of(caches: Sequence[Any]) -> tuple[int, Counter[int | None]]:
     """Return the bytes of recurrent state, and the bytes for each token in the caches by the most
     tokens that they hold, None for no limit. caches: that have seen a token; nothing is computed.
     """
     always, per_column = 0, Counter[int | None]()
-    for cache in caches:
+    for cache in leaves(caches):
         keys = getattr(cache, "keys", None)
-        if isinstance(cache, CacheList):
-            inner, columns_of = sizes_of(cache.caches)
-            always += inner
-            per_column.update(columns_of)
-        elif keys is None:
+        if keys is None:
             always += int(cache.nbytes)
         else:
             columns = (keys[0] if isinstance(keys, tuple) else keys).shape[-2]
@@ -127,20 +143,35 @@ class DecoderOnlyModel(TappedNetwork):
 
     @cached_property
     def _cache_sizes(self) -> tuple[int, Counter[int | None]]:
+        return sizes_of(self._begun_caches())
+
+    @cached_property
+    def _head_sizes(self) -> set[tuple[int, int]]:
+        return head_sizes(self._begun_caches())
+
+    def _begun_caches(self) -> list[Any]:
+        """Return caches that have seen a token; nothing is computed."""
         caches = self._make_caches()
         self.network(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-        return sizes_of(caches)
+        return caches
+
+    @property
+    def holds_scores(self) -> bool:
+        # `attend_in_parts` divides the rows over a quantized cache.
+        return not self._quantizes_cache and (on_cpu() or not self._head_sizes <= PROMPT_SIZES)
 
     def reading_nbytes(self, prompt: int, step: int) -> int:
-        """The scores of a layer, where no fused kernel does without them."""
+        """Return the bytes of a layer's attention scores, or 0 if they are not held in memory."""
         args: Any = vars(getattr(self.network, "args", self))
         inner = args.get("text_config")
         heads = (inner if isinstance(inner, Mapping) else args).get("num_attention_heads")
-        fused = not on_cpu() and not self._quantizes_cache
-        if fused or not isinstance(heads, int):
+        if not isinstance(heads, int):
             return 0
         row = heads * prompt * self._number
-        return min(step * row, max(row, SCORES_NBYTES)) if self._quantizes_cache else step * row
+        if self._quantizes_cache:
+            return min(step * row, max(row, SCORES_NBYTES))
+        # A GPU holds the scores and their softmax.
+        return (1 if on_cpu() else 2) * step * row if self.holds_scores else 0
 
     @cached_property
     def _number(self) -> int:

@@ -1,0 +1,133 @@
+"""The memory and the length of a pass over a prompt, if its attention scores are held in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec.decoding import loop
+from mlx_specdec.decoding.loop import CHUNK, LARGE_CHUNK, chunk
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.memory import Extent, MemoryBudget
+from mlx_specdec.models.cache_settings import CacheSettings
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm import model as mlx_lm_model
+from mlx_specdec.models.mlx_lm.attention import SCORES_NBYTES
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.options import Options
+
+from ..support import tiny
+from ..support.pairs import FIXTURES, pair_of
+
+PROMPT, STEP = 8000, 512
+
+
+@pytest.fixture
+def off_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlx_lm_model, "on_cpu", lambda: False)
+
+
+@pytest.fixture
+def accelerator(off_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes `chunk` see a GPU with 64 GiB."""
+
+    class Machine:
+        cpu, Device = mx.cpu, mx.Device
+
+        def default_device(self) -> object:
+            return "gpu"
+
+        def device_info(self) -> dict[str, int]:
+            return {"memory_size": 64 << 30}
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(mx, name)
+
+    monkeypatch.setattr(loop, "mx", Machine())
+
+
+def model(family: str = "llama", **own: Any) -> DecoderOnlyModel:
+    return DecoderOnlyModel(tiny.build(family, **own))
+
+
+@pytest.mark.parametrize("size", [64, 72, 80, 96, 128])
+def test_fused_attention_holds_no_scores(size: int, off_cpu: None) -> None:
+    fused = model(head_dim=size)
+    assert not fused.holds_scores
+    assert fused.reading_nbytes(PROMPT, STEP) == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next"])
+@pytest.mark.parametrize("size", [112, 192, 256, 512])
+def test_the_scores_of_other_head_sizes_are_counted_with_their_softmax(
+    family: str, size: int, off_cpu: None
+) -> None:
+    unfused = model(family, head_dim=size)
+    heads = tiny.CONFIGS[family]["num_attention_heads"]
+    assert unfused.holds_scores
+    assert unfused.reading_nbytes(PROMPT, STEP) == 2 * heads * STEP * PROMPT * mx.float32.size
+
+
+def test_scores_in_half_precision_take_half(off_cpu: None) -> None:
+    unfused = model(head_dim=256)
+    unfused.network.set_dtype(mx.bfloat16)
+    assert unfused.reading_nbytes(PROMPT, STEP) == 2 * 4 * STEP * PROMPT * 2
+
+
+def test_keys_and_values_of_different_sizes_are_not_fused(off_cpu: None) -> None:
+    assert model("deepseek_v3").holds_scores
+
+
+def test_families_without_attention_hold_no_scores(off_cpu: None) -> None:
+    assert not model("mamba2").holds_scores
+
+
+@pytest.mark.parametrize("size", [64, 256])
+def test_a_cpu_holds_the_scores_of_every_head_size(size: int) -> None:
+    on_cpu = model(head_dim=size)
+    assert on_cpu.holds_scores
+    assert on_cpu.reading_nbytes(PROMPT, STEP) == 4 * STEP * PROMPT * mx.float32.size
+
+
+def test_a_quantized_cache_bounds_the_scores(off_cpu: None) -> None:
+    quantized = DecoderOnlyModel(
+        tiny.build("llama", head_dim=256), caches=CacheSettings(bits=8, group_size=32)
+    )
+    assert not quantized.holds_scores
+    assert quantized.reading_nbytes(PROMPT, LARGE_CHUNK) == SCORES_NBYTES
+
+
+def test_an_encoder_decoder_reads_its_start_in_one_pass() -> None:
+    assert not load_model(FIXTURES / "own-head-scaled").model.holds_scores
+
+
+def test_passes_are_short_if_they_hold_scores(accelerator: None) -> None:
+    assert chunk(1, holds_scores=False) == LARGE_CHUNK
+    assert chunk(1, holds_scores=True) == CHUNK
+    assert chunk(1000, holds_scores=False) == CHUNK, "too little memory"
+
+
+@pytest.mark.parametrize(("size", "longest"), [(64, 699), (256, 512)])
+def test_prompts_are_read_in_passes_of_that_length(
+    size: int, longest: int, accelerator: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, passes = model(head_dim=size), []
+    plain = DecoderOnlyModel.run
+
+    def run(self: DecoderOnlyModel, tokens: mx.array, *rest: Any) -> Any:
+        passes.append(tokens.shape[1])
+        return plain(self, tokens, *rest)
+
+    monkeypatch.setattr(DecoderOnlyModel, "run", run)
+    prompt = [place % 60 + 3 for place in range(700)]
+    pair = pair_of(target, None)
+    generate(pair, prompt, Options(max_tokens=2, regular=True, cost_cache=False))
+    assert max(passes) == longest
+
+
+def test_admission_counts_the_scores_of_one_such_pass(accelerator: None) -> None:
+    budget = MemoryBudget(pair_of(model(head_dim=256), None), ())
+    extents = [Extent(PROMPT, PROMPT, PROMPT + 10)] * 2
+    assert budget.of_reading(extents) == 2 * 2 * 4 * CHUNK * PROMPT * mx.float32.size
