@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -10,10 +12,14 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces import FINAL
 from mlx_specdec.interfaces.results import after
-from mlx_specdec.models.cpu_layers import as_mlx_has_it, lighten, shared
+from mlx_specdec.models import cpu_layers
+from mlx_specdec.models.cpu_layers import SUBMIT, as_mlx_has_it, lighten, shared, submit_every
+from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import network as mlx_lm_network
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.mlx_lm.network import TappedNetwork
 
 from ..support import tiny
@@ -108,3 +114,48 @@ def test_the_device_begins_with_each_layer_but_not_of_whole_texts_which_are_trai
     tapped.run(mx.array([[1, 2, 3]]), None, taps)
     network(mx.array([[1, 2, 3]]), cache=make_prompt_cache(network))
     assert len(begun) == tapped.layers
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[mx.array]]:
+    """Records the layers' results that are submitted, off the CPU."""
+    states: list[mx.array] = []
+    monkeypatch.setattr(cpu_layers, "on_cpu", lambda: False)
+    monkeypatch.setattr(cpu_layers.mx, "async_eval", states.append)
+    monkeypatch.setattr(cpu_layers._newest, "layers", 0)
+    submit_every.cache_clear()
+    yield states
+    submit_every.cache_clear()
+
+
+@pytest.mark.parametrize(("every", "of_ten"), [("", 0), ("1", 10), ("2", 5), ("3", 3), ("11", 0)])
+def test_a_gpu_begins_with_every_nth_layer_if_a_variable_says_so(
+    every: str, of_ten: int, submitted: list[mx.array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SUBMIT, every)
+    model = DecoderOnlyModel(tiny.build("llama", num_hidden_layers=5))
+    for token in (1, 2):
+        model.run(mx.array([[token]]), make_prompt_cache(model.network))
+    assert len(submitted) == of_ten
+    assert all(states.shape == (1, 1, model.width) for states in submitted)
+
+
+def test_a_gpu_begins_with_layers_of_encoder_decoders_too(
+    submitted: list[mx.array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SUBMIT, "1")
+    fixture = Path(__file__).parents[1] / "fixtures" / "t5" / "own-head-scaled"
+    model = load_model(fixture, dtype="float32").model
+    submitted.clear()
+    model.open([5, 6, 1]).advance(mx.array([[0]]))
+    assert len(submitted) == model.layers + 1, "and the last norm"
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "2.5", "all"])
+def test_a_wrong_number_of_layers_is_refused_where_a_model_is_made(
+    wrong: str, submitted: list[mx.array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = tiny.build("llama")
+    monkeypatch.setenv(SUBMIT, wrong)
+    with pytest.raises(OptionError, match=f"{SUBMIT} must be a whole number.*'{wrong}'"):
+        DecoderOnlyModel(network)
