@@ -16,7 +16,8 @@ import numpy as np
 from ..interfaces import Prices
 from ..interfaces.results import RoundReport, SequenceRound
 from .acceptance import EARLIER, Acceptance
-from .costs import MOST, Block, Costs, unknown
+from .costs import MOST, Block, Costs, ending_sooner, unknown
+from .first_rounds import FirstRounds
 from .length import Change
 from .saved import Knowledge, as_knowledge, costs_of
 
@@ -134,12 +135,16 @@ class AutoLength:
     """DraftLength for all that may draft for a sequence or a batch.
 
     sources: in the order in which they propose; of those that are not free one at a time does.
-    knowledge: of earlier texts; without any, a text begins with EVERY plain steps."""
+    knowledge: of earlier texts; without any, a text begins with EVERY plain steps. first_rounds: of
+    the process, whose seconds are not learned from; None on a device that compiles nothing."""
 
     def __init__(
-        self, sources: Sequence[Source] = (Source(),), knowledge: Knowledge | None = None
+        self,
+        sources: Sequence[Source] = (Source(),),
+        knowledge: Knowledge | None = None,
+        first_rounds: FirstRounds | None = None,
     ) -> None:
-        knowledge = knowledge or {}
+        knowledge, self._first_rounds = knowledge or {}, first_rounds
         self._sources = {each.name: each for each in sources}
         self._paid = tuple(each.name for each in sources if not each.free)
         self._known = {each.costs: costs_of(knowledge, each.costs) for each in sources}
@@ -282,6 +287,9 @@ class AutoLength:
                 if each.drafted:
                     self._judge(each, self._sources.get(each.source, source), plan)
             seconds, context = report.times.total, sum(lengths) / rows
+            kind = (source.costs if drafted else "", drafted, rows)
+            first = self._first_rounds is not None and self._first_rounds.add(*kind)
+            timed = drafted <= MOST and not first
             if drafted:
                 stops = source.stops and source.name not in plan.trials
                 if stops and not all(each.ended for each in report.sequences):
@@ -291,14 +299,15 @@ class AutoLength:
                 size.drafting[source.name] += (share - size.drafting[source.name]) / EARLIER
                 unread = 0.0 if source.free else size.unread[source.name]
                 # Few tokens are read in the pass that drafts the first one.
-                if drafted <= MOST and (unread > MOST or source.name in plan.trials):
+                if timed and (unread > MOST or source.name in plan.trials):
                     size.learn_costs(context)
                     size.costs.add(source.costs, drafted, seconds, context, unread)
-                elif drafted <= MOST:
+                elif timed:
                     size.seconds[source.costs, drafted].append(seconds)
-            elif size.stretch > 1 or size.rounds == 1:
+            elif timed and (size.stretch > 1 or size.rounds == 1):
                 size.seconds["", 0].append(seconds)
-            self._pay(size, plan, report, source)
+            if not first:
+                self._pay(size, plan, report, source)
         emitted = sum(each.accepted + 1 for each in report.sequences) / rows
         self._remaining -= emitted
         for name in self._paid:
@@ -366,7 +375,7 @@ class AutoLength:
         name = source.name
         trials, errors = size.costs.rounds(source.costs, source.most)
         ends = self._reached.get(name)
-        costs = trials if ends is None else _ending_sooner(trials, ends.tokens()[0])
+        costs = trials if ends is None else ending_sooner(trials, ends.tokens()[0])
         # In standard errors. Of a batch those that have nothing to draft gain nothing.
         luck, share = max(self._budget, SAVED / 5), size.drafting[name]
         tokens, lucky = 1 + share * (self._acceptance[name].tokens(luck) - 1)
@@ -435,10 +444,3 @@ class AutoLength:
 def rounded_up(rows: int) -> int:
     """Return the size of batch whose costs those of so many rows are kept as."""
     return 1 << (rows - 1).bit_length()
-
-
-def _ending_sooner(costs: np.ndarray, reached: np.ndarray) -> np.ndarray:
-    """Return what rounds of each length cost where some drafts end sooner. reached: 1 and how long
-    drafts get, for each length; all have a first token."""
-    shares = np.diff(reached) / (reached[1] - reached[0])
-    return np.cumsum([costs[0], *np.diff(costs) * shares])

@@ -195,3 +195,10 @@ class Costs:
         alone, reading = math.exp(cost + tilt * slope), unread * math.exp(price)
         share = alone / (alone + reading)
         return plain + math.log(alone + reading), np.array([1.0, share, share * tilt, 1 - share])
+
+
+def ending_sooner(costs: np.ndarray, reached: np.ndarray) -> np.ndarray:
+    """Return what rounds of each length cost if some drafts end sooner. reached: 1 and how long
+    drafts get, for each length; all have a first token."""
+    shares = np.diff(reached) / (reached[1] - reached[0])
+    return np.cumsum([costs[0], *np.diff(costs) * shares])

@@ -18,6 +18,7 @@ import numpy as np
 
 from .. import process
 from .costs import Block
+from .first_rounds import FirstRounds
 
 WRITE_EVERY = 1.0
 """Seconds between two writings of a file, which take as long as two rounds of a small pair."""
@@ -43,9 +44,11 @@ def as_knowledge(costs: Mapping[str, Mapping[int, Block]]) -> dict[str, np.ndarr
 
 class Memory:
     """What is known now. path: a file that is read once, and written at most every WRITE_EVERY
-    seconds and when the process ends; None keeps nothing for other processes."""
+    seconds and when the process ends; None keeps nothing for other processes. first_rounds: never
+    saved, since each process compiles its kernels."""
 
     def __init__(self, path: Path | None = None) -> None:
+        self.first_rounds = FirstRounds()
         self.knowledge: Knowledge = {} if path is None else _read(path)
         self._path, self._due = path, 0.0
         self._unwritten: Knowledge = {}

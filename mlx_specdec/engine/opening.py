@@ -16,12 +16,14 @@ from ..decoding.statistics import Stopwatch
 from ..draft_length import saved
 from ..draft_length.auto_length import AutoLength, Source
 from ..draft_length.costs import MOST
+from ..draft_length.first_rounds import FirstRounds
 from ..draft_length.length import DraftLength, FixedLength
 from ..errors import OptionError
 from ..interfaces import Model, Proposer
 from ..interfaces.results import NOTHING, CachedPrefix, RoundListener
 from ..models.base import Base
 from ..models.exact import ExactContext
+from ..models.number_format import on_cpu
 from ..options import MOST_EXACT, Options
 from ..proposers import DRAFTERS, find, missing
 from ..proposers.combined import FirstOf, Limited, RowByRow
@@ -74,12 +76,19 @@ def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -
     if not chosen:
         return FixedLength(0)
     known = memory(pair, options).knowledge
-    return AutoLength([source(each, options) for each in chosen], known)
+    sources = [source(each, options) for each in chosen]
+    return AutoLength(sources, known, first_rounds(pair, options))
 
 
 def memory(pair: Pair, options: Options) -> saved.Memory:
     """Return what texts of the pair have taught."""
     return saved.memory(pair_key(pair)) if options.cost_cache else pair.learned
+
+
+def first_rounds(pair: Pair, options: Options) -> FirstRounds | None:
+    """Return the rounds of the pair that this process has run; None on the CPU, which compiles no
+    kernels."""
+    return None if on_cpu() else memory(pair, options).first_rounds
 
 
 CHECKPOINT = 16
@@ -204,7 +213,8 @@ class Opener:
             self.lengths = overrides.draft_length
         elif overrides.proposer is not None:
             most = MOST_EXACT if options.exact else MOST
-            auto = AutoLength([Source(most=most)])
+            first = first_rounds(self.pair, options)
+            auto = AutoLength([Source(most=most)], first_rounds=first)
             self.lengths = auto if count == "auto" else FixedLength(count)
         else:
             self.lengths = make_draft_length(self.pair, self.drafters(), options)

@@ -8,7 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.draft_length.auto_length import AutoLength, Source, _ending_sooner
+from mlx_specdec.draft_length.auto_length import AutoLength, Source
+from mlx_specdec.draft_length.costs import ending_sooner
 from mlx_specdec.proposers.hidden_state import Confidence
 
 from ..support.draft_length_simulator import CURVES, a_round, hear, verify_cost
@@ -64,10 +65,10 @@ def test_prices_are_there_once_they_are_known_and_not_in_trials() -> None:
 
 def test_what_a_length_costs_is_what_its_rounds_cost_on_average() -> None:
     costs = np.array([1.0, 1.5, 2.5, 4.5])
-    assert _ending_sooner(costs, np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx(costs)
-    ends = _ending_sooner(costs, np.array([1.0, 2.0, 2.5, 2.75]))
+    assert ending_sooner(costs, np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx(costs)
+    ends = ending_sooner(costs, np.array([1.0, 2.0, 2.5, 2.75]))
     assert ends == pytest.approx([1.0, 1.5, 2.0, 2.5])
-    assert _ending_sooner(costs[:2], np.array([1.0, 1.8])) == pytest.approx(costs[:2])
+    assert ending_sooner(costs[:2], np.array([1.0, 1.8])) == pytest.approx(costs[:2])
 
 
 def speed(curve: str, law: tuple[float, float], *, stops: bool) -> float:
