@@ -19,6 +19,7 @@ from ..engine.scheduler import Scheduler
 from ..errors import OptionError
 from ..interfaces import Progress, ignore_progress
 from ..interfaces.results import RoundReport
+from ..models.number_format import on_cpu
 from ..options import Options
 from ..proposers import find
 from ..proposers.drafter import Drafter
@@ -55,11 +56,14 @@ def calibrate(
         raise OptionError("there is nothing to calibrate without a draft model: name one")
     context = len(pair.target.prefix([0] * SHORT)) == SHORT
     prompts = [_room(pair, LONG if context else SHORT), _room(pair, SHORT)]
-    survey = Survey(_sources(pair, paid[0], options), range(1, MOST + 1))
+    sources, lengths = _sources(pair, paid[0], options), range(1, MOST + 1)
+    survey = Survey(sources, lengths)
+    alone = replace(options, max_tokens=LONGEST, proposer=paid[0].name)
     report = progress or ignore_progress
     report(0, turns)
     for tokens, until in zip(prompts, (turns // 2, turns), strict=True):
         ids = [pair.vocabulary // 2] * tokens
+        warm_up(endless, Survey(sources, lengths, turns=1), alone, tokens)
         while survey.turns < until:
             survey.begin(tokens)
             proposer = make_proposer(paid[:1], options, survey)
@@ -113,16 +117,9 @@ def calibrate_first(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> 
             if errors[-1] <= UNSURE:
                 continue
         prompt = _room(pair, SHORT if size == 1 else OF_BATCH)
-        request = Request([pair.vocabulary // 2] * prompt, given)
+        warm_up(endless, Survey(sources, FIRST_LENGTHS, rows=size, turns=1), given, prompt, size)
         survey = first_survey(sources, size, memory.knowledge)
-        survey.begin(prompt)
-        overrides = Overrides(draft_length=survey, timed="some")
-        run = Scheduler(endless, [request] * size, given, BatchSize(size), overrides=overrides)
-        if run.batch_size < size:
-            continue
-        for _ in run:
-            if survey.done:
-                break
+        decode(endless, survey, given, prompt, size)
         memory.add(survey.knowledge)
 
 
@@ -224,3 +221,35 @@ def first_survey(
     """Return the calibration before a pair's first text, or its first batch of so many rows, which
     takes so many seconds. known: see Survey."""
     return Survey(sources, FIRST_LENGTHS, rows=rows, known=known, turns=4, seconds=seconds)
+
+
+def warm_up(pair: Pair, survey: Survey, options: Options, prompt: int, rows: int = 1) -> None:
+    """Run each draft length of a survey once before another survey measures them.
+
+    Metal compiles a kernel at its first use, and each number of rows needs other kernels. The CPU
+    compiles nothing, and the first round of a length takes no longer there, so nothing is run.
+    Arguments as `decode` takes them.
+    """
+    if not on_cpu():
+        decode(pair, survey, options, prompt, rows)
+
+
+def decode(pair: Pair, survey: Survey, options: Options, prompt: int, rows: int = 1) -> None:
+    """Decode until a survey is done. Do nothing if the pair cannot decode so many rows at once.
+
+    Args:
+        pair: Target and draft, without end-of-sequence tokens.
+        survey: Chooses the draft lengths and measures the rounds.
+        options: Options of each sequence.
+        prompt: Number of prompt tokens of each sequence.
+        rows: Number of sequences that are decoded together.
+    """
+    request = Request([pair.vocabulary // 2] * prompt, options)
+    overrides = Overrides(draft_length=survey, timed="some")
+    run = Scheduler(pair, [request] * rows, options, BatchSize(rows), overrides=overrides)
+    if run.batch_size < rows:
+        return
+    survey.begin(prompt)
+    for _ in run:
+        if survey.done:
+            break

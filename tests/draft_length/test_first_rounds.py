@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,13 +13,26 @@ from mlx_specdec.draft_length.auto_length import AutoLength
 from mlx_specdec.draft_length.first_rounds import FirstRounds
 from mlx_specdec.draft_length.saved import costs_of
 from mlx_specdec.engine import opening
+from mlx_specdec.engine.opening import drafters, make_draft_length, memory
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.measure import calibrate as calibration
+from mlx_specdec.measure.calibrate import (
+    LONG,
+    SHORT,
+    Survey,
+    calibrate,
+    calibrate_first,
+)
 from mlx_specdec.options import Options
 
 from ..support.draft_length_simulator import DRAFT, a_round
 from ..support.pairs import decoder_only
 
+COMPILING = 0.3
+"""Seconds that a device may take to compile the kernels of one draft length."""
+ACCEPTED = 0.75
+"""Chance that the simulated target accepts a draft token."""
 OPTIONS = Options(max_tokens=200, proposer="draft", num_draft="auto")
 
 
@@ -27,7 +44,109 @@ def pair() -> Pair:
 @pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is one that compiles kernels."""
-    monkeypatch.setattr(opening, "on_cpu", lambda: False)
+    for module in (calibration, opening):
+        monkeypatch.setattr(module, "on_cpu", lambda: False)
+
+
+class Device:
+    """A simulated device that compiles kernels in the first round of each length.
+
+    plain: Seconds of a plain decoding step. compiling: Seconds that compiling adds.
+    """
+
+    def __init__(self, plain: float, compiling: float) -> None:
+        self._plain, self._compiling = plain, compiling
+        self._compiled: set[int] = set()
+
+    def seconds(self, drafted: int) -> float:
+        """Run a round and return how long it took."""
+        compiling = 0.0 if drafted in self._compiled else self._compiling
+        self._compiled.add(drafted)
+        return self._plain * (1 + 0.3 * drafted) + compiling
+
+    def decode(
+        self, pair: Pair, survey: Survey, options: Options, prompt: int, rows: int = 1
+    ) -> None:
+        """Take the place of `calibrate.decode`."""
+        survey.begin(prompt)
+        position = 1
+        while not survey.done:
+            drafted = survey.choose(options.max_tokens)
+            seconds = self.seconds(drafted)
+            survey.on_round(a_round(drafted, 0, seconds, position=position, context=prompt))
+            position += 1
+
+    def complete(self, lengths: AutoLength, tokens: int) -> list[int]:
+        """Decode a completion, and return the draft length of each round."""
+        dice, drafted, position = random.Random(7), list[int](), 0
+        lengths.begin(20, 20, tokens)
+        while position < tokens:
+            drafted.append(lengths.choose(tokens - position))
+            accepted = 0
+            while accepted < drafted[-1] and dice.random() < ACCEPTED:
+                accepted += 1
+            seconds = self.seconds(drafted[-1])
+            lengths.on_round(a_round(drafted[-1], accepted, seconds, position=position, context=20))
+            lengths.meanwhile()
+            position += accepted + 1
+        return drafted
+
+
+def lengths_after_the_survey(pair: Pair, device: Device, cache: Path) -> list[list[int]]:
+    """Return the draft lengths of three completions after the first survey of a pair. cache: an
+    empty directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLX_SPECDEC_CACHE", str(cache))
+        patch.setattr(calibration, "decode", device.decode)
+        calibrate_first(pair, OPTIONS)
+        completions = []
+        for _ in range(3):
+            lengths = make_draft_length(pair, drafters(pair, OPTIONS), OPTIONS)
+            assert isinstance(lengths, AutoLength)
+            completions.append(device.complete(lengths, 200))
+            memory(pair, OPTIONS).add(lengths.knowledge)
+    return completions
+
+
+@pytest.mark.parametrize("plain", [0.0015, 0.010, 0.025])
+def test_compiling_changes_no_draft_length_after_the_survey(
+    pair: Pair, compiles: None, tmp_path: Path, plain: float
+) -> None:
+    compiled = lengths_after_the_survey(pair, Device(plain, 0.0), tmp_path / "compiled")
+    compiling = lengths_after_the_survey(pair, Device(plain, COMPILING), tmp_path / "compiling")
+    assert compiling == compiled and all(map(any, compiled))
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_each_survey_follows_a_turn_that_only_compiles(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, cpu: bool
+) -> None:
+    device, surveys, prompts = Device(0.001, 0.0), list[Survey](), list[int]()
+
+    def decode(pair: Pair, survey: Survey, options: Options, prompt: int, rows: int = 1) -> None:
+        device.decode(pair, survey, options, prompt, rows)
+        surveys.append(survey)
+        prompts.append(prompt)
+
+    def stream(
+        pair: Pair, ids: list[int], options: Options, *, draft_length: Survey, **rest: object
+    ) -> Iterator[None]:
+        while True:
+            drafted = draft_length.choose(options.max_tokens)
+            draft_length.on_round(a_round(drafted, 0, device.seconds(drafted), context=len(ids)))
+            yield None
+
+    monkeypatch.setattr(calibration, "on_cpu", lambda: cpu)
+    monkeypatch.setattr(calibration, "decode", decode)
+    monkeypatch.setattr(calibration, "stream_generate", stream)
+    calibrate_first(pair, OPTIONS)
+    assert [survey.turns for survey in surveys] == ([4] if cpu else [1, 4])
+    assert set(prompts) == {SHORT}
+    surveys.clear()
+    prompts.clear()
+    calibrate(pair, turns=2)
+    assert [survey.turns for survey in surveys] == ([] if cpu else [1, 1])
+    assert prompts == ([] if cpu else [LONG, SHORT])
 
 
 def test_the_first_round_of_a_kind_teaches_no_cost_and_only_once_in_a_process() -> None:
