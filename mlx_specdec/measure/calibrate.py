@@ -40,6 +40,9 @@ LONGEST = 1_024
 """Tokens of a text that is decoded for this; four turns take 200."""
 NOISY = 0.15
 """Relative standard error of a typical cost above which a calibration is worthless."""
+LEAST_TURNS = 2
+"""Turns that the first survey of a pair must complete, or its costs are dropped: in one turn, no
+second round of a length corrects one that stalled."""
 
 
 def calibrate(
@@ -94,7 +97,8 @@ def _room(pair: Pair, tokens: int) -> int:
 def calibrate_first(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> None:
     """Measure roughly what rounds of a pair cost where this machine knows little of it, and save
     it, so that texts do not have to find out. sizes: of batches, which are measured beside a single
-    text. Raises OptionError as `drafters` does."""
+    text. A survey of fewer than LEAST_TURNS turns is dropped. Raises OptionError as `drafters`
+    does."""
     if not options.cost_cache or options.num_draft != "auto" or options.regular:
         return
     paid = next((each for each in drafters(pair, options) if each.nbytes), None)
@@ -120,7 +124,8 @@ def calibrate_first(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> 
         warm_up(endless, Survey(sources, FIRST_LENGTHS, rows=size, turns=1), given, prompt, size)
         survey = first_survey(sources, size, memory.knowledge)
         decode(endless, survey, given, prompt, size)
-        memory.add(survey.knowledge)
+        if survey.turns >= LEAST_TURNS:
+            memory.add(survey.knowledge)
 
 
 def _sources(pair: Pair, paid: Drafter, options: Options) -> list[Source]:
@@ -172,7 +177,10 @@ class Survey:
 
     @property
     def done(self) -> bool:
-        return self.turns >= self._most_turns or self._seconds <= 0
+        """Whether the survey is over. A survey that has completed one turn completes LEAST_TURNS,
+        even if its time is over."""
+        late = self._seconds <= 0 and not 0 < self.turns < LEAST_TURNS
+        return late or self.turns >= self._most_turns
 
     def on_round(self, report: RoundReport) -> None:
         """Learn from one round of the length that was chosen; a shorter one is left out."""

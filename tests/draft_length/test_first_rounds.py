@@ -11,13 +11,14 @@ import pytest
 
 from mlx_specdec.draft_length.auto_length import AutoLength
 from mlx_specdec.draft_length.first_rounds import FirstRounds
-from mlx_specdec.draft_length.saved import costs_of
+from mlx_specdec.draft_length.saved import Memory, costs_of, directory
 from mlx_specdec.engine import opening
 from mlx_specdec.engine.opening import drafters, make_draft_length, memory
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
 from mlx_specdec.measure import calibrate as calibration
 from mlx_specdec.measure.calibrate import (
+    FIRST_LENGTHS,
     LONG,
     SHORT,
     Survey,
@@ -147,6 +148,27 @@ def test_each_survey_follows_a_turn_that_only_compiles(
     calibrate(pair, turns=2)
     assert [survey.turns for survey in surveys] == ([] if cpu else [1, 1])
     assert prompts == ([] if cpu else [LONG, SHORT])
+
+
+def test_a_survey_of_one_turn_is_dropped(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(0.001, 0.0)
+    monkeypatch.setattr(calibration, "decode", device.decode)
+    for turns in (1, 2):
+        survey = Survey([DRAFT], FIRST_LENGTHS, turns=turns)
+        monkeypatch.setattr(calibration, "first_survey", lambda *rest, survey=survey: survey)
+        calibrate_first(pair, OPTIONS)
+        assert bool(memory(pair, OPTIONS).knowledge) == directory().exists() == (turns == 2)
+    [file] = directory().iterdir()
+    assert Memory(file).knowledge.keys() == survey.knowledge.keys()
+
+
+@pytest.mark.parametrize(("plain", "turns"), [(0.010, 4), (0.040, 2), (0.100, 0)])
+def test_a_second_turn_is_completed_if_the_first_one_is(
+    pair: Pair, plain: float, turns: int
+) -> None:
+    survey = calibration.first_survey([DRAFT])
+    Device(plain, 0.0).decode(pair, survey, OPTIONS, SHORT)
+    assert survey.turns == turns
 
 
 def test_the_first_round_of_a_kind_teaches_no_cost_and_only_once_in_a_process() -> None:
