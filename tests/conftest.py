@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,16 @@ if hasattr(os, "SCHED_BATCH"):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A measured list, since often a few parameters of a test are what takes long."""
+    """Mark tests as slow by a measured list, since often a few parameters of a test take long, and
+    skip tests of the CPU's branches elsewhere."""
     for item in items:
         if item.nodeid in SLOW:
             item.add_marker(pytest.mark.slow)
+    of_cpus = [item for item in items if item.get_closest_marker("cpu_only")]
+    # Not imported before the tests have chosen a BLAS.
+    if of_cpus and not import_module("mlx_specdec.models.number_format").on_cpu():
+        for item in of_cpus:
+            item.add_marker(pytest.mark.skip(reason="tests what runs on MLX's CPU back end alone"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,7 +22,7 @@ from mlx_specdec.sampling.constraint import Constraint
 from .support import tiny
 from .support.letters import CASES, END, OTHER_END, PIECES, bound
 from .support.pairs import with_heads
-from .support.shipped import ROOT
+from .support.shipped import ROOT, equal_rows
 
 PROMPT = [5, 9, 12, 7, 25, 21, 8]
 JSON = re.compile(r'\{"ab": "[abc]{2,6}", "ba": \[(-?\d{1,3}(, -?\d+){0,2})?\]\}')
@@ -186,6 +186,7 @@ def test_a_prompt_whose_text_cannot_begin_fails_alone(pair: Pair) -> None:
     assert [(part.number, part.error is None) for part in parts] == [(0, False), (1, True)]
 
 
+@equal_rows
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("num_draft", [0, 4])
 def test_what_ends_a_text_comes_before_what_cannot_follow_it(

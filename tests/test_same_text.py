@@ -50,7 +50,7 @@ from .support.pairs import (
     translator,
     with_heads,
 )
-from .support.shipped import ROOT, prompts
+from .support.shipped import ROOT, equal_rows, prompts
 from .support.tokenizers import byte_level
 
 TRANSLATOR = "own-head-scaled"
@@ -247,7 +247,10 @@ MATRIX = [
         name,
         proposer,
         id=f"{name}-{proposer}",
-        marks=() if (name, proposer) in FAST else pytest.mark.slow,
+        marks=[
+            *([] if (name, proposer) in FAST else [pytest.mark.slow]),
+            *([] if row.prompts is None else [equal_rows]),
+        ],
     )
     for name, row in ROWS.items()
     for proposer in row.proposers

@@ -139,6 +139,9 @@ def test_figures_are_of_one_sum() -> None:
 # ------------------------------------------------------------------ what a Mac can tell
 
 
+@pytest.mark.skipif(
+    mx.metal.is_available(), reason="takes ten minutes on a Mac, which has more to say"
+)
 def test_the_script_for_macs_runs_to_its_end_and_writes_one_file(tmp_path: Path) -> None:
     file = tmp_path / "report.txt"
     done = subprocess.run(

@@ -9,7 +9,8 @@ import pytest
 
 from .runs import GROUPS, NEAR_TIE, RECORDED
 
-pytestmark = pytest.mark.slow
+# The texts were recorded in float32, with the random numbers of the CPU.
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_only]
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -129,8 +129,9 @@ def test_a_size_in_words_is_understood(text: str, nbytes: int) -> None:
 def test_a_control_groups_limit_counts_where_it_is_smaller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     monkeypatch.setattr(sizes, "CONTROL_GROUPS", (tmp_path / "absent", tmp_path / "limit"))
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
     for text, expected in (("max\n", total), ("12345678\n", 12345678), (str(1 << 62), total)):
         (tmp_path / "limit").write_text(text)
         assert sizes.memory() == expected

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.measure import estimate as estimating
+from mlx_specdec.process import device_name
 
 from ..support import tiny
 from ..support.commands import Run, strict
@@ -32,7 +33,7 @@ def test_the_json_object_is_all_that_is_printed(run: Run, pair: tuple[object, ..
         "proposer target draft prompt_tokens max_tokens memory_limit_bytes speeds memory_bytes "
         "fits notes device blas"
     )
-    assert found["fits"] and found["device"] == "cpu"
+    assert found["fits"] and found["device"] == device_name()
     assert len(found["speeds"]["passes"]) == 17 and min(found["speeds"]["passes"]) >= 0
     assert found["speeds"]["draft_cost"] >= 0
     assert [one["alpha"] for one in found["speeds"]["predictions"]][-1] == 0.95

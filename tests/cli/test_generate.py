@@ -210,6 +210,7 @@ MODEL = Path(__file__).parents[2] / "weights" / "py-llama-draft"
 ARGUMENTS = ("generate", "def f(x):", "--model", MODEL, "-m", 2, "--no-cache", "--regular-decode")
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
@@ -222,8 +223,6 @@ ARGUMENTS = ("generate", "def f(x):", "--model", MODEL, "-m", 2, "--no-cache", "
 def test_one_line_says_what_was_chosen(
     flags: tuple[str, ...], line: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not number_format.on_cpu():
-        pytest.skip("weights are expanded on CPUs")
     assert "py-llama-draft: " not in run(*ARGUMENTS, *flags).err
     monkeypatch.setattr(number_format, "NOTED_ABOVE", 1)
     done = run(*ARGUMENTS, *flags)

@@ -35,6 +35,7 @@ def operations(*arrays: mx.array) -> int:
     return written.getvalue().count("rectangle")
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("settings", ROPES)
@@ -67,6 +68,7 @@ def test_positions_that_others_write_to_are_read_anew() -> None:
     assert not mx.array_equal(before, rope(rows, offset=offsets))
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("shape", [(1, 1, 64), (1, 70, 64), (3, 1, 64), (2, 3, 64), (5, 64)])
 def test_products_are_the_same_and_follow_other_weights(shape: tuple[int, ...]) -> None:
     lighten(holder := nn.Sequential(linear := nn.Linear(64, 48, bias=False)))
@@ -78,6 +80,7 @@ def test_products_are_the_same_and_follow_other_weights(shape: tuple[int, ...]) 
     assert mx.array_equal(linear(given), given @ linear.weight.T)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "phi3", "stablelm"])
 def test_a_network_keeps_its_bits_and_its_names(name: str) -> None:
     light = tiny.from_config(config_of(name))

@@ -180,6 +180,7 @@ def test_masks_with_more_axes_are_divided_by_rows(axes: int) -> None:
     assert mx.array_equal(mx.concatenate(parts, axis=-2), mask)
 
 
+@pytest.mark.cpu_only
 def test_nothing_is_divided_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_parts, "in_parts", None)
     attend(*arrays(8, 1, 5, 40, SIZE), None, 0.1, "causal")
@@ -296,6 +297,7 @@ def test_an_outline_computes_nothing_after_a_model_of_its_family(
     assert [call[0] for call in kernel_calls] == [4200] * 2 + [1] * 2 + [4, 4, 3] * 2
 
 
+@pytest.mark.cpu_only
 def test_attention_is_put_in_place_off_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.build("qwen2")
     module = sys.modules["mlx_lm.models.qwen2"]

@@ -71,12 +71,6 @@ def test_loading_holds_the_result_and_one_tensor(
     assert mx.get_peak_memory() - before < model.nbytes + 4 * largest + MARGIN
 
 
-@pytest.fixture
-def on_cpu() -> None:
-    if not number_format.on_cpu():
-        pytest.skip("numbers of CPUs")
-
-
 def quantized(kind: str, root: Path, dtype: mx.Dtype) -> Path:
     """A 4-bit model whose scales are stored as `dtype`."""
     directory, _ = write(kind, root)
@@ -94,9 +88,10 @@ def quantized(kind: str, root: Path, dtype: mx.Dtype) -> Path:
     return directory
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_weights_are_expanded_up_to_a_share_of_the_memory(
-    kind: str, tmp_path: Path, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = quantized(kind, tmp_path, mx.float32)
     count = number_format.count(load_model(directory).model.network)

@@ -156,6 +156,7 @@ def test_a_configuration_out_of_range_is_reported_with_its_place(
     assert str(error.value).startswith(f"{wide}: ") and "\n" not in str(error.value)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.skipif(mx.metal.is_available(), reason="these kernels are here")
 def test_a_family_that_runs_on_metal_only_is_reported(tmp_path: Path) -> None:
     config = {**tiny.CONFIGS["llama"], "model_type": "bitnet", "tie_word_embeddings": True}
