@@ -2,6 +2,7 @@
 # Set up if needed, then run tests with pytest.
 #   ./scripts/test.sh            the fast ones, on all cores
 #   ./scripts/test.sh --all      the slow ones as well, on all cores
+#   ./scripts/test.sh --as-gpu   all, but the package takes no branch for CPUs, as on a Mac's GPU
 #   ./scripts/test.sh PATH ...   what is named, slow or not; any arguments of pytest will do
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,5 +18,9 @@ parallel=(-n auto --maxprocesses 8 --dist worksteal)
 case "${1-}" in
   "") set -- "${parallel[@]}" -m "not slow" ;;
   --all) set -- "${parallel[@]}" "${@:2}" ;;
+  --as-gpu)
+    export MLX_SPECDEC_TEST_AS_GPU=1
+    set -- "${parallel[@]}" "${@:2}"
+    ;;
 esac
 exec .venv/bin/python -m pytest "$@"

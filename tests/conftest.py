@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import runpy
 import signal
 from collections.abc import Iterator
 from importlib import import_module
@@ -17,6 +18,14 @@ SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
 NUMBERS = itertools.count()
 # Tests compare float32 logits more closely than TF32 keeps them, whatever the shell says.
 os.environ["MLX_ENABLE_TF32"] = "0"
+SITE = Path(__file__).parent / "support" / "site"
+OTHER_DEVICES = ("MLX_SPECDEC_TEST_DEVICE", "MLX_SPECDEC_TEST_AS_GPU")
+"""Variables that sitecustomize.py in SITE explains."""
+if any(map(os.environ.get, OTHER_DEVICES)) and str(SITE) not in os.environ.get("PYTHONPATH", ""):
+    # Workers of pytest-xdist and all other processes run the file as they start.
+    places = (str(SITE), os.environ.get("PYTHONPATH"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+    runpy.run_path(str(SITE / "sitecustomize.py"))
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # In the background of a shell without job control. Processes that are started inherit it, and
     # tests interrupt theirs.

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from ..support.commands import Run
+from ..support.shipped import python_path
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SOURCE = FIXTURES / "t5" / "umt5-tied"
-ROOT = Path(__file__).parents[2]
 ESCAPE = "\x1b]0;mine\x07\x1b[31m"
 
 
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     """Run a line in which $M is the program."""
     program = f"{sys.executable} -m mlx_specdec"
-    settings = {**os.environ, "M": program, "PYTHONPATH": str(ROOT), **environment}
+    settings = {**os.environ, "M": program, "PYTHONPATH": python_path(), **environment}
     return subprocess.run(["bash", "-c", line], env=settings, capture_output=True, check=False)
 
 

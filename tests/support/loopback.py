@@ -16,8 +16,8 @@ import mlx.core as mx
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from . import tiny
+from .shipped import ROOT, python_path
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "t5 t9 t12 t7 t33 t21 t8"
 SECONDS = 300
 
@@ -55,7 +55,7 @@ class Ranks:
                     **os.environ,
                     "MLX_RANK": str(rank),
                     "MLX_HOSTFILE": str(hosts),
-                    "PYTHONPATH": str(ROOT),
+                    "PYTHONPATH": python_path(),
                     "HF_HUB_OFFLINE": "1",
                 },
             )

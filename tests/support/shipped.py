@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,6 +14,11 @@ equal_rows = pytest.mark.skipif(
     mx.default_device() != mx.Device(mx.cpu),
     reason="a GPU rounds one row of 8-bit weights otherwise than several: texts may part at ties",
 )
+
+
+def python_path() -> str:
+    """Return PYTHONPATH for a process of a test: the root, and what tests/conftest.py has added."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def prompts(file: str, count: int) -> list[str]:
