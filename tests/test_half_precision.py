@@ -1,0 +1,95 @@
+"""Every family in bfloat16 and float16, without the branches for CPUs, as a Mac computes it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec import Options, Pair, Request, Result, generate, generate_many
+from mlx_specdec.models.base import Base
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+
+from .support import tiny
+from .support.pairs import PROMPT, pair_of, perturbed
+
+FIXTURES = Path(__file__).parent / "fixtures"
+ENCODER_DECODERS = [
+    path.parent.relative_to(FIXTURES).as_posix()
+    for kind in ("bart", "t5", "t5-families", "t5gemma2", "madlad")
+    for path in sorted((FIXTURES / kind).glob("**/config.json"))
+]
+EXPERTS = {"deepseek_v3", "gpt_oss", "llama4", "mixtral", "qwen3_moe", "qwen3_next"}
+"""Families with experts, which MLX's CPU back end multiplies in float32 alone."""
+RECURRENT = {"falcon_h1", "mamba2", "recurrent_gemma"}
+"""Families whose passes over several tokens sum in another order than passes over one."""
+TOKENS = 10
+TIE = 0.1
+"""Margin up to which rounding decides between two tokens: few steps of bfloat16 at logits of 4."""
+ON_CPU = mx.default_device() == mx.Device(mx.cpu)
+EXACT = ON_CPU and sys.platform == "linux"
+"""Whether a product of several rows has the bits of single rows, as MLX's own loops for CPUs do."""
+HALVES = {"bfloat16": mx.bfloat16, "float16": mx.float16}
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `on_cpu` say no in every module that asks it."""
+    for name, module in sys.modules.copy().items():
+        if name.startswith("mlx_specdec.") and hasattr(module, "on_cpu"):
+            monkeypatch.setattr(module, "on_cpu", lambda: False)
+
+
+def model(family: str, dtype: str, moved: float) -> Base:
+    """Return a new model of the family, whose weights are moved by a share of their size."""
+    if family in ENCODER_DECODERS:
+        made = load_model(FIXTURES / family, dtype=dtype).model
+        if moved:
+            perturbed(made.network, moved).set_dtype(HALVES[dtype])
+        return made
+    network = tiny.build(family)
+    if moved:
+        perturbed(network, moved)
+    network.set_dtype(HALVES[dtype])
+    return DecoderOnlyModel(network)
+
+
+def plain(pair: Pair, request: Request, tokens: int) -> Result:
+    """Return the first tokens of the completion of plain decoding."""
+    return generate(pair, request.prompt, replace(request.options, regular=True, max_tokens=tokens))
+
+
+def at_a_tie(pair: Pair, request: Request, found: Result, expected: Result) -> bool:
+    """Return whether one of the tokens up to the first difference was a near tie."""
+    places = zip(found.tokens, expected.tokens, strict=False)
+    same = next(at for at, (one, other) in enumerate(places) if one != other)
+    margin = plain(pair, request, same + 1).stats.smallest_margin
+    return margin is not None and margin.value < TIE
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", [*ENCODER_DECODERS, *tiny.CONFIGS])
+def test_drafts_and_batches_change_no_text(family: str, dtype: str) -> None:
+    if family in EXPERTS and ON_CPU:
+        pytest.skip("MLX's CPU back end multiplies experts in float32 alone (GatherMM)")
+    pair = pair_of(model(family, dtype, 0.0), model(family, dtype, 0.3))
+    # Float32 in one place would make the rest of the pass float32.
+    assert pair.target.open(PROMPT).advance(mx.array([[5]])).logits.dtype == HALVES[dtype]
+    settings = Options(max_tokens=TOKENS, num_draft=3, seed=1, cost_cache=False)
+    requests = [
+        Request(PROMPT, settings),
+        Request(PROMPT[:3], replace(settings, temperature=0.8)),
+    ]
+    alone = [generate(pair, request.prompt, request.options) for request in requests]
+    together = generate_many(pair, requests, batch_size=2)
+    assert pair.target.rows_agree and all(result.stats.drafted for result in alone)
+    for request, *results in zip(requests, alone, together, strict=True):
+        expected = plain(pair, request, TOKENS)
+        for result in results:
+            if result.tokens != expected.tokens:
+                assert family in RECURRENT or not EXACT
+                assert at_a_tie(pair, request, result, expected)
