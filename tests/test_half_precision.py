@@ -15,6 +15,7 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from .support import tiny
+from .support.off_cpu import off_cpu
 from .support.pairs import PROMPT, pair_of, perturbed
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -38,10 +39,7 @@ HALVES = {"bfloat16": mx.bfloat16, "float16": mx.float16}
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `on_cpu` say no in every module that asks it."""
-    for name, module in sys.modules.copy().items():
-        if name.startswith("mlx_specdec.") and hasattr(module, "on_cpu"):
-            monkeypatch.setattr(module, "on_cpu", lambda: False)
+    off_cpu(monkeypatch)
 
 
 def model(family: str, dtype: str, moved: float) -> Base:
