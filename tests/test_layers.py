@@ -16,6 +16,7 @@ ROOMS = (
     "version",
     "errors",
     "process",
+    "largest",
     "interfaces",
     "checkpoints",
     "text",

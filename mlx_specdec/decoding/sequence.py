@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from ..interfaces import Noise, NoiseSource, Proposal, Verdict, rectangle
 from ..interfaces.results import Cut, SequenceRound
+from ..largest import indices_of_largest
 from ..sampling.distribution import Distribution, of_batch
 from ..sampling.noise import noise_of
 from ..text.stream import StopStrings, TextStream
@@ -39,7 +40,7 @@ def token_logprobs(
     rows = rows - mx.logsumexp(rows, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(rows, mx.array(list(tokens), dtype=mx.int32)[:, None], axis=-1)
     top = min(top, vocabulary)
-    best = mx.argpartition(-rows, max(0, top - 1), axis=-1)[:, :top]
+    best = indices_of_largest(rows, max(1, top))[:, :top]
     values = mx.take_along_axis(rows, best, axis=-1)
     mx.eval(chosen, best, values)
     ids: Any = best.tolist()

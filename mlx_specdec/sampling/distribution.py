@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..interfaces.results import Cut
+from ..largest import largest
 from .constraint import Constraint
 from .noise import Coins
 from .settings import Sampling
@@ -57,7 +58,7 @@ def keep_top_k(logits: mx.array, k: int) -> mx.array:
     """Keep the k largest entries of each row; entries equal to the k-th stay as well."""
     if k <= 0 or k >= logits.shape[-1]:
         return logits
-    smallest_kept = mx.min(mx.topk(logits, k, axis=-1), axis=-1, keepdims=True)
+    smallest_kept = mx.min(largest(logits, k), axis=-1, keepdims=True)
     return mx.where(logits < smallest_kept, -mx.inf, logits)
 
 
@@ -84,7 +85,7 @@ def keep_top_k_and_p(logits: mx.array, k: int, p: float) -> mx.array:
     least that is kept stay as well."""
     if not (0 < k < logits.shape[-1] and p < 1):
         return keep_top_p(keep_top_k(logits, k), p)
-    rising = mx.sort(mx.topk(logits, k, axis=-1), axis=-1)
+    rising = mx.sort(largest(logits, k), axis=-1)
     least, _ = _least(rising, mx.softmax(rising, axis=-1), mx.array(p))
     return mx.where(logits < least, -mx.inf, logits)
 
@@ -246,10 +247,6 @@ def of_batch(
     )
 
 
-SEGMENTS = 256
-"""Of a row of the vocabulary, when its two largest entries are looked for; measured."""
-
-
 def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
     """The Gumbel-max choice of each row, (...) int32: argmax(log p + g), without noise argmax.
     log_p: (..., vocabulary), up to a constant; gumbel broadcasts to it."""
@@ -258,27 +255,13 @@ def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
 
 
 def margin(scored: mx.array) -> mx.array:
-    """How far the best entry of each row is above the second best, (...) float32: infinite where
-    there is no second one, NaN where the best is not finite. scored: (..., vocabulary >= 2)."""
-    few = _contenders(scored)
-    top = mx.max(few, axis=-1)
-    others = without(few, mx.argmax(few, axis=-1, keepdims=True))
-    lead = (top - mx.max(others, axis=-1)).astype(mx.float32)
+    """Return how far the best entry of each row is above the second best, (...) float32. The margin
+    is infinite if there is no second one, and NaN if the best one is not finite. scored: (...,
+    vocabulary >= 2)."""
+    two = largest(scored, 2)
+    top = mx.max(two, axis=-1)
+    lead = (top - mx.min(two, axis=-1)).astype(mx.float32)
     return mx.where(mx.isfinite(top), lead, mx.nan)
-
-
-def _contenders(scored: mx.array) -> mx.array:
-    """A few entries of each row, the two largest among them: the second largest is in the same
-    segment as the largest, or is the largest of another one. Copying whole rows costs more."""
-    width = scored.shape[-1] // SEGMENTS
-    if width < 2:
-        return scored
-    cut = SEGMENTS * width
-    segments = scored[..., :cut].reshape(*scored.shape[:-1], SEGMENTS, width)
-    largest = mx.max(segments, axis=-1)
-    best = mx.argmax(largest, axis=-1, keepdims=True)
-    own = mx.take_along_axis(segments, best[..., None], axis=-2)[..., 0, :]
-    return mx.concatenate([own, without(largest, best), scored[..., cut:]], axis=-1)
 
 
 def without(rows: mx.array, index: mx.array) -> mx.array:
@@ -302,7 +285,7 @@ def cut_margin(scored: mx.array, cut: Cut) -> mx.array:
     if 0 < cut.top_k < before.shape[-1]:
         smallest = least
         if cut.top_p < 1 or cut.min_p > 0:
-            top = mx.topk(before, cut.top_k, axis=-1)
+            top = largest(before, cut.top_k)
             smallest = mx.min(top, axis=-1, keepdims=True)
         stays = own - mx.max(dropped, axis=-1, keepdims=True)
         enters = smallest - dropped

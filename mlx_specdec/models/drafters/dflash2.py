@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import Weights
+from ...largest import indices_of_largest
 from . import dflash
 from .dflash import IDS, Attend, BlockFiles, DFlash
 from .files import Settings, is_named, nested
@@ -96,7 +97,7 @@ class Selector(nn.Module):
     def step(self, logits: mx.array, token: mx.array, state: mx.array) -> mx.array:
         """Weigh the likeliest tokens of the head's logits, (1, 1, vocabulary); others get -inf.
         token: (1, 1) int32, the one before."""
-        likeliest = mx.argpartition(-logits, self._top_k - 1, axis=-1)[..., : self._top_k]
+        likeliest = indices_of_largest(logits, self._top_k)
         wanted = self.predecessor_codebook(token) * self.hidden_projection(state)
         bonus = (self.successor_codebook(likeliest) @ wanted[..., None])[..., 0]
         scores = mx.take_along_axis(logits, likeliest, axis=-1) + bonus.astype(logits.dtype)

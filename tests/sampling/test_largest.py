@@ -1,0 +1,148 @@
+"""The largest entries of a wide row are the ones that MLX's own top-k finds, and nobody sorts the
+row for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_specdec.decoding.sequence import token_logprobs
+from mlx_specdec.interfaces.results import Cut
+from mlx_specdec.largest import LEAST_ENTRIES, indices_of_largest, largest
+from mlx_specdec.models.drafters.dflash2 import Selector
+from mlx_specdec.sampling.distribution import (
+    cut_margin,
+    keep_top_k,
+    keep_top_k_and_p,
+    margin,
+)
+
+WIDE = 20_011
+"""Entries of a row that is searched in two stages. It is a prime, so that no width divides it."""
+
+
+def reference_top_k(logits: mx.array, k: int) -> mx.array:
+    smallest_kept = mx.min(mx.topk(logits, k, axis=-1), axis=-1, keepdims=True)
+    return mx.where(logits < smallest_kept, -mx.inf, logits)
+
+
+def reference_top_k_and_p(logits: mx.array, k: int, p: float) -> mx.array:
+    rising = mx.sort(mx.topk(logits, k, axis=-1), axis=-1)
+    shares = mx.softmax(rising, axis=-1)
+    above = mx.cumsum(shares, axis=-1, reverse=True) - shares
+    count = mx.maximum(mx.sum(above < mx.array(p), axis=-1, keepdims=True), 1)
+    least = mx.take_along_axis(rising, rising.shape[-1] - count, axis=-1)
+    return mx.where(logits < least, -mx.inf, logits)
+
+
+def reference_margin(scored: mx.array) -> mx.array:
+    top = mx.max(scored, axis=-1)
+    best = mx.argmax(scored, axis=-1, keepdims=True)
+    others = mx.put_along_axis(scored, best, mx.array(-mx.inf, dtype=scored.dtype), axis=-1)
+    lead = (top - mx.max(others, axis=-1)).astype(mx.float32)
+    return mx.where(mx.isfinite(top), lead, mx.nan)
+
+
+def same(one: mx.array, other: mx.array) -> bool:
+    return one.dtype == other.dtype and mx.array_equal(one, other, equal_nan=True).item()
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> mx.array:
+    """Rows of logits, some of them wide, with ties, banned tokens and numbers that are not."""
+    shape = draw(st.sampled_from([(1,), (5,), (1, 1), (2, 3), ()]))
+    near = LEAST_ENTRIES + draw(st.integers(-3, 300))
+    size = draw(st.sampled_from([2, 50, near, near // 5, WIDE]))
+    random = np.random.default_rng(draw(st.integers(0, 999)))
+    logits = draw(st.sampled_from([0.01, 1.0, 8.0])) * random.normal(size=(*shape, size))
+    if draw(st.booleans()):
+        logits = np.round(logits)
+    banned = draw(st.sampled_from([0.0, 0.5, 0.9999]))
+    logits[random.random(logits.shape) < banned] = -np.inf
+    if draw(st.integers(0, 3)) == 0:
+        logits[..., random.integers(0, size, draw(st.sampled_from([1, size])))] = np.nan
+    dtype = draw(st.sampled_from([mx.float32, mx.bfloat16, mx.float16]))
+    return mx.array(logits.astype(np.float32)).astype(dtype)
+
+
+counts = st.sampled_from([1, 2, 20, 64, 1000])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(rows(), counts)
+def test_the_largest_are_those_of_mlxs_top_k(logits: mx.array, k: int) -> None:
+    k = min(k, logits.shape[-1])
+    expected = mx.sort(mx.topk(logits, k, axis=-1), axis=-1)
+    assert same(mx.sort(largest(logits, k), axis=-1), expected)
+    indices = indices_of_largest(logits, k)
+    assert indices.dtype == mx.uint32
+    assert same(mx.sort(mx.take_along_axis(logits, indices, axis=-1), axis=-1), expected)
+    ordered = mx.sort(indices, axis=-1)
+    assert mx.all(ordered[..., 1:] > ordered[..., :-1]).item(), "no entry comes twice"
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(rows(), counts, st.sampled_from([1e-6, 0.5, 0.95]))
+def test_filters_keep_what_a_search_of_whole_rows_keeps(logits: mx.array, k: int, p: float) -> None:
+    if k < logits.shape[-1]:
+        kept, kept_of_both = keep_top_k(logits, k), keep_top_k_and_p(logits, k, p)
+        assert same(kept, reference_top_k(logits, k))
+        assert same(kept_of_both, reference_top_k_and_p(logits, k, p))
+        for index in np.ndindex(logits.shape[:-1]):
+            row = logits[index]
+            assert same(keep_top_k(row, k), kept[index]), "one row gets the bits of several"
+            assert same(keep_top_k_and_p(row, k, p), kept_of_both[index])
+    assert same(margin(logits), reference_margin(logits))
+
+
+@pytest.fixture
+def sorted_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of entries of every row that MLX is to sort. On a GPU all of these sort."""
+    sizes: list[int] = []
+
+    def spied(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def spy(array: mx.array, *args: object, **options: object) -> mx.array:
+            sizes.append(array.shape[-1])
+            return function(array, *args, **options)
+
+        return spy
+
+    for name in ("sort", "argsort", "topk", "partition", "argpartition"):
+        monkeypatch.setattr(mx, name, spied(getattr(mx, name)))
+    return sizes
+
+
+def test_nothing_that_needs_few_tokens_sorts_the_vocabulary(sorted_sizes: list[int]) -> None:
+    logits = mx.random.normal((1, 2, WIDE), key=mx.random.key(0))
+    noise = mx.zeros(logits.shape)
+    uses: list[Callable[[], object]] = [
+        lambda: keep_top_k(logits, 40),
+        lambda: keep_top_k_and_p(logits, 40, 0.9),
+        lambda: margin(logits),
+        lambda: cut_margin(keep_top_k(logits, 40), Cut(logits, noise, 40, 0.9, 0.0)),
+        lambda: token_logprobs(logits[0], [1, 2], 20, WIDE),
+    ]
+    for use in uses:
+        use()
+    assert sorted_sizes and max(sorted_sizes) < WIDE / 10
+
+
+def test_a_selector_weighs_the_likeliest_tokens_without_sorting_the_vocabulary(
+    sorted_sizes: list[int],
+) -> None:
+    files: Any = SimpleNamespace(
+        top_k=4, vocabulary=WIDE, selector_rank=8, sizes=SimpleNamespace(width=8)
+    )
+    selector = Selector(files)
+    logits = mx.random.normal((1, 1, WIDE), key=mx.random.key(0))
+    weighed = selector.step(logits, mx.array([[3]]), mx.zeros((1, 1, 8)))
+    assert max(sorted_sizes) < WIDE / 10
+    # Zeros of the state weigh nothing: what stays are the logits of the likeliest.
+    assert mx.array_equal(weighed, keep_top_k(logits, 4))
