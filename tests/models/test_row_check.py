@@ -7,13 +7,16 @@ import warnings
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models import cpu_layers
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm import trials
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.lookup import PromptLookup
@@ -23,6 +26,45 @@ from ..support.families import config_of, model_of
 from ..support.pairs import PROMPT, pair_of
 
 WRONG = ("phi3small", "plamo3")
+MANTISSA = 0xFFFFE000
+"""The bits of a float32 number that TF32 keeps: sign, exponent and 10 bits of mantissa."""
+
+
+@pytest.fixture
+def not_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is taken for an accelerator by the trials, and by what replaces layers on a CPU."""
+    for module in (trials, cpu_layers):
+        monkeypatch.setattr(module, "on_cpu", lambda: False)
+
+
+@pytest.fixture
+def tf32(monkeypatch: pytest.MonkeyPatch, not_on_cpu: None) -> None:
+    """Linear layers truncate inputs and weights to TF32 if a pass has several rows."""
+
+    def cut(numbers: mx.array) -> mx.array:
+        return (numbers.view(mx.uint32) & mx.array(MANTISSA, mx.uint32)).view(mx.float32)
+
+    def call(layer: nn.Linear, inputs: mx.array) -> mx.array:
+        weight, several = layer.weight, inputs.size > inputs.shape[-1]
+        product = cut(inputs) @ cut(weight).T if several else inputs @ weight.T
+        return product + layer.bias if "bias" in layer else product
+
+    monkeypatch.setattr(nn.Linear, "__call__", call)
+
+
+@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
+def test_rows_agree_if_an_accelerator_multiplies_several_of_them_in_tf32(
+    tf32: None, family: str
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert DecoderOnlyModel(tiny.build(family)).rows_agree
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_mask_is_found_where_products_may_be_in_tf32(not_on_cpu: None, name: str) -> None:
+    with pytest.warns(RuntimeWarning, match=f"mlx-lm's {name} models"):
+        assert not model_of(name).rows_agree
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16])

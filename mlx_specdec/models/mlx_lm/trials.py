@@ -13,6 +13,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from ...errors import OptionError
 from ...interfaces import after, rectangle
+from ..number_format import on_cpu
 from ..sharding import of_rank_0
 from . import latent
 from .attention import replace_in
@@ -33,8 +34,10 @@ OUTWEIGHS = 4
 """How much larger values are than those that leave the window after them."""
 TRIED = ((3, 1), (7, 4), (5, 2))
 """Tokens of each sequence of a batch, and how many of them are taken back and fed again."""
-LIMIT, HALF_LIMIT = 0.001, 0.1
-"""Of the difference of two rows, relative to their norm; the second one in half precision."""
+LIMIT, TF32_LIMIT, HALF_LIMIT = 0.001, 0.01, 0.1
+"""Largest difference of two rows, relative to their norm, that counts as rounding: in float32 on
+the CPU, in float32 elsewhere, and in half precision. An accelerator may multiply float32 in TF32,
+which moves rows by up to 0.005. A wrong mask moves them by 0.1 to 1."""
 ROUNDINGS = 8
 """Of the number format, which are no difference at all."""
 NOISE = 2
@@ -85,7 +88,9 @@ def _apart(some: mx.array, expected: mx.array) -> mx.array:
 
 
 def _limit(dtype: mx.Dtype) -> float:
-    return LIMIT if dtype == mx.float32 else HALF_LIMIT
+    if dtype != mx.float32:
+        return HALF_LIMIT
+    return LIMIT if on_cpu() else TF32_LIMIT
 
 
 def rows_agree(model: TappedNetwork, make: Callable[[], list[Any]]) -> bool:
