@@ -86,6 +86,7 @@ class CheckedModel:
     compares them with the committed tokens after every round that rewinds."""
 
     batches = False
+    why_not_batched = "its contexts are compared one sequence at a time"
 
     def __init__(self, model: Model, translation: Translation | None = None) -> None:
         self._model = model

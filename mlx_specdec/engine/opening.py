@@ -163,6 +163,8 @@ def make_proposer(
     return next(iter(made.values()), None)
 
 
+CANNOT = "cannot take several sequences in one pass"
+"""What is said of a model that decodes one sequence at a time, before the reason."""
 DEBUG = "MLX_SPECDEC_DEBUG"
 """Environment variable: compare every context with the committed tokens after every round."""
 
@@ -329,10 +331,10 @@ class Opener:
         if self._shadows:
             return f"{DEBUG} compares one sequence at a time"
         if not pair.target.batches:
-            return f"{pair.name} cannot take several sequences in one pass"
+            return f"{pair.name} {CANNOT}: {pair.target.why_not_batched}"
         drafts = any(each.name == "draft" for each in self._chosen)
         if drafts and pair.draft and not pair.draft.batches:
-            return f"{pair.draft_name} cannot take several sequences in one pass"
+            return f"{pair.draft_name} {CANNOT}: {pair.draft.why_not_batched}"
         if self.overrides.proposer is not None:
             return "the proposer that was passed drafts for one sequence"
         return None

@@ -97,6 +97,11 @@ class Model(Protocol):
     def batches(self) -> bool:
         """Whether sequences of different lengths can go through one pass; see `open_batch`."""
 
+    @property
+    def why_not_batched(self) -> str:
+        """Why sequences cannot go through one pass, in one line without the model's name; "" if
+        they can."""
+
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:

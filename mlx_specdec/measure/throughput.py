@@ -105,7 +105,7 @@ def file_methods(
         if size > 1:
             runs = (stream_many(pair, [], each, batch_size=size) for each in (plain, drafting))
             reasons += [run.why_not for run in runs if run.why_not is not None]
-    return methods, [f"{why}: its texts were made in turns" for why in dict.fromkeys(reasons)]
+    return methods, [f"texts were made in turns: {why}" for why in dict.fromkeys(reasons)]
 
 
 def _runner(pair: Pair, options: Options, size: int) -> Callable[[Prompts], Texts]:

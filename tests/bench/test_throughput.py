@@ -165,7 +165,10 @@ def test_every_batch_size_makes_the_texts_of_plain_decoding_alone(
     prompts = prompts_of(6)
     alone, *others = (texts_of(method, prompts) for method in methods)
     assert all(texts == alone for texts in others)
-    turns = "target cannot take several sequences in one pass: its texts were made in turns"
+    turns = (
+        "texts were made in turns: target cannot take several sequences in one pass: its caches of "
+        "type RotatingKVCache hold one sequence"
+    )
     assert notes == ([turns] if family == "gemma3_wrapped" else [])
 
 

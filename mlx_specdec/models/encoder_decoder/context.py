@@ -183,7 +183,7 @@ class EncoderDecoderModel:
 
     # Masks do not depend on the number of rows.
     rows_agree = batches = True
-    why_not_exact = ""
+    why_not_batched = why_not_exact = ""
     _shares = False
 
     def __init__(self, network: Network, identity: str | None = None) -> None:

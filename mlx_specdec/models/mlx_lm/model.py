@@ -34,7 +34,7 @@ from .attention import SCORES_NBYTES, attend_in_parts, replace_in
 from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched, restored
 from .network import TappedNetwork, type_name
 from .rewinding import RewindableCache
-from .trials import absorb, fits, mask_axes, rows_agree
+from .trials import BatchTrial, absorb, misfit, rows_agree, try_batches
 
 MakeCaches = Callable[[], list[Any]]
 
@@ -213,27 +213,47 @@ class DecoderOnlyModel(TappedNetwork):
 
     @property
     def batches(self) -> bool:
-        return self._mask_axes is not None
+        return self._batch_trial.mask_axes is not None
+
+    @property
+    def why_not_batched(self) -> str:
+        return self._batch_trial.reason
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> DecoderOnlyContext:
         for prompt in prompts:
             check_prompt(prompt, self.vocabulary, self.max_length)
-        if self._mask_axes is None:
-            raise OptionError(f"{type_name(self.network)} models decode one sequence at a time")
-        context = DecoderOnlyContext(self, self._batched, len(prompts), self._mask_axes)
+        trial = self._batch_trial
+        if trial.mask_axes is None:
+            raise OptionError(
+                f"{type_name(self.network)} models decode one sequence at a time: {trial.reason}"
+            )
+        context = DecoderOnlyContext(self, self._batched, len(prompts), trial.mask_axes)
         context.recall(cached)
         return context
 
     @cached_property
-    def _mask_axes(self) -> int | None:
-        return mask_axes(self, self._batched) if self._batched else None
+    def _batch_trial(self) -> BatchTrial:
+        if self._misfit:
+            return BatchTrial(None, self._misfit)
+        return try_batches(self, self._batched)
 
     @cached_property
     def _batched(self) -> list[MakeCache]:
-        """Per layer how to make a batched cache; empty where there is none, or none that fits."""
+        """Per layer how to make a batched cache; empty if the model cannot use such caches."""
+        return [] if self._misfit else self._batched_caches()
+
+    @cached_property
+    def _misfit(self) -> str:
+        """Why the model cannot use batched caches, in one line; "" if it can."""
         self._absorbs  # noqa: B018  as in rows_agree
-        made = [batched(own) for own in self._make_caches()]
-        kinds = [make for make in made if make is not None]
-        return kinds if len(kinds) == len(made) and fits(self, kinds) else []
+        own = self._make_caches()
+        others = sorted({type(cache).__name__ for cache in own if batched(cache) is None})
+        if others:
+            return f"its caches of type {' and '.join(others)} hold one sequence"
+        return misfit(self, self._batched_caches())
+
+    def _batched_caches(self) -> list[MakeCache]:
+        made = map(batched, self._make_caches())
+        return [make for make in made if make is not None]

@@ -4,14 +4,17 @@ position for each sequence. Some models break that, by a mask of the wrong type 
 token wider for all rows but the first. Differences from rounding are no failure."""
 
 import copy
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from ...errors import OptionError
+from ...errors import OptionError, first_line
 from ...interfaces import after, rectangle
 from ..number_format import on_cpu
 from ..sharding import of_rank_0
@@ -32,8 +35,11 @@ WIDEST = 1 << 16
 """Keys of a window that is filled; a wider one, which only users ask for, treats rows alike."""
 OUTWEIGHS = 4
 """How much larger values are than those that leave the window after them."""
-TRIED = ((3, 1), (7, 4), (5, 2))
-"""Tokens of each sequence of a batch, and how many of them are taken back and fed again."""
+TRIED = ((3, 1), (7, 4), (6, 2), (7, 2), (9, 3))
+"""Tokens of each sequence of a trial batch, and how many of them are rewound and fed again. No two
+sequences are rewound to the same length, so that one position for all is wrong for all but one."""
+MASK_AXES = (4, 5)
+"""Numbers of axes that masks may need; see `Rows`."""
 LIMIT, TF32_LIMIT, HALF_LIMIT = 0.001, 0.01, 0.1
 """Largest difference of two rows, relative to their norm, that counts as rounding: in float32 on
 the CPU, in float32 elsewhere, and in half precision. An accelerator may multiply float32 in TF32,
@@ -44,47 +50,78 @@ NOISE = 2
 """A difference from rounding is another one with other tokens, by about so much."""
 
 
-def fits(model: TappedNetwork, make: Sequence[MakeCache]) -> bool:
-    """Return whether a model can be called with such caches at all. Nothing is computed."""
+@dataclass(frozen=True)
+class BatchTrial:
+    """The outcome of trial batches, whose sequences have different lengths.
+
+    mask_axes: Number of axes of the masks that batches need; None if the model cannot be batched.
+    reason: Why the model cannot be batched, in one line; "" if it can."""
+
+    mask_axes: int | None
+    reason: str = ""
+
+
+def misfit(model: TappedNetwork, make: Sequence[MakeCache]) -> str:
+    """Return why a model cannot be called with such caches at all, in one line; "" if it can.
+    Nothing is computed."""
     try:
         DecoderOnlyContext(model, make, 1).advance(mx.zeros((1, 2), dtype=mx.int32))
-    except Exception:
+    except Exception as problem:
         # Some models' arithmetic looks into mlx-lm's caches.
-        return False
-    return True
+        return f"it fails with caches of several sequences ({first_line(problem)})"
+    return ""
 
 
-def mask_axes(model: TappedNetwork, make: Sequence[MakeCache]) -> int | None:
-    """Return the number of axes of masks with which sequences of different lengths get from a batch
-    the logits that they get alone, or None."""
-    return next((axes for axes in (4, 5) if _batches(model, make, axes)), None)
+def try_batches(model: TappedNetwork, make: Sequence[MakeCache]) -> BatchTrial:
+    """Compare the logits of sequences in a batch with those that the sequences get alone. The least
+    difference of all attempts is the reason against batches. Rank 0 decides for all ranks."""
+    reasons: dict[float, str] = {}
+    for seed, axes in itertools.product(range(ATTEMPTS), MASK_AXES):
+        try:
+            apart, limit = _batch_apart(model, make, axes, seed)
+            reason = (
+                f"in a trial its logits were off by {apart:.2g} of their norm; {limit:g} is allowed"
+            )
+        except Exception as problem:
+            # Some models' arithmetic takes one offset for all sequences.
+            apart, limit = math.inf, 0.0
+            reason = f"a trial pass failed ({first_line(problem)})"
+        if of_rank_0(model.group, not apart > limit):
+            return BatchTrial(axes)
+        reasons.setdefault(apart, reason)
+    return BatchTrial(None, reasons[min(reasons)])
 
 
-def _batches(model: TappedNetwork, make: Sequence[MakeCache], axes: int) -> bool:
-    """Whether a batch, some of whose tokens were taken back, gives each sequence its logits."""
-    keys = mx.random.split(mx.random.key(0), len(TRIED))
+def _batch_apart(
+    model: TappedNetwork, make: Sequence[MakeCache], axes: int, seed: int
+) -> tuple[float, float]:
+    """Return how far a batch, some of whose tokens were rewound, is from each sequence alone, and
+    the limit. The sequence that is farthest off does not count."""
+    keys = mx.random.split(mx.random.key(seed), len(TRIED))
     tokens: list[list[int]] = [
         mx.random.randint(0, model.vocabulary, (count,), mx.int32, key=key).tolist()  # type: ignore[misc]
         for key, (count, _) in zip(keys, TRIED, strict=True)
     ]
     batch = DecoderOnlyContext(model, make, len(TRIED), axes)
     again = [row[-more:] for row, (_, more) in zip(tokens, TRIED, strict=True)]
-    try:
-        batch.advance(rectangle(tokens), proposed=max(map(len, tokens)))
-        batch.rewind(tuple(count - more for count, more in TRIED))
-        logits = batch.advance(rectangle(again)).logits
-        together = mx.stack([logits[row, more - 1] for row, (_, more) in enumerate(TRIED)])
-        alone = [model.run(mx.array([whole]), None).logits[0, -1] for whole in tokens]
-        agree = bool(mx.all(_apart(together, mx.stack(alone)) <= _limit(logits.dtype)).item())
-    except Exception:
-        # Some models' arithmetic takes one offset for all sequences.
-        return False
-    return of_rank_0(model.group, agree)
+    batch.advance(rectangle(tokens), proposed=max(map(len, tokens)))
+    batch.rewind(tuple(count - more for count, more in TRIED))
+    logits = batch.advance(rectangle(again)).logits
+    together = mx.stack([logits[row, more - 1] for row, (_, more) in enumerate(TRIED)])
+    alone = [model.run(mx.array([sequence]), None).logits[0, -1] for sequence in tokens]
+    apart = _apart(together, mx.stack(alone))
+    # Rounding may send a token of one sequence to another expert.
+    counted: Any = mx.sort(mx.where(mx.isnan(apart), 0, apart))[-2].item()
+    return counted, _limit(logits.dtype)
 
 
 def _apart(some: mx.array, expected: mx.array) -> mx.array:
+    """Return the distance of rows relative to the expected rows' norm: NaN if the expected row has
+    NaN or infinite numbers, which proves nothing, and infinite if only the other row has them."""
     some, expected = some.astype(mx.float32), expected.astype(mx.float32)
-    return mx.linalg.norm(some - expected, axis=-1) / mx.linalg.norm(expected, axis=-1)
+    norm = mx.linalg.norm(expected, axis=-1)
+    distance = mx.linalg.norm(some - expected, axis=-1)
+    return mx.where(mx.isnan(distance) & mx.isfinite(norm), mx.inf, distance / norm)
 
 
 def _limit(dtype: mx.Dtype) -> float:
