@@ -156,6 +156,8 @@ class Engine:
             if self._store is not None:
                 self._cache = self._store.open(self.pair)
             scheduler = self._begin()
+            if self.batch_size > 1 and scheduler.why_not is not None:
+                log.info("requests are decoded one at a time: %s", scheduler.why_not)
             self.ready.set()
             then()
             self._decode(scheduler)

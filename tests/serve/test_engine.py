@@ -13,8 +13,11 @@ from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module
 from mlx_specdec.serve.engine import STOPPING, Engine
+from mlx_specdec.text.tokenizer import load_tokenizer
 
+from ..support import tiny
 from ..support.serving import OPTIONS, PROMPT, Heard, ask, running, wait_until
+from ..support.tokenizers import byte_level
 
 ENDLESS = replace(OPTIONS, max_tokens=4000)
 
@@ -81,3 +84,14 @@ def test_a_long_prompt_is_read_between_rounds_of_others(engine: Engine) -> None:
         between += 1
     assert between > 50
     engine.cancel([short, long])
+
+
+def test_an_engine_logs_why_it_decodes_one_request_at_a_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = load_tokenizer(byte_level(tmp_path), kind="decoder-only").size
+    model = tiny.write("mamba2", tmp_path, vocab_size=size)
+    with caplog.at_level("INFO"), running((model, None), batch_size=2):
+        pass
+    reason = "cannot take several sequences in one pass: its caches of type ArraysCache hold one"
+    assert f"requests are decoded one at a time: {model} {reason}" in caplog.text
