@@ -69,8 +69,8 @@ class Options(Sampling):
         template puts first. chat_template_config: more variables for it.
     target_lang, source_lang: the languages of a translation model, by its own codes: the one to
     translate into, and that of the prompt, where the model wants to know.
-    prefill_step_size: tokens of the prompt in one pass; None takes 512, and 2,048 on an accelerator
-        with room for it.
+    prefill_step_size: tokens of the prompt in one pass; None takes 512, and 2,048 on a GPU with
+        memory for it, if the model's attention is fused there.
     How tokens are drawn: see `sampling.settings.Sampling`.
 
     Raises OptionError for a value out of range or a contradiction."""

@@ -147,7 +147,7 @@ class ChatTemplate(Flags):
     prefill_step_size: int | None = flag(
         None,
         "The number of tokens of the prompt in one pass.",
-        show_default="512; 2048 on an accelerator with room",
+        show_default="512; 2048 on a GPU with memory for it",
     )
 
     def for_options(self) -> dict[str, Any]:

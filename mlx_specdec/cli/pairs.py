@@ -42,6 +42,12 @@ NOTE = (
     "what does not fit. We ran the pairs in weights/ alone. Two tokenizers are compared token by "
     "token when a pair is loaded, and estimate measures any pair."
 )
+SLOW_ROWS = (
+    "The GPU of an M1 or M2 reads quantized weights once for every row of a pass, so drafts of a "
+    "model gain little there or lose. Lookup (--proposer ngram) still pays where text repeats."
+)
+WIDE_KERNELS = 15
+"""The generation of Apple's GPUs, that of the M3, from which few rows cost little more than one."""
 _TABLE = Path(__file__).resolve().parents[1] / "pairs.json"
 _CONVERTED = re.compile(r"(-mlx)?(-[2-8]bit|-bf16|-fp16|-mxfp4|-mxfp8|-nvfp4|-dwq|-mlx)*$")
 """What conversions, such as those of mlx-community, append to a model's name."""
@@ -140,6 +146,17 @@ def room(auto: bool = False) -> int:
     return max(0, int(nbytes))
 
 
+def has_slow_rows() -> bool:
+    """Return whether this is a Mac whose GPU reads quantized weights once for every row."""
+    import mlx.core as mx
+
+    if not mx.metal.is_available():
+        return False
+    name = str(mx.device_info(mx.gpu)["architecture"])  # such as "applegpu_g14s"
+    found = re.search(r"_g(\d+)", name)
+    return found is not None and int(found[1]) < WIDE_KERNELS
+
+
 def best(
     pairs: Sequence[KnownPair], bits: Sequence[int], nbytes: int
 ) -> tuple[KnownPair, int] | None:
@@ -193,6 +210,8 @@ def pairs(which: Which, output: Json) -> None:
         cells = (size if fits else f"({size})" for size, fits in sizes)
         table.add_row(one.target.name, *cells, one.draft.name, ", ".join(one.drafters))
     text = f"This machine ({process.device_name()}) has {show(limit)} for models and caches."
+    if has_slow_rows():
+        text += f" {SLOW_ROWS}"
     if hidden := len(known) - len(shown):
         text += f" Left out are {hidden} larger targets; mlx-specdec pairs NAME shows them."
     if not output.json:

@@ -262,3 +262,19 @@ def test_without_the_sample_models_a_pair_has_to_be_named(
     done = run(command)
     assert (done.code, done.out) == (2, "") and done.err.count("\n") == 1
     assert "--model google/flan-t5-large" in done.err and "mlx-specdec pairs" in done.err
+
+
+@pytest.mark.parametrize(
+    ("architecture", "slow"), [("applegpu_g14s", True), ("applegpu_g15d", False)]
+)
+def test_the_command_says_that_drafts_gain_little_on_an_old_gpu(
+    architecture: str,
+    slow: bool,
+    machine: Callable[..., None],
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine(20 * GB, mac=32 * GB)
+    monkeypatch.setattr(mx, "device_info", lambda device=None: {"architecture": architecture})
+    output = " ".join(run("pairs").out.split())
+    assert ("The GPU of an M1 or M2" in output) == slow
