@@ -155,7 +155,11 @@ class KVCache(Models):
     """A pair, and the KV cache of decoder-only models."""
 
     panel = "Model"
-    kv_bits: int | None = flag(None, "Quantize the KV cache to 2, 3, 4, 6 or 8 bits.")
+    kv_bits: int | None = flag(
+        None,
+        "Quantize the KV cache to 2, 3, 4, 6 or 8 bits; outputs with drafts can then differ from "
+        "plain decoding.",
+    )
     kv_group_size: int = flag(64, "The number of values in the KV cache that share one scale.")
     max_kv_size: int | None = flag(None, "Keep only this many of the newest tokens.")
 

@@ -108,13 +108,22 @@ def load(
         heads=heads,
         task_prefix=target.task_prefix,
         languages=families.of_network(network).languages(network, tokenizer),
-        notes=(target.note,) if target.note else (),
+        notes=tuple(filter(None, (target.note, _note_on_caches(caches)))),
     )
     if source is not None:
         pair = loader.with_draft(pair, target.kind, source, draft_q_bits, draft_vocab)
     elif heads is None:
         pair = _with_own_layers(pair, directory, loader.numbers(draft_q_bits))
     return replace(pair, load_seconds=time.perf_counter() - started - sum(loader.fetching))
+
+
+def _note_on_caches(caches: CacheSettings | None) -> str:
+    if caches is None or caches.bits is None:
+        return ""
+    return (
+        f"the KV cache is quantized to {caches.bits} bits, which amplifies rounding: outputs with "
+        "drafts can differ from plain decoding's; leave kv-bits out, or take --regular-decode"
+    )
 
 
 def with_draft_model(

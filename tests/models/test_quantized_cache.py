@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import base
 
+from mlx_specdec import load
 from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.engine.request import Request
 from mlx_specdec.models.cache_settings import CacheSettings
@@ -18,6 +19,7 @@ from mlx_specdec.options import Options
 
 from ..support import tiny
 from ..support.pairs import PROMPT, pair_of, perturbed
+from ..support.shipped import ROOT
 
 
 def quantized(family: str, bits: int) -> DecoderOnlyModel:
@@ -85,3 +87,11 @@ def test_the_scores_of_a_prompt_take_a_bounded_part_of_memory() -> None:
     model = quantized("llama", 8)
     assert base.quantized_scaled_dot_product_attention is attend_in_parts
     assert model.reading_nbytes(8192, 2048) == attention.SCORES_NBYTES
+
+
+def test_a_quantized_cache_is_said_to_give_up_equal_outputs() -> None:
+    """Quantizing turns differences of the last bit into differences of a quantization step."""
+    model = ROOT / "weights" / "py-llama"
+    assert not any("KV cache" in note for note in load(model).notes)
+    [note] = load(model, caches=CacheSettings(8, 32)).notes
+    assert "KV cache is quantized to 8 bits" in note and "differ from plain decoding" in note
