@@ -126,6 +126,7 @@ class TappedNetwork:
         # Shapes are known as soon as the graph is built; nothing is computed here.
         probe = network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(network))
         self.vocabulary: int = probe.shape[-1]  # padding included
+        self._logits_dtype = probe.dtype
         masked = getattr(network, "_dummy_tokenizer_ids", None)  # of phi3small
         if masked is not None and (most := max(masked.tolist())) >= self.vocabulary:
             raise CheckpointError(
@@ -140,8 +141,11 @@ class TappedNetwork:
 
     @property
     def state_dtype(self) -> mx.Dtype:
-        """Of the hidden states. Raises OptionError as `width` does."""
-        return self._seen_state()[1]
+        """Dtype of the hidden states, or of the logits if the model does not show the former."""
+        try:
+            return self._seen_state()[1]
+        except OptionError:
+            return self._logits_dtype
 
     @property
     def layers(self) -> int:
