@@ -36,7 +36,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(directory: Path) -> Pair:
-    return load(directory)
+    return load(directory, dtype="float32")
 
 
 def test_the_tokens_are_those_of_transformers_with_a_file_that_lacks_shared(pair: Pair) -> None:
