@@ -54,12 +54,12 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
     assert done.err == ""
     assert " ".join(result) == (
         "text tokens finish_reason prompt_tokens cached_tokens generated_tokens model draft_model "
-        "proposer rule lossy delta seed num_draft stats"
+        "proposer rule lossy delta seed num_draft exact stats"
     )
     assert " ".join(sorted(result["stats"])) == (
         "acceptance_rate accepted accepted_by_position blas by_source device drafted "
         "drafted_by_position peak_memory_bytes rounds seconds smallest_margin target_passes "
-        "timed_rounds tokens_per_round tokens_per_second"
+        "tied_positions timed_rounds tokens_per_round tokens_per_second"
     )
     seconds = result["stats"]["seconds"]
     assert " ".join(sorted(seconds)) == "draft load other prompt prompt_draft total verify"
