@@ -2,8 +2,9 @@
 top-k sorts whole rows on a GPU.
 
 The search has two stages. First it cuts a row into segments, and takes the k segments with the
-largest maxima. Then it searches these segments alone. No other segment has a larger entry than any
-of the k maxima, so that the k largest entries are found, whatever the ties."""
+largest maxima. Then it searches these segments, and the few entries after the last segment. No
+other segment has a larger entry than any of the k maxima, so the k largest entries are found,
+whatever the ties."""
 
 from __future__ import annotations
 

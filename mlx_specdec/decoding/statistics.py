@@ -69,11 +69,12 @@ class Statistics:
         by_source: Figures by proposer, if several proposed.
         target_passes: Passes after the prefill. Pipelined decoding submits one that nobody reads.
         timed_rounds: Speculative rounds that were timed in parts.
-        smallest_margin: The smallest lead of a chosen token over the next one.
+        smallest_margin: The smallest lead of a chosen token over the second best of its position,
+            in log-probabilities with noise; the cuts of the filters count as well.
         tied_positions: Positions whose two best tokens lie within one rounding of the target's
             dtype. At each of them a kernel that rounds differently may choose the other token.
         tokens_per_second: After the prefill.
-        peak_memory_bytes: Of the process since the request began, weights included."""
+        peak_memory_bytes: MLX's peak since the request began, weights included."""
 
     rounds: int
     drafted: int
