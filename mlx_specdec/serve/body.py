@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ..text.prompts import HALF_A_CHARACTER
 from .problems import Problem, invalid, unsupported
 
 Body = Mapping[str, Any]
@@ -48,8 +49,11 @@ def parse(data: bytes) -> Body:
 
 
 def loads(data: bytes) -> Any:
-    """Parse a JSON text in UTF-8. Raises ValueError where it is no JSON, has more than
-    MOST_CONTAINERS, or has a lone surrogate, which no tokenizer can read, and RecursionError."""
+    """Parse a JSON text in UTF-8. Lone surrogates, which no tokenizer can read, become U+FFFD.
+
+    Raises:
+        ValueError: If it is no JSON, or has more than MOST_CONTAINERS.
+        RecursionError: If it is nested too deeply."""
     letters = np.frombuffer(data.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
     outside_strings = ~np.bitwise_xor.accumulate(letters == ord('"'))
     commas, *others = (
@@ -59,8 +63,9 @@ def loads(data: bytes) -> Any:
         most = f"{MOST_CONTAINERS:,} objects, lists and names, or 16 times as many values"
         raise json.JSONDecodeError(f"more than {most}", "", 0)
     value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_json)
-    if b"\\u" in data:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    if b"\\u" in data and HALF_A_CHARACTER.search(text := json.dumps(value, ensure_ascii=False)):
+        # Clients that cut a text within an emoji send the half in every later turn.
+        value = json.loads(HALF_A_CHARACTER.sub("\ufffd", text))
     return value
 
 

@@ -383,7 +383,6 @@ WHOLE = {"prompt", "messages", "best_of", "response_format"}
             ({"prompt": "x", name: value}, name, "unsupported_parameter")
             for name, value in UNSUPPORTED.items()
         ),
-        ({"prompt": "\ud800"}, None, None),
         ({"prompt": [7] * 4096}, "prompt", "context_length_exceeded"),
         (
             {"prompt": "x", "speculative": {"mode": "ngram"}},
