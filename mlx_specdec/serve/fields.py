@@ -185,7 +185,7 @@ UNCONSTRAINED = without(*CONSTRAINTS)["properties"]
 SAMPLED: dict[str, Schema] = {
     "seed": within(-(2**63), 2**63 - 1, WHOLE),
     "temperature": either({**NUMBER, "const": 0}, within(*TEMPERATURES)),
-    "top_p": within(LEAST_TOP_P, 1),
+    "top_p": either({**NUMBER, "const": 0}, within(LEAST_TOP_P, 1)),
     "top_k": described(
         "a whole number from 1 on, or 0 or -1 for all tokens", within(-1, kind=WHOLE)
     ),
@@ -282,7 +282,7 @@ def requests(name: str | None, limits: Limits, ids: int, longest: int) -> dict[s
 
     name: of the model; None where any name is accepted. ids: number of token ids that prompts may
     have. longest: tokens of a prompt and its answer together."""
-    stop = {**TEXT, "minLength": 1, "maxLength": limits.stop_length}
+    stop = {**TEXT, "maxLength": limits.stop_length}
     stops = several(stop, 0, limits.stops)
     id_ = described(f"a token id below {ids}", within(0, ids - 1, WHOLE))
     prompt = several(id_, 1, MOST_CHARACTERS * longest)

@@ -13,7 +13,7 @@ from ..engine.pair import Pair
 from ..engine.request import Request, encode, prepared
 from ..errors import PromptError
 from ..options import Options
-from ..sampling.settings import LARGEST
+from ..sampling.settings import LARGEST, LEAST_TOP_P
 from ..text.infill import infill_of
 from ..text.markers import NONE, Markers, markers_of
 from . import chat, constraints, fields, items
@@ -216,10 +216,13 @@ class RequestParser:
     def _options(self, body: Body) -> Options:
         """Return the options of a request. Raises Problem, OptionError."""
         changes: dict[str, Any] = {name: body[name] for name in SAME if name in body}
+        if body.get("top_p") == 0:
+            changes["top_p"] = LEAST_TOP_P  # which leaves the likeliest token alone
         changes["top_k"] = max(0, body.get("top_k", self.options.top_k))
         if "stop" in body:
             stop = body["stop"]
-            changes["stop"] = (*self.options.stop, *([stop] if isinstance(stop, str) else stop))
+            stops = [stop] if isinstance(stop, str) else stop
+            changes["stop"] = (*self.options.stop, *filter(None, stops))
         if "logit_bias" in body:
             # Ids beyond the vocabulary have no logits to bias.
             biases = ((int(token), bias) for token, bias in body["logit_bias"].items())

@@ -345,7 +345,7 @@ WRONG: dict[str, Sequence[Any]] = {
     "top_k": [1.5],
     "seed": [1.5, 2**70],
     "max_tokens": [-2, 1.5],
-    "stop": [[""], 5, ["a"] * 17, "a" * 2000],
+    "stop": [5, ["a"] * 17, "a" * 2000],
     "logit_bias": [{"a": 1}, {"": None}, {"1": 1e39}, {"1": "much"}],
     "logprobs": [21, True],
     "speculative": [3, {"max": 99}],
@@ -401,6 +401,24 @@ def test_what_is_wrong_is_reported_by_name(
     error = answer.json()["error"]
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
     assert error["message"] and "\n" not in error["message"]
+
+
+def test_a_top_p_of_0_leaves_the_likeliest_token_alone(
+    client: TestClient, pair: Pair, alone: Callable[..., str]
+) -> None:
+    greedy = alone(pair.tokenizer.encode(TEXT), max_tokens=15)
+    body = {"temperature": 1.5, "seed": 7, "top_p": 0, "max_tokens": 15}
+    assert ok(client, COMPLETIONS, prompt=TEXT, **body)["choices"][0]["text"] == greedy
+    given = {"temperature": 1.5, "seed": 7, "top_p": 0.0, "max_new_tokens": 15}
+    answer = ok(client, "/generate", inputs=TEXT, parameters=given)
+    assert answer["generated_text"] == greedy
+
+
+@pytest.mark.parametrize("stop", ["", [""], ["", "#"]])
+def test_an_empty_stop_string_is_ignored(client: TestClient, stop: str | list[str]) -> None:
+    body = {"prompt": TEXT, "max_tokens": 15}
+    without = ok(client, COMPLETIONS, **body, stop=[each for each in stop if each])
+    assert ok(client, COMPLETIONS, **body, stop=stop)["choices"] == without["choices"]
 
 
 def test_ids_that_only_padding_has_are_refused(llama: tuple[Path, Path], tmp_path: Path) -> None:
