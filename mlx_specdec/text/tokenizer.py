@@ -163,7 +163,7 @@ class DirectoryTokenizer(Tokenizer):
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(
+            loaded = AutoTokenizer.from_pretrained(
                 self._directory,
                 tokenizer_type=self._type,
                 local_files_only=True,
@@ -173,6 +173,9 @@ class DirectoryTokenizer(Tokenizer):
             raise CheckpointError(
                 f"{self._directory} has no tokenizer that can be read ({first_line(problem)})"
             ) from None
+        if loaded.chat_template is None:
+            loaded.chat_template = template_in_json(self._directory)
+        return loaded
 
     def apply_chat(
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
@@ -188,6 +191,14 @@ class DirectoryTokenizer(Tokenizer):
 
     def _check(self, text: str) -> None:
         """Raise CheckpointError for a text that may not be encoded."""
+
+
+def template_in_json(directory: Path) -> str | None:
+    """Return the chat template in chat_template.json, which processors save; None without one.
+    Raises CheckpointError for a file that is no JSON."""
+    file = directory / "chat_template.json"
+    template = read_json(file).get("chat_template") if file.is_file() else None
+    return template if isinstance(template, str) else None
 
 
 class FileTokenizer(DirectoryTokenizer):
@@ -221,8 +232,9 @@ class FileTokenizer(DirectoryTokenizer):
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.size = max(vocabulary.values(), default=-1) + 1
-        templates = directory.glob("chat_template*")
-        self.has_chat_template = "chat_template" in settings or any(templates)
+        templates = directory.glob("chat_template*.jinja")
+        named = settings.get("chat_template") is not None or any(templates)
+        self.has_chat_template = named or template_in_json(directory) is not None
 
     def encode(self, text: str) -> list[int]:
         with _no_panic(self._directory):
@@ -238,6 +250,8 @@ class FileTokenizer(DirectoryTokenizer):
         template, file = settings.get("chat_template"), its / "chat_template.jinja"
         if file.is_file():
             template = file.read_text(encoding="utf-8")
+        if template is None:
+            template = template_in_json(its)
         wanted = {name: settings.get(name) for name in _SPECIAL.findall(str(template))}
         texts = {n: t.get("content") if isinstance(t, Mapping) else t for n, t in wanted.items()}
         complete = all(isinstance(each, str) for each in (template, *texts.values()))

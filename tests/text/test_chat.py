@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.text.tokenizer import load_tokenizer
+from mlx_specdec.text.tokenizer import DirectoryTokenizer, load_tokenizer
 
 from ..support.tokenizers import byte_level
 
@@ -146,3 +147,23 @@ def test_templates_give_the_ids_that_transformers_gives(
                     assert own.apply_chat(messages, settings, ending=ending) == expected
     assert "templated" not in vars(own)
     assert (refused == 18) == (name in ("none", "private"))
+
+
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "LlamaTokenizerFast"])
+def test_a_template_in_chat_template_json_is_read(tmp_path: Path, kind: str) -> None:
+    """The second class is one whose chats transformers encodes."""
+    source = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+    byte_level(tmp_path, tokenizer_class=kind)
+    file = tmp_path / "chat_template.json"
+    file.write_text(json.dumps({"other": source}), encoding="utf-8")
+    assert not load_tokenizer(tmp_path, kind="decoder-only").has_chat_template
+    file.write_text(json.dumps({"chat_template": source}), encoding="utf-8")
+    tokenizer = load_tokenizer(tmp_path, kind="decoder-only")
+    assert tokenizer.has_chat_template
+    assert tokenizer.decode(tokenizer.apply_chat("midi")) == "[user] midi"
+    assert isinstance(tokenizer, DirectoryTokenizer)
+    assert tokenizer.templated.chat_template == source
+    # Any other file goes first.
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    tokenizer = load_tokenizer(tmp_path, kind="decoder-only")
+    assert tokenizer.decode(tokenizer.apply_chat("midi")) == "midi"
