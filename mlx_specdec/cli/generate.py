@@ -121,8 +121,8 @@ def generate(prompt: Prompt, flags: Text, output: Output) -> None:
 
 
 def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:
-    """Read the prompt from an argument, a flag, a file or standard input; None without any. Raises
-    OptionError, PromptError."""
+    """Read the prompt from an argument, a flag, a file or standard input; None without any. The
+    line break that ends a file is no part of the prompt. Raises OptionError, PromptError."""
     given = [source for source in (words, prompt, file) if source is not None]
     if len(given) > 1:
         raise OptionError("more than one prompt: give an argument, --prompt or --prompt-file")
@@ -131,9 +131,9 @@ def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str
         text: str | None
         if isinstance(source, Path):
             with source.open(encoding="utf-8") as stream:
-                text = stream.read(LONGEST + 1)
+                text = stream.read(LONGEST + 1).removesuffix("\n")
         else:
-            text = sys.stdin.read(LONGEST + 1) if source == "-" else source
+            text = sys.stdin.read(LONGEST + 1).removesuffix("\n") if source == "-" else source
         if text is not None:
             if len(text) > LONGEST:
                 raise PromptError(f"the prompt has more than {LONGEST} characters: shorten it")

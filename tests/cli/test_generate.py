@@ -17,6 +17,7 @@ import pytest
 from mlx_specdec import process as user_cache
 from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.cli import render
+from mlx_specdec.cli.generate import read_prompt
 from mlx_specdec.models import number_format
 
 from ..support.batches import records, write
@@ -79,13 +80,23 @@ def test_the_prompt_may_come_from_everywhere(
 ) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT, encoding="utf-8")
+    ended = tmp_path / "ended.txt"
+    ended.write_bytes(PROMPT.encode() + b"\r\n")
     wanted = run("generate", PROMPT, "--model-name", t5, "--quiet", "-m", 9)
     assert wanted.err == ""
-    for source in (("--prompt", PROMPT), ("--prompt-file", file)):
+    for source in (("--prompt", PROMPT), ("--prompt-file", file), ("--prompt-file", ended)):
         assert run("generate", *source, "--model", t5, "--quiet", "-m", 9).out == wanted.out
     for dash in (("-",), ("--prompt", "-")):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
-        assert run("generate", *dash, "--model", t5, "--quiet", "-m", 9).out == wanted.out
+        for text in (PROMPT, f"{PROMPT}\n"):
+            monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+            assert run("generate", *dash, "--model", t5, "--quiet", "-m", 9).out == wanted.out
+
+
+def test_only_the_line_break_that_ends_a_file_is_no_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("\na\n\n", encoding="utf-8")
+    assert read_prompt(None, None, file) == "\na\n"
+    assert read_prompt("a\n", None, None) == "a\n"
 
 
 def test_drafts_are_marked_by_more_than_colour(run: Run, t5: Path, t5_draft: Path) -> None:
