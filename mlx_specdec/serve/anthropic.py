@@ -101,7 +101,7 @@ def _text_part(block: Body) -> Body:
     source = block["source"]
     text = text_of(source["data" if source["type"] == "text" else "content"])
     parts = [block.get("title"), block.get("context"), text]
-    return {"type": "text", "text": "\n".join(filter(None, parts)) + "\n\n"}
+    return {"type": "text", "text": "\n".join(filter(None, parts)) + "\n"}
 
 
 class MessagesWriter(Writer):

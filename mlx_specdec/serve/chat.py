@@ -4,7 +4,7 @@ the role prefixes of mlx_lm.server, or as the one source of an encoder-decoder."
 import functools
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,7 +80,7 @@ def without_volatile(given: Sequence[Message]) -> list[Message]:
             left.append(message)
             continue
         log_once(VOLATILE)
-        if text := "".join(stable):
+        if text := lines_of(stable):
             left.append({**message, "content": text})
     return left or [{**given[-1], "content": ""}]
 
@@ -139,8 +139,13 @@ def in_order(value: Any) -> Any:
 
 
 def text_of(content: str | Sequence[Message]) -> str:
-    """Return the text of a content: a string, or a list of text parts."""
-    return content if isinstance(content, str) else "".join(each["text"] for each in content)
+    """Return the text of a content: a string, or a list of text parts, one a line."""
+    return content if isinstance(content, str) else lines_of(each["text"] for each in content)
+
+
+def lines_of(parts: Iterable[str]) -> str:
+    """Join the parts of a content with line breaks, as llama.cpp does. Empty parts are left out."""
+    return "\n".join(filter(None, parts))
 
 
 def tool_call(given: Message) -> Message:

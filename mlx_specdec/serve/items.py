@@ -19,7 +19,7 @@ from .body import (
     several,
     typed,
 )
-from .chat import log_once
+from .chat import lines_of, log_once
 from .fields import ANTHROPIC_FORMAT, MAX_TOKENS, NAME, PARAMETERS
 
 ENCRYPTED = "mlx-specdec reasoning: "
@@ -195,7 +195,7 @@ def _text(content: str | Sequence[Body]) -> str:
     whose client sends the whole history again."""
     if isinstance(content, str):
         return content
-    return "".join(
+    return lines_of(
         each["text" if kind != "refusal" else kind]
         if (kind := each["type"]) in PARTS
         else f"[{kind[:LONGEST_NAME]} left out: this model reads only text]"

@@ -79,7 +79,7 @@ def test_a_chat_has_what_clients_read(
         {"role": "user", "content": "d"},
     ]
     answer = ok(client, CHAT, messages=messages, max_completion_tokens=9, temperature=0)
-    prompt = "ASSISTANT's RULE: Be short.\nUSER: ab\nASSISTANT: c\nUSER: d\nASSISTANT:"
+    prompt = "ASSISTANT's RULE: Be short.\nUSER: a\nb\nASSISTANT: c\nUSER: d\nASSISTANT:"
     [choice] = answer["choices"]
     assert choice["message"] == {
         "role": "assistant",

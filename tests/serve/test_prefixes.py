@@ -169,7 +169,7 @@ def test_documents_of_text_are_read(tmp_path: Path) -> None:
         source = {"type": "text", "media_type": "text/plain", "data": "Files."}
         document = {"type": "document", "title": "T", "source": source}
         asked = {"type": "text", "text": "Who?"}
-        assert count(document, asked) == count({"type": "text", "text": "T\nFiles.\n\n"}, asked)
+        assert count(document, asked) == count({"type": "text", "text": "T\nFiles.\n"}, asked)
         parts = {"type": "content", "content": [{"type": "text", "text": "Files."}]}
         assert count({**document, "source": parts}, asked) == count(document, asked)
         pdf = {**document, "source": {"type": "base64", "data": "JVBE"}}
