@@ -3,6 +3,7 @@ reads, an extra that is imported when needed. Imports no MLX."""
 
 import functools
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +25,24 @@ lead there, two seconds here."""
 STACK = 1 << 29
 """Bytes for reading one: rules that lead into one another take some kilobytes each, and llguidance
 crashes where they are more than the stack."""
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One way to write each value, Python's json.dumps': where any white space may stand, models can
-write it without end, and nothing of a text is known in advance."""
+JSON_STYLE = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": True,
+}
+"""One way to write each value, Python's json.dumps'. If any white space could stand, models could
+write it without end, and no token could be known in advance. llguidance warns of keywords that it
+cannot enforce, instead of refusing the schema."""
+SCHEMAS_BY_NAME = frozenset(
+    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+)
+"""Keywords whose values are objects with a schema for each name."""
+VALUES = frozenset(("enum", "const", "default", "examples"))
+"""Keywords whose values are no schemas."""
+UNKNOWN_FORMAT = "Unknown format"
+"""How llguidance's warning of a `format` begins that asserts nothing."""
+log = logging.getLogger(__name__)
 LIMITS = {
     "max_items_in_row": 500,
     "initial_lexer_fuel": 1_000_000,
@@ -121,9 +137,9 @@ def _compiled(name: str, text: str) -> Grammar:
     matcher = library().LLMatcher
     _check_size(name, text)
     if name == "json-schema":
-        _check_object(text)
+        schema = _schema(text)
         try:
-            grammar = matcher.grammar_from_json_schema(text, overrides=JSON_STYLE)
+            grammar = matcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)
         except ValueError as problem:
             raise OptionError(f"{name} is wrong: {first_problem(str(problem))}") from None
     elif name == "regex":
@@ -138,6 +154,9 @@ def _compiled(name: str, text: str) -> Grammar:
     )
     if wrong:
         raise OptionError(f"{name} is wrong: {first_problem(problems[0])}")
+    for ignored in problems:
+        if not ignored.startswith(UNKNOWN_FORMAT):
+            log.warning("%s is enforced in part: %s", name, first_problem(ignored))
     return Grammar(grammar)
 
 
@@ -165,12 +184,35 @@ def _check_size(name: str, text: str) -> None:
         raise OptionError(f"{name} has more than {LONGEST} characters: shorten it")
 
 
-def _check_object(text: str) -> None:
+def _schema(text: str) -> str:
+    """Return a JSON schema as llguidance reads it. Raises OptionError for what is no schema."""
     try:
         schema = json.loads(text)
+        read = json.dumps(enforceable(schema))
     except ValueError as problem:
         raise OptionError(f"json-schema is no JSON: {problem}") from None
     except RecursionError:
         raise OptionError("json-schema has too many brackets in each other") from None
     if not isinstance(schema, dict):
         raise OptionError('json-schema must be a JSON object, for example {"type": "object"}')
+    if read == "false":
+        raise OptionError('json-schema accepts nothing: leave "not" out')
+    return read
+
+
+def enforceable(schema: Any) -> Any:
+    """Return an equal JSON schema that llguidance reads: `not` with a schema that accepts anything
+    becomes a schema that accepts nothing, and `"uniqueItems": false` is left out."""
+    if isinstance(schema, list):
+        return [enforceable(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("not") in ({}, True):
+        return False
+    read: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in SCHEMAS_BY_NAME and isinstance(value, dict):
+            read[key] = {name: enforceable(inner) for name, inner in value.items()}
+        elif not (key == "uniqueItems" and value is False):
+            read[key] = value if key in VALUES else enforceable(value)
+    return read

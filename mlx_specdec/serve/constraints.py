@@ -12,11 +12,11 @@ from ..engine.pair import Pair
 from ..engine.request import for_model
 from ..errors import OptionError
 from ..options import Options
-from ..sampling.grammar import JSON_STYLE
+from ..sampling.grammar import JSON_STYLE, compiled, enforceable
 from ..text.markers import Marker, Markers, typed
 from .body import Body
-from .chat import Tool, Tools
-from .problems import invalid, unsupported
+from .chat import Tool, Tools, log_once
+from .problems import Problem, invalid, unsupported
 from .settings import Limits
 
 Constraint = dict[str, Any]
@@ -39,7 +39,20 @@ def calls_constraint(
         _check_size("tools", {"json_schema": json.dumps(tools.given)}, limits)
     write, field = (grammar_of, "tools") if tools.must else (_call_or_schema, "response_format")
     grammar = {"grammar": write(tools, markers, thinking=thinking)}
-    return _checked(pair, options, field, grammar, limits)
+    try:
+        return _checked(pair, options, field, grammar, limits)
+    except Problem:
+        for tool in tools.given if tools.must else ():
+            _check_parameters(tool["function"])
+        raise
+
+
+def _check_parameters(function: Body) -> None:
+    """Raise Problem, which names the tool, if its schema alone cannot be enforced."""
+    try:
+        compiled(json.dumps(function.get("parameters") or NO_PARAMETERS), None, None)
+    except OptionError as error:
+        raise invalid(f"the parameters of {function['name']}: {error}", "tools") from None
 
 
 def _checked(
@@ -97,6 +110,8 @@ KEY = re.compile(r"[A-Za-z0-9_.-]+")
 NOTES = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "strict"}
 """Keywords of a schema that constrain nothing."""
 OF_ALL = NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+ELSEWHERE = ("$ref", "allOf")
+"""Keywords of parameters that may hide properties: without these, no call would fit."""
 OF_STRINGS = NOTES | {"type", "enum", "const", "minLength", "maxLength", "pattern", "nullable"}
 ANYTHING = r"(.|\n)*"
 NULL = "~/[nN][uU][lL][lL]/"
@@ -130,10 +145,15 @@ class Tags:
         """Return the rules of a tool's arguments, of which `rule` is the first: the properties in
         the schema's order, and no others. Raises Problem for schemas that no tags can hold."""
         function = tool["function"]
-        parameters = function.get("parameters") or {}
+        parameters = enforceable(function.get("parameters") or {}) or {}
         where = f"the parameters of {function['name']}"
-        _check(parameters, OF_ALL, where)
         properties = parameters.get("properties", {})
+        properties = {key: each for key, each in properties.items() if each is not False}
+        elsewhere = ELSEWHERE if properties else (*ELSEWHERE, "anyOf", "oneOf")
+        if hidden := [key for key in elsewhere if key in parameters]:
+            message = f"{where} cannot be bound to {hidden[0]} in calls of this model"
+            raise unsupported("tools", f"{message}: leave it out, or let tool_choice be auto")
+        _log_ignored(parameters, OF_ALL, where)
         required = parameters.get("required", [])
         if missing := [each for each in required if each not in properties]:
             raise unsupported("tools", f"{where} require {missing[0]}, which has no schema")
@@ -160,7 +180,7 @@ class Tags:
             yield f"{rule}_value: {rule}_json {json.dumps(self.end)}"
             yield _bound(f"{rule}_json", {**whole, **given})
             return
-        _check(resolved, OF_STRINGS, where)
+        _log_ignored(resolved, OF_STRINGS, where)
         choices = [resolved["const"]] if "const" in resolved else resolved.get("enum")
         if isinstance(choices, list):
             texts = " | ".join(json.dumps(each) for each in choices if isinstance(each, str))
@@ -175,10 +195,10 @@ class Tags:
         yield f"{rule}_value[suffix={json.dumps(self.end)}]: {rule.upper()}"
 
 
-def _check(schema: Mapping[str, Any], known: set[str], where: str) -> None:
-    if unknown := [key for key in schema if key not in known]:
-        message = f"{where} cannot be bound to {unknown[0]:.80} in calls of this model"
-        raise unsupported("tools", f"{message}: leave it out, or let tool_choice be auto")
+def _log_ignored(schema: Mapping[str, Any], known: set[str], where: str) -> None:
+    """Log the keywords of a schema that calls in tags are not bound to."""
+    if unknown := [key[:80] for key in schema if key not in known]:
+        log_once("%s are not bound to %s in calls of this model", where, ", ".join(unknown))
 
 
 def _pattern(pattern: str) -> str:
@@ -251,11 +271,11 @@ def _call_or_schema(tools: Tools, markers: Markers, *, thinking: bool) -> str:
 
 
 def _json(rule: str, tool: Tool) -> list[str]:
-    return [_bound(rule, tool["function"].get("parameters") or NO_PARAMETERS)]
+    return [_bound(rule, enforceable(tool["function"].get("parameters")) or NO_PARAMETERS)]
 
 
 def _bound(rule: str, schema: Body) -> str:
-    return f"{rule}: %json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"
+    return f"{rule}: %json {json.dumps({**enforceable(schema), 'x-guidance': JSON_STYLE})}"
 
 
 HEAD = '{"name": "NAME", "arguments": '

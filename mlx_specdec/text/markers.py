@@ -13,6 +13,8 @@ from .tokenizer import DirectoryTokenizer, Tokenizer
 Schema = Mapping[str, Any]
 MOST_STEPS = 16
 """Of references to one another: they may go round in circles."""
+EMPTY: tuple[Any, ...] = ({"type": "null"}, {"not": {}}, False)
+"""Branches of a schema that accept null alone, or nothing."""
 NAMES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
@@ -53,7 +55,7 @@ def _inner(schema: dict[str, Any], root: Schema) -> Schema | None:
     for name in ("anyOf", "oneOf", "allOf"):
         given = schema.get(name)
         branches = given if isinstance(given, list) else []
-        left = [each for each in branches if each != {"type": "null"}]
+        left = [each for each in branches if each not in EMPTY]
         if len(left) == 1 and isinstance(left[0], Mapping):
             del schema[name]
             return left[0]

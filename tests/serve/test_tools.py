@@ -15,6 +15,7 @@ pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 
 from starlette.testclient import TestClient
 
+from mlx_specdec.options import Options
 from mlx_specdec.serve.constraints import Tags
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.text.markers import INNER
@@ -342,7 +343,7 @@ def test_a_wrong_type_within_a_schema_is_no_error_of_the_server(client: TestClie
         (
             {"tools": [function("a", {"type": "strin"})], "tool_choice": "required"},
             "tools",
-            "Invalid type",
+            "the parameters of a: json-schema is wrong: Invalid type",
         ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
@@ -489,7 +490,8 @@ def test_calls_with_tags_can_be_requested(tmp_path: Path, family: str) -> None:
     [
         ({"properties": {"a b": {"type": "string"}}}, "no tag has: a b"),
         ({"properties": {"a": {}}}, "a of the parameters of keep must have one type"),
-        ({"properties": {"a": {"type": "string", "format": "date"}}}, "bound to format"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, r"bound to \$ref"),
+        ({"anyOf": [{"properties": {"a": {"type": "string"}}}]}, "bound to anyOf"),
         ({"properties": {}, "required": ["a"]}, "require a"),
     ],
     ids=lambda each: str(each)[:40],
@@ -499,6 +501,66 @@ def test_what_tags_cannot_hold_is_refused_by_name(parameters: Any, said: str) ->
     with pytest.raises(Problem, match=said) as refused:
         tags.arguments("arguments", function("keep", parameters))
     assert (refused.value.status, refused.value.param) == (400, "tools")
+
+
+ODD: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "format": "path", "pattern": "^[a-z]{1,4}$"},
+        "hosts": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 9},
+            "maxItems": 2,
+            "uniqueItems": True,
+        },
+        "never": {"not": {}},
+        "not": {"anyOf": [{"not": {}}, {"const": 7}]},
+    },
+    "required": ["path", "hosts"],
+    "additionalProperties": {"not": {}},
+    "propertyNames": {"pattern": "^[a-z]+$"},
+}
+"""A schema as tools have it, with keywords that assert nothing or cannot be enforced."""
+
+
+@pytest.mark.parametrize("asked", ["required", "named", "format"])
+def test_a_schema_is_enforced_as_far_as_it_can_be(client: TestClient, asked: str) -> None:
+    tools = [function("keep", ODD), *TOOLS[1:]]
+    choice = NAMED if asked == "named" else "required"
+    body = make_body(temperature=1.0, seed=2, parallel_tool_calls=False)
+    if asked == "format":
+        [choice] = ok(client, CHAT, **body, guided_json=ODD)["choices"]
+        arguments = choice["message"]["content"]
+    else:
+        body |= {"tools": tools[:1], "tool_choice": choice}
+        [choice] = ok(client, CHAT, **body)["choices"]
+        arguments = choice["message"]["tool_calls"][0]["function"]["arguments"]
+    given = json.loads(arguments)
+    assert re.fullmatch("[a-z]{1,4}", given["path"]) and len(given["hosts"]) <= 2
+    assert {"path", "hosts"} <= given.keys() <= {"path", "hosts", "not"}
+    assert given.get("not", 7) == 7
+
+
+def test_tags_hold_what_can_be_enforced_of_a_schema() -> None:
+    rules = Tags(("NAME",), "</x>").arguments("arguments", function("keep", ODD))
+    assert rules[0] == "arguments: arguments_0 arguments_1 arguments_2?"
+    assert '"pattern"' not in "".join(rules) and "[a-z]{1,4}" in "".join(rules)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"uniqueItems": True, "type": "array", "maxItems": 1}, "uniqueItems"),
+        ({"type": "boolean", "not": {"const": True}}, "not"),
+        ({"type": "boolean", "format": "of my own", "uniqueItems": False}, ""),
+    ],
+    ids=str,
+)
+def test_what_is_not_enforced_is_logged(
+    caplog: pytest.LogCaptureFixture, schema: dict[str, Any], said: str
+) -> None:
+    Options(json_schema={**schema, "$comment": said})
+    assert [said in each.getMessage() for each in caplog.records] == [True] * bool(said)
 
 
 MESSAGES = "/v1/messages"
