@@ -19,7 +19,7 @@ from ..proposers.drafter import Drafter
 from ..sampling.distribution import Distribution
 from ..sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from ..text.chat import Messages, check_settings
-from ..text.prompts import prompt_ids
+from ..text.prompts import is_chat, prompt_ids
 from ..text.stream import StopStrings, TextStream
 from ..verification import rules
 from .memory import Extent
@@ -41,7 +41,8 @@ class Request:
     prediction: token ids that the text may turn out to have; they are drafted where requests come
     one by one. top_logprobs: how many of the likeliest tokens each emission lists, with their
     logprobs; None lists nothing. shown: special token ids that are printed -> their text.
-    ignore_eos: no token ends this text. tenant: whose earlier texts may be drafted from."""
+    ignore_eos: no token ends this text. tenant: whose earlier texts may be drafted from. answers:
+    the completion is an answer in a chat, whose first blank is not printed."""
 
     prompt: Prompt
     options: Options
@@ -50,6 +51,7 @@ class Request:
     shown: Mapping[int, str] = field(default_factory=dict)
     ignore_eos: bool = False
     tenant: str = ""
+    answers: bool = False
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,9 @@ class Job:
         constraint = bound.constraint(options.constraint, options.logit_bias)
         longest = bound.target.max_length
         room = sys.maxsize if longest is None else longest - len(prefix)
+        chat = is_chat(bound.tokenizer, request.prompt, chat_template=options.chat_template)
+        # A text that fits a grammar begins with what the grammar demands, not with a blank.
+        starts = request.answers or chat or constraint is not None
         drafting = chosen if most_drafted(options) > 0 else ()
         proposer, given = overrides.proposer, overrides.rule
         labels = Labels(
@@ -206,7 +211,7 @@ class Job:
                 # A text that only measures the loop goes on to the end.
                 eos=() if options.simulated_acceptance is not None else bound.eos_token_ids,
                 remaining=min(options.max_tokens, room),
-                stream=TextStream(bound.tokenizer, request.shown),
+                stream=TextStream(bound.tokenizer, request.shown, () if starts else prefix),
                 stops=StopStrings(tuple(options.stop)) if options.stop else None,
             ),
             request.top_logprobs,

@@ -86,7 +86,10 @@ class RequestParser:
         top = body.get("top_logprobs", 0) if body.get("logprobs") else None
         tools, speaking = chat.tools_of(body), self._speaking(body)
         markers = self._markers(tools)
-        return speaking._parsed(body, [speaking.chat_ids(body)], top, tools, markers)
+        parsed = speaking._parsed(body, [speaking.chat_ids(body)], top, tools, markers)
+        answers = not body.get("continue_final_message")
+        requests = [replace(each, answers=answers) for each in parsed.requests]
+        return replace(parsed, requests=requests)
 
     def completions(self, body: Body) -> ParsedRequest:
         """Parse a checked body for /v1/completions. Raises Problem."""

@@ -111,7 +111,7 @@ def prompt_ids(
         if isinstance(text, str) and HALF_A_CHARACTER.search(text):
             raise PromptError("a prompt has half a character in it, a lone surrogate: leave it out")
     messages = _messages(prompt) if chat_template or not isinstance(prompt, str) else None
-    if messages is not None and tokenizer.has_chat_template:
+    if messages is not None and is_chat(tokenizer, prompt, chat_template=chat_template):
         if system_prompt is not None:
             messages = [{"role": "system", "content": system_prompt}, *messages]
         return tokenizer.apply_chat(messages, chat_settings)
@@ -129,6 +129,14 @@ def prompt_ids(
         return [operator.index(cast(int, each)) for each in prompt]
     except TypeError:
         raise PromptError(NO_PROMPT) from None
+
+
+def is_chat(
+    tokenizer: Tokenizer, prompt: str | Sequence[int] | Messages, *, chat_template: bool
+) -> bool:
+    """Return whether the chat template writes a prompt; see `prompt_ids`."""
+    read = chat_template or not isinstance(prompt, str)
+    return tokenizer.has_chat_template and read and _messages(prompt) is not None
 
 
 def _messages(prompt: str | Sequence[int] | Messages) -> Messages | None:

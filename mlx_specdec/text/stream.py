@@ -13,16 +13,37 @@ _byte_ids: WeakKeyDictionary[Tokenizer, frozenset[int]] = WeakKeyDictionary()
 
 
 class TextStream:
-    """Incremental decoding. Text that later tokens may still change is held back. shown: special
-    ids that are part of the text, with what they write there."""
+    """Incremental decoding. Text that later tokens may still change is held back.
 
-    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None) -> None:
+    Args:
+        shown: Special ids that are part of the text, with what they write there.
+        before: Ids that the text continues. Without them, many tokenizers leave out the blank
+            before the first word."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        shown: Mapping[int, str] | None = None,
+        before: Sequence[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._special = tokenizer.special_ids
         self._shown = shown or {}
         self._bytes = _byte_pieces(tokenizer)
-        self._window: list[int] = []
-        self._printed = 0
+        self._window = self._end_of(before)
+        # The text of `before`, until something has been printed after it.
+        self._before = tokenizer.decode(self._window) if self._window else ""
+        self._printed = len(self._before)
+
+    def _end_of(self, ids: Sequence[int]) -> list[int]:
+        """Return the last KEPT_WINDOW ids that are printed, from before a run of byte pieces on."""
+        window: list[int] = []
+        for id in reversed(ids):
+            if len(window) >= KEPT_WINDOW and window[-1] not in self._bytes:
+                break
+            if id not in self._special:
+                window.append(id)
+        return window[::-1]
 
     def push(self, ids: Sequence[int]) -> str:
         """Return the text that became certain with `ids`; often "" in the middle of a character."""
@@ -40,13 +61,13 @@ class TextStream:
         self._window += [id for id in ids if id not in self._special]
         if not self._window or self._window[-1] in self._bytes:
             return ""
-        text = self._tokenizer.decode(self._window)
+        text, printed = self._decode()
         certain = len(text.rstrip(INCOMPLETE))
-        new = text[self._printed : certain]
-        self._printed = max(self._printed, certain)
+        if new := text[printed:certain]:
+            self._before, self._printed = "", certain
         if certain == len(text) and len(self._window) > LONGEST_WINDOW:
             # A few printed tokens stay, since the first of a text loses its leading space.
-            self._window = self._window[-KEPT_WINDOW:]
+            self._before, self._window = "", self._window[-KEPT_WINDOW:]
             self._printed = len(self._tokenizer.decode(self._window))
         return new
 
@@ -54,14 +75,21 @@ class TextStream:
         """Return what a run of byte pieces would write if it ended here; "" within a character."""
         if not self._window or self._window[-1] not in self._bytes:
             return ""
-        text = self._tokenizer.decode(self._window)
-        return "" if text.endswith(INCOMPLETE) else text[self._printed :]
+        text, printed = self._decode()
+        return "" if text.endswith(INCOMPLETE) else text[printed:]
 
     def finish(self) -> str:
-        text = self._tokenizer.decode(self._window) if self._window else ""
-        rest = text[self._printed :]
-        self._window, self._printed = [], 0
-        return rest
+        text, printed = self._decode() if self._window else ("", 0)
+        self._before, self._window, self._printed = "", [], 0
+        return text[printed:]
+
+    def _decode(self) -> tuple[str, int]:
+        """Return the text of the window, and how many of its characters have been printed."""
+        text = self._tokenizer.decode(self._window)
+        if text.startswith(self._before):
+            return text, self._printed
+        # The new tokens complete a character of which `before` has the first bytes.
+        return text, common(self._before, text)
 
 
 def _byte_pieces(tokenizer: Tokenizer) -> frozenset[int]:
@@ -107,6 +135,13 @@ class StopStrings:
     def finish(self) -> str:
         held, self._held = self._held, ""
         return held
+
+
+def common(text: str, other: str) -> int:
+    """Return the length of the longest common beginning of two texts."""
+    pairs = enumerate(zip(text, other, strict=False))
+    shorter = min(len(text), len(other))
+    return next((at for at, (mine, yours) in pairs if mine != yours), shorter)
 
 
 def overlap(text: str, stop: str) -> int:

@@ -25,14 +25,17 @@ from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.requests import RequestParser
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import ServiceSettings
+from mlx_specdec.text.tokenizer import load_tokenizer
 from mlx_specdec.text.vocabulary import token_bytes
 
+from ..support import tiny
 from ..support.models import make_llama
 from ..support.serving import (
     CHAT,
     COMPLETIONS,
     OPEN,
     OPTIONS,
+    TEMPLATE,
     TEXT,
     client_of,
     ok,
@@ -40,6 +43,7 @@ from ..support.serving import (
     streamed,
     user,
 )
+from ..support.tokenizers import unigram
 
 
 def test_a_completion_has_what_clients_read(
@@ -528,6 +532,39 @@ def test_a_translator_answers_a_single_message(t5: tuple[Path, Path]) -> None:
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"
         reply = client.post(COMPLETIONS, json={"prompt": [5] * 5000}).json()
         assert reply["error"]["code"] == "context_length_exceeded"
+
+
+FAST = "PreTrainedTokenizerFast"
+
+
+def test_the_blank_before_a_continuation_is_part_of_it(tmp_path: Path) -> None:
+    """The tokenizer writes blanks as parts of words, and leaves out that of the first one."""
+    unigram(tmp_path, chat_template=TEMPLATE, eos_token="</s>", tokenizer_class=FAST)
+    size = load_tokenizer(tmp_path, kind="decoder-only").size
+    tiny.write("llama", tmp_path, 0, vocab_size=size)
+    with running((tmp_path, None)) as engine:
+        client, word = client_of(engine), engine.pair.tokenizer.pieces().index("▁des")
+        body = {"max_tokens": 2, "logit_bias": {f"{word}": 100}}
+        answers = [
+            ok(client, COMPLETIONS, prompt="Les", echo=True, **body),
+            ok(client, COMPLETIONS, prompt=["Les", "Les"], **body),
+        ]
+        texts = [each["text"] for answer in answers for each in answer["choices"]]
+        assert texts == ["Les des des", " des des", " des des"]
+        chunks = streamed(client, COMPLETIONS, prompt="Les", **body)
+        assert "".join(each["choices"][0]["text"] for each in chunks) == " des des"
+        # An answer, and a text that fits a pattern, stand alone.
+        message = ok(client, CHAT, messages=[user("Les")], **body)["choices"][0]["message"]
+        assert message["content"] == "des des"
+        reply = ok(client, COMPLETIONS, prompt="Les", regex="des( des)*", **body)
+        assert reply["choices"][0]["text"] == "des des"
+        begun = [user("Les"), {"role": "assistant", "content": "Les"}]
+        reply = ok(client, CHAT, messages=begun, continue_final_message=True, **body)
+        assert reply["choices"][0]["message"]["content"] == " des des"
+        options = replace(OPTIONS, max_tokens=2, logit_bias={word: 100.0})
+        pair = load(tmp_path, None)
+        assert generate(pair, "Les", replace(options, chat_template=False)).text == " des des"
+        assert generate(pair, "Les", options).text == "des des"
 
 
 def test_the_prompt_stands_before_the_text_for_those_who_want_it(

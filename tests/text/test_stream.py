@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from mlx_specdec.decoding.sequence import StopCriteria
 from mlx_specdec.engine.pair import alphabet_of
-from mlx_specdec.text.stream import KEPT_WINDOW, LONGEST_WINDOW, StopStrings, TextStream
+from mlx_specdec.text.stream import KEPT_WINDOW, LONGEST_WINDOW, StopStrings, TextStream, common
 from mlx_specdec.text.tokenizer import Kind, Tokenizer, load_tokenizer
 
 from ..support.letters import regex
@@ -33,8 +35,10 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
     ]
 
 
-def in_pushes(tokenizer: Tokenizer, ids: list[int], sizes: list[int]) -> list[str]:
-    stream, pieces, start = TextStream(tokenizer), [], 0
+def in_pushes(
+    tokenizer: Tokenizer, ids: list[int], sizes: list[int], before: Sequence[int] = ()
+) -> list[str]:
+    stream, pieces, start = TextStream(tokenizer, None, before), [], 0
     for size in [*sizes, len(ids)]:
         pieces.append(stream.push(ids[start : start + size]))
         start += size
@@ -68,6 +72,66 @@ def test_real_text_adds_up_and_comes_early(
         # Only runs of byte pieces, which tokenizer 1 has outside ASCII, may come late.
         if which != 1 or text.isascii():
             assert sum(bool(piece) for piece in pieces) > len(ids) / size / 4
+
+
+# Texts that continue a prompt.
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SHIPPED = Path(__file__).parents[2] / "weights"
+
+
+@pytest.fixture(scope="module")
+def every_kind(
+    tokenizers: list[Tokenizer], tmp_path_factory: pytest.TempPathFactory
+) -> list[Tokenizer]:
+    root = tmp_path_factory.mktemp("kinds")
+    usual = {"pad_id": -1, "unk_id": 0, "bos_id": 1, "eos_id": 2}
+    (sentence_piece(root, **usual) / "spiece.model").rename(root / "tokenizer.model")
+    settings = {"tokenizer_class": "LlamaTokenizer", "legacy": False}
+    (root / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    encoding = [*(FIXTURES / "bart-tokenizers").iterdir(), FIXTURES / "t5-text" / "codet5"]
+    return [
+        *tokenizers,
+        load_tokenizer(root, kind="decoder-only"),
+        load_tokenizer(SHIPPED / "py-llama", kind="decoder-only"),
+        *(load_tokenizer(each, kind="encoder-decoder") for each in sorted(encoding)),
+    ]
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 99),
+    st.lists(st.integers(0, 10_000), max_size=40),
+    st.lists(st.integers(0, 10_000), max_size=40),
+    st.lists(st.integers(0, 7), max_size=20),
+)
+def test_a_continuation_adds_up_to_the_whole_text(
+    every_kind: list[Tokenizer],
+    which: int,
+    before: list[int],
+    after: list[int],
+    sizes: list[int],
+) -> None:
+    tokenizer = every_kind[which % len(every_kind)]
+    prompt, output = ([number % tokenizer.size for number in ids] for ids in (before, after))
+    pieces = in_pushes(tokenizer, output, sizes, prompt)
+    assert "".join(pieces) == continuation(tokenizer, prompt, output)
+
+
+def continuation(tokenizer: Tokenizer, prompt: list[int], output: list[int]) -> str:
+    """What output adds to the text of a prompt, which may end within a character."""
+    read, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + output)
+    return whole[common(read, whole) :]
+
+
+def test_the_blank_before_a_continuation_is_printed(every_kind: list[Tokenizer]) -> None:
+    for tokenizer in every_kind[:6]:
+        prompt, output = (
+            [id for id in tokenizer.encode(text) if id not in tokenizer.special_ids]
+            for text in ("Les", "Les des midi")
+        )
+        text = "".join(in_pushes(tokenizer, output[len(prompt) :], [1] * 9, prompt))
+        assert output[: len(prompt)] == prompt and text == " des midi", tokenizer
 
 
 def test_each_push_decodes_a_bounded_window(tokenizers: list[Tokenizer]) -> None:
