@@ -4,6 +4,7 @@ reads, an extra that is imported when needed. Imports no MLX."""
 import functools
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -40,8 +41,9 @@ SCHEMAS_BY_NAME = frozenset(
 """Keywords whose values are objects with a schema for each name."""
 VALUES = frozenset(("enum", "const", "default", "examples"))
 """Keywords whose values are no schemas."""
-UNKNOWN_FORMAT = "Unknown format"
-"""How llguidance's warning of a `format` begins that asserts nothing."""
+HARMLESS = ("Unknown format", "no tokenizer")
+"""How warnings of llguidance begin that mean nothing: a `format` that asserts nothing, and special
+tokens, which are read later."""
 log = logging.getLogger(__name__)
 LIMITS = {
     "max_items_in_row": 500,
@@ -56,6 +58,8 @@ LIMITS = {
 KEPT = 32
 """How many grammars are cached, at up to 13 MB each."""
 INNER = "text"
+GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+"""How a rule of llama.cpp's grammars begins."""
 _STACK_SIZE = threading.Lock()
 
 
@@ -125,6 +129,14 @@ def with_space(grammar: str, *, always: bool) -> str:
     return json.dumps({"grammars": [space, {**inner, "name": INNER}]})
 
 
+def rule_of(name: str, grammar: Grammar) -> str:
+    """Return a rule in Lark, with this name, of the texts that fit a grammar."""
+    [inner] = json.loads(grammar)["grammars"]
+    if inner.get("json_schema") is not None:
+        return f"{name}: %json {json.dumps(inner['json_schema'])}"
+    return f"{name}: %lark {{\n{inner['lark_grammar']}\n}}"
+
+
 def first_problem(problem: str) -> str:
     """Return llguidance's message in one line: the error that regex names, else its beginning."""
     lines = [line.strip() for line in problem.splitlines() if line.strip()]
@@ -147,7 +159,7 @@ def _compiled(name: str, text: str) -> Grammar:
     else:
         if text.count("\n") > MOST_LINES:
             raise OptionError(f"{name} has more than {MOST_LINES} lines: shorten it")
-        lark = _lark_of(text) if "::=" in text else text
+        lark = _lark_of(text) if GBNF.search(text) else text
         grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})
     wrong, problems = with_stack(
         lambda: matcher.validate_grammar_with_warnings(grammar, limits=limits())
@@ -155,7 +167,7 @@ def _compiled(name: str, text: str) -> Grammar:
     if wrong:
         raise OptionError(f"{name} is wrong: {first_problem(problems[0])}")
     for ignored in problems:
-        if not ignored.startswith(UNKNOWN_FORMAT):
+        if not ignored.startswith(HARMLESS):
             log.warning("%s is enforced in part: %s", name, first_problem(ignored))
     return Grammar(grammar)
 

@@ -190,6 +190,12 @@ def template_settings(body: Body) -> dict[str, Any]:
     return {**settings, **body.get("chat_template_kwargs", {})}
 
 
+def wants_no_thought(body: Body, options: Options) -> bool:
+    """Return whether a request, or the options, turn reasoning off."""
+    variables = {**options.chat_template_config, **template_settings(body)}
+    return any(variables.get(name) is False for name in SWITCHES)
+
+
 def ids_of(
     pair: Pair,
     messages: Sequence[Message],

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 from ..engine.pair import Pair
 from ..engine.request import for_model
 from ..errors import OptionError
 from ..options import Options
-from ..sampling.grammar import JSON_STYLE, compiled, enforceable
+from ..sampling.grammar import JSON_STYLE, compiled, enforceable, rule_of
 from ..text.markers import Marker, Markers, typed
 from .body import Body
 from .chat import Tool, Tools, log_once
@@ -21,6 +21,9 @@ from .settings import Limits
 
 Constraint = dict[str, Any]
 """The one option that constrains a text, by its name; empty where none does."""
+Thought = Literal["none", "optional", "open", "close"]
+"""The thought before an answer: there is none; the model may open one; the prompt has opened one;
+the prompt has opened one although the request wants none, so that the model closes it at once."""
 
 
 def constraint_of(body: Body, pair: Pair, options: Options, limits: Limits) -> Constraint:
@@ -31,14 +34,36 @@ def constraint_of(body: Body, pair: Pair, options: Options, limits: Limits) -> C
     return {}
 
 
+def after_thought(options: Options, markers: Markers, thought: Thought) -> Options:
+    """Return options whose constraint binds only what follows the thought. A grammar that writes
+    the markers itself stays as it is. Raises Problem."""
+    written = f"{options.regex or ''}{options.grammar or ''}"
+    marks = [each for each in (markers.think_begin, markers.think_end) if each is not None]
+    grammar = options.constraint
+    if grammar is None or thought == "none" or any(each.text in written for each in marks):
+        return options
+    before, rules = _thoughts(markers, thought)
+    text = "\n".join([f"start: {before} answer", rule_of("answer", grammar), *rules])
+    try:
+        return replace(options, json_schema=None, regex=None, grammar=text)
+    except OptionError as error:
+        raise invalid(f"after the thought, {error}", "response_format") from None
+
+
 def calls_constraint(
-    tools: Tools, markers: Markers, pair: Pair, options: Options, limits: Limits, *, thinking: bool
+    tools: Tools,
+    markers: Markers,
+    pair: Pair,
+    options: Options,
+    limits: Limits,
+    *,
+    thought: Thought,
 ) -> Constraint:
     """Return the constraint of a text that calls a tool or fits `tools.schema`. Raises Problem."""
     if tools.must:
         _check_size("tools", {"json_schema": json.dumps(tools.given)}, limits)
     write, field = (grammar_of, "tools") if tools.must else (_call_or_schema, "response_format")
-    grammar = {"grammar": write(tools, markers, thinking=thinking)}
+    grammar = {"grammar": write(tools, markers, thought=thought)}
     try:
         return _checked(pair, options, field, grammar, limits)
     except Problem:
@@ -228,9 +253,9 @@ class Shape:
     tags: Tags | None = None
 
 
-def grammar_of(tools: Tools, markers: Markers, *, thinking: bool) -> str:
-    """Return the grammar of a text that calls one of `tools.must`. thinking: it begins within the
-    reasoning. Raises Problem for calls that no grammar describes."""
+def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
+    """Return the grammar of a text that calls one of `tools.must`. Raises Problem for calls that no
+    grammar describes."""
     calls = markers.calls
     assert calls is not None, "markers_of found no format of calls"
     without_args = calls.name == "mistral" and not calls.inner
@@ -251,7 +276,7 @@ def grammar_of(tools: Tools, markers: Markers, *, thinking: bool) -> str:
     )
     given = {each["function"]["name"]: each for each in tools.given}
     more = "" if tools.most_calls == 1 else f"({between} call)*"
-    thoughts, rules_of_thoughts = _thoughts(markers, thinking)
+    thoughts, rules_of_thoughts = _thoughts(markers, thought)
     rules = [f"start: {thoughts} {first} call {more} {last}"]
     rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(tools.must))))
     arguments = _json if shape.tags is None else shape.tags.arguments
@@ -261,10 +286,10 @@ def grammar_of(tools: Tools, markers: Markers, *, thinking: bool) -> str:
     return "\n".join([*rules, *rules_of_thoughts])
 
 
-def _call_or_schema(tools: Tools, markers: Markers, *, thinking: bool) -> str:
+def _call_or_schema(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     """Return the grammar of a text that fits `tools.schema` or is a call, which is free."""
     assert markers.calls is not None, "markers_of found no format of calls"
-    thoughts, rules = _thoughts(markers, thinking)
+    thoughts, rules = _thoughts(markers, thought)
     rules += [f"start: {thoughts} (answer | call)", _bound("answer", json.loads(tools.schema))]
     free = " | ".join([ANY_TEXT, *(f"<[{id}]>" for id in markers.special)])
     return "\n".join([*rules, f"call: {_rule(markers.calls.begin, markers)} ({free})*"])
@@ -312,15 +337,17 @@ SHAPES: Mapping[str, Shape] = {
 """By the name of mlx-lm's parser."""
 
 
-def _thoughts(markers: Markers, thinking: bool) -> tuple[str, list[str]]:
-    """Return what precedes the calls, the rest of the reasoning or all of it, and its rules."""
+def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:
+    """Return what precedes an answer or a call, and the rules that this refers to."""
     begin, end = markers.think_begin, markers.think_end
-    if begin is None or end is None:
+    if begin is None or end is None or thought == "none":
         return "", []
+    if thought == "close":
+        return f"{_rule(end, markers)} {LINES}", []
     rest = f"thinking: {ANY_TEXT} {_rule(end, markers)}"
     if markers.special.keys().isdisjoint(end.ids):
         rest = f"thinking[suffix={json.dumps(end.text)}]: {ANY_TEXT}"
-    before = f"thinking {LINES}" if thinking else f"(thought {LINES})?"
+    before = f"thinking {LINES}" if thought == "open" else f"(thought {LINES})?"
     return before, [f"thought: {_rule(begin, markers)} thinking", rest]
 
 

@@ -19,6 +19,7 @@ from ..text.markers import NONE, Markers, markers_of
 from . import chat, constraints, fields, items
 from .body import Body, Schema, read
 from .chat import Tools
+from .constraints import Thought
 from .events import Reader
 from .problems import CONTEXT, Problem, invalid, unsupported
 from .settings import Limits, ServiceSettings
@@ -190,14 +191,14 @@ class RequestParser:
         prompts = [ids[-body.get("truncate_prompt_tokens", 0) :] for ids in prompts]
         if tools.given and not tools.must and isinstance(options.json_schema, str):
             tools = replace(tools, schema=options.json_schema)
-        # A constrained text begins without reasoning.
-        free = tools.schema or options.constraint is None
-        thinking = bool(free) and markers.thinks_after(prompts[0])
+        thought = self._thought(body, markers, prompts[0])
         if tools.must or tools.schema:
             calls = constraints.calls_constraint(
-                tools, markers, self.pair, self.options, self.settings.limits, thinking=thinking
+                tools, markers, self.pair, self.options, self.settings.limits, thought=thought
             )
             options = replace(options, json_schema=None, **calls)
+        else:
+            options = constraints.after_thought(options, markers, thought)
         bounded = [self._with_room(ids, options, body) for ids in prompts]
         tokenizer = self.pair.tokenizer
         content = chat.text_of(body["prediction"]["content"]) if "prediction" in body else ""
@@ -211,10 +212,19 @@ class RequestParser:
             for ids, options in zip(prompts, bounded, strict=True)
             for choice in range(body.get("n", 1))
         ]
+        thinking = thought in ("open", "close")
         reader = functools.partial(
             Reader, markers, tools.given, thinking=thinking, most_calls=tools.most_calls
         )
         return ParsedRequest(requests, sum(map(len, prompts)), reader)
+
+    def _thought(self, body: Body, markers: Markers, prompt: list[int]) -> Thought:
+        """Return which thought precedes the answer to a prompt."""
+        unwanted = chat.wants_no_thought(body, self.options)
+        if markers.thinks_after(prompt):
+            return "close" if unwanted else "open"
+        begun = unwanted or body.get("continue_final_message", False)
+        return "none" if begun or markers.has_thought(prompt, self.pair.tokenizer) else "optional"
 
     def _options(self, body: Body) -> Options:
         """Return the options of a request. Raises Problem, OptionError."""

@@ -130,6 +130,13 @@ class Markers:
             return False
         return _last(prompt, self.think_begin.ids) > _last(prompt, self.think_end.ids)
 
+    def has_thought(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+        """Return whether a prompt ends with a thought, so that the answer begins after it."""
+        at = -1 if self.think_end is None else _last(prompt, self.think_end.ids)
+        if self.think_end is None or at < 0:
+            return False
+        return not tokenizer.decode(prompt[at + len(self.think_end.ids) :]).strip()
+
 
 NONE = Markers()
 _known: WeakKeyDictionary[Tokenizer, Markers] = WeakKeyDictionary()

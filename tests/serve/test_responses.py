@@ -197,8 +197,11 @@ def test_what_is_unknown_is_skipped_with_one_line(
     assert len(told) == 3
 
 
+CALM = {"reasoning": {"effort": "none"}}
+
+
 def test_a_text_has_its_events_in_order(client: TestClient) -> None:
-    body = {"input": "Who?", "structured_outputs": {"regex": "Yes, it is\\."}}
+    body = {"input": "Who?", "structured_outputs": {"regex": "Yes, it is\\."}, **CALM}
     events = streamed(client, **body)
     assert kinds(events) == [
         "created",
@@ -392,7 +395,8 @@ def test_tools_may_be_allowed(calling: TestClient, path: str) -> None:
 
 def test_a_format_binds_the_text(client: TestClient) -> None:
     form = {"type": "json_schema", "name": "x", "strict": True, "schema": SCHEMA}
-    response = respond(client, input="Who?", text={"format": form}, max_output_tokens=100)
+    body = {"input": "Who?", "text": {"format": form}, "max_output_tokens": 100, **CALM}
+    response = respond(client, **body)
     assert json.loads(text_of(response["output"][-1])).keys() == {"name", "age"}
     assert response["text"]["format"] == form
 

@@ -93,15 +93,94 @@ def test_a_prompt_may_leave_a_thought_open(client: TestClient) -> None:
     message = ok(client, CHAT, **thinking)["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == (text.lstrip(), "")
     assert deltas(streamed(client, CHAT, **thinking))["reasoning_content"] == text.lstrip()
-    # What is bound to something else is no thought.
-    [choice] = ok(client, CHAT, **thinking, regex="ab")["choices"]
-    assert choice["message"]["content"] == "ab"
+    # A pattern binds what comes after the thought.
+    ended = ok(client, "/tokenize", content="</think>")["tokens"][-1]
+    bias = {f"{ended}": 4}
+    [choice] = ok(client, CHAT, **{**thinking, "max_tokens": 90}, regex="ab", logit_bias=bias)[
+        "choices"
+    ]
+    assert choice["message"]["content"] == "ab" and choice["message"]["reasoning_content"]
+
+
+OPENS = TEMPLATE.replace("{% if enable_thinking %}<think>{% endif %}", "<think>")
+"""A template that opens a thought whatever the request wants."""
+FITTING = [
+    ({"regex": "ab[ab]{2}"}, "ab[ab]{2}"),
+    ({"guided_json": SCHEMA}, ARGUMENTS),
+    ({"grammar": 'start: "(" PART{1,3} ")"\nPART: /[ab]/'}, r"\([ab]{1,3}\)"),
+    ({"grammar": 'root ::= "(" part{1,3} ")"\npart ::= "a"'}, r"\(a{1,3}\)"),
+    ({"tools": TOOLS, "tool_choice": NAMED, "parallel_tool_calls": False}, ""),
+]
+
+
+@pytest.fixture(scope="module")
+def opening(
+    special: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[TestClient, str]]:
+    """A model whose prompts open a thought, and the id of the token that closes it."""
+    made = make_tooled(tmp_path_factory.mktemp("opens"), template=OPENS, special=special)
+    with running((made, None)) as engine:
+        client = client_of(engine)
+        yield client, f"{ok(client, '/tokenize', content='</think>')['tokens'][-1]}"
+
+
+@pytest.mark.parametrize(("constraint", "pattern"), FITTING, ids=str)
+def test_what_binds_an_answer_leaves_the_thought_before_it_free(
+    opening: tuple[TestClient, str], constraint: dict[str, Any], pattern: str
+) -> None:
+    client, end = opening
+    body = make_body(temperature=1.0, seed=6, logit_bias={end: 4}, n=2, **constraint)
+    choices = ok(client, CHAT, **body)["choices"]
+    for choice in choices:
+        assert choice["message"]["reasoning_content"], choice
+        if pattern:
+            assert re.fullmatch(pattern, choice["message"]["content"])
+            assert choice["finish_reason"] == "stop"
+        else:
+            [call] = choice["message"]["tool_calls"]
+            assert re.fullmatch(ARGUMENTS, call["function"]["arguments"])
+    for each in ok(client, CHAT, **body, speculative=False)["choices"]:
+        content, reasoning = (
+            message.get(name)
+            for message in (each["message"],)
+            for name in ("content", "reasoning_content")
+        )
+        message = choices[each["index"]]["message"]
+        assert (content, reasoning) == (message["content"], message["reasoning_content"])
+    # A request that wants no thought gets none, although the prompt has opened one.
+    body |= {"reasoning_effort": "none", "n": 1, "max_tokens": 60}
+    for more in ({}, {"speculative": False}):
+        message = ok(client, CHAT, **body, **more)["choices"][0]["message"]
+        assert "reasoning_content" not in message
+        assert not pattern or re.fullmatch(pattern, message["content"])
+
+
+def test_a_model_may_open_a_thought_before_a_bound_answer(
+    client: TestClient, special: bool
+) -> None:
+    begin, end = (
+        f"{ok(client, '/tokenize', content=mark)['tokens'][-1]}" for mark in ("<think>", "</think>")
+    )
+    body = make_body(temperature=1.0, seed=6, guided_json=SCHEMA, logit_bias={begin: 9, end: 7})
+    message = ok(client, CHAT, **body)["choices"][0]["message"]
+    assert re.fullmatch(ARGUMENTS, message["content"]) and "reasoning_content" in message
+    for more in (
+        {"reasoning_effort": "none"},
+        {"messages": [USER, {"role": "assistant", "content": "x"}], "continue_final_message": True},
+    ):
+        message = ok(client, CHAT, **{**body, **more})["choices"][0]["message"]
+        assert re.fullmatch(ARGUMENTS, message["content"]), message
+        assert "reasoning_content" not in message
+    # A grammar that writes the marker decides on the thought itself.
+    body = make_body(**bound_to("<think>Hm.</think>Yes.", special))
+    message = ok(client, CHAT, **body)["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
 
 
 def test_calls_are_reported_as_calls(client: TestClient, special: bool) -> None:
     call = '{"name": "keep", "arguments": {"name": "ab", "age": 7}}'
     text = f"Yes.\n<tool_call>\n{call}\n</tool_call>\n<tool_call>{call}</tool_call>"
-    body = make_body(tools=TOOLS, **bound_to(text, special))
+    body = make_body(tools=TOOLS, reasoning_effort="none", **bound_to(text, special))
     [choice] = ok(client, CHAT, **body)["choices"]
     message, calls = choice["message"], choice["message"]["tool_calls"]
     assert (message["content"], choice["finish_reason"]) == ("Yes.", "tool_calls")
@@ -527,7 +606,7 @@ ODD: dict[str, Any] = {
 def test_a_schema_is_enforced_as_far_as_it_can_be(client: TestClient, asked: str) -> None:
     tools = [function("keep", ODD), *TOOLS[1:]]
     choice = NAMED if asked == "named" else "required"
-    body = make_body(temperature=1.0, seed=2, parallel_tool_calls=False)
+    body = make_body(temperature=1.0, seed=2, parallel_tool_calls=False, reasoning_effort="none")
     if asked == "format":
         [choice] = ok(client, CHAT, **body, guided_json=ODD)["choices"]
         arguments = choice["message"]["content"]
