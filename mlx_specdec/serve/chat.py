@@ -14,6 +14,7 @@ from ..errors import CheckpointError
 from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..options import Options
 from ..text.chat import Ending
+from ..text.markers import markers_of
 from ..text.tokenizer import Tokenizer
 from .body import Body, loads
 from .problems import invalid, unsupported
@@ -190,6 +191,20 @@ def template_settings(body: Body) -> dict[str, Any]:
     return {**settings, **body.get("chat_template_kwargs", {})}
 
 
+def _thinks_aloud(message: Message) -> bool:
+    """Return whether a message has a content and a thought before its calls."""
+    has = (message.get(name) for name in ("tool_calls", "reasoning_content", "content"))
+    return all(has)
+
+
+def _with_one_thought(message: Message) -> Message:
+    """Move the content before a call to the thought: gpt-oss's template takes only one of both."""
+    if not _thinks_aloud(message):
+        return message
+    thought = lines_of([message["reasoning_content"], message["content"]])
+    return {**message, "reasoning_content": thought, "content": ""}
+
+
 def wants_no_thought(body: Body, options: Options) -> bool:
     """Return whether a request, or the options, turn reasoning off."""
     variables = {**options.chat_template_config, **template_settings(body)}
@@ -212,6 +227,8 @@ def ids_of(
         late = any(each["role"] == "system" for each in messages[1:])
         if late and not renders_late_system(pair.tokenizer):
             messages = with_late_system(messages)
+        if any(map(_thinks_aloud, messages)) and markers_of(pair.tokenizer).channels is not None:
+            messages = [_with_one_thought(each) for each in messages]
         variables = {**options.chat_template_config, **settings}
         return pair.tokenizer.apply_chat(messages, variables, ending=ending)
     if way == "role prefixes":

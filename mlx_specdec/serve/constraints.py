@@ -13,7 +13,7 @@ from ..engine.request import for_model
 from ..errors import OptionError
 from ..options import Options
 from ..sampling.grammar import JSON_STYLE, compiled, enforceable, rule_of
-from ..text.markers import Marker, Markers, typed
+from ..text.markers import CHANNEL, Marker, Markers, typed
 from .body import Body
 from .chat import Tool, Tools, log_once
 from .problems import Problem, invalid, unsupported
@@ -21,9 +21,10 @@ from .settings import Limits
 
 Constraint = dict[str, Any]
 """The one option that constrains a text, by its name; empty where none does."""
-Thought = Literal["none", "optional", "open", "close"]
-"""The thought before an answer: there is none; the model may open one; the prompt has opened one;
-the prompt has opened one although the request wants none, so that the model closes it at once."""
+Thought = Literal["begun", "none", "optional", "open", "close"]
+"""What precedes an answer: nothing, since the prompt has begun it; no thought; a thought, if the
+model opens one; the rest of the thought that the prompt has opened; only the end of that thought,
+since the request wants none."""
 
 
 def constraint_of(body: Body, pair: Pair, options: Options, limits: Limits) -> Constraint:
@@ -38,11 +39,13 @@ def after_thought(options: Options, markers: Markers, thought: Thought) -> Optio
     """Return options whose constraint binds only what follows the thought. A grammar that writes
     the markers itself stays as it is. Raises Problem."""
     written = f"{options.regex or ''}{options.grammar or ''}"
-    marks = [each for each in (markers.think_begin, markers.think_end) if each is not None]
-    grammar = options.constraint
-    if grammar is None or thought == "none" or any(each.text in written for each in marks):
+    marks = [each.text for each in (markers.think_begin, markers.think_end) if each is not None]
+    if markers.channels is not None:
+        marks.append(CHANNEL)
+    (thoughts, rules), header = _thoughts(markers, thought), _answer_header(markers, thought)
+    before, grammar = f"{thoughts} {header}".strip(), options.constraint
+    if grammar is None or not before or any(each in written for each in marks):
         return options
-    before, rules = _thoughts(markers, thought)
     text = "\n".join([f"start: {before} answer", rule_of("answer", grammar), *rules])
     try:
         return replace(options, json_schema=None, regex=None, grammar=text)
@@ -243,7 +246,8 @@ LINE = r"/\n?/"
 @dataclass(frozen=True)
 class Shape:
     """How a model writes a section of calls. before, behind: around the arguments of a call.
-    between: two calls. first, last: of the section. tags: None where arguments are JSON."""
+    between: two calls. first, last: of the section. tags: None where arguments are JSON. single:
+    a call ends the output."""
 
     before: Parts
     behind: Parts = ()
@@ -251,6 +255,7 @@ class Shape:
     first: Parts = ()
     last: Parts = ()
     tags: Tags | None = None
+    single: bool = False
 
 
 def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
@@ -275,7 +280,7 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
         _lark(each, marks=marks) for each in (shape.between, shape.first, shape.last, shape.behind)
     )
     given = {each["function"]["name"]: each for each in tools.given}
-    more = "" if tools.most_calls == 1 else f"({between} call)*"
+    more = "" if tools.most_calls == 1 or shape.single else f"({between} call)*"
     thoughts, rules_of_thoughts = _thoughts(markers, thought)
     rules = [f"start: {thoughts} {first} call {more} {last}"]
     rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(tools.must))))
@@ -290,7 +295,8 @@ def _call_or_schema(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     """Return the grammar of a text that fits `tools.schema` or is a call, which is free."""
     assert markers.calls is not None, "markers_of found no format of calls"
     thoughts, rules = _thoughts(markers, thought)
-    rules += [f"start: {thoughts} (answer | call)", _bound("answer", json.loads(tools.schema))]
+    answer = f"{_answer_header(markers, thought)} schema"
+    rules += [f"start: {thoughts} ({answer} | call)", _bound("schema", json.loads(tools.schema))]
     free = " | ".join([ANY_TEXT, *(f"<[{id}]>" for id in markers.special)])
     return "\n".join([*rules, f"call: {_rule(markers.calls.begin, markers)} ({free})*"])
 
@@ -313,6 +319,7 @@ GLM = Shape(
 )
 SHAPES: Mapping[str, Shape] = {
     "glm47": GLM,
+    "harmony": Shape((BEGIN, "NAME ", 0, "json", 1), single=True),
     "json_tools": Shape((BEGIN, f"\n{HEAD}"), ("}\n", END), between=("\n",)),
     "kimi_k2": Shape((0, "functions.NAME:", "/[0-9]{1,3}/", 1), (2,), first=(BEGIN,), last=(END,)),
     "laguna": GLM,
@@ -340,15 +347,23 @@ SHAPES: Mapping[str, Shape] = {
 def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:
     """Return what precedes an answer or a call, and the rules that this refers to."""
     begin, end = markers.think_begin, markers.think_end
-    if begin is None or end is None or thought == "none":
+    if begin is None or end is None or thought in ("begun", "none"):
         return "", []
+    gap = LINES if markers.channels is None else _rule(markers.channels.header, markers)
     if thought == "close":
-        return f"{_rule(end, markers)} {LINES}", []
+        return f"{_rule(end, markers)} {gap}", []
     rest = f"thinking: {ANY_TEXT} {_rule(end, markers)}"
     if markers.special.keys().isdisjoint(end.ids):
         rest = f"thinking[suffix={json.dumps(end.text)}]: {ANY_TEXT}"
-    before = f"thinking {LINES}" if thought == "open" else f"(thought {LINES})?"
+    before = f"thinking {gap}" if thought == "open" else f"(thought {gap})?"
     return before, [f"thought: {_rule(begin, markers)} thinking", rest]
+
+
+def _answer_header(markers: Markers, thought: Thought) -> str:
+    """Return the rule of what begins an answer in a channel."""
+    if markers.channels is None or thought == "begun":
+        return ""
+    return _rule(markers.channels.answer, markers)
 
 
 def _rule(marker: Marker, markers: Markers) -> str:

@@ -18,6 +18,7 @@ from ..text.infill import infill_of
 from ..text.markers import NONE, Markers, markers_of
 from . import chat, constraints, fields, items
 from .body import Body, Schema, read
+from .channels import ChannelReader
 from .chat import Tools
 from .constraints import Thought
 from .events import Reader
@@ -87,6 +88,10 @@ class RequestParser:
         top = body.get("top_logprobs", 0) if body.get("logprobs") else None
         tools, speaking = chat.tools_of(body), self._speaking(body)
         markers = self._markers(tools)
+        if markers.channels is not None and markers.calls is not None:
+            end = markers.calls.end.ids[0]
+            known = end in self.pair.eos_token_ids
+            speaking = speaking if known else speaking._ending(str(end))
         parsed = speaking._parsed(body, [speaking.chat_ids(body)], top, tools, markers)
         answers = not body.get("continue_final_message")
         requests = [replace(each, answers=answers) for each in parsed.requests]
@@ -144,9 +149,12 @@ class RequestParser:
         infill = infill_of(self.pair.tokenizer)
         if infill is None:
             raise unsupported(field, "this model has no tokens that mark prefix and suffix")
+        return self._ending(*infill.ends)
+
+    def _ending(self, *tokens: str | int) -> Self:
+        """Return the parser of texts that also end at these tokens."""
         given = cast(tuple[str | int, ...], self.options.extra_eos_token)
-        ends = (*given, *infill.ends)
-        return replace(self, options=replace(self.options, extra_eos_token=ends))
+        return replace(self, options=replace(self.options, extra_eos_token=(*given, *tokens)))
 
     def _speaking(self, body: Body) -> Self:
         """Return the parser with the languages of a body, in which its prompts are read."""
@@ -213,8 +221,13 @@ class RequestParser:
             for choice in range(body.get("n", 1))
         ]
         thinking = thought in ("open", "close")
+        form = functools.partial(ChannelReader, header=markers.in_header(prompts[0]))
         reader = functools.partial(
-            Reader, markers, tools.given, thinking=thinking, most_calls=tools.most_calls
+            Reader if markers.channels is None else form,
+            markers,
+            tools.given,
+            thinking=thinking,
+            most_calls=tools.most_calls,
         )
         return ParsedRequest(requests, sum(map(len, prompts)), reader)
 
@@ -223,8 +236,10 @@ class RequestParser:
         unwanted = chat.wants_no_thought(body, self.options)
         if markers.thinks_after(prompt):
             return "close" if unwanted else "open"
-        begun = unwanted or body.get("continue_final_message", False)
-        return "none" if begun or markers.has_thought(prompt, self.pair.tokenizer) else "optional"
+        tokenizer, begun = self.pair.tokenizer, body.get("continue_final_message", False)
+        if begun:
+            return "begun"
+        return "none" if unwanted or markers.has_thought(prompt, tokenizer) else "optional"
 
     def _options(self, body: Body) -> Options:
         """Return the options of a request. Raises Problem, OptionError."""

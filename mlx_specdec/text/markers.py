@@ -108,6 +108,23 @@ class CallFormat:
     inner: Mapping[str, int]
 
 
+START, CHANNEL, MESSAGE, CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
+MESSAGE_ENDS = ("<|end|>", CALL, "<|return|>")
+HARMONY = (START, CHANNEL, "<|constrain|>", MESSAGE, *MESSAGE_ENDS)
+"""Special tokens of OpenAI's Harmony format, in which gpt-oss writes."""
+
+
+@dataclass(frozen=True)
+class Channels:
+    """The headers of a model whose whole output is messages in channels, as Harmony has them.
+    header: begins a message of the model. message: ends a header. answer: the rest of the header of
+    an answer."""
+
+    header: Marker
+    message: Marker
+    answer: Marker
+
+
 @dataclass(frozen=True)
 class Markers:
     """The markers of one model, None where it has none. special: the texts of special tokens among
@@ -117,9 +134,12 @@ class Markers:
     think_end: Marker | None = None
     calls: CallFormat | None = None
     special: Mapping[int, str] = field(default_factory=dict)
+    channels: Channels | None = None
 
     def without_calls(self) -> Self:
         """Return the markers for a request without tools."""
+        if self.channels is not None:
+            return replace(self, calls=None)
         thoughts = (self.think_begin, self.think_end)
         ids = {id for each in thoughts if each is not None for id in each.ids}
         special = {id: text for id, text in self.special.items() if id in ids}
@@ -129,6 +149,12 @@ class Markers:
         if self.think_begin is None or self.think_end is None:
             return False
         return _last(prompt, self.think_begin.ids) > _last(prompt, self.think_end.ids)
+
+    def in_header(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt ends within the header of a message."""
+        if self.channels is None:
+            return False
+        return _last(prompt, self.channels.header.ids) > _last(prompt, self.channels.message.ids)
 
     def has_thought(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
         """Return whether a prompt ends with a thought, so that the answer begins after it."""
@@ -158,6 +184,9 @@ def _markers(tokenizer: Tokenizer, templated: Any) -> Markers:
     def marker(text: str) -> Marker:
         return Marker(text, tuple(templated.encode(text, add_special_tokens=False)))
 
+    pieces = {piece: id for id, piece in enumerate(tokenizer.pieces())}
+    if CHANNEL in str(templated.chat_template) and pieces.keys() >= {*HARMONY}:
+        return _harmony(pieces, marker)
     begin, end, *_ = tokenizer_utils._infer_thinking(templated)
     named = templated.init_kwargs.get("tool_parser_type")
     name = named or tokenizer_utils._infer_tool_parser(templated)
@@ -169,6 +198,19 @@ def _markers(tokenizer: Tokenizer, templated: Any) -> Markers:
     ids |= {*calls.inner.values()} if calls else set()
     special = {id: tokenizer.pieces()[id] or "" for id in ids & tokenizer.special_ids}
     return Markers(before, after, calls, special)
+
+
+def _harmony(pieces: Mapping[str | None, int], marker: Callable[[str], Marker]) -> Markers:
+    inner = {text: pieces[text] for text in ("<|constrain|>", MESSAGE)}
+    begin = marker(f"{CHANNEL}commentary to=functions.")
+    return Markers(
+        marker(f"{CHANNEL}analysis{MESSAGE}"),
+        marker("<|end|>"),
+        # A call is read by its header, and its arguments are JSON.
+        CallFormat("harmony", begin, marker(CALL), lambda text, tools: [], inner),
+        {pieces[text]: text for text in HARMONY},
+        Channels(marker(f"{START}assistant"), marker(MESSAGE), marker(f"{CHANNEL}final{MESSAGE}")),
+    )
 
 
 def _call_format(

@@ -1,0 +1,93 @@
+"""Reads the output of a model that writes messages in channels, OpenAI's Harmony format."""
+
+import math
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..text.markers import CHANNEL, MESSAGE, MESSAGE_ENDS, START
+from ..text.stream import overlap
+from .events import Arguments, Call, Event, Kind, Reader, Text
+
+Part = Literal["content", "reasoning", "arguments", "nothing"]
+KINDS: Mapping[str, Kind] = {"analysis": "reasoning"}
+"""What a channel holds, if not content."""
+ROLE = re.compile(rf"{re.escape(START)}\s*(\w+)")
+NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
+RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)")
+BEGINNINGS = (START, CHANNEL, MESSAGE, "<|constrain|>", "to=")
+"""How a header, or the rest of one, may begin."""
+ENDS = (*MESSAGE_ENDS, START, CHANNEL)
+"""What ends a message. The last two begin the next header."""
+
+
+@dataclass
+class ChannelReader(Reader):
+    """Reads the messages of one choice. header: The text begins within the header of a message."""
+
+    header: bool = True
+
+    def __post_init__(self) -> None:
+        self._part: Part | None = None
+        if not self.header:
+            self._part = "reasoning" if self.thinking else "content"
+        self._begun = not self.header
+
+    def read(self, text: str | None) -> list[Event]:
+        self._text += text or ""
+        events: list[Event] = []
+        while (self._header if self._part is None else self._message)(events, text is None):
+            pass
+        most = math.inf if self.most_calls is None else self.most_calls
+        filled = (each for each in events if isinstance(each, Call) or each.text)
+        return [each for each in filled if isinstance(each, Text) or each.index < most]
+
+    def _header(self, events: list[Event], over: bool) -> bool:
+        """Read a header. Returns whether it has ended."""
+        if not self._begun and not _may_begin(self._text.lstrip(), over=over):
+            # A model that was trained on another format answers without a header.
+            self._part, self._begun = "content", True
+            return True
+        header, found, rest = self._text.partition(MESSAGE)
+        if not found:
+            return False
+        self._text, self._begun, self._part = rest, True, self._part_of(header)
+        if self._part == "arguments":
+            name = RECIPIENT.findall(header)[-1]
+            events.append(Call(self.count, f"call_{uuid.uuid4().hex}", name))
+            self.count += 1
+        return True
+
+    def _part_of(self, header: str) -> Part:
+        """Return what the message with a header holds."""
+        role, channel = ROLE.search(header), NAME.search(header)
+        if role is not None and role[1] != "assistant":
+            return "nothing"  # The model continues with what only others may write.
+        if self.markers.calls is not None and RECIPIENT.search(header):
+            return "arguments"
+        return KINDS.get(channel[1], "content") if channel is not None else "content"
+
+    def _message(self, events: list[Event], over: bool) -> bool:
+        """Read a message, or a piece of it. Returns whether it has ended."""
+        places = [(place, end) for end in ENDS if (place := self._text.find(end)) >= 0]
+        place, end = min(places, default=(len(self._text), ""))
+        if not end and not over:
+            place -= max(overlap(self._text, each) for each in ENDS)
+        text, self._text = self._text[:place], self._text[place:]
+        if self._part == "arguments":
+            events.append(Arguments(self.count - 1, text))
+        elif self._part in ("content", "reasoning"):
+            events.append(Text(self._part, text))
+        if end:
+            self._part = None
+            self._text = self._text if end in (START, CHANNEL) else self._text[len(end) :]
+        return bool(end)
+
+
+def _may_begin(text: str, *, over: bool) -> bool:
+    """Return whether a header may begin with a text. over: Nothing follows the text."""
+    if text.startswith(BEGINNINGS):
+        return True
+    return not over and any(each.startswith(text) for each in BEGINNINGS)
