@@ -125,6 +125,8 @@ def test_a_chat_goes_on(page: Any, root: str) -> None:
 def begin_long_answer(page: Any, root: str) -> None:
     """Ask for a long answer, and wait for its first words."""
     page.goto(root)
+    if not page.is_visible("#max_tokens"):
+        page.click("summary")
     page.fill("#max_tokens", "3000")
     page.fill("#prompt", "Who?")
     page.click("#send")
@@ -132,11 +134,25 @@ def begin_long_answer(page: Any, root: str) -> None:
     playwright.expect(page.locator("#tokens")).to_have_text(re.compile(r"\d{2,}"), timeout=60_000)
 
 
-def test_an_answer_can_be_stopped(page: Any, root: str) -> None:
+@pytest.mark.parametrize("width", [1100, 390])
+def test_stop_ends_an_answer_while_the_box_is_empty(page: Any, root: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 720})
+    requests: list[Any] = []
+    page.on("requestfailed", lambda request: requests.append(request))
     begin_long_answer(page, root)
-    page.click("#send")
+    assert page.input_value("#prompt") == ""
+    page.get_by_role("button", name="Stop").click()
     page.locator("article[data-done=true]").wait_for()
-    assert 9 < int(page.text_content("#tokens")) < 3000
+    playwright.expect(page.locator("#send")).to_have_text("Send")
+    # The model may end an answer as well, but only the page aborts a request.
+    assert [request.failure for request in requests] == ["net::ERR_ABORTED"]
+
+
+def test_an_empty_box_sends_nothing(page: Any, root: str) -> None:
+    page.goto(root)
+    playwright.expect(page.locator("#about")).not_to_have_text("connecting")
+    page.click("#send")
+    assert page.locator("article").count() == 0
 
 
 def test_a_new_conversation_knows_nothing_of_an_answer_that_was_under_way(
