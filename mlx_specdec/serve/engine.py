@@ -21,7 +21,8 @@ from ..options import Options
 from .metrics import Metrics
 
 Listener = Callable[[Part], None]
-"""Called in the engine's thread with every part of a request; it must return at once."""
+"""Called with every part of a request, by the engine's thread or by whoever closes the engine; it
+must return at once."""
 STOPPING = "the server is shutting down"
 FAILED_PASSES = 3
 """Number of failed passes in a row, without a token in between, that make /health report 503."""
@@ -138,10 +139,11 @@ class Engine:
         self.metrics.count("cancelled", len(known))
 
     def close(self) -> None:
-        """Take no more requests, and end the pending ones with an error."""
+        """Take no more requests, and end the pending ones with an error even if a step is long."""
         with self._changed:
             self._closed = True
             self._changed.notify()
+        self._publish(self._all_with(STOPPING))
 
     def join(self, seconds: float) -> bool:
         """Wait for the thread. Returns True when it has ended."""
@@ -166,7 +168,6 @@ class Engine:
             self.problem = problem
             self.close()
             then()
-        self._publish(self._all_with(STOPPING))
         release()
         if self._cache is not None:
             self._cache.close()

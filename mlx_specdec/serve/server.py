@@ -90,7 +90,7 @@ def serve(
             backlog=MOST_CONNECTIONS,
             limit_concurrency=MOST_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=int(FINISH_SECONDS) + CUT_SECONDS,
+            timeout_graceful_shutdown=int(FINISH_SECONDS) + 2 * CUT_SECONDS,
         ),
         service,
         configuration(f"http://{reached}:{port}", service.name, next(iter(access.keys), None)),
@@ -196,6 +196,7 @@ class _Server(uvicorn.Server):
         self._configuration = configuration
         self._drain_seconds = drain_seconds
         self._accepts_until = 0.0
+        self._interrupted = False
 
     def loaded(self) -> None:
         """Called when the engine has loaded, or failed to."""
@@ -208,10 +209,12 @@ class _Server(uvicorn.Server):
             print(*self._configuration.splitlines()[:count], sep="\n", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at a signal, where uvicorn would raise it again at the end. The second signal ends
-        the time for proxies, and the one after that the time for answers."""
-        self.force_exit = self.should_exit and not self._draining
+        """Stop at a signal, which uvicorn would raise again at the end. The second signal ends the
+        time for proxies, and the one after that the time for answers."""
+        if self.should_exit and not self._draining:
+            asyncio.get_running_loop().call_soon_threadsafe(self._cut)
         self.should_exit = self._service.stopping = True
+        self._interrupted = sig == signal.SIGINT
         drains = sig == signal.SIGTERM and not self._accepts_until
         self._accepts_until = time.monotonic() + self._drain_seconds * drains
 
@@ -225,10 +228,24 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Called by uvicorn when connections are no longer accepted."""
-        log.info("shutting down")
-        cut = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._engine.close)
+        if count := len(self.server_state.tasks):
+            hint = "; press Ctrl-C again to stop" if self._interrupted else ""
+            log.info("finishing %d request%s%s", count, "" if count == 1 else "s", hint)
+        else:
+            log.info("shutting down")
+        cut = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._cut)
         await super().shutdown(list(sockets or ()))
         cut.cancel()
+
+    def _cut(self) -> None:
+        """End all answers with an error, and close the connections that do not take it in time.
+        Canceling the tasks instead would log a traceback for each."""
+        self._engine.close()
+        asyncio.get_running_loop().call_later(CUT_SECONDS, self._abort_connections)
+
+    def _abort_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def _listen(host: str, port: int) -> socket.socket:

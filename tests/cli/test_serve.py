@@ -113,6 +113,39 @@ def test_the_key_comes_from_the_environment_as_well_and_sigterm_lets_answers_end
 
 
 @needs_extra
+@pytest.mark.parametrize("stream", [True, False])
+def test_ctrl_c_says_what_it_waits_for_and_a_second_one_cuts_it_without_a_traceback(
+    llama: Path, stream: bool
+) -> None:
+    body = {"prompt": "def", "max_tokens": 4000, "ignore_eos": True, "stream": stream}
+    answers: list[tuple[int, bytes]] = []
+
+    def ask() -> None:
+        try:
+            with server.ask("/v1/completions", **body) as answer:
+                answers.append((answer.status, answer.read()))
+        except urllib.error.HTTPError as refused:
+            answers.append((refused.code, refused.read()))
+
+    with serving("--model", llama, "--no-cache") as server:
+        url = server.address
+        client = threading.Thread(target=ask)
+        client.start()
+        while b"requests_processing 1" not in urllib.request.urlopen(f"{url}/metrics").read():
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGINT)
+        hint = "finishing 1 request; press Ctrl-C again to stop\n"
+        while not any(line.endswith(hint) for line in server.said):
+            assert server.process.poll() is None, server.said
+            time.sleep(0.01)
+        assert server.end(signal.SIGINT) == 0
+        client.join()
+    [(status, answer)] = answers
+    assert status == (200 if stream else 503) and b"the server is shutting down" in answer
+    assert not any("Traceback" in line or "ERROR" in line for line in server.said)
+
+
+@needs_extra
 def test_while_it_drains_health_says_so_and_requests_are_answered(llama: Path) -> None:
     with serving("--model", llama, "--no-cache", "--drain-seconds", 60) as server:
         url = server.address

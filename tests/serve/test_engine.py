@@ -31,6 +31,27 @@ def test_closing_ends_what_is_there_with_an_error(llama: tuple[Path, Path]) -> N
             engine.submit([Request(PROMPT, OPTIONS)], Heard())
 
 
+def test_closing_ends_requests_during_a_long_step(
+    llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+
+    def waits(self: Scheduler) -> list[Part]:
+        began.set()
+        assert goes_on.wait(60)
+        return []
+
+    monkeypatch.setattr(Scheduler, "step", waits)
+    with running(llama) as engine:
+        _, heard = ask(engine)
+        assert began.wait(60)
+        engine.close()
+        assert heard.parts.get(timeout=30).error == STOPPING
+        goes_on.set()
+        assert engine.join(60)
+    assert heard.parts.empty()
+
+
 def test_a_step_that_never_ends_is_reported_and_so_is_an_engine_that_is_no_more(
     llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
