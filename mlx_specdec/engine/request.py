@@ -127,13 +127,21 @@ class Result:
 
 @dataclass(frozen=True)
 class Part:
-    """The output of one step for one request. number: of the request. result: with the last part.
-    error: why there is no result."""
+    """The output of one step for one request.
+
+    Attributes:
+        number: The request's number.
+        emission: Tokens and text of the step.
+        result: The finished text, with the last part.
+        error: Why there is no result.
+        drafted, accepted: Numbers of the step's draft tokens, and of those that were accepted."""
 
     number: int
     emission: Emission
     result: Result | None = None
     error: str | None = None
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def last(self) -> bool:
@@ -145,7 +153,8 @@ class Job:
     """A request on its way through the scheduler. reads_with, rule: equal for jobs that may be read
     together, and that may be decoded together. began, read: seconds on the clock when its prompt
     was begun, and had been read. drafting: seconds of that for drafters. behind: a job with a
-    prompt that begins alike and is read before this one."""
+    prompt that begins alike and is read before this one. reported: the number of speculative rounds
+    whose drafts earlier parts have counted."""
 
     pair: Pair
     number: int
@@ -165,6 +174,7 @@ class Job:
     read: float = 0.0
     drafting: float = 0.0
     behind: Self | None = None
+    reported: int = 0
 
     @classmethod
     def of(
@@ -241,10 +251,14 @@ class Job:
         """Return the output of a step, with the result where it is the last. clock: seconds."""
         self.pieces += emission.pieces
         self.tokens += emission.tokens
+        drafts, self.reported = self.recorder.drafts[self.reported :], len(self.recorder.drafts)
+        drafted = sum(count for _, count, _ in drafts)
+        accepted = sum(count for _, _, count in drafts)
+        part = Part(self.number, emission, drafted=drafted, accepted=accepted)
         if not self.sequence.ended:
-            return Part(self.number, emission)
+            return part
         try:
-            return Part(self.number, emission, self._result(emission.finish_reason, clock()))
+            return replace(part, result=self._result(emission.finish_reason, clock()))
         except DecodingError as problem:
             return Part(self.number, emission, error=str(problem))
 

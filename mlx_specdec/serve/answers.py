@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..decoding.sequence import Emission, TokenLogprob
-from ..engine.request import Result
+from ..engine.request import Part, Result
 from ..text.vocabulary import token_bytes
 from ..version import __version__
 from .body import Body
@@ -29,9 +29,9 @@ token_pieces = functools.lru_cache(maxsize=1)(token_bytes)
 class Choice:
     """One text of an answer, as far as it was generated.
 
-    index: its place among the choices. finish_reason: as the engine calls it, "length" for a text
-    that was cut; None while the text goes on. stop: the stop string that ended it. result: set when
-    the engine has ended it."""
+    index: its place among the choices. drafted, accepted: numbers of draft tokens. finish_reason:
+    as the engine calls it, "length" for a text that was cut; None while the text goes on. stop: the
+    stop string that ended it. result: set when the engine has ended it."""
 
     index: int = 0
     reader: Reader = field(default_factory=Reader)
@@ -39,19 +39,24 @@ class Choice:
     events: list[Event] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     finish_reason: str | None = None
     stop: str = ""
     result: Result | None = None
 
-    def take(self, emission: Emission, result: Result | None) -> None:
+    def take(self, part: Part) -> None:
         """Add what a step generated."""
+        emission = part.emission
         self.texts.append(emission.text)
         self.logprobs += emission.logprobs
         self.tokens += len(emission.tokens)
+        self.drafted += part.drafted
+        self.accepted += part.accepted
         self.stop = emission.stop
-        self.result = result
-        if result is not None:
-            self.finish_reason = result.finish_reason
+        self.result = part.result
+        if part.result is not None:
+            self.finish_reason = part.result.finish_reason
 
     def read(self, text: str | None) -> list[Event]:
         """Add and return the events of a further piece of the text; None is its end."""

@@ -213,12 +213,11 @@ class ResponseStream:
 
     def figures(self) -> dict[str, int]:
         """Return the numbers of tokens, for the log."""
-        stats = [each.result.stats for each in self.choices if each.result is not None]
         return {
             "prompt_tokens": self._parsed.prompt_tokens,
-            "tokens": sum(each.tokens for each in self.choices),
-            "draft_n": sum(each.drafted for each in stats),
-            "draft_n_accepted": sum(each.accepted for each in stats),
+            "tokens": sum(choice.tokens for choice in self.choices),
+            "draft_n": sum(choice.drafted for choice in self.choices),
+            "draft_n_accepted": sum(choice.accepted for choice in self.choices),
         }
 
     def close(self) -> None:
@@ -251,7 +250,7 @@ class ResponseStream:
                 # The client can change a constraint that no text of the model satisfies.
                 raise (invalid if part.error == STUCK else failed)(part.error)
             choice = self._open[part.number]
-            choice.take(part.emission, part.result)
+            choice.take(part)
             by_drafted = self._writer.include_drafted
             for emission in _by_drafted(part.emission) if by_drafted else [part.emission]:
                 yield choice, emission, await _read(choice, emission.text)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
+import re
 import signal
 import socket
 import struct
@@ -121,6 +123,27 @@ def test_a_client_that_leaves_at_any_stage_leaves_nothing_behind(
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             wait_until(lambda: place.engine.requests == (0, 0))
     assert place.ask(prompt=TEXT, max_tokens=2)[0] == 200
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_the_log_counts_the_drafts_of_finished_and_of_stopped_answers(
+    place: Place, caplog: pytest.LogCaptureFixture, leaves: bool
+) -> None:
+    caplog.set_level(logging.INFO, "mlx_specdec.serve.app")
+    body = {"prompt": TEXT, "max_tokens": 3000 if leaves else 30, "ignore_eos": True}
+    with place.connect() as connection:
+        connection.sendall(post({**body, "stream": True}))
+        data = b""
+        while data.count(b"data: ") < 5:
+            data += connection.recv(1000)
+        while not leaves and b"[DONE]" not in data:
+            data += connection.recv(1000)
+    wait_until(lambda: "/v1/completions" in caplog.text)
+    [logged] = re.findall(r"draft_n=(\d+) draft_n_accepted=(\d+)", caplog.text)
+    assert int(logged[0]) >= int(logged[1]) > 0
+    if not leaves:
+        figures = rb'"draft_n": (\d+), "draft_n_accepted": (\d+)'
+        assert [each.decode() for each in re.findall(figures, data)[-1]] == list(logged)
 
 
 @pytest.mark.parametrize(
