@@ -46,6 +46,18 @@ def resolve_config(name: str, *, revision: str | None = None) -> Path:
     return Repository(name, revision).fetch_config()
 
 
+def names_of(name: str) -> tuple[str, ...]:
+    """Return the names by which a model may be called, from the shortest. A local path is called by
+    its last part, by every longer end of it, and as it was typed, wherever the program was started;
+    a name on the Hub stays as it is. Raises SourceError as `resolve` does."""
+    local = _local(name)
+    if local is None:
+        return (name,)
+    parts = Path(os.path.abspath(local)).parts
+    ends = [str(Path(*parts[-count:])) for count in range(1, len(parts) + 1)]
+    return tuple(dict.fromkeys((*ends, name)))
+
+
 def _local(name: str) -> Path | None:
     """A directory; None for what may be a name on the Hub. Raises SourceError for neither."""
     path = os.path.expanduser(name)

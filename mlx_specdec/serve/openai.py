@@ -309,8 +309,9 @@ def models(service: Service, request: Request) -> Payload:
 
 def model(service: Service, request: Request) -> Payload:
     """Describe the one model."""
-    if request.path_params["id"] != service.name:
-        raise unknown_model(request.path_params["id"], service.name)
+    named = request.path_params["id"]
+    if named not in (service.name, *service.settings.aliases):
+        raise unknown_model(named, service.name)
     return _model(service)
 
 

@@ -79,6 +79,8 @@ class RequestParser:
     def check(self, kind: str, body: Body) -> Body:
         """Return the canonical form of a body of the schema of this name. Raises Problem."""
         named = body.get("model", self.name)
+        if named in self.settings.aliases:
+            named, body = self.name, {**body, "model": self.name}
         if self.settings.strict_model and named not in (self.name, *fields.UNNAMED):
             raise unknown_model(str(named), self.name)
         return read(self.schemas[kind], body)

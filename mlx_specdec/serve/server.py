@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ..checkpoints.source import names_of
 from ..engine.pair import Pair
 from ..engine.prompt_cache_files import Store
 from ..errors import OptionError
@@ -59,7 +59,7 @@ def serve(
     """Serve until a signal comes. model: its name or directory. load, batch_size, store,
     memory_budget: as Engine has them. drain_seconds: time after SIGTERM in which connections are
     accepted. Raises OptionError when the port cannot be used, and what `load` raises."""
-    listener = _listen(host, port)
+    names, listener = names_of(model), _listen(host, port)
     waiting = settings.limits.waiting
     engine = Engine(
         load, batch_size=batch_size, waiting=waiting, store=store, memory_budget=memory_budget
@@ -73,8 +73,7 @@ def serve(
     with contextlib.suppress(ValueError, OSError):
         # The default is 256 on macOS and 1,024 under systemd.
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, FILES), most_files))
-    name = Path(model).resolve().name if Path(model).exists() else model
-    service = Service(engine, name, settings)
+    service = Service(engine, names[0], replace(settings, aliases=names[1:]))
     server = _Server(
         uvicorn.Config(
             make_app(service, access),

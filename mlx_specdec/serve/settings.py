@@ -36,10 +36,11 @@ class ServiceSettings:
     drawn_seeds: a request without a seed gets a random one instead of that of the options. metrics:
     answers include vLLM's figures of speculative decoding. keep_billing: billing lines and
     countdowns of Claude Code stay in system prompts. strict_model: requests that name another model
-    are refused."""
+    are refused. aliases: other names of this model, which requests may use."""
 
     limits: Limits = Limits()
     drawn_seeds: bool = True
     metrics: bool = False
     keep_billing: bool = False
     strict_model: bool = False
+    aliases: tuple[str, ...] = ()

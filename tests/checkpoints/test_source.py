@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.checkpoints.source import resolve, resolve_config
+from mlx_specdec.checkpoints.source import names_of, resolve, resolve_config
 from mlx_specdec.engine import loading
 from mlx_specdec.errors import SourceError
 
@@ -91,3 +91,23 @@ def test_the_time_of_a_download_is_not_called_loading(monkeypatch: pytest.Monkey
     monkeypatch.setattr(loading, "resolve", download)
     monkeypatch.setattr(loading, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     assert loading.load("some/model", "some/draft").load_seconds == 0
+
+
+def test_a_local_model_has_one_first_name_wherever_the_program_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "weights" / "tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    typed = {tmp_path: "weights/tiny", model.parent: "tiny/", model: ".", Path("/"): str(model)}
+    for place, name in typed.items():
+        monkeypatch.chdir(place)
+        first, *others = names_of(name)
+        assert first == "tiny"
+        assert {"weights/tiny", str(model)} <= {*others} and (name in others or name == first)
+    monkeypatch.chdir("/")
+    assert names_of("weights/t5-enfr")[:2] == ("t5-enfr", "weights/t5-enfr")
+
+
+def test_a_name_on_the_hub_stays_as_it_is() -> None:
+    assert names_of("google/flan-t5-small") == ("google/flan-t5-small",)

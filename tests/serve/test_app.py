@@ -61,6 +61,15 @@ def test_another_model_is_not_found_and_not_loaded(client: TestClient, engine: E
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
 
 
+def test_a_models_other_names_are_accepted_and_answered_with_its_id(engine: Engine) -> None:
+    settings = ServiceSettings(strict_model=True, aliases=("weights/tiny", "/models/weights/tiny"))
+    client = TestClient(make_app(Service(engine, "tiny", settings), OPEN))
+    for name in ("tiny", *settings.aliases):
+        assert ok(client, COMPLETIONS, prompt="x", max_tokens=1, model=name)["model"] == "tiny"
+        assert client.get(f"/v1/models/{name}").json()["id"] == "tiny"
+    assert client.post(COMPLETIONS, json={"prompt": "x", "model": "other/tiny"}).status_code == 404
+
+
 def test_while_loading_there_is_nobody_to_ask() -> None:
     client = client_of(Engine(lambda: None, batch_size=1, waiting=1))
     for answer in (client.get("/health"), client.post(CHAT, json={})):
