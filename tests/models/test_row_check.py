@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,6 +19,7 @@ from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import trials
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.models.mlx_lm.trials import LAYERS
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.lookup import PromptLookup
 
@@ -110,3 +112,31 @@ def test_phi3small_with_ids_that_mlx_lm_writes_past_is_refused(tmp_path: Path) -
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"masks token ids up to 100351 .* vocabulary of 64"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_no_layer_after_those_that_are_compared_is_computed(
+    monkeypatch: pytest.MonkeyPatch, latent: bool
+) -> None:
+    config = tiny.CONFIGS["deepseek_v3" if latent else "llama"]
+    network = tiny.from_config({**config, "num_hidden_layers": LAYERS + 3})
+    mx.eval(network.parameters())
+
+    class Heavy(type(network.layers[-1])):
+        """A layer whose result needs more memory than everything else together."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs) + mx.sum(mx.random.uniform(shape=(1 << 23,)))
+
+    Heavy.__name__ = Heavy.__base__.__name__  # Otherwise it would be a kind that is compared too.
+    for layer in network.layers[LAYERS:]:
+        layer.__class__ = Heavy
+    model = DecoderOnlyModel(network)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    assert model.rows_agree and model._misfit == ""
+    mx.synchronize()
+    assert mx.get_peak_memory() < before + (1 << 23)
+    mx.eval(model.run(mx.zeros((1, 1), mx.int32), model._make_caches()).logits)
+    assert mx.get_peak_memory() > before + (1 << 25)

@@ -3,7 +3,8 @@ gets a subclass of its own class, so its parameters, its name in the model and w
 known of it stay as they are."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -36,10 +37,10 @@ class Shown(Exception):
 
 class Tap(threading.local):
     """How a tapped module answers calls, by thread. stops: raise Shown with the module's input.
-    begins: the device begins with the result at once. given: the result of the next call, which
-    computes nothing then."""
+    begins: the device begins with the result at once, unless `lazy` is set. given: the result of
+    the next call, which computes nothing then."""
 
-    stops = begins = False
+    stops = begins = lazy = False
     given: mx.array | None = None
     _armed = False
     _result: Any = None
@@ -59,7 +60,7 @@ class Tap(threading.local):
             given, self.given = self.given, None
             return given
         result = plain(module, *args, **kwargs)
-        if self.begins and (state := state_of(result)) is not None:
+        if self.begins and not self.lazy and (state := state_of(result)) is not None:
             begin(state)
         if self._armed:
             self._result, self._armed = result, False
@@ -179,6 +180,16 @@ class TappedNetwork:
         finally:
             tap.given = None
         return logits
+
+    @contextmanager
+    def lazily(self) -> Iterator[None]:
+        """Let passes of this thread compute nothing until a result is read, and then no layer that
+        the result does not depend on. Ranks submit their passes all the same."""
+        self._each.lazy = True
+        try:
+            yield
+        finally:
+            self._each.lazy = False
 
     def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
         """Run a pass over (batch, m) int32. entries: the caches; None for whole texts."""

@@ -65,7 +65,8 @@ def misfit(model: TappedNetwork, make: Sequence[MakeCache]) -> str:
     """Return why a model cannot be called with such caches at all, in one line; "" if it can.
     Nothing is computed."""
     try:
-        DecoderOnlyContext(model, make, 1).advance(mx.zeros((1, 2), dtype=mx.int32))
+        with model.lazily():
+            DecoderOnlyContext(model, make, 1).advance(mx.zeros((1, 2), dtype=mx.int32))
     except Exception as problem:
         # Some models' arithmetic looks into mlx-lm's caches.
         return f"it fails with caches of several sequences ({first_line(problem)})"
@@ -183,21 +184,22 @@ def _warn(model: TappedNetwork, what: str) -> None:
 def _rows_apart(
     model: TappedNetwork, entries: list[Any], taps: list[str], seed: int
 ) -> tuple[float, mx.Dtype]:
-    """Return how far rows of one pass are from single rows, and the number format. entries: empty
-    caches."""
+    """Return how far rows of one pass are from single rows, and the number format. No layer after
+    the tapped one is computed. entries: empty caches."""
     key = mx.random.key(seed)
     tokens = mx.random.randint(0, model.vocabulary, (1, BEGUN + ROWS), mx.int32, key=key)
-    model.run(tokens[:, :BEGUN], entries)
-    _fill(entries, key)
-    twin = copy.deepcopy(entries)
-    fed = tokens[:, BEGUN:]
 
     def states(part: mx.array, entries: list[Any]) -> mx.array:
         scores = model.run(part, entries, taps)
         return scores.hidden[taps[0]] if taps else scores.logits
 
-    together = states(fed, entries)
-    alone = [states(fed[:, row : row + 1], twin) for row in range(ROWS)]
+    with model.lazily():
+        model.run(tokens[:, :BEGUN], entries)
+        _fill(entries, key)
+        twin = copy.deepcopy(entries)
+        fed = tokens[:, BEGUN:]
+        together = states(fed, entries)
+        alone = [states(fed[:, row : row + 1], twin) for row in range(ROWS)]
     expected = mx.concatenate(alone, axis=1)
     # A wrong mask shows in all rows but one, a token at another expert mostly in one.
     second_least: Any = mx.sort(_apart(together, expected)[0])[1].item()
