@@ -1,8 +1,7 @@
 """The number of drafted tokens that brings most tokens a second, learned from rounds.
 
 An arm is a source and a length; a plain step is an arm of all sources. The arm with the most
-expected tokens for its cost is taken; arms that might be better are tried, as far as a budget of
-time goes."""
+expected tokens for its cost is taken. Arms that might be better are tried within a budget."""
 
 import functools
 import math
@@ -35,10 +34,9 @@ MARGIN = 1.03
 of a batch are preferred by as much for each doubling of its rows, which end apart and leave places
 empty; by twice that where all would end together, and by half where others wait."""
 EVERY = 3
-"""Rounds from one plan to the next in batches and where nothing is known, and plain steps in a row
-where those are measured: the first one fills the pipeline and does not count. Five times as many
-from plan to plan in other texts: learning takes time, with 3 a twentieth of a round of 4.5 ms, and
-texts are as good with 15."""
+"""Rounds between two plans in batches and while nothing is known, and plain steps that are measured
+in a row: the first one fills the pipeline and does not count. Other texts take five times as many
+rounds, because learning after 3 takes a twentieth of a round of 4.5 ms and gains nothing."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +133,9 @@ class AutoLength:
     """DraftLength for all that may draft for a sequence or a batch.
 
     sources: in the order in which they propose; of those that are not free one at a time does.
-    knowledge: of earlier texts; without any, a text begins with EVERY plain steps. first_rounds: of
-    the process, whose seconds are not learned from; None on a device that compiles nothing."""
+    knowledge: of earlier texts; without any, a text begins with EVERY plain steps and drops a draft
+    whose first round is too expensive. first_rounds: of the process, whose seconds are not learned
+    from; None on a device that compiles nothing."""
 
     def __init__(
         self,
@@ -161,7 +160,7 @@ class AutoLength:
         self._budget = float(knowledge.get("budget", 0.4 * SAVED))
         self._sizes: dict[int, _Size] = {}
         self._rounds = 0
-        self._begun, self._late, self._remaining = False, False, math.inf
+        self._begun, self._late, self._remaining, self._dropped = False, False, math.inf, set[str]()
         # Rounds that nothing was learned from yet, with the plan of each and the texts' lengths.
         self._heard: list[tuple[_Size, _Plan, RoundReport, Sequence[int]]] = []
         self._changes: deque[Change] = deque(maxlen=1000)
@@ -283,9 +282,6 @@ class AutoLength:
             size.rounds += 1
             for acceptance in self._acceptance.values():
                 acceptance.fade()
-            for each in report.sequences:
-                if each.drafted:
-                    self._judge(each, self._sources.get(each.source, source), plan)
             seconds, context = report.times.total, sum(lengths) / rows
             kind = (source.costs if drafted else "", drafted, rows)
             first = self._first_rounds is not None and self._first_rounds.add(*kind)
@@ -298,6 +294,9 @@ class AutoLength:
                 share = sum(each.drafted > 0 for each in report.sequences) / rows
                 size.drafting[source.name] += (share - size.drafting[source.name]) / EARLIER
                 unread = 0.0 if source.free else size.unread[source.name]
+                alone = unread <= MOST and self._is_new(source)
+                if timed and alone and size.costs.too_expensive(drafted, seconds):
+                    self._dropped.add(source.name)
                 # Few tokens are read in the pass that drafts the first one.
                 if timed and (unread > MOST or source.name in plan.trials):
                     size.learn_costs(context)
@@ -306,6 +305,9 @@ class AutoLength:
                     size.seconds[source.costs, drafted].append(seconds)
             elif timed and (size.stretch > 1 or size.rounds == 1):
                 size.seconds["", 0].append(seconds)
+            for each in report.sequences:
+                if each.drafted:
+                    self._judge(each, self._sources.get(each.source, source), plan)
             if not first:
                 self._pay(size, plan, report, source)
         emitted = sum(each.accepted + 1 for each in report.sequences) / rows
@@ -379,6 +381,8 @@ class AutoLength:
         # In standard errors. Of a batch those that have nothing to draft gain nothing.
         luck, share = max(self._budget, SAVED / 5), size.drafting[name]
         tokens, lucky = 1 + share * (self._acceptance[name].tokens(luck) - 1)
+        if name in self._dropped:
+            tokens = lucky = np.eye(1, 1 + source.most)[0]
         # Of what nothing is known of, the first draft tells what reading costs.
         unread = 0.0 if self._is_new(source) else size.unread[name]
         return _Arms(

@@ -15,6 +15,9 @@ import numpy as np
 
 MOST = 16
 """The longest draft whose cost is known."""
+TOO_EXPENSIVE = 3.0
+"""Plain steps per draft token above which a draft is dropped after its first rounds. From one step
+on it cannot gain anything, but a single round tells its cost only to within a factor."""
 RISE = 0.35
 """Logarithm of what a round costs more for each doubling of its tokens, before any was seen. The
 published curves lie between 0 and 1; with 0.25 the first texts lose 4 % to drafts that are too
@@ -112,6 +115,11 @@ class Costs:
     def plain(self) -> float:
         """Seconds of a plain step, 0 before a round was seen."""
         return math.exp(self._mean[0]) if self._rounds else 0.0
+
+    def too_expensive(self, drafted: int, seconds: float) -> bool:
+        """Return whether a round shows that the draft takes more than TOO_EXPENSIVE plain steps per
+        token; False before a plain step was seen."""
+        return 0 < self.plain * (1 + TOO_EXPENSIVE * drafted) < seconds
 
     def block(self, name: str) -> Block:
         """Return what is known of a source."""

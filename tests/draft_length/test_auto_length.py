@@ -131,6 +131,23 @@ def test_a_hopeless_draft_is_given_up_and_tried_again_now_and_then() -> None:
     assert sum(n > 0 for n in drafted[1000:]) > 0
 
 
+@pytest.mark.parametrize(("draft", "dropped"), [(10.0, True), (5.0, True), (0.3, False)])
+def test_a_draft_that_is_too_expensive_is_dropped_after_its_first_round(
+    draft: float, dropped: bool
+) -> None:
+    class Counted(AutoLength):
+        drafts = 0
+
+        def on_round(self, report: RoundReport) -> None:
+            self.drafts += report.size > 0
+            super().on_round(report)
+
+    machine = Machine(CURVES["flat"], draft, constant(0.9), noise=0.1, prompt=20)
+    for seed in range(5):
+        machine.time(lengths := Counted([DRAFT]), 200, seed)
+        assert (lengths.drafts == 1) == dropped and lengths.drafts > 0
+
+
 def test_a_draft_that_turns_good_is_taken_up_again() -> None:
     lengths = AutoLength([DRAFT])
     rounds_of(lengths, 200, lambda n: (0, 1.0 + 0.15 * n))
