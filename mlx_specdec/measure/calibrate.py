@@ -1,14 +1,17 @@
 """Measures the costs of rounds of a pair on this machine, before any text needs them."""
 
+from __future__ import annotations
+
 import math
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..draft_length import saved
 from ..draft_length.auto_length import Source, rounded_up
-from ..draft_length.costs import MOST, Costs, unknown
+from ..draft_length.costs import MOST, TOO_EXPENSIVE, Block, Costs, unknown
 from ..draft_length.length import Change
 from ..engine.generate import stream_generate
 from ..engine.memory import BatchSize
@@ -43,6 +46,11 @@ NOISY = 0.15
 LEAST_TURNS = 2
 """Turns that the first survey of a pair must complete, or its costs are dropped: in one turn, no
 second round of a length corrects one that stalled."""
+SECONDS = 1.0
+"""Seconds that the first survey of a pair may take, prefill included; see `calibrate_first`."""
+PREFILL_STEP = 16
+"""Prompt tokens of one pass of a survey, which can end between two passes."""
+clock = time.perf_counter
 
 
 def calibrate(
@@ -95,17 +103,28 @@ def _room(pair: Pair, tokens: int) -> int:
 
 
 def calibrate_first(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> None:
-    """Measure roughly what rounds of a pair cost where this machine knows little of it, and save
-    it, so that texts do not have to find out. sizes: of batches, which are measured beside a single
-    text. A survey of fewer than LEAST_TURNS turns is dropped. Raises OptionError as `drafters`
-    does."""
+    """Measure roughly what rounds cost if this machine knows little of the pair, and save it, so
+    that texts do not have to find out.
+
+    Each size takes at most SECONDS, prefill included. A survey ends before a round that would take
+    longer, and at once if it would not complete LEAST_TURNS turns. A few rounds without a prompt
+    come first: they show how slow the target is, and whether the draft is too expensive. A device
+    that compiles kernels runs each draft length once before the SECONDS begin.
+
+    Args:
+        pair: Target and draft.
+        options: Options of the text that comes next.
+        sizes: Sizes of batches, which are measured in addition to a single sequence.
+    Raises:
+        OptionError: As `drafters` does.
+    """
     if not options.cost_cache or options.num_draft != "auto" or options.regular:
         return
     paid = next((each for each in drafters(pair, options) if each.nbytes), None)
     if paid is None:
         return
     sources, memory = _sources(pair, paid, options), saved.memory(pair_key(pair))
-    its = sources[0]
+    name = sources[0].costs
     endless = replace(pair, eos_token_ids=frozenset())
     given = Options(
         max_tokens=LONGEST,
@@ -115,17 +134,33 @@ def calibrate_first(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> 
         exact=options.exact,
     )
     for size in sorted({1, *sizes}):
-        known = saved.costs_of(memory.knowledge, its.costs).get(rounded_up(size))
+        known = saved.costs_of(memory.knowledge, name).get(rounded_up(size))
         if known is not None:
-            _, errors = Costs({its.costs: known}).rounds(its.costs, FIRST_LENGTHS[-1])
+            _, errors = Costs({name: known}).rounds(name, FIRST_LENGTHS[-1])
             if errors[-1] <= UNSURE:
                 continue
+        scout = scouting(sources, size, memory.knowledge)
+        decode(endless, scout, given, 1, size)
+        too_expensive = scout.draft_steps > TOO_EXPENSIVE
+        if too_expensive:
+            memory.add(linear(name, scout.draft_steps, size))
+        if too_expensive or not scout.turns:
+            # A larger batch takes no less.
+            return
         prompt = _room(pair, SHORT if size == 1 else OF_BATCH)
         warm_up(endless, Survey(sources, FIRST_LENGTHS, rows=size, turns=1), given, prompt, size)
-        survey = first_survey(sources, size, memory.knowledge)
+        left = scout.seconds if on_cpu() else SECONDS
+        survey = first_survey(sources, size, memory.knowledge, seconds=left, after=scout)
         decode(endless, survey, given, prompt, size)
         if survey.turns >= LEAST_TURNS:
             memory.add(survey.knowledge)
+
+
+def linear(name: str, steps: float, rows: int) -> saved.Knowledge:
+    """Return knowledge of a source whose draft tokens take so many plain steps each."""
+    mean, covariance = unknown()
+    mean[:MOST] = [math.log1p(steps * length) for length in range(1, MOST + 1)]
+    return saved.as_knowledge({name: {rounded_up(rows): Block(mean, covariance)}})
 
 
 def _sources(pair: Pair, paid: Drafter, options: Options) -> list[Source]:
@@ -135,13 +170,13 @@ def _sources(pair: Pair, paid: Drafter, options: Options) -> list[Source]:
 
 class Survey:
     """DraftLength of a calibration: plain steps, then each of `lengths`, and again. The first plain
-    step, which fills the pipeline, is not counted; the first round after them tells what it costs
-    to read as well. It is done after so many turns, or so many seconds of rounds.
+    step, which fills the pipeline, is not counted. The first round after the plain steps shows what
+    reading the prompt costs the draft as well.
 
-    sources: the first one drafts; the others are free, and their rounds cost what the target's part
-    of its rounds does, where those are timed in parts: the first four, since that makes a round of
-    a small pair a fifth longer. rows: of the batch. known: it begins with what that says of single
-    texts, since a second may not suffice for a batch."""
+    Attributes:
+        turns: Completed turns.
+        seconds: What is left of the survey's time.
+    """
 
     PLAIN_STEPS = 6
     changes: Sequence[Change] = ()
@@ -153,23 +188,52 @@ class Survey:
         *,
         rows: int = 1,
         known: saved.Knowledge | None = None,
+        plain_steps: int = PLAIN_STEPS,
         turns: int = sys.maxsize,
         seconds: float = math.inf,
+        slowest: float = math.inf,
+        after: Survey | None = None,
     ) -> None:
+        """Create a survey.
+
+        Args:
+            sources: The first one drafts. The others are free: their rounds cost what the target's
+                part of the first one's rounds does. Only the first four rounds are timed in parts,
+                since that makes a round of a small pair a fifth longer.
+            lengths: Draft lengths of a turn, after the plain steps and one round of length 1.
+            rows: Sequences of the batch.
+            known: What single texts have taught. A batch begins with it, since a second may not
+                suffice for a batch.
+            plain_steps: Plain steps of a turn.
+            turns: Turns after which the survey is done.
+            seconds: Seconds that it may take.
+            slowest: Seconds of a plain step above which the survey ends.
+            after: An earlier survey, which tells how long the first rounds will take.
+        """
         self._sources, self._rows = sources, rows
-        self._most_turns, self._seconds = turns, seconds
+        self._most_turns, self.seconds, self._slowest = turns, seconds, slowest
         size, names = rounded_up(rows), [each.costs for each in sources]
         alone = {name: saved.costs_of(known or {}, name).get(1, unknown()) for name in names}
         self._costs = Costs({name: block.resized(size) for name, block in alone.items()})
         short = [length for length in lengths if length <= sources[0].most]
-        self._turn = [*[0] * self.PLAIN_STEPS, 1, *short]
+        self._turn = [*[0] * plain_steps, 1, *short]
         self._place = self.turns = 0
-        self._unread = 0.0
+        self._unread = self._prefill = 0.0
+        # Seconds of the newest round at each place of the turn, and of the plain steps.
+        self._took = [0.0] * len(self._turn)
+        self._plain: list[float] = [] if after is None else list(after._plain)
+        self._draft_steps = 1.0 if after is None else max(1.0, after.draft_steps)
 
     def begin(self, prompt: int) -> None:
-        """Take note that a text begins, so many tokens of which its first draft has to read; where
-        the first round drafts, they are read before."""
+        """Take note that a text begins, so many tokens of which its first draft has to read. If the
+        first round drafts, they are read before."""
         self._unread = 0.0 if self._turn[self._place] else float(prompt)
+        self._prefill = 0.0
+
+    def on_prefill(self, seconds: float) -> None:
+        """Take note of a pass over a part of the prompts."""
+        self.seconds -= seconds
+        self._prefill += seconds
 
     def choose(self, remaining: int, rows: int = 1) -> int:
         """Return the next length, whatever remains."""
@@ -177,14 +241,41 @@ class Survey:
 
     @property
     def done(self) -> bool:
-        """Whether the survey is over. A survey that has completed one turn completes LEAST_TURNS,
-        even if its time is over."""
-        late = self._seconds <= 0 and not 0 < self.turns < LEAST_TURNS
-        return late or self.turns >= self._most_turns
+        """Whether the survey is over, or would not end in time."""
+        slow = len(self._plain) > 1 and min(self._plain) > self._slowest
+        return slow or self.turns >= self._most_turns or self._needed >= self.seconds
+
+    @property
+    def draft_steps(self) -> float:
+        """Plain steps per draft token in the fastest round with one draft token, 0 before it. The
+        first round also opens the draft's cache, or compiles kernels."""
+        pairs = zip(self._turn, self._took, strict=True)
+        single = min((took for length, took in pairs if length == 1 and took), default=0.0)
+        return max(0.0, single / min(self._plain) - 1) if self._plain else 0.0
+
+    @property
+    def _needed(self) -> float:
+        """Seconds that the next round takes, or all that the survey must complete if it is to be
+        of use. A round that was never run takes at least as long as a plain step."""
+        plain = min(self._plain, default=0.0)
+        turn = [took or plain for took in self._took]
+        turns = min(LEAST_TURNS, self._most_turns) - self.turns
+        rest = turns * sum(turn) - sum(turn[: self._place])
+        return max(rest, self._expected(plain))
+
+    def _expected(self, plain: float) -> float:
+        """Return about how many seconds the next round takes. plain: of a plain step."""
+        place, length = self._place, self._turn[self._place]
+        if self._took[place] or not length:
+            return self._took[place] or plain
+        if not self._turn[place - 1]:
+            # The draft reads the prompt first.
+            return plain * (1 + self._draft_steps) + self._prefill * self._draft_steps
+        return self._took[place - 1] * length / self._turn[place - 1]
 
     def on_round(self, report: RoundReport) -> None:
         """Learn from one round of the length that was chosen; a shorter one is left out."""
-        self._seconds -= report.times.total
+        self.seconds -= report.times.total
         if report.drained:
             return
         rows, drafting = len(report.sequences), report.times.draft
@@ -197,6 +288,9 @@ class Survey:
             if drafting is not None:
                 for each in free:
                     self._costs.add(each.costs, report.size, its[0] - drafting, context)
+            self._took[self._place] = 0.0 if self._unread > MOST else report.times.total
+            if not report.size:
+                self._plain.append(report.times.total)
         self._unread = 0.0 if report.size else self._unread + emitted
         self._place = (self._place + 1) % len(self._turn)
         self.turns += self._place == 0
@@ -219,16 +313,30 @@ class Survey:
         return self._costs.noise / math.sqrt(max(1, self.turns))
 
 
+def scouting(
+    sources: Sequence[Source], rows: int = 1, known: saved.Knowledge | None = None
+) -> Survey:
+    """Return a survey of a few rounds that tells whether a first survey is of use. It completes its
+    turn unless a first survey would not end in time. See Survey for the arguments."""
+    slowest = SECONDS / LEAST_TURNS / (Survey.PLAIN_STEPS + 1 + len(FIRST_LENGTHS))
+    # A device that compiles kernels may take seconds for it.
+    seconds = SECONDS if on_cpu() else math.inf
+    limits: dict[str, Any] = {"turns": 1, "seconds": seconds, "slowest": slowest}
+    return Survey(sources, (1,), rows=rows, known=known, plain_steps=3, **limits)
+
+
 def first_survey(
     sources: Sequence[Source],
     rows: int = 1,
     known: saved.Knowledge | None = None,
     *,
-    seconds: float = 1.0,
+    seconds: float = SECONDS,
+    after: Survey | None = None,
 ) -> Survey:
-    """Return the calibration before a pair's first text, or its first batch of so many rows, which
-    takes so many seconds. known: see Survey."""
-    return Survey(sources, FIRST_LENGTHS, rows=rows, known=known, turns=4, seconds=seconds)
+    """Return the calibration before a pair's first text, or its first batch of so many rows. See
+    Survey for the arguments."""
+    limits: dict[str, Any] = {"turns": 4, "seconds": seconds, "after": after}
+    return Survey(sources, FIRST_LENGTHS, rows=rows, known=known, **limits)
 
 
 def warm_up(pair: Pair, survey: Survey, options: Options, prompt: int, rows: int = 1) -> None:
@@ -245,6 +353,9 @@ def warm_up(pair: Pair, survey: Survey, options: Options, prompt: int, rows: int
 def decode(pair: Pair, survey: Survey, options: Options, prompt: int, rows: int = 1) -> None:
     """Decode until a survey is done. Do nothing if the pair cannot decode so many rows at once.
 
+    Prompts are read PREFILL_STEP tokens at a time. Reading ends if the next pass would take longer
+    than the time that is left.
+
     Args:
         pair: Target and draft, without end-of-sequence tokens.
         survey: Chooses the draft lengths and measures the rounds.
@@ -252,12 +363,17 @@ def decode(pair: Pair, survey: Survey, options: Options, prompt: int, rows: int 
         prompt: Number of prompt tokens of each sequence.
         rows: Number of sequences that are decoded together.
     """
+    options = replace(options, prefill_step_size=PREFILL_STEP)
     request = Request([pair.vocabulary // 2] * prompt, options)
     overrides = Overrides(draft_length=survey, timed="some")
     run = Scheduler(pair, [request] * rows, options, BatchSize(rows), overrides=overrides)
     if run.batch_size < rows:
         return
     survey.begin(prompt)
-    for _ in run:
-        if survey.done:
-            break
+    seconds = 0.0
+    while not (run.idle or survey.done) and seconds < survey.seconds:
+        began = clock()
+        run.read()
+        seconds = clock() - began
+        survey.on_prefill(seconds)
+        run.decode()

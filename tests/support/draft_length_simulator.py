@@ -24,7 +24,7 @@ from mlx_specdec.draft_length.saved import Knowledge
 from mlx_specdec.engine.opening import LONG_PROMPT, make_proposer, source
 from mlx_specdec.interfaces import Noise, Proposal, Proposer, no_proposal
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
-from mlx_specdec.measure.calibrate import OF_BATCH, SHORT, first_survey
+from mlx_specdec.measure.calibrate import LEAST_TURNS, OF_BATCH, SHORT, first_survey
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.drafter import Drafter
 
@@ -223,7 +223,8 @@ class Machine:
         decoding = Decoding(alone, survey, texts, seed, size=rows)
         while not survey.done:
             decoding.run(1)
-        return {**known, **survey.knowledge}, took + decoding.clock
+        learned = survey.knowledge if survey.turns >= LEAST_TURNS else {}
+        return {**known, **learned}, took + decoding.clock
 
     def text(
         self, tokens: int, seed: int, *, comes: float = 0.0, reading: float | None = None
