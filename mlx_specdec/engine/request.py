@@ -14,8 +14,8 @@ from ..draft_length.length import DraftLength
 from ..errors import DecodingError, OptionError
 from ..interfaces import FINAL, NoiseSource, Progress, Proposer, Rule
 from ..models.base import check_prompt
-from ..options import Options
-from ..proposers.drafter import Drafter
+from ..options import Options, own_layers
+from ..proposers.drafter import CAUSES, OWN_CAUSES, Drafter
 from ..sampling.distribution import Distribution
 from ..sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from ..text.chat import Messages, check_settings
@@ -287,7 +287,9 @@ class Job:
             rounds = [counts for who, *counts in self.recorder.drafts if (who or alone) == name]
             counted = network is not None and network.kind == name and FINAL not in network.taps
             shown = each.identity or f"{name} of {self.pair.name}"
-            causes = LAYERS_COUNTED if counted else ""
+            causes = CAUSES + LAYERS_COUNTED if counted else CAUSES
+            if own_layers(each.identity) is not None:
+                causes = OWN_CAUSES
             if caution := self.pair.trials[name].caution(rounds, shown, causes):
                 warnings.warn(caution, RuntimeWarning, stacklevel=8)
 

@@ -91,6 +91,10 @@ token of a proposal, so that long proposals count no more than short ones."""
 LEAST_ACCEPTED = 0.1
 """Share of the verified tokens. Drafters that gain anything have several times that."""
 CAUSES = "was probably made for another target, or for the model that this one was fine-tuned from"
+OWN_CAUSES = (
+    "is a part of the target and rarely agrees with it as it is: take more layers or bits, or "
+    "train a draft with mlx-specdec train-draft"
+)
 
 
 class Trial:
@@ -100,9 +104,10 @@ class Trial:
         self._drafted = self._verified = self._accepted = 0
         self._warned = False
 
-    def caution(self, rounds: Iterable[Sequence[int]], name: str, more_causes: str = "") -> str:
+    def caution(self, rounds: Iterable[Sequence[int]], name: str, causes: str = CAUSES) -> str:
         """Count the tokens drafted and accepted in further rounds, and return a warning about the
-        drafter of this name if it has failed; empty after the first time, and where it has not."""
+        drafter of this name if it has failed; empty after the first time, and if it has not.
+        causes: why a drafter of its kind fails."""
         over = False
         for drafted, accepted in (*rounds, (0, 0)):
             over = self._drafted >= TRIAL and self._verified >= LEAST_VERIFIED
@@ -116,5 +121,5 @@ class Trial:
         self._warned = True
         return (
             f"hardly any draft tokens are accepted ({self._accepted} of {self._drafted}): {name} "
-            f"{CAUSES}{more_causes}"
+            f"{causes}"
         )
