@@ -124,6 +124,8 @@ class Conversation:
         with render.progress("reading the prompt") as report:
             run = stream_generate(self._pair, ids, plain, progress=report, cache=self._cache)
             try:
+                with render.slowly("reading the prompt"):
+                    run.read_prompt()
                 for emission in run:
                     printer.show(emission)
             except KeyboardInterrupt:

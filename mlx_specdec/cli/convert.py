@@ -85,6 +85,7 @@ def convert(conversion: Conversion, numbers: Numbers) -> None:
             compare_logits=compare_logits,
             compare_text=compare_text,
             announce=render.tell,
+            working=render.slowly,
             progress=report,
             download_progress=report_download,
             **given,

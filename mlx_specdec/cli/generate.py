@@ -174,7 +174,8 @@ def _generate(
         timed: Timed = "some" if output.json else "none"
         run = stream_generate(pair, text, options, progress=report, timed=timed, cache=cache)
         try:
-            run.read_prompt()
+            with render.slowly("reading the prompt"):
+                run.read_prompt()
         except KeyboardInterrupt:
             run.interrupt()
     if output.json or options.simulated_acceptance is not None:

@@ -282,7 +282,11 @@ def load_pair(
     engine.load does. quiet: print no notes."""
     from ..engine.loading import load
 
-    with render.progress("downloading", in_bytes=True) as report:
+    names = " and ".join(filter(None, (model, draft_model)))
+    with (
+        render.progress("downloading", in_bytes=True) as report,
+        render.slowly(f"loading {names}"),
+    ):
         pair = load(model, draft_model, progress=report, **settings)
     for note in () if quiet else pair.notes:
         render.tell(note)
@@ -316,6 +320,11 @@ def load_drafting(
         render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
     if pair.heads is not None and drafting.guessed and not drafting.lookup_file:
         options = replace(options, proposer=None)
+    with render.slowly("trying whether passes over several tokens agree with single ones"):
+        # Each is found out once, and all texts depend on it.
+        pair.target.rows_agree  # noqa: B018
+        if rows > 1 and not options.exact and pair.target.batches and pair.draft is not None:
+            pair.draft.batches  # noqa: B018
     if not random_weights and options.max_tokens >= WORTH_MEASURING:
         learn_costs(pair, options, [rows])
     if history:
@@ -331,7 +340,7 @@ def learn_costs(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> None
     from ..measure.calibrate import calibrate_first
 
     # What is wrong with the options is an error where the text begins.
-    with suppress(OptionError):
+    with suppress(OptionError), render.slowly("measuring what rounds of drafts cost"):
         calibrate_first(pair, options, sizes)
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"
+A_LINE_AFTER = 2.0
+"""Seconds of silence after which a line says what is being done."""
 A_LINE_EVERY = 60
-"""Seconds between two lines on progress where there is no terminal."""
+"""Seconds between two lines on progress if there is no terminal."""
 NOT_A_TERMINAL = 1000
 """Columns of a table that goes into a file or a pipe."""
 SHOWN_CONTROLS = {
@@ -144,13 +147,51 @@ class Report(Protocol):
     def __call__(self, done: int, total: int, label: str | None = None) -> None: ...
 
 
+class _Signs:
+    """The newest signs of life on standard error, from any thread. bar: what changes the label of
+    the bar that is shown, if one is."""
+
+    newest = float("-inf")
+    bar: Callable[[str], object] | None = None
+
+
+@contextmanager
+def slowly(doing: str) -> Iterator[None]:
+    """Say what the block does if nothing has been printed for A_LINE_AFTER seconds, once.
+
+    A bar that is shown gets a new label instead. doing: such as "loading MODEL".
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        began = time.monotonic()
+        while True:
+            left = max(began, _Signs.newest) + A_LINE_AFTER - time.monotonic()
+            if left <= 0:
+                break
+            if done.wait(left):
+                return
+        if _Signs.bar is not None:
+            _Signs.bar(doing)
+        else:
+            tell(doing)
+
+    threading.Thread(target=watch, name="slowly", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
 @contextmanager
 def progress(
     label: str, *, in_bytes: bool = False, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Report]:
-    """A progress bar with time left on standard error, if that is a terminal; else a line a minute.
-    in_bytes: the counts are bytes, and the bar shows how many and how fast. The bar appears with
-    the first call and goes when all is done or the block ends; of two, one shows at a time."""
+    """Show a progress bar with time left on standard error, if that is a terminal; otherwise print
+    a line after A_LINE_AFTER seconds, and then one a minute.
+
+    The bar appears with the first call, and goes when all is done or the block ends. Of two bars,
+    one shows at a time. in_bytes: the counts are bytes, and the bar shows how many and how fast."""
     if not sys.stderr.isatty():
         yield _lines(label, in_bytes, clock)
         return
@@ -163,22 +204,31 @@ def progress(
     bars = bar.Progress(*columns, bar.TimeRemainingColumn(), console=console, transient=True)
     task = bars.add_task(label, total=None)
 
+    def rename(label: str) -> None:
+        bars.update(task, description=label)
+
     def report(done: int, total: int, label: str | None = None) -> None:
         bars.update(task, completed=done, total=total, description=label)
+        _Signs.newest = time.monotonic()
         if done < total:
             bars.start()
+            _Signs.bar = rename
         else:
-            bars.stop()
+            hide()
+
+    def hide() -> None:
+        bars.stop()
+        _Signs.bar = None
 
     try:
         yield report
     finally:
-        bars.stop()
+        hide()
 
 
 def _lines(name: str, in_bytes: bool, clock: Callable[[], float]) -> Report:
-    """Return a callback that prints a line a minute, the first one after a minute."""
-    printed = clock()
+    """Return a callback that prints a line a minute, the first one after A_LINE_AFTER seconds."""
+    printed = clock() + A_LINE_AFTER - A_LINE_EVERY
     shown: Callable[[int], str] = show if in_bytes else str
 
     def report(done: int, total: int, label: str | None = None) -> None:
@@ -197,6 +247,7 @@ def error(sentence: str) -> None:
 
 def tell(text: str) -> None:
     """Print lines on standard error, unless its reader is gone."""
+    _Signs.newest = time.monotonic()
     with contextlib.suppress(BrokenPipeError):
         print(escaped(text), file=sys.stderr, flush=True)
 

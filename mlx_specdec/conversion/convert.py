@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from ..checkpoints import destination, disk, files, mtp_layers, writer
@@ -79,6 +80,7 @@ def convert(
     compare_logits: Callable[[Path, Path], float] | None = None,
     compare_text: Callable[[Path, Path], TextChange] | None = None,
     announce: Callable[[str], None] = lambda sentence: None,
+    working: Callable[[str], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[int, int], None] | None = None,
     download_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -91,7 +93,8 @@ def convert(
     conversion takes less memory than 1.2 times that and 300 MB. compare_logits, compare_text: see
     `verify.verify`. progress: called with (done, total) bytes, read once to write and once to
     check; download_progress: with those of a download. announce: called before the work begins with
-    what the user may not expect of the result's size.
+    what the user may not expect of the result's size. working: given what is being done, returns a
+    context in which work goes on without progress.
 
     Nothing appears at mlx_path unless all went well. Raises SpecdecError."""
     shard_bytes = disk.default_shard_bytes() if shard_bytes is None else shard_bytes
@@ -150,24 +153,28 @@ def convert(
             shutil.rmtree(scratch, ignore_errors=True)
             verified = Verified(None, None, plan.not_run)
             if not plan.not_run:
-                verified = run_verify(
-                    directory,
-                    work,
-                    written.parameters,
-                    differences,
-                    compare_logits=compare_logits,
-                    compare_text=compare_text,
-                    chosen=verify,
-                    shard_bytes=shard_bytes,
-                )
+                with working("comparing what source and result compute"):
+                    verified = run_verify(
+                        directory,
+                        work,
+                        written.parameters,
+                        differences,
+                        compare_logits=compare_logits,
+                        compare_text=compare_text,
+                        chosen=verify,
+                        shard_bytes=shard_bytes,
+                    )
             results = [*sorted(work.glob("model*")), *sorted(work.glob(mtp_layers.FILE))]
+            with working("computing the checksums of source and result"):
+                of_source = digests_of([*plan.paths, *filter(Path.is_file, described)])
+                of_result = digests_of([*results, work / "config.json"])
             report = Report(
                 path=path,
                 name=name,
                 revision=commit,
                 format=FORMATS[plan.format],
-                source=digests_of([*plan.paths, *filter(Path.is_file, described)]),
-                result=digests_of([*results, work / "config.json"]),
+                source=of_source,
+                result=of_result,
                 dtype=numbers.describe(),
                 written=written,
                 tensor_report=plan.report,

@@ -103,7 +103,11 @@ def serve(
         server.run(sockets=[listener])
     engine.close()
     writes = store.directory is not None and engine.ready.is_set()
-    if not engine.join(WRITE_SECONDS if writes else CUT_SECONDS):
+    ended = engine.join(CUT_SECONDS)
+    if writes and not ended:
+        log.info("writing the prompt cache to %s", store.directory)
+        ended = engine.join(WRITE_SECONDS)
+    if not ended:
         # Do not wait for a long step or a download.
         sys.stdout.flush()
         sys.stderr.flush()

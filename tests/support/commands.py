@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mlx_specdec.cli import render
 from mlx_specdec.cli.app import (
     batch,
     bench,
@@ -64,6 +65,8 @@ def strict(text: str | bytes) -> Any:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Run a command as the program would, with the given arguments."""
+    # Lines about what takes long would depend on the machine's speed.
+    monkeypatch.setattr(render, "A_LINE_AFTER", 3600.0)
 
     def run_command(command: str, *arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])

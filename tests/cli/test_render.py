@@ -1,0 +1,92 @@
+"""What is said while something takes long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_specdec.cli import loading, render
+from mlx_specdec.engine import loading as engine_loading
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lines on standard error. The time after which silence is broken is over at once."""
+    told: list[str] = []
+    monkeypatch.setattr(render, "tell", told.append)
+    monkeypatch.setattr(render, "A_LINE_AFTER", 0.0)
+    return told
+
+
+def test_a_long_silence_is_broken_by_one_line(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with render.slowly("loading weights"):
+        wait_until(lambda: bool(lines))
+    assert lines == ["loading weights"]
+    monkeypatch.setattr(render, "A_LINE_AFTER", 3600.0)
+    with render.slowly("loading more"):
+        pass
+    assert lines == ["loading weights"]
+
+
+def test_a_bar_that_is_shown_gets_a_label_instead(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels: list[str] = []
+    monkeypatch.setattr(render._Signs, "bar", staticmethod(labels.append))
+    with render.slowly("comparing"):
+        wait_until(lambda: bool(labels))
+    assert labels == ["comparing"] and not lines
+
+
+def test_both_models_are_named_while_they_load_without_a_terminal(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Loaded:
+        notes = ("a note",)
+
+    def load(*names: Any, **settings: Any) -> Loaded:
+        wait_until(lambda: bool(lines))
+        return Loaded()
+
+    monkeypatch.setattr(engine_loading, "load", load)
+    loading.load_pair("target.gguf", "draft.gguf")
+    assert lines == ["loading target.gguf and draft.gguf", "a note"]
+
+
+def test_progress_without_a_terminal_is_a_line_after_two_seconds_and_one_a_minute(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render, "A_LINE_AFTER", 2.0)
+    now = 0.0
+    with render.progress("reading the prompt", clock=lambda: now) as report:
+        for now in (0.0, 1.9, 2.0, 30.0, 61.0, 62.0, 90.0):
+            report(int(now), 100)
+        report(100, 100)
+    assert lines == ["reading the prompt: 2 of 100", "reading the prompt: 62 of 100"]
+
+
+def test_a_conversion_says_what_follows_the_full_bar(t5: Path, tmp_path: Path) -> None:
+    from mlx_specdec.conversion.convert import convert
+
+    entered: list[str] = []
+
+    def working(doing: str) -> nullcontext[None]:
+        entered.append(doing)
+        return nullcontext()
+
+    convert(str(t5), tmp_path / "converted", working=working)
+    assert [doing.split()[0] for doing in entered] == ["comparing", "computing"]
