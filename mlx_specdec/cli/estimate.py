@@ -190,7 +190,7 @@ class Rounds(Flags):
     "  --draft-model weights/py-llama-draft",
 )
 def calibrate(models: Models, rounds: Rounds) -> None:
-    """Measure what rounds of a pair cost on this machine.
+    """Measure what rounds of a pair cost on this machine, or rounds of lookup without a draft.
 
     The costs are kept, and --num-draft auto begins with them."""
     pair = load_pair(*named(models), **models.loading())

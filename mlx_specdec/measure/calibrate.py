@@ -20,12 +20,13 @@ from ..engine.pair import Pair
 from ..engine.request import Overrides, Request
 from ..engine.scheduler import Scheduler
 from ..errors import OptionError
-from ..interfaces import Progress, ignore_progress
+from ..interfaces import Progress, Proposer, ignore_progress
 from ..interfaces.results import RoundReport
 from ..models.number_format import on_cpu
 from ..options import Options
 from ..proposers import find
 from ..proposers.drafter import Drafter
+from ..proposers.lookup import Continuation
 
 LONG, SHORT = 2_048, 128
 """Tokens before the texts, half of the turns behind each: what a round costs depends on its keys,
@@ -57,27 +58,32 @@ def calibrate(
     pair: Pair, *, temperature: float = 0.0, turns: int = 8, progress: Progress | None = None
 ) -> dict[int, float]:
     """Measure the cost of a round of 1 .. 16 draft tokens, in plain steps, and save it for auto.
-    turns: how often each length is measured. Raises OptionError without a draft, and where the
-    turns differ so much that their medians mean little; saved costs then stay."""
+    Without a draft, these are rounds of lookup. turns: how often each length is measured. Raises
+    OptionError if the target cannot be drafted for, and if the turns differ so much that their
+    medians mean little; saved costs then stay."""
     options = Options(max_tokens=sys.maxsize, num_draft="auto", temperature=temperature)
     endless = replace(pair, eos_token_ids=frozenset())
-    chosen = drafters(pair, options)
-    paid = tuple(each for each in chosen if each.nbytes)
-    if not paid:
-        raise OptionError("there is nothing to calibrate without a draft model: name one")
+    if not pair.target.rows_agree:
+        raise OptionError(
+            f"there is nothing to calibrate: {pair.name} is decoded without drafts, because its "
+            "passes over several tokens disagree with single ones"
+        )
+    paid = next((each for each in drafters(pair, options) if each.nbytes), None)
+    chosen, repeated = paid or find(FREE, pair), None if paid else Repeated()
+    assert chosen is not None, "lookup needs nothing"
     context = len(pair.target.prefix([0] * SHORT)) == SHORT
     prompts = [_room(pair, LONG if context else SHORT), _room(pair, SHORT)]
-    sources, lengths = _sources(pair, paid[0], options), range(1, MOST + 1)
+    sources, lengths = _sources(pair, paid, options), range(1, MOST + 1)
     survey = Survey(sources, lengths)
-    alone = replace(options, max_tokens=LONGEST, proposer=paid[0].name)
+    alone = replace(options, max_tokens=LONGEST, proposer=chosen.name)
     report = progress or ignore_progress
     report(0, turns)
     for tokens, until in zip(prompts, (turns // 2, turns), strict=True):
         ids = [pair.vocabulary // 2] * tokens
-        warm_up(endless, Survey(sources, lengths, turns=1), alone, tokens)
+        warm_up(endless, Survey(sources, lengths, turns=1), alone, tokens, proposer=repeated)
         while survey.turns < until:
             survey.begin(tokens)
-            proposer = make_proposer(paid[:1], options, survey)
+            proposer = repeated or make_proposer([chosen], options, survey)
             given: dict[str, Any] = {"draft_length": survey, "timed": "some"}
             run = stream_generate(endless, ids, options, proposer=proposer, **given)
             for _ in run:
@@ -163,7 +169,15 @@ def linear(name: str, steps: float, rows: int) -> saved.Knowledge:
     return saved.as_knowledge({name: {rounded_up(rows): Block(mean, covariance)}})
 
 
-def _sources(pair: Pair, paid: Drafter, options: Options) -> list[Source]:
+class Repeated(Continuation):
+    """Proposer that repeats the newest token: it takes as little time as lookup, and always has
+    something to propose."""
+
+    def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
+        return [committed[-1]] * limit
+
+
+def _sources(pair: Pair, paid: Drafter | None, options: Options) -> list[Source]:
     free = find(FREE, pair)
     return [source(each, options) for each in (paid, free) if each is not None]
 
@@ -284,7 +298,7 @@ class Survey:
         if rows == self._rows and self._place and report.size == self._turn[self._place]:
             drafter, *free = self._sources
             its = report.times.total, context
-            self._costs.add(drafter.costs, report.size, *its, self._unread)
+            self._costs.add(drafter.costs, report.size, *its, 0.0 if drafter.free else self._unread)
             if drafting is not None:
                 for each in free:
                     self._costs.add(each.costs, report.size, its[0] - drafting, context)
@@ -339,7 +353,14 @@ def first_survey(
     return Survey(sources, FIRST_LENGTHS, rows=rows, known=known, **limits)
 
 
-def warm_up(pair: Pair, survey: Survey, options: Options, prompt: int, rows: int = 1) -> None:
+def warm_up(
+    pair: Pair,
+    survey: Survey,
+    options: Options,
+    prompt: int,
+    rows: int = 1,
+    proposer: Proposer | None = None,
+) -> None:
     """Run each draft length of a survey once before another survey measures them.
 
     Metal compiles a kernel at its first use, and each number of rows needs other kernels. The CPU
@@ -347,10 +368,17 @@ def warm_up(pair: Pair, survey: Survey, options: Options, prompt: int, rows: int
     Arguments as `decode` takes them.
     """
     if not on_cpu():
-        decode(pair, survey, options, prompt, rows)
+        decode(pair, survey, options, prompt, rows, proposer)
 
 
-def decode(pair: Pair, survey: Survey, options: Options, prompt: int, rows: int = 1) -> None:
+def decode(
+    pair: Pair,
+    survey: Survey,
+    options: Options,
+    prompt: int,
+    rows: int = 1,
+    proposer: Proposer | None = None,
+) -> None:
     """Decode until a survey is done. Do nothing if the pair cannot decode so many rows at once.
 
     Prompts are read PREFILL_STEP tokens at a time. Reading ends if the next pass would take longer
@@ -362,10 +390,11 @@ def decode(pair: Pair, survey: Survey, options: Options, prompt: int, rows: int 
         options: Options of each sequence.
         prompt: Number of prompt tokens of each sequence.
         rows: Number of sequences that are decoded together.
+        proposer: Proposes instead of the one that the options name.
     """
     options = replace(options, prefill_step_size=PREFILL_STEP)
     request = Request([pair.vocabulary // 2] * prompt, options)
-    overrides = Overrides(draft_length=survey, timed="some")
+    overrides = Overrides(proposer, draft_length=survey, timed="some")
     run = Scheduler(pair, [request] * rows, options, BatchSize(rows), overrides=overrides)
     if run.batch_size < rows:
         return

@@ -10,11 +10,15 @@ import pytest
 
 from mlx_specdec.draft_length import saved
 from mlx_specdec.draft_length.auto_length import Source
+from mlx_specdec.draft_length.costs import unknown
 from mlx_specdec.draft_length.saved import Knowledge, Memory, costs_of, directory
+from mlx_specdec.errors import OptionError
 from mlx_specdec.measure import calibrate as calibration
 from mlx_specdec.measure.calibrate import OF_BATCH, SHORT, Survey, first_survey
 
 from ..support.commands import Run
+from ..support.families import model_of
+from ..support.pairs import pair_of
 
 PROMPT = "Les pates a midi"
 
@@ -112,9 +116,25 @@ def test_a_noisy_machine_is_refused_and_what_was_known_stays(
     assert {file: file.read_bytes() for file in kept.iterdir()} == before
 
 
-def test_what_cannot_be_calibrated_is_reported(run: Run, t5: Path) -> None:
-    alone = run("calibrate", "--model", t5)
-    assert alone.code == 2 and "without a draft" in alone.err
+@pytest.mark.parametrize("cpu", [True, False])
+def test_without_a_draft_rounds_of_lookup_are_measured(
+    run: Run, t5: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, cpu: bool
+) -> None:
+    monkeypatch.setattr(calibration, "on_cpu", lambda: cpu)
+    monkeypatch.setattr(calibration, "NOISY", 10.0)
+    done = run("calibrate", "--model", t5, "--turns", 2)
+    assert done.code == 0 and len(done.out.splitlines()) == 16
+    known = Memory(next(kept.iterdir())).knowledge
+    assert list(known) == ["costs 1 free"]
+    assert (costs_of(known, "free")[1].covariance[:16, :16] != unknown().covariance[:16, :16]).all()
+
+
+def test_a_target_that_is_decoded_without_drafts_is_not_calibrated() -> None:
+    with pytest.warns(RuntimeWarning), pytest.raises(OptionError, match="without drafts"):
+        calibration.calibrate(pair_of(model_of("plamo3"), None))
+
+
+def test_too_few_turns_are_reported(run: Run, t5: Path) -> None:
     for turns in (0, 1):
         wrong = run("calibrate", "--model", t5, "--turns", turns)
         assert (

@@ -81,7 +81,7 @@ class Device:
         return self._plain * (1 + self._draft * drafted) + compiling
 
     def decode(
-        self, pair: Pair, survey: Survey, options: Options, prompt: int, rows: int = 1
+        self, pair: Pair, survey: Survey, options: Options, prompt: int, *rest: object
     ) -> None:
         """Take the place of `calibrate.decode`."""
         self.surveys.append(survey)
