@@ -73,12 +73,18 @@ class Weights(Reader):
         return Contents(**whole)
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences for the user about what reading does to the values."""
-        advice = "--dtype float16 halves the result, --quantize makes it small again"
-        models = (file for file in self._files.values() if isinstance(file, GgufFile))
-        packed = (", ".join(model.packed) for model in models if model.packed)
-        return tuple(f"expanded {names} to float32: {advice}" for names in packed)
+    def exact(self) -> list[str]:
+        """GGUF's names of the quantized types that are handed out as MLX's, bit for bit."""
+        return [kind for model in self._models for kind in model.exact]
+
+    @property
+    def expanded(self) -> list[str]:
+        """GGUF's names of the quantized types that are handed out as float32."""
+        return [kind for model in self._models for kind in model.expanded]
+
+    @property
+    def _models(self) -> list[GgufFile]:
+        return [file for file in self._files.values() if isinstance(file, GgufFile)]
 
     def read(self, name: str) -> mx.array:
         """One tensor, lazily where `lazy` is true."""

@@ -1,5 +1,6 @@
 """How matrices are quantized: MLX's number formats, what config.json says, what the user wants."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -36,7 +37,7 @@ class Quantization:
         return PARTS if self.mode == "affine" else PARTS[:1]
 
     def as_dict(self) -> dict[str, Any]:
-        """As config.json has it, and nn.quantize takes it."""
+        """Return the entry of config.json, which nn.quantize takes too."""
         return {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
 
     def quantize(self, rows: mx.array) -> dict[str, mx.array]:
@@ -73,6 +74,26 @@ def is_known(how: Quantization) -> bool:
     return how in MODES.values()
 
 
+def quantization_entry(
+    default: Quantization, matrices: Mapping[str, Quantization]
+) -> dict[str, Any]:
+    """Return the "quantization" entry of config.json, as mlx-lm writes it. matrices: path -> how;
+    those that differ from the default are named."""
+    entry = default.as_dict()
+    for path, how in matrices.items():
+        if how != default:
+            exception = how.as_dict()
+            if how.mode == "affine":
+                del exception["mode"]
+            entry[path] = exception
+    return entry
+
+
+def most_common(matrices: Mapping[str, Quantization]) -> Quantization:
+    """Return how most of some matrices are quantized. matrices: path -> how, not empty."""
+    return Counter(matrices.values()).most_common(1)[0][0]
+
+
 def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The "quantization" entry of a converted T5, None for none. Raises CheckpointError."""
     entry = config.get("quantization")
@@ -90,12 +111,14 @@ def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a conversion does to the numbers. dtype: None for as stored. mixed: "" or of MIXED."""
+    """What a conversion does to the numbers. dtype: None for as stored. mixed: "" or of MIXED.
+    any_group: the user names no group size."""
 
     dtype: str | None = None
     quantization: Quantization | None = None
     mixed: str = ""
     dequantize: bool = False
+    any_group: bool = False
 
     @classmethod
     def checked(
@@ -137,7 +160,17 @@ class Numbers:
             check_affine(how.bits, how.group_size)
         elif how != usual:
             raise OptionError(f"{mode} has one size: leave --q-bits and --q-group-size out")
-        return cls(dtype, how, mixed or "")
+        return cls(dtype, how, mixed or "", any_group=group_size is None)
+
+    def fits(self, matrices: Mapping[str, Quantization]) -> bool:
+        """Return whether a quantized source already is what the user asks for. Most matrices have
+        the bits, and the group size if the user names one. matrices: path -> how, not empty."""
+        wanted, most = self.quantization, most_common(matrices)
+        if wanted is None:
+            return not self.dequantize
+        sizes = (most.group_size,) if self.any_group else (wanted.group_size,)
+        same = (most.bits, most.mode) == (wanted.bits, wanted.mode) and most.group_size in sizes
+        return same and not self.mixed
 
     def describe(self) -> str:
         """Return words such as "4-bit, types as stored"."""

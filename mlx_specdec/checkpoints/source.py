@@ -92,8 +92,10 @@ def as_directory(source: Path) -> Iterator[Path]:
         yield source
         return
     with temporary_directory() as name:
-        made = Path(name)
+        # Messages name the directory by its last part.
+        made = Path(name) / source.name
         try:
+            made.mkdir(exist_ok=True)
             lay_down(source, made)
         except OSError as problem:
             raise OutputError(
@@ -104,7 +106,8 @@ def as_directory(source: Path) -> Iterator[Path]:
             yield made
         except CheckpointError as problem:
             # The user knows nothing of the temporary directory.
-            raise CheckpointError(str(problem).replace(name, str(source))) from problem.__cause__
+            message = str(problem).replace(str(made), str(source))
+            raise CheckpointError(message) from problem.__cause__
 
 
 def temporary_directory() -> tempfile.TemporaryDirectory[str]:

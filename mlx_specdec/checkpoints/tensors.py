@@ -150,10 +150,14 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Contents:
-    """The tensors of files under the names and types that these have. origins: the name that a
-    reader gives -> the name in the file. tied: a name that the reader leaves out -> that with the
-    same values. dropped: another that it leaves out -> why. shared: name -> an earlier one that
-    has the same bytes of the file."""
+    """The tensors of files under the names and types that these have.
+
+    origins: The name that a reader gives -> the name in the file. If the reader makes a quantized
+        matrix of one tensor, only the matrix's weight is here.
+    tied: A name that the reader leaves out -> the tensor with the same values.
+    dropped: Another name that the reader leaves out -> why.
+    shared: A name -> an earlier one that has the same bytes of the file.
+    """
 
     stored: Mapping[str, TensorInfo]
     origins: Mapping[str, str]

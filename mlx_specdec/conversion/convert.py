@@ -11,7 +11,7 @@ from ..checkpoints import destination, disk, files, mtp_layers, writer
 from ..checkpoints.formats.meta import PARAMS
 from ..checkpoints.formats.safetensors import SafetensorsFile
 from ..checkpoints.hub import is_network_error
-from ..checkpoints.quantization import Numbers
+from ..checkpoints.quantization import Q_BITS, Numbers
 from ..checkpoints.shards import FORMATS
 from ..checkpoints.source import as_directory, resolve
 from ..errors import OptionError, OutputError, first_line
@@ -57,6 +57,10 @@ WRITTEN = (
 """Patterns of the files of a result."""
 OTHER_FILES_BYTES = 10_000_000
 """For configuration and tokenizer."""
+POOR = 0.9
+"""Share of equal first choices on the fixed text, below which a quantized result gets a warning. A
+4-bit file of a Llama of 135 M weights, quantized again to 4, 5 and 6 bits, keeps 60, 78 and 91 %
+of them, and answers simple questions wrongly at 60 %."""
 GROWTH_TO_ANNOUNCE, SHARE_TO_QUANTIZE = 1.5, 0.5
 """The user reads of a result that is larger, and of one of which less is quantized."""
 
@@ -181,6 +185,7 @@ def convert(
                 notes=(*plan.notes, *_notes(plan, numbers, directory)),
                 differences=differences,
                 verified=verified,
+                verdict=_verdict(verified, numbers),
             )
             report.write(work)
         if progress is not None:
@@ -231,7 +236,8 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
 
 def _notes(plan: Plan, numbers: Numbers, directory: Path) -> Iterator[str]:
     if numbers.quantization is not None:
-        share = sum(map(plan.parameters, plan.quantized)) / max(1, plan.total_parameters)
+        matrices = (*plan.quantized, *(f"{path}.weight" for path in plan.stored))
+        share = sum(map(plan.parameters, matrices)) / max(1, plan.total_parameters)
         if share < SHARE_TO_QUANTIZE:
             groups = f"groups of {numbers.quantization.group_size}, try a smaller --q-group-size"
             others = f"the rows of the others do not divide into {groups}"
@@ -240,3 +246,15 @@ def _notes(plan: Plan, numbers: Numbers, directory: Path) -> Iterator[str]:
     alone = plan.config.get("tokenizer_class") == "ByT5Tokenizer"
     if not plan.not_run and not alone and not files.has_vocabulary(directory):
         yield "the source has no tokenizer files: the result cannot read text yet"
+
+
+def _verdict(verified: Verified, numbers: Numbers) -> str:
+    """Return a warning if quantizing has changed much of what the model says, or ""."""
+    text, how = verified.text, numbers.quantization
+    if how is None or text is None or text.same_first >= POOR:
+        return ""
+    changed = f"the likeliest token changed at {1 - text.same_first:.0%} of the positions"
+    more = next((bits for bits in Q_BITS if bits > how.bits), None)
+    other = " in place of the mode or predicate" if how.mode != "affine" or numbers.mixed else ""
+    advice = "" if more is None else f"take --q-bits {more}{other}, or "
+    return f"this conversion loses a lot, {changed}: {advice}leave --quantize out"

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.convert import mixed_quant_predicate_builder
+from mlx_lm.utils import dequantize_model
 
 from ..checkpoints import files, mtp_layers
 from ..checkpoints.quantization import Numbers, Quantization, is_known
@@ -16,7 +17,7 @@ from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import Change, write_weights
 from ..errors import CheckpointError, OptionError
 from ..models.mlx_lm.loader import open_model
-from .plans import Plan, summary_of
+from .plans import Plan, gguf_notes, summary_of, unsettled
 from .report import TensorReport, report_tensors
 
 
@@ -33,14 +34,18 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
     places = {name: stored_as.get(id(array)) for name, array in opened.weights.items()}
     origins = {name: place for name, place in places.items() if place is not None}
     how = numbers.quantization
-    quantized = {} if how is None else _choose(opened.model, how, numbers.mixed)
+    stored = opened.quantized
+    quantized: dict[str, Quantization] = {}
+    if how is not None:
+        # A matrix that a GGUF file has quantized may be quantized again.
+        model = dequantize_model(opened.model) if source.format == "gguf" else opened.model
+        quantized = unsettled(numbers, stored, _choose(model, how, numbers.mixed))
     if "vision_tower" not in getattr(opened.model, "model", {}):
         whole.pop("vision_config", None)
     casts = getattr(opened.model, "cast_predicate", lambda name: True)
     outlines = {
         name: mx.zeros(array.shape, dtype=array.dtype) for name, array in opened.weights.items()
     }
-    stored = opened.quantized
     scratch_nbytes = sum(info.nbytes for info in source.infos.values())
     computed = outlines.keys() - origins.keys()
     extra = mtp_layers.tensors(directory, config, source)
@@ -65,7 +70,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
         stored=stored,
         quantized=quantized,
         keeps_dtype=lambda name: not casts(name),
-        notes=(*source.notes, *_notes(how, quantized, extra)),
+        notes=(*gguf_notes(source, numbers, stored), *_notes(how, quantized, extra)),
         extra=extra,
     )
 

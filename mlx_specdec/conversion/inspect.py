@@ -158,13 +158,15 @@ def _row(name: str, contents: Contents, report: TensorReport | None) -> Row:
 
 def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
     """Say how weights are quantized; "" where they are not, or nothing says how."""
+    if names := sorted({i.dtype for i in stored.values() if i.dtype.startswith(_QUANTIZED)}):
+        return ", ".join(names)
     if plan is not None and plan.stored:
         (how, _), *others = Counter(plan.stored.values()).most_common()
         mode = "" if how.mode == "affine" else f", {how.mode}"
         bits = sorted({other.bits for other, _ in others} - {how.bits})
         some = f"; some matrices {', '.join(map(str, bits))}" if bits else ""
         return f"{how.bits} bits in groups of {how.group_size}{mode}{some}"
-    return ", ".join(sorted({i.dtype for i in stored.values() if i.dtype.startswith(_QUANTIZED)}))
+    return ""
 
 
 _SINGLE = {".safetensors": "safetensors", **dict.fromkeys((".bin", ".pt", ".pth"), "torch")}

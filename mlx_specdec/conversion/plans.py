@@ -1,7 +1,7 @@
 """What a conversion will write, worked out before anything is read."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,13 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.disk import read_json
 from ..checkpoints.files import Weights
-from ..checkpoints.quantization import PARTS, Numbers, Quantization
+from ..checkpoints.quantization import (
+    PARTS,
+    Numbers,
+    Quantization,
+    most_common,
+    quantization_entry,
+)
 from ..checkpoints.tensors import DTYPES, Tensor, same
 from ..checkpoints.writer import Change
 from ..errors import CheckpointError, OptionError
@@ -99,17 +105,12 @@ class Plan:
         return change
 
     def quantization_entry(self, default: Quantization | None) -> Mapping[str, Any] | None:
-        """The quantization entry of the result's config.json, None where nothing is quantized."""
+        """Return the quantization entry of the result's config.json, None to keep the source's."""
         if default is None:
             return None
-        entry = default.as_dict()
-        for name, how in self.quantized.items():
-            if how != default:
-                exception = how.as_dict()
-                if how.mode == "affine":
-                    del exception["mode"]
-                entry[name.removesuffix(".weight")] = exception
-        return entry
+        made = {name.removesuffix(".weight"): how for name, how in self.quantized.items()}
+        matrices = {**self.stored, **made}
+        return quantization_entry(most_common(matrices) if self.stored else default, matrices)
 
 
 def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
@@ -123,12 +124,51 @@ def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
         # By its name: it imports this module, and mlx-lm, which a T5 does not need.
         plan = import_module(".decoder_only", __package__).plan(directory, config, numbers)
     how = numbers.quantization
-    if how is not None and plan.stored:
+    if how is not None and plan.stored and plan.format != "gguf":
         raise OptionError(f"{directory} is quantized already: leave --quantize out")
-    if how is not None and not plan.quantized:
+    if how is not None and not (plan.quantized or plan.stored):
         problem = f"no rows divide into groups of {how.group_size}"
         raise OptionError(f"{problem}: give a smaller --q-group-size")
-    return _dequantized(plan) if numbers.dequantize else plan
+    if numbers.dequantize and not plan.stored:
+        raise OptionError("the source is not quantized: leave --dequantize out")
+    again = {path for path in plan.stored if f"{path}.weight" in plan.quantized}
+    return _dequantized(plan, {*plan.stored} if numbers.dequantize else again)
+
+
+def unsettled(
+    numbers: Numbers, stored: Mapping[str, Quantization], quantized: Mapping[str, Quantization]
+) -> dict[str, Quantization]:
+    """Return the matrices that a conversion quantizes, by the name of the weight. Quantized ones of
+    the source stay as they are if the source already is what the user asks for. stored: by path.
+    quantized: every matrix that can be quantized."""
+    keeps = bool(stored) and numbers.fits(stored)
+    return {
+        name: how
+        for name, how in quantized.items()
+        if not (keeps and name.removesuffix(".weight") in stored)
+    }
+
+
+def gguf_notes(
+    weights: Weights, numbers: Numbers, stored: Mapping[str, Quantization]
+) -> Iterator[str]:
+    """Say what becomes of GGUF's quantized types. stored: as in `Plan`."""
+    how, keeps = numbers.quantization, not stored or numbers.fits(stored)
+    expanded = [*weights.expanded, *([] if keeps else weights.exact)]
+    names = ", ".join(expanded)
+    if names and how is not None:
+        yield (
+            f"quantized {names} again, to {how.bits} bits: rounding a second time costs accuracy; "
+            "more --q-bits cost less, and without --quantize nothing is lost"
+        )
+    elif names:
+        halves = "" if numbers.dtype else "--dtype float16 halves the result, "
+        yield (
+            f"expanded {names} to {numbers.dtype or 'float32'}: {halves}--quantize makes it small "
+            "again, and rounds a second time"
+        )
+    if keeps and weights.exact:
+        yield f"kept {', '.join(weights.exact)} bit for bit, in MLX's groups of 32"
 
 
 _LAYER = re.compile(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", re.DOTALL)
@@ -146,49 +186,56 @@ def summary_of(names: Iterable[str]) -> str:
     )
 
 
-def _dequantized(plan: Plan) -> Plan:
-    """The same, with whole matrices in the place of quantized ones. Where the user names no type
-    they are written in that of their scales, in bfloat16 where those are powers of two. Raises
-    OptionError, CheckpointError."""
-    if not plan.stored:
-        raise OptionError("the source is not quantized: leave --dequantize out")
-    outlines = {name: each for name, each in plan.outlines.items() if not _part(plan, name)[0]}
+def _dequantized(plan: Plan, paths: Set[str]) -> Plan:
+    """Return the plan with whole matrices in the place of the quantized ones at `paths`. If the
+    user names no type, they are written in the type of their scales, in bfloat16 if those are
+    powers of two. Raises CheckpointError."""
+    if not paths:
+        return plan
+    packed = {path: how for path, how in plan.stored.items() if path in paths}
+    parts = [name for name in plan.outlines if _part(packed, name)[0]]
+    outlines = {name: outline for name, outline in plan.outlines.items() if name not in parts}
     natural: dict[str, mx.Dtype] = {}
-    for path, how in plan.stored.items():
+    for path, how in packed.items():
         weight = f"{path}.weight"
         outlines[weight] = _outline(path, plan.outlines, how)
         scales = plan.outlines[f"{path}.scales"].dtype
         natural[weight] = scales if mx.issubdtype(scales, mx.floating) else mx.bfloat16
-    joined = (*plan.report.joined, *(name for name in plan.outlines if _part(plan, name)[0]))
+    report = plan.report
+    if plan.format != "gguf":  # whose files have each matrix as one tensor
+        joined, computed = (*report.joined, *parts), (*report.computed, *natural)
+        report = replace(report, joined=joined, computed=computed)
     return replace(
         plan,
         config={k: v for k, v in plan.config.items() if not k.startswith("quantization")},
-        tensors=lambda scratch: _tensors(plan, scratch),
+        tensors=lambda scratch: _tensors(plan, packed, scratch),
         outlines=outlines,
-        stored={},
+        stored={path: how for path, how in plan.stored.items() if path not in paths},
         natural=natural,
-        report=replace(plan.report, joined=joined, computed=(*plan.report.computed, *natural)),
+        report=report,
     )
 
 
-def _part(plan: Plan, name: str) -> tuple[str, str]:
+def _part(matrices: Mapping[str, Quantization], name: str) -> tuple[str, str]:
     """The path and part of a tensor that belongs to a quantized matrix; ("", "") for another."""
     path, _, part = name.rpartition(".")
-    return (path, part) if path in plan.stored and part in ("weight", *PARTS) else ("", "")
+    return (path, part) if path in matrices and part in ("weight", *PARTS) else ("", "")
 
 
-def _tensors(plan: Plan, scratch: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor; a matrix when the last of its parts has come."""
+def _tensors(
+    plan: Plan, packed: Mapping[str, Quantization], scratch: Path
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor. A matrix of `packed` comes as one tensor, after the last of its parts."""
     waiting: dict[str, dict[str, Tensor]] = {}
     for name, tensor in plan.tensors(scratch):
-        path, part = _part(plan, name)
+        path, part = _part(packed, name)
         if not path:
             yield name, tensor
             continue
         parts = waiting.setdefault(path, {})
         parts[part] = tensor
-        if len(parts) == 1 + len(plan.stored[path].parts):
-            yield f"{path}.weight", _whole(waiting.pop(path), plan.stored[path])
+        if len(parts) == 1 + len(packed[path].parts):
+            yield f"{path}.weight", _whole(waiting.pop(path), packed[path])
 
 
 def _whole(parts: Mapping[str, Tensor], how: Quantization) -> Tensor:
@@ -274,7 +321,9 @@ def _encoder_decoder(directory: Path, config: Mapping[str, Any], numbers: Number
             raise CheckpointError(f"{directory}: {place} holds {kind} instead of weights")
     quantized: dict[str, Quantization] = {}
     if numbers.quantization is not None:
-        quantized = family.quantized(network, config, numbers.quantization, numbers.mixed)
+        plain = family.network(config, places)
+        chosen = family.quantized(plain, config, numbers.quantization, numbers.mixed)
+        quantized = unsettled(numbers, stored, chosen)
     return Plan.renamed(
         weights,
         places,
@@ -282,7 +331,10 @@ def _encoder_decoder(directory: Path, config: Mapping[str, Any], numbers: Number
         report=_report(family, weights, places),
         stored=stored,
         quantized=quantized,
-        notes=(*weights.notes, *_notes(numbers.quantization, quantized)),
+        notes=(
+            *gguf_notes(weights, numbers, stored),
+            *_notes(numbers.quantization, quantized),
+        ),
     )
 
 

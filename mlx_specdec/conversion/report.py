@@ -62,7 +62,11 @@ def report_tensors(
     twins = {origins[name]: origins.get(twin, twin) for name, twin in tied.items()}
     return TensorReport(
         read=len(contents.stored),
-        renamed={origins[place]: name for name, place in written.items() if origins[place] != name},
+        renamed={
+            origins[place]: name
+            for name, place in written.items()
+            if origins.get(place, name) != name
+        },
         tied={**contents.tied, **twins},
         joined=tuple(origins[name] for name in joined),
         computed=tuple(computed),
@@ -74,7 +78,7 @@ def report_tensors(
 class Report:
     """What a conversion wrote, from what, and how it was checked. name: of the source. revision:
     its commit on the Hub, None for what is local. format, dtype: in words. source, result: file ->
-    its digest, of weights and configuration."""
+    its digest, of weights and configuration. verdict: a warning if the result is poor, or ""."""
 
     path: Path
     name: str
@@ -88,6 +92,7 @@ class Report:
     notes: tuple[str, ...]
     differences: Differences
     verified: Verified
+    verdict: str = ""
 
     @property
     def parameters(self) -> int:
@@ -148,8 +153,9 @@ class Report:
             *self.notes,
             checked,
             *self.verified.describe(),
+            self.verdict,
         )
-        return "\n".join(lines)
+        return "\n".join(filter(None, lines))
 
 
 def maker() -> dict[str, str]:

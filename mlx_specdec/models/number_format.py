@@ -193,6 +193,7 @@ def _twin(part: Any, known: dict[int, Any]) -> Any:
 def dequantize(network: nn.Module) -> None:
     """Make quantized layers plain ones, and every floating array float32, in place. Raises
     OptionError for quantized layers of a kind that is not known."""
+    network.set_dtype(mx.float32)  # exact values need scales in float32
     expand(network)
     left = next((path for path, module in network.named_modules() if hasattr(module, "bits")), None)
     if left is not None:

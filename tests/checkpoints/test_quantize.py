@@ -175,7 +175,7 @@ def test_a_group_that_divides_few_rows_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_source_that_grows_is_announced_with_both_sizes_before_the_work(tmp_path: Path) -> None:
-    source = Path(__file__).parents[1] / "fixtures" / "gguf" / "llama-q4_0.gguf"
+    source = Path(__file__).parents[1] / "fixtures" / "gguf" / "llama-q5.gguf"
     announced: list[str] = []
     steps: list[int] = []
     report = convert(
@@ -186,7 +186,7 @@ def test_a_source_that_grows_is_announced_with_both_sizes_before_the_work(tmp_pa
     )
     (sentence,) = announced
     assert sizes.show(source.stat().st_size) in sentence and sizes.show(report.nbytes) in sentence
-    assert "Q4_0" in sentence and sentence.endswith("after 0")
+    assert "Q5_0" in sentence and sentence.endswith("after 0")
     announced.clear()
     convert(str(source), tmp_path / "q", quantize=True, q_group_size=32, announce=announced.append)
     assert not announced

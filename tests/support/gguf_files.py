@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType, quants
 
 TYPES = {"float32": 0, "float16": 1, "int8": 24, "int32": 26, "float64": 28}
 SMALL: Mapping[str, Any] = {
@@ -37,13 +38,15 @@ class Gguf:
     """A file in the making.
 
     arrays: what the tensors hold. lists: name -> (axes, type, offset) as the file shall list a
-    tensor, in the place of what follows from its array.
+    tensor, in the place of what follows from its array. packed: name -> (axes, type) of a tensor
+    whose array holds blocks.
     """
 
     architecture: str
     metadata: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     lists: dict[str, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
+    packed: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
     order: str = "<"
     version: int = 3
     alignment: int = 32
@@ -55,9 +58,9 @@ class Gguf:
         body, listing = b"", b""
         for name, array in self.arrays.items():
             body += b"\0" * (-len(body) % self.alignment)
-            axes, kind, offset = self.lists.get(
-                name, (array.shape[::-1], TYPES.get(str(array.dtype), 0), len(body))
-            )
+            plain = (array.shape[::-1], TYPES.get(str(array.dtype), 0))
+            listed = (*self.packed.get(name, plain), len(body))
+            axes, kind, offset = self.lists.get(name, listed)
             listing += self.text(name) + self.pack("I", len(axes))
             listing += b"".join(self.pack("Q", axis) for axis in axes)
             listing += self.pack("I", kind) + self.pack("Q", offset)
@@ -68,6 +71,12 @@ class Gguf:
         head += b"".join(self.text(key) + self.value(value) for key, value in keys.items())
         head += listing
         return head + b"\0" * (-len(head) % self.alignment) + body
+
+    def quantize(self, name: str, kind: GGMLQuantizationType) -> None:
+        """Store one matrix as blocks of a type."""
+        array = self.arrays[name]
+        self.packed[name] = array.shape[::-1], kind.value
+        self.arrays[name] = quants.quantize(array.astype(np.float32), kind)
 
     def write(self, file: Path) -> Path:
         """The whole file, on disk."""

@@ -13,7 +13,9 @@ import numpy as np
 from ...errors import CheckpointError
 from .. import shards
 from ..disk import open_map
+from ..quantization import PARTS, Quantization, most_common, quantization_entry
 from ..tensors import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
+from .gguf_blocks import EXACT, part_of
 from .gguf_families import EMBEDDING, HEAD, Finder, Place, describe
 from .gguf_header import COUNT, Metadata, Stored, read_header
 from .meta import rotary_rows
@@ -21,12 +23,18 @@ from .vocabularies import tokenizer_files
 
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
 _SMALL = 1 << 20
+_PARTS = ("weight", *PARTS)
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 class GgufFile(Reader):
-    """The tensors of one model, quantized types as F32. file: the model or the first of its parts.
-    config: what config.json would say. packed: names of the types that were expanded, sorted."""
+    """The tensors of one model. Matrices of the types in EXACT are handed out as quantized ones.
+    Other quantized tensors are handed out as F32.
+
+    file: The model or the first of its parts.
+    config: What config.json would say.
+    exact, expanded: Names of the quantized types that stay quantized and of the others, sorted.
+    """
 
     def __init__(self, file: Path) -> None:
         self.paths = tuple(shards.parts_of(file))
@@ -43,9 +51,21 @@ class GgufFile(Reader):
             finder = Finder(self._stored)
             self.config = describe(self.metadata, finder)
             self._places, self._left = finder.places, sorted(finder.left)
+            kinds = {name: stored.kind for name, stored in self._stored.items()}
+            self._quantized = {
+                name.removesuffix(".weight"): EXACT[kind]
+                for name, place in self._places.items()
+                if place.is_matrix and (kind := kinds[place.name].name) in EXACT
+            }
             self.infos = self._infos()
-        kinds = {self._stored[place.name].kind for place in self._places.values()}
-        self.packed = sorted(kind.name for kind in kinds if not kind.numpy)
+        if self._quantized:
+            default = most_common(self._quantized)
+            self.config["quantization"] = quantization_entry(default, self._quantized)
+        names: dict[bool, set[str]] = {True: set(), False: set()}
+        for name, place in self._places.items():
+            if not kinds[place.name].numpy:
+                names[name.removesuffix(".weight") in self._quantized].add(kinds[place.name].name)
+        self.exact, self.expanded = sorted(names[True]), sorted(names[False])
 
     @property
     def contents(self) -> Contents:
@@ -57,14 +77,19 @@ class GgufFile(Reader):
         )
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
-        place = self._places[name]
+        path, _, part = name.rpartition(".")
+        is_part = path in self._quantized and part in _PARTS
+        place = self._places[f"{path}.weight" if is_part else name]
         chosen: slice | np.ndarray[Any, Any] = slice(begin, end)
         if place.heads:
             chosen = rotary_rows(begin, end, place.shape[0] // place.heads)
+        if is_part:
+            stored = self._stored_as(place)
+            return part_of(part, stored.kind.name, stored.raw[chosen])
         return self._read(place, chosen).astype(DTYPES[self.infos[name].dtype])
 
     def _infos(self) -> dict[str, TensorInfo]:
-        infos = {}
+        infos: dict[str, TensorInfo] = {}
         kinds = {name: self._stored[place.name].kind for name, place in self._places.items()}
         stored = {kinds[n].stored for n, place in self._places.items() if len(place.shape) > 1}
         half = stored.pop() if len(stored) == 1 and stored <= _HALF.keys() else ""
@@ -72,6 +97,9 @@ class GgufFile(Reader):
             kind, dtype = kinds[name], kinds[name].stored
             if not mx.issubdtype(DTYPES[dtype], mx.floating):
                 raise Malformed(f"holds {kind.name} in {place.name} instead of weights")
+            if how := self._quantized.get(path := name.removesuffix(".weight")):
+                infos |= _parts(path, how, place.shape)
+                continue
             if half and dtype == "F32" and self._fits(place, _HALF[half]):
                 dtype = half
             infos[name] = TensorInfo.of(dtype, place.shape)
@@ -85,11 +113,19 @@ class GgufFile(Reader):
         return bool(mx.array_equal(values.astype(half).astype(mx.float32), values).item())
 
     def _read(self, place: Place, chosen: slice | np.ndarray[Any, Any]) -> mx.array:
-        stored = self._stored[place.name]
-        # The file may leave out a first axis of 1.
-        stored = replace(stored, shape=place.shape) if stored.shape != place.shape else stored
-        values = stored.rows(chosen)
+        values = self._stored_as(place).rows(chosen)
         return values - place.excess if place.excess else values
+
+    def _stored_as(self, place: Place) -> Stored:
+        """Return a tensor with all of its axes: the file may leave out a first axis of 1."""
+        return replace(self._stored[place.name], shape=place.shape)
+
+
+def _parts(path: str, how: Quantization, shape: tuple[int, ...]) -> dict[str, TensorInfo]:
+    *rows, columns = shape
+    groups = TensorInfo.of("F16", (*rows, columns // how.group_size))
+    weight = TensorInfo.of("U32", (*rows, columns * how.bits // 32))
+    return {f"{path}.weight": weight, f"{path}.scales": groups, f"{path}.biases": groups}
 
 
 def lay_down(source: Path, directory: Path) -> None:

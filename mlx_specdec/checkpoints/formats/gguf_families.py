@@ -19,14 +19,19 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor. name: in the file, which may leave out a first axis of 1. heads: its rows are
-    those of so many rotary heads, in llama.cpp's order; 0 for others. excess: what llama.cpp's
-    converter added to every value."""
+    """One tensor.
+
+    name: The name in the file, which may leave out a first axis of 1.
+    heads: The number of rotary heads whose rows are in llama.cpp's order; 0 for other tensors.
+    excess: What llama.cpp's converter added to every value.
+    is_matrix: Whether the model can compute with the tensor quantized.
+    """
 
     name: str
     shape: tuple[int, ...]
     heads: int = 0
     excess: float = 0
+    is_matrix: bool = False
 
 
 @dataclass
@@ -283,6 +288,7 @@ def _take_tensors(
 
     names = tensor_names(metadata.architecture, config["num_hidden_layers"])
     turned = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    able = {f"{p}.weight" for p, m in model.named_modules() if hasattr(m, "to_quantized")}
     # Of a tied model that it has made with a head mlx-lm leaves the head out, if it can.
     ties = config["tie_word_embeddings"] and hasattr(model, "tie_word_embeddings")
     for ours, array in tree_flatten(model.parameters()):
@@ -294,7 +300,7 @@ def _take_tensors(
             continue
         heads = turned.get(ours.split(".")[-2], 0) if family.permuted else 0
         excess = 1 if family.shifted and theirs.endswith("norm.weight") else 0
-        finder.take(ours, Place(theirs, array.shape, heads, excess))
+        finder.take(ours, Place(theirs, array.shape, heads, excess, is_matrix=ours in able))
 
 
 def _name_in_map(ours: str) -> str:
@@ -393,7 +399,9 @@ def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
     wide = ("wi_0", "wi_1") if gated else ("wi",)
     head = ("lm_head.weight",) if own_head else ()
     for ours in (*head, *_t5_names(layers, decoder_layers, wide, every_layer=every_layer)):
-        finder.take(ours, Place(theirs(ours), finder.shape(theirs(ours))))
+        shape = finder.shape(theirs(ours))
+        is_matrix = len(shape) > 1 and "relative_attention_bias" not in ours
+        finder.take(ours, Place(theirs(ours), shape, is_matrix=is_matrix))
     # A copy of the embedding, and the bias of cross attention that old checkpoints hold.
     unused = [f"dec.blk.{number}.cross_attn_rel_b.weight" for number in range(decoder_layers)]
     finder.check_left(model_type, HEAD, *unused)

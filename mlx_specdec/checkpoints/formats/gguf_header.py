@@ -56,15 +56,18 @@ class Stored:
         nbytes = math.prod(self.shape[:-1]) * self.row_nbytes
         return TensorInfo(self.kind.name, self.shape, nbytes)
 
+    @property
+    def raw(self) -> np.ndarray[Any, Any]:
+        """The bytes, uint8, shape (..., bytes of a row); a vector is one row."""
+        axes = self.shape[:-1] or (1,)
+        return np.ndarray((*axes, self.row_nbytes), np.uint8, self.data, self.begin)
+
     def rows(self, chosen: slice | np.ndarray[Any, Any]) -> mx.array:
         """Some entries along the first axis, expanded."""
+        if len(self.shape) > 1:
+            return _expand(self.raw[chosen], self.kind, self.order)
         # A quantized vector is one row of blocks, and rows are what can be expanded.
-        vector = len(self.shape) == 1
-        shape = (1 if vector else self.shape[0], *self.shape[1:-1], self.row_nbytes)
-        raw: np.ndarray[Any, Any] = np.ndarray(shape, np.uint8, self.data, self.begin)
-        if not vector:
-            return _expand(raw[chosen], self.kind, self.order)
-        values = _expand(raw, self.kind, self.order)[0]
+        values = _expand(self.raw, self.kind, self.order)[0]
         return values[chosen if isinstance(chosen, slice) else mx.array(chosen)]
 
 

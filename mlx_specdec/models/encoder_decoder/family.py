@@ -188,6 +188,7 @@ class EncoderDecoderFamily(ABC):
             self._quantize_on_load(network, config, numbers)
         if stored is not None and numbers.expands(number_format.count(network)):
             network.load_weights([(name, weights.read(place)) for name, place in places.items()])
+            network.set_dtype(floating)  # exact values need scales in float32
             number_format.expand(network)
             network.set_dtype(floating)
             stored = None

@@ -101,10 +101,14 @@ def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Modul
     """Return the model, cast and quantized lazily. name: for messages. Raises OptionError."""
     quantized = is_quantized(model)
     numbers.check_plain(name, quantized)
-    if quantized and numbers.expands(count(model)):
-        model = dequantize_model(model)
-    if numbers.dtype != "auto" or on_cpu():
+    casts = numbers.dtype != "auto" or on_cpu()
+    if casts:
         cast(model, numbers.floating(mx.float32))
+    if quantized and numbers.expands(count(model)):
+        # Scales in float32 make the values exact; other modes than affine give bfloat16.
+        model = dequantize_model(model)
+        if casts:
+            cast(model, numbers.floating(mx.float32))
     if numbers.q_bits is not None:
         choose = getattr(model, "quant_predicate", None) or (lambda path, module: True)
         quantize(model, numbers.q_bits, numbers.q_group_size, choose)
