@@ -4,6 +4,7 @@ Sources: AutocompleteTemplate.ts of Continue, and format_prompt_infill of llama.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..checkpoints.formats.vocabularies import ENDS as ENDS_OF_SEQUENCES
 from .tokenizer import Tokenizer
 
 MARKS = (
@@ -23,8 +24,12 @@ LETTER = "\u263a"
 
 @dataclass(frozen=True)
 class Infill:
-    """Ids of one model. marks: of prefix, suffix and middle; no middle where the suffix comes
-    first. file: before each further file, None without one. ends: of the middle."""
+    """The ids of one model.
+
+    marks: The marks of prefix, suffix and middle; no middle if the suffix comes first.
+    file: The mark before each further file, None without one.
+    ends: The tokens that end the middle.
+    """
 
     tokenizer: Tokenizer
     marks: tuple[int, ...]
@@ -84,7 +89,9 @@ def infill_of(tokenizer: Tokenizer) -> Infill | None:
         if all(mark in ids for mark in named):
             found = tuple(ids[mark] for mark in named)
             files = [ids[each] for each in FILES if each in ids]
-            ends = {*found, *(ids[each] for each in ENDS if each in ids)}
+            ends = {*found, *(ids[name] for name in ENDS if name in ids)}
+            special = tokenizer.special_ids
+            ends |= {ids[name] for name in ENDS_OF_SEQUENCES if ids.get(name) in special}
             spaced = marks[0].startswith("▁")
             return Infill(tokenizer, found, next(iter(files), None), tuple(sorted(ends)), spaced)
     return None

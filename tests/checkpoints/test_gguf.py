@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.formats.gguf_header import Metadata
 from mlx_specdec.checkpoints.formats.vocabularies import RULES, _described, tokenizer_files
+from mlx_specdec.checkpoints.source import as_directory
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.verify import compare_logits
 from mlx_specdec.errors import CheckpointError
@@ -232,6 +233,30 @@ def raw(kind: int, form: str, *values: int) -> Gguf:
 
 FACTORS = {"rope_freqs.weight": np.array([1, 2, 3, 4])}
 EXPERTS = {".expert_count": 4, ".expert_used_count": 2}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "types", "ends"),
+    [
+        (["<|im_end|>", "<|endoftext|>", "<|eot_id|>"], [3, 3, 3], [2, 6, 5, 7]),
+        (["<|im_end|>", "<|endoftext|>", "x"], [1, 4, 3], [2]),
+        (["<|end|>", "<|return|>", "x"], [3, 3, 3], [2, 6]),
+        (["<|end|>", "x", "y"], [3, 3, 3], [2, 5]),
+    ],
+)
+def test_control_tokens_with_known_names_end_a_sequence(
+    pieces: list[str], types: list[int], ends: list[int], tmp_path: Path
+) -> None:
+    tokens = ["<unk>", "<s>", "<done>", "a", "b", *pieces]
+    said = {"t.tokens": tokens, "t.scores": [0.0] * 8, "t.token_type": [2, 3, 3, 1, 1, *types]}
+    file = changed(said).write(tmp_path / "m.gguf")
+    convert(str(file), tmp_path / "out")
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == (ends if len(ends) > 1 else ends[0])
+    with as_directory(file) as directory:
+        assert set(load_model(directory).eos_token_ids) == set(ends)
+
+
 REFUSED: dict[str, Gguf] = {
     "claims 4611686018427387904 keys": changed(counts=(11, HUGE)),
     "claims 4611686018427387904 entries of x": raw(9, "<IQ", 8, HUGE),

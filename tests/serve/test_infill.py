@@ -59,6 +59,13 @@ def test_each_family_has_its_order(marks: tuple[str, str, str], tmp_path: Path) 
     assert {infill.marks[0], infill.marks[1]} <= set(infill.ends)
 
 
+def test_the_ends_of_sequences_end_a_middle(tmp_path: Path) -> None:
+    infill = infill_of(load(marked(tmp_path, (*MARKS[0], "<|endoftext|>", "<|im_end|>"))).tokenizer)
+    assert infill is not None
+    pieces = infill.tokenizer.pieces()
+    assert {"<|endoftext|>", "<|im_end|>"} <= {pieces[id] for id in infill.ends}
+
+
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     directory = marked(tmp_path_factory.mktemp("infill"), QWEN)

@@ -19,7 +19,7 @@ from .gguf_blocks import EXACT, part_of
 from .gguf_families import EMBEDDING, HEAD, Finder, Place, describe
 from .gguf_header import COUNT, Metadata, Stored, read_header
 from .meta import rotary_rows
-from .vocabularies import tokenizer_files
+from .vocabularies import ends_by_name, tokenizer_files
 
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
 _SMALL = 1 << 20
@@ -153,13 +153,14 @@ def lay_down(source: Path, directory: Path) -> None:
 
 
 def _ends(metadata: Metadata) -> dict[str, Any]:
-    """Ids of the tokens that begin, end and fill up a text; there may be several that end it."""
+    """Return the ids of the tokens that begin, end and pad a sequence; several may end it."""
     ids = {
         name: metadata.get(key, COUNT)
-        for name in ("bos", "padding", "eos", "eot")
+        for name in ("bos", "padding", "eos", "eot", "eom")
         if (key := f"tokenizer.ggml.{name}_token_id") in metadata
     }
-    ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot") if name in ids))
+    stated = [ids[name] for name in ("eos", "eot", "eom") if name in ids]
+    ends = list(dict.fromkeys([*stated, *ends_by_name(metadata)]))
     names = {"bos": "bos_token_id", "padding": "pad_token_id"}
     named: dict[str, Any] = {name: ids[id] for id, name in names.items() if id in ids}
     return {**named, "eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else named

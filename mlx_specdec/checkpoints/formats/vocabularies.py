@@ -67,6 +67,14 @@ RULES: Mapping[str, Rule] = {
 }
 """By llama.cpp's names."""
 
+ENDS = (
+    *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"),
+    *("<end_of_turn>", "<end_of_utterance>", "<eos>", "</s>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
+    *("<|return|>", "<|call|>", "<｜end▁of▁sentence｜>"),
+)
+"""Names of control tokens that end a sequence in llama.cpp, whatever the metadata say."""
+_RETURN, _END = "<|return|>", "<|end|>"
+"""In a vocabulary that has the first, the second ends a message and not the sequence."""
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "▁"
 _PREFIX = "tokenizer.ggml."
@@ -127,6 +135,15 @@ def tokenizer_files(metadata: Metadata) -> dict[str, str]:
     if "tokenizer.chat_template" in metadata:
         settings["chat_template"] = metadata.get("tokenizer.chat_template", TEXT)
     return _files(made, settings)
+
+
+def ends_by_name(metadata: Metadata) -> list[int]:
+    """Return the ids of the control tokens that are called as one of ENDS. Raises Malformed."""
+    tokens = metadata.get(f"{_PREFIX}tokens", TEXTS, [])
+    types = metadata.get(f"{_PREFIX}token_type", NUMBERS, np.zeros(0))[: len(tokens)]
+    controls = {tokens[id]: int(id) for id in np.flatnonzero(types == _CONTROL)}
+    names = (name for name in ENDS if name != _END or _RETURN not in controls)
+    return [controls[name] for name in names if name in controls]
 
 
 def _files(tokenizer: str, settings: Mapping[str, Any]) -> dict[str, str]:
