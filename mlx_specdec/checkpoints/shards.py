@@ -1,5 +1,6 @@
 """Which files hold a model's weights, here or on the Hub, and which tensor an index expects where.
-Only the index is opened; names that lead out of the directory are refused."""
+Only the index is opened, and names that lead out of the directory are refused. Files of weights may
+be links to another place: what is no weights there cannot be read as such, and is not copied."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -78,14 +79,14 @@ def find(directory: Path) -> Shards:
     files = [directory / name for name in names]
     if names[0] in INDEXES:
         places = places_of(files[0])
-        files = [inside(_present(directory / name)) for name in sorted({*places.values()})]
+        files = [_present(directory / name) for name in sorted({*places.values()})]
         return Shards(kind, files, names[0], places)
     for file in files:
         check_regular(file)
     if kind in ("safetensors", "torch"):
         for file in files:
             parts_of(file)
-        return Shards(kind, all_inside(files))
+        return Shards(kind, files)
     several = models(names) if kind == "gguf" else []
     if len(several) > 1:
         raise CheckpointError(
@@ -110,19 +111,16 @@ def _present(file: Path) -> Path:
 
 
 def inside(file: Path) -> Path:
-    """The same file. Raises CheckpointError where it is a link out of its directory, since a
-    stranger may have made it; the Hub's cache has the files of its snapshots elsewhere."""
+    """Return a file that is to be copied. Raises CheckpointError for a link to a file of another
+    name out of its directory, since a stranger may have made the link to copy a file of the user's.
+    The Hub's cache has the files of its snapshots elsewhere."""
     home = file.parent.resolve()
     if home.parent.name == "snapshots" and home.parents[1].name.startswith("models--"):
         home = home.parents[2]
-    if file.is_symlink() and not file.resolve().is_relative_to(home):
+    target = file.resolve()
+    if file.is_symlink() and target.name != file.name and not target.is_relative_to(home):
         raise CheckpointError(f"{file} is a link out of its directory: put the file itself there")
     return file
-
-
-def all_inside(files: list[Path]) -> list[Path]:
-    """The same files, of one model, `inside` if they are several."""
-    return [inside(file) for file in files] if len(files) > 1 else files
 
 
 def places_of(index: Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from mlx_specdec.checkpoints import disk as sizes
@@ -16,9 +17,11 @@ from mlx_specdec.checkpoints import files, shards
 from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile, read_header
 from mlx_specdec.checkpoints.hub import choose
 from mlx_specdec.checkpoints.shards import format_of
+from mlx_specdec.checkpoints.source import as_directory
 from mlx_specdec.errors import CheckpointError
 
 from ..support.checkpoints import raw_file, save, write_index, write_sharded_t5, write_t5
+from ..support.gguf_files import halves, llama
 
 INDEX = "model.safetensors.index.json"
 
@@ -76,12 +79,35 @@ def test_an_index_that_points_elsewhere_is_refused(tmp_path: Path, name: Any) ->
     assert "no safetensors file of its directory" in sentence(directory)
 
 
-def test_a_shard_that_is_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_index", [True, False])
+def test_weights_may_be_links_to_another_place(tmp_path: Path, with_index: bool) -> None:
     directory = write_sharded_t5(tmp_path / "many")
-    shard = directory / "model-00002-of-00003.safetensors"
-    shard.rename(tmp_path / "elsewhere")
-    shard.symlink_to(tmp_path / "elsewhere")
-    assert "is a link out of its directory" in sentence(directory)
+    expected = {name: np.array(array) for name, array in files.tensors(directory)}
+    for shard in directory.glob("*.safetensors"):
+        shard.rename(tmp_path / f"drive-{shard.name}")
+        shard.symlink_to(tmp_path / f"drive-{shard.name}")
+    if not with_index:
+        (directory / INDEX).unlink()
+    found = dict(files.tensors(directory))
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(np.array(found[name]), expected[name]) for name in expected)
+
+
+def test_parts_of_a_gguf_model_may_be_links_to_another_place(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for number, part in enumerate(halves(llama()), 1):
+        name = f"m-{number:05d}-of-00002.gguf"
+        (directory / name).symlink_to(part.write(tmp_path / f"drive-{name}"))
+    with as_directory(directory) as made:
+        assert "model.norm.weight" in files.Weights(made).infos
+
+
+def test_a_tokenizer_file_may_be_a_link_to_one_of_its_name(tmp_path: Path) -> None:
+    directory = write_t5(tmp_path / "t5")
+    (tmp_path / "vocab.txt").write_text("a")
+    (directory / "vocab.txt").symlink_to("../vocab.txt")
+    assert directory / "vocab.txt" in files.tokenizer_files(directory)
 
 
 def test_a_tokenizer_file_that_leads_to_the_users_own_files_is_not_carried(tmp_path: Path) -> None:

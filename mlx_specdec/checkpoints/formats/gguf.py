@@ -134,7 +134,7 @@ def lay_down(source: Path, directory: Path) -> None:
     file = shards.find(source).files[0] if source.is_dir() else source
     if not file.is_file():
         raise CheckpointError(f"{file} is no file")
-    parts = shards.all_inside(shards.parts_of(file))
+    parts = shards.parts_of(file)
     model = GgufFile(file)
     for part in parts:
         (directory / part.name).symlink_to(part.absolute())

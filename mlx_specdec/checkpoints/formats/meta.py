@@ -300,7 +300,7 @@ def parts_of(file: Path) -> list[Path]:
 
 def lay_down(source: Path, directory: Path) -> None:
     """Write config.json and tokenizer files into `directory`, and links to the parts."""
-    parts = shards.all_inside(parts_of(source / "consolidated.00.pth"))
+    parts = parts_of(source / "consolidated.00.pth")
     config = dict(MetaFile(parts[0]).config)
     for file in (*parts, source / PARAMS):
         (directory / file.name).symlink_to(file.absolute())
