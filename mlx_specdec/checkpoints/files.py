@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
-from . import shards
+from . import fp8, shards
 from .disk import check_regular, read_json
 from .formats import safetensors
 from .formats.gguf import GgufFile
@@ -40,7 +40,8 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
 
 
 class Weights(Reader):
-    """The tensors of one directory. infos: in the order of the files' bytes."""
+    """The tensors of one directory. Matrices in blocks of 8-bit floats are handed out as bfloat16.
+    infos: in the order of the files' bytes."""
 
     def __init__(self, directory: Path) -> None:
         """Raises CheckpointError for damaged or missing files and names in two of them."""
@@ -57,20 +58,27 @@ class Weights(Reader):
                     raise CheckpointError(f"{file} repeats {name} of {self._places[name].name}")
                 infos[name], self._places[name] = info, file
         self.infos = infos
-        self.paths = tuple(path for each in self._files.values() for path in each.paths)
+        self.paths = tuple(path for reader in self._files.values() for path in reader.paths)
         for name, shard in parts.places.items():
             if name not in infos or self._places[name].name != shard:
                 lacks = f"{directory / shard} lacks {ascii(name)[1:-1]:.200}"
                 says = f"which {parts.index} says it has: download both again"
                 raise CheckpointError(f"{lacks}, {says}")
+        self._factors = fp8.factors_of(infos)
+        for name, factors in self._factors.items():
+            infos[name] = TensorInfo.of("BF16", infos[name].shape)
+            del infos[factors]
 
     @property
     def contents(self) -> Contents:
-        whole: dict[str, dict[str, Any]] = {}
+        parts: dict[str, dict[str, Any]] = {}
         for reader in self._files.values():
             for part, entries in vars(reader.contents).items():
-                whole.setdefault(part, {}).update(entries)
-        return Contents(**whole)
+                parts.setdefault(part, {}).update(entries)
+        for factors in self._factors.values():
+            del parts["origins"][factors]
+            parts["dropped"][factors] = "the matrix is multiplied by it"
+        return Contents(**parts)
 
     @property
     def exact(self) -> list[str]:
@@ -90,6 +98,11 @@ class Weights(Reader):
         """One tensor, lazily where `lazy` is true."""
         if not self.lazy:
             return self.rows(name, 0, self.infos[name].extent)
+        array = self._lazy(name)
+        factors = self._factors.get(name)
+        return array if factors is None else fp8.dequantize(array, self._lazy(factors))
+
+    def _lazy(self, name: str) -> mx.array:
         file = self._places[name]
         if name not in self._loaded.get(file, {}):
             # A file opened anew is a fresh set of lazy arrays, so reading twice costs no memory.
@@ -97,7 +110,14 @@ class Weights(Reader):
         return self._loaded[file].pop(name)
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
-        return self._files[self._places[name]].rows(name, begin, end)
+        array = self._files[self._places[name]].rows(name, begin, end)
+        if (factors := self._factors.get(name)) is None:
+            return array
+        reader = self._files[self._places[factors]]
+        if array.ndim > 2:
+            return fp8.dequantize(array, reader.rows(factors, begin, end))
+        blocks = reader.rows(factors, begin // fp8.BLOCK, -(-end // fp8.BLOCK))
+        return fp8.dequantize(array, blocks, begin % fp8.BLOCK)
 
 
 def tensors(directory: Path) -> Iterator[tuple[str, mx.array]]:

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ...checkpoints import files
+from ...checkpoints import files, foreign
 from ...checkpoints.quantization import MIXED, MODES, Quantization, stored_quantization
 from ...checkpoints.tensors import DTYPES, check_weights, dtype_name
 from ...errors import CheckpointError, OptionError
@@ -148,7 +148,9 @@ class EncoderDecoderFamily(ABC):
             given = {name: weights.infos[place].shape for name, place in places.items()}
             check_weights(shapes, given)
         except CheckpointError as problem:
-            raise CheckpointError(f"{directory}: {problem}") from None
+            packed = foreign.is_packed(DTYPES[info.dtype] for info in weights.infos.values())
+            message = foreign.explain(problem, foreign.entry_of(config) if packed else {})
+            raise CheckpointError(f"{directory}: {message}") from None
         return weights, places, network
 
     def load(

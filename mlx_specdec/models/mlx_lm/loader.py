@@ -13,7 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
-from ...checkpoints import mtp_layers
+from ...checkpoints import foreign, mtp_layers
 from ...checkpoints.files import check_numbers, check_runs_no_code
 from ...checkpoints.formats import safetensors as safetensors_file
 from ...checkpoints.quantization import Quantization
@@ -50,22 +50,35 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
     foretelling = mtp_layers.known(config)
     given = {name: array for name, array in given.items() if not foretelling(name)}
     caught: dict[str, mx.array] = {}
+    packed = foreign.is_packed(array.dtype for array in given.values())
+    stated = foreign.entry_of(config) if packed else {}
+    changes: dict[str, Any] = {}
     try:
+        if not packed:
+            # Weights that are not quantized are read, whatever config.json says of them.
+            changes = {"quantization_config": None}
+        elif foreign.is_gptq(given, stated):
+            given, how = foreign.gptq_as_mlx(given, stated)
+            changes = dict.fromkeys(("quantization", "quantization_config"), how.as_dict())
         # Some of mlx-lm's models print remarks; standard output is for text alone.
         with contextlib.redirect_stdout(sys.stderr):
             model, whole = load_model(
                 directory,
                 lazy=True,
                 strict=False,
-                get_model_classes=lambda config: _catching(config, given, caught),
+                model_config=changes,
+                get_model_classes=lambda config: _catching(config, given, caught, stated),
             )
     except (CheckpointError, MemoryError):
         raise
     except Exception as problem:  # its classes check nothing: whatever fails first tells
-        raise CheckpointError(f"{directory}: {cannot_build(problem)}") from problem
+        message = foreign.explain(problem, stated, cannot_build(problem))
+        raise CheckpointError(f"{directory}: {message}") from problem
     model.__class__ = type(model).__mro__[1]
     # A class is part of a reference cycle, whose methods would keep every tensor in memory.
     weights = {**caught}
+    if "quantization" not in whole and not foreign.is_packed(a.dtype for a in weights.values()):
+        whole = foreign.without_entry(whole)
     given.clear()
     caught.clear()
     return Opened(model, whole, weights)
@@ -94,7 +107,10 @@ def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
 
 
 def _catching(
-    config: Mapping[str, Any], given: Mapping[str, mx.array], caught: dict[str, mx.array]
+    config: Mapping[str, Any],
+    given: Mapping[str, mx.array],
+    caught: dict[str, mx.array],
+    stated: Mapping[str, Any],
 ) -> tuple[type, Any]:
     plain, arguments = classes(config)
 
@@ -109,7 +125,10 @@ def _catching(
 
     def load_weights(self: Any, weights: list[tuple[str, mx.array]], strict: bool = True) -> Any:
         expected = {name: array.shape for name, array in tree_flatten(self.parameters())}
-        check_weights(expected, {name: array.shape for name, array in weights})
+        try:
+            check_weights(expected, {name: array.shape for name, array in weights})
+        except CheckpointError as problem:
+            raise CheckpointError(foreign.explain(problem, stated)) from None
         caught.update(weights)
         return self
 
