@@ -15,13 +15,12 @@ from mlx_specdec.conversion.convert import convert
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.errors import OptionError
+from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models.mlx_lm import latent
 from mlx_specdec.models.mlx_lm.latent import absorbed_calls
 from mlx_specdec.options import Options
 
 from .support import mtp, speculators, tiny
-from .support.families import config_of
 from .support.tokenizers import byte_level
 
 FAMILIES = tuple(mtp.CONFIGS)
@@ -78,6 +77,21 @@ def test_every_layout_of_a_checkpoint_says_the_same(family: str, tmp_path: Path)
     pair = loading.load(without, alone)
     assert pair.draft_name == str(alone)
     assert apart(logits_of(pair), expected) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "glm4_moe_lite"])
+def test_folders_that_hold_the_layer_alone_draft_as_it_does(family: str, tmp_path: Path) -> None:
+    expected = logits_of(loading.load(target(family, tmp_path / "source")))
+    without = target(family, tmp_path / "without", layer=False)
+    folder = mtp.split(family, tmp_path / "layer", vocabulary=SIZE)
+    pair = loading.load(without, folder)
+    assert pair.drafter_network is not None and pair.drafter_network.kind == "mtp"
+    assert apart(logits_of(pair), expected) < 1e-4
+    packed = mtp.split(family, tmp_path / "packed", vocabulary=SIZE, bits=8)
+    small = loading.load(without, packed)
+    assert 0 < apart(logits_of(small, count=1), logits_of(pair, count=1)) < 0.5
+    with pytest.raises(CheckpointError, match="a drafter of the kind mtp and no whole model"):
+        loading.load(folder)
 
 
 def test_fewer_bits_are_taken_for_the_layer(tmp_path: Path) -> None:
@@ -156,11 +170,7 @@ def test_layers_of_other_families_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe_lite"])
-def test_rows_of_a_layer_with_a_latent_are_absorbed(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = {**config_of("glm4_moe_lite"), "num_nextn_predict_layers": 1}
-    monkeypatch.setattr(mtp, "CONFIGS", {**mtp.CONFIGS, "glm4_moe_lite": own})
+def test_rows_of_a_layer_with_a_latent_are_absorbed(family: str, tmp_path: Path) -> None:
     pair = loading.load(target(family, tmp_path / family))
     assert pair.drafter_network is not None
     hidden = mx.random.normal((1, 9, pair.target.width), key=mx.random.key(1))

@@ -20,6 +20,9 @@ QWEN = frozenset(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3
 """Their files name the layers `mtp`, and store the norms' distance from 1."""
 NUMBERED = frozenset(("deepseek_v3", "glm4_moe", "glm4_moe_lite"))
 """Theirs number the layers behind those of the model."""
+SPLIT = frozenset(("qwen3_5_mtp", "glm4_moe_lite_mtp"))
+"""Types of the folders that mlx-vlm's `split_mtp` writes. They hold such layers alone, as MLX
+programs lay them out, and the type of the target is in `text_config`."""
 CONVOLUTION = "conv1d.weight"
 _NAMED = re.compile(r"(?:(?:language_)?model\.)*mtp\.")
 _NUMBERED = re.compile(r"model\.layers\.(\d+)\.")
@@ -43,13 +46,20 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else config
 
 
+def is_split(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json describes a folder of such layers alone; see SPLIT."""
+    return config.get("model_type") in SPLIT
+
+
 def family(config: Mapping[str, Any]) -> str:
-    """The type of the model whose layers these would be."""
+    """Return the type of the model whose layers these would be."""
     return str(text_config(config).get("model_type") or config.get("model_type"))
 
 
 def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
     """Return whether names of tensors are those of such layers, never for unknown families."""
+    if is_split(config):
+        return lambda name: True
     if family(config) in QWEN:
         return lambda name: _NAMED.match(name) is not None
     layers = text_config(config).get("num_hidden_layers")

@@ -65,6 +65,13 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "attention_bias": False,
         "partial_rotary_factor": 0.5,
     },
+    "glm4_moe_lite": {
+        **tiny.CONFIGS["deepseek_v3"],
+        "model_type": "glm4_moe_lite",
+        "num_nextn_predict_layers": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
 }
 _CENTERED = (
     *("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight"),
@@ -100,6 +107,40 @@ def write(
     layout = {"format": "pt" if original else "mlx"}
     stored = {name: mx.contiguous(array) for name, array in weights.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), stored, layout)
+    return directory
+
+
+def split(
+    family: str, directory: Path, *, vocabulary: int = tiny.VOCABULARY, bits: int | None = None
+) -> Path:
+    """Write a folder of the layer alone as mlx-vlm does. bits: of quantized matrices."""
+    config = json.loads(json.dumps(CONFIGS[family]))
+    text = config.get("text_config", config)
+    text["vocab_size"] = vocabulary
+    name = family.removesuffix("_moe") if family.startswith("qwen") else family
+    outer: dict[str, Any] = {"model_type": f"{name}_mtp", "text_config": text, "block_size": 3}
+    weights: dict[str, mx.array] = {}
+    table = mx.zeros((text["vocab_size"], text["hidden_size"]), mx.bfloat16)
+    if not family.startswith("qwen"):
+        weights |= {"model.embed_tokens.weight": table, "lm_head.weight": table}
+    for name, array in layer_of(family, config).items():
+        name = name.removeprefix("mtp.").removeprefix(f"model.layers.{text['num_hidden_layers']}.")
+        if not family.startswith("qwen"):
+            around = name.startswith(("enorm", "hnorm", "eh_proj", "shared_head.norm"))
+            inside = name.replace("shared_head.norm", "shared_head_norm")
+            name = f"model.{inside}" if around else f"model.mtp_block.{name}"
+        weights[name] = array
+    if bits is not None:
+        outer["quantization"] = {"bits": bits, "group_size": 32, "mode": "affine"}
+        for name, array in list(weights.items()):
+            if array.ndim > 1 and array.shape[-1] % 32 == 0 and not name.endswith("gate.weight"):
+                parts = mx.quantize(array, 32, bits)
+                for part, value in zip(("weight", "scales", "biases"), parts, strict=True):
+                    weights[f"{name.removesuffix('.weight')}.{part}"] = value
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(outer), encoding="utf-8")
+    stored = {name: mx.contiguous(array) for name, array in weights.items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), stored, {"format": "mlx"})
     return directory
 
 

@@ -27,15 +27,16 @@ MLX_LM_TYPES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 LAYER = "layers.0."
 _PARTS = {
     **dict.fromkeys(("fc", "eh_proj", "input_proj"), "fc"),
-    **dict.fromkeys(("norm", "shared_head.norm", "final_layernorm"), "norm"),
+    **dict.fromkeys(("norm", "shared_head.norm", "shared_head_norm", "final_layernorm"), "norm"),
     **dict.fromkeys(("pre_fc_norm_embedding", "enorm", "token_layernorm"), "pre_fc_norm_embedding"),
     **dict.fromkeys(("pre_fc_norm_hidden", "hnorm", "hidden_layernorm"), "pre_fc_norm_hidden"),
 }
 """The families' names of what stands around the layer."""
-_LENT = ("embed_tokens.weight", "shared_head.head.weight", "lm_head.weight")
-"""Tensors of the target, which some files repeat."""
+_LENT = ("embed_tokens", "shared_head.head", "lm_head")
+"""Matrices of the target, which some files repeat, quantized or not."""
 _BEFORE = re.compile(
-    r"(?:(?:language_)?model\.)*(?:mtp\.layers|mtp_layers|layers)\.(\d+)\.|.*mtp\."
+    r"(?:(?:language_)?model\.)*(?:mtp\.layers|mtp_layers|layers)\.(\d+)\."
+    r"|.*mtp\.|model\.mtp_block\.|model\."
 )
 _EXPERT = re.compile(r"(layers\.0\.mlp)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 _GATE_UP, _DOWN = (f"{LAYER}mlp.experts.{part}_proj" for part in ("gate_up", "down"))
@@ -70,7 +71,8 @@ def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
     assert weights is not None, "config.json alone does not tell"
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, Mapping):
-        carried = Carried(tuple(weights.infos), weights.read, mtp_layers.is_original(weights))
+        original = not mtp_layers.is_split(config) and mtp_layers.is_original(weights)
+        carried = Carried(tuple(weights.infos), weights.read, original)
         return _files(directory, config, carried)
     family = mtp_layers.family(inner)
     kind = MLX_LM_TYPES.get(family, family)
@@ -144,11 +146,11 @@ def _own_names(directory: Path, carried: Carried) -> dict[str, mx.array]:
     for name in carried.names:
         before = _BEFORE.match(name)
         rest = name if before is None else name[before.end() :]
-        if rest in (*_LENT, *UNUSED):
+        path, _, kind = rest.rpartition(".")
+        if path in _LENT or rest in UNUSED:
             continue
         if before is not None and before[1] is not None:
             numbers.add(before[1])
-        path, _, kind = rest.rpartition(".")
         own = f"{_PARTS[path]}.{kind}" if path in _PARTS else LAYER + rest
         tensors[own] = carried.read(name)
     if len(numbers) > 1:
