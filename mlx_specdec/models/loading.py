@@ -8,15 +8,20 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints import files
+from ..checkpoints import files, shards
+from ..checkpoints.disk import show
 from ..errors import OptionError
 from ..text.tokenizer import Kind
-from . import families
+from . import families, number_format
 from .base import Base
 from .cache_settings import CacheSettings
 from .number_format import NumberFormat, dequantize, twin_of
 from .outline import Outline
 from .trainable import Trainable
+
+GROWTH_TO_NOTE = 2.5
+"""A note says what a GGUF model takes in memory if that is this many times its files. On a CPU half
+precision takes twice as much, and K types take at least four times as much."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,23 @@ def load_model(
         directory, config, numbers, caches, adapter, group, pipeline=pipeline
     )
     note = numbers.choice(directory.name, model.network, "quantization" in config)
+    note = note or _growth(directory, model.network)
     note = "; ".join(filter(None, (note, getattr(model.network, "note", ""))))
     return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config), note)
+
+
+def _growth(directory: Path, network: nn.Module) -> str:
+    """Return a line on a large GGUF model that takes much more memory than its files, or ""."""
+    if shards.format_of(directory) != "gguf":
+        return ""
+    parts = shards.parts_of(shards.find(directory).files[0])
+    stored, needed = sum(part.stat().st_size for part in parts), number_format.nbytes(network)
+    if needed < max(number_format.NOTED_ABOVE, GROWTH_TO_NOTE * stored):
+        return ""
+    return (
+        f"{directory.name}: its {show(stored)} become {show(needed)} in memory, because MLX lacks "
+        "its quantized types; mlx-specdec convert --quantize writes a model that stays small"
+    )
 
 
 def task_prefix(config: Mapping[str, Any]) -> str:

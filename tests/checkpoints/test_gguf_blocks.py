@@ -21,6 +21,7 @@ from mlx_specdec.checkpoints.source import as_directory
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.report import Report
 from mlx_specdec.conversion.verify import TextChange, compare_logits
+from mlx_specdec.models import number_format
 from mlx_specdec.models.loading import load_model
 
 from ..support.gguf_files import Gguf, llama
@@ -157,6 +158,18 @@ def test_whole_weights_are_given_to_who_asks_for_them(tmp_path: Path) -> None:
     weights = mx.load(str(out / "model.safetensors"))
     values = quants.dequantize(model.arrays[EMBEDDING], Type.Q4_0)
     assert np.array_equal(np.array(weights["model.embed_tokens.weight"]), values)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_noted"), [("llama-q5", True), ("llama-f16", False), ("llama-f32", False)]
+)
+def test_a_file_that_grows_in_memory_is_announced(
+    name: str, is_noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(number_format, "NOTED_ABOVE", 1)
+    with as_directory(FIXTURES / f"{name}.gguf") as directory:
+        note = load_model(directory).note
+    assert (f"{name}.gguf: its " in note and "in memory" in note) is is_noted
 
 
 @pytest.mark.parametrize(
