@@ -25,7 +25,6 @@ from mlx_specdec.options import Options
 
 from ..support import tiny
 from ..support.families import (
-    _KDA,
     DIFFERENT,
     NOT_TINY,
     config_of,
@@ -36,9 +35,6 @@ pytestmark = pytest.mark.slow
 LENGTH = 16
 MOST_NUMBERS = 2_000_000
 """A model with more weights has kept a default that is not tiny."""
-
-
-_KDA["short_conv_kernel_size"] = 4
 
 
 def names() -> list[str]:

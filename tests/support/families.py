@@ -82,7 +82,13 @@ SMALL: dict[str, Any] = {
     "rotary_emb_base": 10000,
     "rotary_pct": 0.5,
 }
-_KDA = {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 4, "head_dim": 8}
+_KDA = {
+    "kda_layers": [1],
+    "full_attn_layers": [2],
+    "num_heads": 4,
+    "head_dim": 8,
+    "short_conv_kernel_size": 4,
+}
 _WINDOWS_AND_ALL = dict.fromkeys(("sliding_attention", "full_attention"), _ROPE)
 _LONGCAT = {"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "zero_expert_num": 1}
 _LFM2_MOE = {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}

@@ -185,22 +185,10 @@ def _as_mlx_lm(tensors: dict[str, mx.array], *, zero_centered: bool) -> dict[str
 
 def _block(text: Mapping[str, Any], family: str, *, experts: bool) -> dict[str, Any]:
     kind = MLX_LM_TYPES.get(family, family)
-    block = {**text, **_rotation(text, kind), **_ALONE, "model_type": kind}
+    block = {**text, **_ALONE, "model_type": kind}
     if not experts:
         block |= {"num_experts": 0, "n_routed_experts": None}
     return {key: value for key, value in block.items() if key not in _OF_OTHER_LAYERS}
-
-
-def _rotation(text: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the rotation of positions, which newer configurations describe in one entry, where
-    mlx-lm reads it."""
-    stated = text.get("rope_parameters")
-    if kind not in (PLAIN, "qwen3_next") or not isinstance(stated, Mapping):
-        return {}
-    flat = {key: stated[key] for key in ("rope_theta", "partial_rotary_factor") if key in stated}
-    if stated.get("rope_type", "default") != "default":
-        flat["rope_scaling"] = dict(stated)
-    return flat
 
 
 class Given(nn.Module):

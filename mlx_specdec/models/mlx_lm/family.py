@@ -16,7 +16,7 @@ from ..base import Base
 from ..number_format import NumberFormat, stored_dtype
 from ..outline import Outline
 from ..trainable import Ids, padded, places
-from .loader import cannot_build, classes
+from .loader import Arguments, cannot_build, classes
 from .loading import cast, describe_numbers, max_length, with_numbers
 from .loading import load as load
 from .model import DecoderOnlyModel
@@ -150,7 +150,9 @@ def network_of(config: Mapping[str, Any], name: str) -> nn.Module:
     """mlx-lm's model with weights as they are stored, quantized or not; nothing is computed."""
     kind, arguments = classes(config)
     try:
-        network = kind(arguments.from_dict(dict(config)))
+        network = kind(Arguments(arguments).from_dict(config))
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {error}") from None
     except Exception as error:  # its classes check nothing: whatever fails first tells
         raise CheckpointError(f"{name}: {cannot_build(error)}") from error
     network.eval()

@@ -19,6 +19,7 @@ from ...checkpoints.formats import safetensors as safetensors_file
 from ...checkpoints.quantization import Quantization
 from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
+from . import rotary
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
                 model_config=changes,
                 get_model_classes=lambda config: _catching(config, given, caught, stated),
             )
+        rotary.check(model, whole)
     except (CheckpointError, MemoryError):
         raise
     except Exception as problem:  # its classes check nothing: whatever fails first tells
@@ -81,7 +83,7 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
         whole = foreign.without_entry(whole)
     given.clear()
     caught.clear()
-    return Opened(model, whole, weights)
+    return Opened(model, rotary.spelled_old(whole, classes(whole)[1]), weights)
 
 
 def cannot_build(problem: Exception) -> str:
@@ -133,4 +135,15 @@ def _catching(
         return self
 
     body = {"load_weights": load_weights, "sanitize": sanitize}
-    return type(plain.__name__, (plain,), body), arguments
+    return type(plain.__name__, (plain,), body), Arguments(arguments)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The class that mlx-lm's family reads config.json into, for either spelling of positions."""
+
+    plain: Any
+
+    def from_dict(self, config: Mapping[str, Any]) -> Any:
+        """Return the family's arguments. Raises whatever the family raises, CheckpointError too."""
+        return self.plain.from_dict(rotary.spelled_both(config, self.plain))

@@ -21,6 +21,7 @@ from ..base import identity_of
 from ..cache_settings import CacheSettings
 from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu, quantize
 from ..sharding import check_even, refine
+from . import rotary
 from .loader import cannot_build, classes, open_model
 from .model import DecoderOnlyModel
 from .network import type_name
@@ -144,11 +145,10 @@ def max_length(
 
 
 def _scaled_length(config: Mapping[str, Any], length: int) -> int:
-    scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    if not isinstance(scaling, Mapping):
-        return length
-    kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
-    if kind not in ("linear", "llama3", "yarn") or not isinstance(factor, int | float):
+    scaling = rotary.scaling(config) or {}
+    factor = scaling.get("factor")
+    known = rotary.kind_of(scaling) in ("linear", "llama3", "yarn")
+    if not known or not isinstance(factor, int | float):
         return length
     original = scaling.get("original_max_position_embeddings")
     return int((original if isinstance(original, int) else length) * factor)

@@ -1,0 +1,257 @@
+"""A checkpoint computes the same whether config.json has the keys of transformers 4 or of 5.
+
+This holds for every family of mlx-lm but for those in NOT_TINY, which has the reasons."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.models
+import mlx_lm.utils
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_specdec.conversion.convert import convert
+from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm import rotary
+from mlx_specdec.models.mlx_lm.loader import Arguments, classes
+from mlx_specdec.models.mlx_lm.loading import max_length
+
+from ..support import tiny
+from ..support.families import NOT_TINY, config_of
+
+TOKENS = mx.array([[5, 9, 4, 7, 11, 3, 8]])
+BASE, OTHER_BASE, SHARE = 500.0, 50_000.0, 0.5
+READ_NEW_ALONE = (
+    *("gemma4", "gemma4_text", "glm_moe_dsa", "laguna", "mellum", "ministral3", "mistral4"),
+    *("qwen3_5", "qwen3_5_moe", "spark2_5"),
+)
+BY_TYPE_ALONE = ("gemma4", "gemma4_text", "laguna", "mellum", "spark2_5")
+"""Families that read `rope_parameters` with an entry for each type of layer."""
+LOCAL = ("gear", "gemma3", "gemma3_text", "gemma3n", "mimo_v2_flash", "plamo3")
+"""Families with a second base for windows: only entries by type of layer describe them."""
+SCALED: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+    "longrope": {
+        "short_factor": [1.0] * 2,
+        "long_factor": [3.0] * 2,
+        "original_max_position_embeddings": 64,
+    },
+    "dynamic": {"factor": 2.0, "alpha": 1000.0},
+}
+TYPES = ("full_attention", "sliding_attention")
+NEEDS = {"deepseek_v2": "yarn", "minicpm3": "longrope", "hunyuan": "dynamic"}
+"""Families that take no checkpoint whose positions are not scaled."""
+MISTRAL = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}
+KEYS = (
+    *("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"),
+    *("rotary_emb_base", "rotary_pct", "original_max_position_embeddings", "swa_rope_theta"),
+    *("rope_local_base_freq", "rope_local_theta"),
+)
+
+
+def names() -> list[str]:
+    files = Path(mlx_lm.models.__path__[0]).glob("*.py")
+    models = (file.stem for file in files if "class ModelArgs" in file.read_text(encoding="utf-8"))
+    return sorted(set(models) - set(NOT_TINY))
+
+
+def with_keys(name: str, keys: dict[str, Any]) -> dict[str, Any]:
+    """Return a family's config with these rotary settings and no others, in both parts."""
+    config = copy.deepcopy(config_of(name))
+    for part in (config, config.get("text_config", {})):
+        for key in KEYS:
+            part.pop(key, None)
+        part |= copy.deepcopy(keys)
+    return config
+
+
+def old(name: str, kind: str = "default", base: float = BASE) -> dict[str, Any]:
+    scaling = {"type": kind, "rope_type": kind, **SCALED[kind]} if kind in SCALED else None
+    length = (scaling or {}).get("original_max_position_embeddings")
+    keys = {
+        "rope_theta": base,
+        "rope_scaling": scaling,
+        "partial_rotary_factor": SHARE,
+        "rotary_emb_base": int(base),
+        "rotary_pct": SHARE,
+        **dict.fromkeys(("rope_local_base_freq", "rope_local_theta", "swa_rope_theta"), base),
+        **({"partial_rotary_factors": [SHARE] * 2} if name == "step3p5" else {}),
+        **({"original_max_position_embeddings": length} if length else {}),
+    }
+    if name in ("ministral3", "mistral4"):
+        # No checkpoint has these settings elsewhere.
+        keys["rope_scaling"] = {"rope_type": "default", **MISTRAL}
+    return with_keys(name, keys)
+
+
+def new(name: str, kind: str = "default", *, by_type: bool = False) -> dict[str, Any]:
+    flat: dict[str, Any] = {"rope_type": kind, "rope_theta": BASE, "partial_rotary_factor": SHARE}
+    flat |= SCALED.get(kind, {})
+    if name in ("ministral3", "mistral4"):
+        flat |= MISTRAL
+    both = dict.fromkeys(TYPES, flat)
+    return with_keys(name, {"rope_parameters": both if by_type else flat})
+
+
+def logits(network: Any) -> mx.array:
+    scores: mx.array = network(TOKENS, cache=make_prompt_cache(network))
+    return scores
+
+
+def read(config: dict[str, Any], like: Any) -> Any:
+    """Return the network that we read from a config, with the weights of another."""
+    kind, arguments = classes(config)
+    # Some families print remarks.
+    with contextlib.redirect_stdout(sys.stderr):
+        network = kind(Arguments(arguments).from_dict(config))
+    network.update(like.parameters())
+    network.eval()
+    rotary.check(network, config)
+    return network
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_every_family_computes_the_same_from_all_spellings(name: str) -> None:
+    kind = NEEDS.get(name, "default")
+    earlier, flat, by_type = old(name, kind), new(name, kind), new(name, kind, by_type=True)
+    native = by_type if name in BY_TYPE_ALONE else flat if name in READ_NEW_ALONE else earlier
+    network = tiny.from_config(copy.deepcopy(native))
+    expected = logits(network)
+    for config in (earlier, by_type) if name in (*LOCAL, "step3p5") else (earlier, flat, by_type):
+        assert mx.allclose(logits(read(config, network)), expected, atol=1e-4)
+
+
+SCALING_FAMILIES = (
+    *(("linear", name) for name in ("deepseek", "gemma3_text", "internlm3", "nemotron", "qwen2")),
+    *(("llama3", name) for name in ("llama", "exaone4", "mistral3")),
+    *(("yarn", name) for name in ("deepseek_v3", "gpt_oss", "olmo3", "qwen3_5", "kimi_vl")),
+    *(("longrope", "phi3"), ("dynamic", "hunyuan_v1_dense")),
+)
+
+
+@pytest.mark.parametrize(("kind", "name"), SCALING_FAMILIES)
+def test_positions_are_scaled_alike_from_both_spellings(kind: str, name: str) -> None:
+    by_type = name in (*LOCAL, "olmo3")
+    earlier, later = old(name, kind), new(name, kind, by_type=by_type)
+    if by_type:
+        later["rope_parameters"]["sliding_attention"] = {"rope_type": "default", "rope_theta": BASE}
+    network = tiny.from_config(later if name in READ_NEW_ALONE else earlier)
+    expected = logits(network)
+    plain = logits(read(old(name), network))
+    for config in (earlier, later):
+        assert mx.allclose(logits(read(config, network)), expected, atol=1e-4)
+    assert not mx.allclose(plain, expected, atol=1e-4)
+
+
+SECOND_BASES = {
+    "gemma3": "rope_local_base_freq",
+    "gemma3n": "rope_local_base_freq",
+    "gear": "rope_local_base_freq",
+    "plamo3": "rope_local_theta",
+    "mimo_v2_flash": "swa_rope_theta",
+    "deepseek_v41": "compress_rope_theta",
+}
+
+
+@pytest.mark.parametrize("name", SECOND_BASES)
+def test_layers_with_windows_keep_a_base_of_their_own(name: str) -> None:
+    kinds = ("main", "compress") if name == "deepseek_v41" else TYPES
+    bases = ({"rope_theta": BASE}, {"rope_theta": OTHER_BASE})
+    entries = [{"rope_type": "default", "partial_rotary_factor": SHARE, **base} for base in bases]
+    later = with_keys(name, {"rope_parameters": dict(zip(kinds, entries, strict=True))})
+    earlier = old(name)
+    for part in (earlier, earlier.get("text_config", {})):
+        part[SECOND_BASES[name]] = OTHER_BASE
+    network = tiny.from_config(earlier)
+    assert mx.allclose(logits(read(later, network)), logits(network), atol=1e-4)
+
+
+def test_each_layer_may_have_a_base_and_a_share_of_its_own() -> None:
+    full: dict[str, Any]
+    full, sliding = ({"rope_theta": base, "rope_type": "default"} for base in (BASE, OTHER_BASE))
+    full["partial_rotary_factor"] = SHARE
+    entries = {"sliding_attention": sliding, "full_attention": full}
+    earlier = old("step3p5")
+    earlier |= {"rope_theta": [OTHER_BASE, BASE], "partial_rotary_factors": [1.0, SHARE]}
+    network = tiny.from_config(earlier)
+    later = with_keys("step3p5", {"rope_parameters": entries})
+    assert mx.allclose(logits(read(later, network)), logits(network), atol=1e-4)
+
+
+def test_bases_that_a_family_cannot_tell_apart_are_refused() -> None:
+    entries = {TYPES[0]: {"rope_theta": 1e6}, TYPES[1]: {"rope_theta": 1e4}}
+    config = with_keys("llama", {"rope_parameters": entries})
+    with pytest.raises(CheckpointError, match="types of layers different rotary positions"):
+        read(config, tiny.build("llama"))
+
+
+def write(config: dict[str, Any], directory: Path, like: Any) -> Path:
+    directory.mkdir()
+    weights = dict(tree_flatten(like.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+IGNORE = ("cohere", "gemma2", "gemma3n", "glm4_moe", "lfm2", "mixtral", "qwen3_moe", "stablelm")
+"""Families that take no notice of rope_scaling."""
+
+
+@pytest.mark.parametrize("name", IGNORE)
+def test_a_scaling_that_a_family_ignores_is_refused(name: str, tmp_path: Path) -> None:
+    network = tiny.from_config(old(name))
+    for number, config in enumerate((old(name, "yarn"), new(name, "yarn", by_type=name in LOCAL))):
+        directory = write(config, tmp_path / str(number), network)
+        with pytest.raises(CheckpointError, match="scales positions by the type 'yarn'"):
+            load_model(directory)
+
+
+def test_a_conversion_has_the_keys_that_mlx_lm_reads(tmp_path: Path) -> None:
+    network = tiny.from_config(old("llama", "llama3"))
+    source = write(new("llama", "llama3"), tmp_path / "source", network)
+    convert(str(source), tmp_path / "out")
+    theirs, config = mlx_lm.utils.load_model(tmp_path / "out")
+    assert config["rope_theta"] == BASE
+    assert config["rope_scaling"]["rope_type"] == "llama3"
+    assert "rotary_emb_base" not in config
+    assert mx.allclose(logits(theirs), logits(network), atol=1e-4)
+    ours = load_model(source, dtype="float32").model.open([1]).advance(TOKENS)
+    assert mx.allclose(ours.logits, logits(network), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn", "default"])
+def test_the_longest_text_follows_the_scaling_in_every_spelling(kind: str) -> None:
+    network = tiny.build("llama")
+    spellings = [old("llama", kind), *(new("llama", kind, by_type=way) for way in (False, True))]
+    original = {"linear": 128, "llama3": 64, "yarn": 64, "default": 128}[kind]
+    for config in spellings:
+        config["max_position_embeddings"] = 128
+        expected = max(128, int(original * SCALED.get(kind, {}).get("factor", 1)))
+        assert max_length(config, network) == expected
+
+
+def test_new_keys_overrule_old_ones_as_in_transformers() -> None:
+    both = {**new("llama"), "rope_theta": OTHER_BASE}
+    network = tiny.from_config(old("llama"))
+    assert mx.allclose(logits(read(both, network)), logits(network), atol=1e-4)
+    # rope_scaling, though, comes before rope_parameters.
+    scaled = {**new("llama"), **{key: old("llama", "yarn")[key] for key in KEYS[1:3]}}
+    expected = tiny.from_config(old("llama", "yarn"))
+    assert mx.allclose(logits(read(scaled, expected)), logits(expected), atol=1e-4)
