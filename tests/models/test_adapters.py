@@ -69,6 +69,16 @@ def cut(directory: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
 
 
+def change(directory: Path, keep: Callable[[str], bool], **more: mx.array) -> None:
+    file = directory / "adapters.safetensors"
+    tensors = {name: array for name, array in mx.load(str(file)).items() if keep(name)}
+    mx.eval(tensors)
+    mx.save_safetensors(str(file), {**tensors, **more})
+
+
+FIRST = "model.layers.0.self_attn.q_proj"
+
+
 def of_other_rank(directory: Path) -> None:
     config = {"num_layers": 2, "lora_parameters": {**LORA, "rank": 8}}
     (directory / "adapter_config.json").write_text(json.dumps(config))
@@ -81,6 +91,14 @@ def of_other_rank(directory: Path) -> None:
         (lambda d: (d / "adapters.safetensors").unlink(), "it has no adapters.safetensors"),
         (of_other_rank, "does not fit the model .*shape"),
         (cut, "adapters.safetensors"),
+        (lambda d: change(d, lambda name: name != f"{FIRST}.lora_a"), f"lacks 1 .*{FIRST}.lora_a"),
+        (lambda d: change(d, lambda name: name == f"{FIRST}.lora_a"), "lacks 3 of its tensors"),
+        (lambda d: change(d, lambda name: "layers.0" in name), r"lacks \d+ .*layers.1"),
+        (lambda d: change(d, lambda name: False), "lacks all of its tensors"),
+        (
+            lambda d: change(d, lambda name: True, other=mx.zeros(3)),
+            "does not fit the model .*other: not an adapter parameter",
+        ),
     ],
 )
 def test_what_is_no_adapter_of_the_model_is_reported_in_one_line(
@@ -90,3 +108,30 @@ def test_what_is_no_adapter_of_the_model_is_reported_in_one_line(
     with pytest.raises(CheckpointError, match=says) as problem:
         loading.load_model(base, adapter=adapter)
     assert "\n" not in str(problem.value)
+
+
+def test_a_dora_needs_its_magnitudes(base: Path, tmp_path: Path) -> None:
+    directory = write_adapter(base, tmp_path / "adapter", "dora")
+    change(directory, lambda name: name != f"{FIRST}.m")
+    with pytest.raises(CheckpointError, match=f"lacks 1 of its tensors, such as {FIRST}.m"):
+        loading.load_model(base, adapter=directory)
+
+
+def test_earlier_adapters_name_no_keys_and_adapt_fewer_kinds_of_layers(
+    base: Path, adapter: Path
+) -> None:
+    change(adapter, lambda name: "q_proj" in name or "v_proj" in name)
+    theirs, _ = load_model(base)
+    load_adapters(theirs, str(adapter))
+    theirs.eval()
+    ours = loading.load_model(base, adapter=adapter).model.network
+    assert np.abs(logits(ours) - logits(theirs)).max() < 1e-5
+
+
+def test_every_layer_that_is_named_needs_its_tensors(base: Path, adapter: Path) -> None:
+    change(adapter, lambda name: "q_proj" in name)
+    keys = ["self_attn.q_proj", "self_attn.v_proj"]
+    config = {"num_layers": 2, "lora_parameters": {**LORA, "keys": keys}}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"lacks 4 of its tensors, such as .*v_proj"):
+        loading.load_model(base, adapter=adapter)

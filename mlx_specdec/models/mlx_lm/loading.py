@@ -2,7 +2,8 @@
 mlx-lm puts on the adapters that it has trained (LoRA, DoRA, or whole layers); what it does not
 check is checked first."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from .model import DecoderOnlyModel
 from .network import type_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
+ADAPTED = ("lora_a", "lora_b", "m")
+"""The last part of the names of tensors that mlx-lm adds to adapted layers."""
 SHARES_KEYS = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text")
 """Families that repeat keys and values where there are fewer of their heads than ranks."""
 LATENT = ("kv_lora_rank", "q_lora_rank")
@@ -85,7 +88,7 @@ def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
     config = read_json(adapter / CONFIG)
     if not (adapter / WEIGHTS).is_file():
         raise CheckpointError(f"{adapter} is no adapter of mlx-lm: it has no {WEIGHTS}")
-    safetensors.read_header(adapter / WEIGHTS)
+    stored = safetensors.read_header(adapter / WEIGHTS)
     try:
         load_adapters(model, str(adapter))
     except Exception as problem:  # mlx-lm checks little: whatever fails first tells
@@ -94,8 +97,34 @@ def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
             f"{adapter} does not fit the model ({type(problem).__name__}: {said:.200}): name the "
             "model that it was trained on"
         ) from problem
+    _check_complete(model, adapter, config, stored)
     model.eval()  # New layers drop values at random in training mode.
     return config
+
+
+def _check_complete(
+    model: nn.Module, adapter: Path, config: Mapping[str, Any], stored: Collection[str]
+) -> None:
+    """Raise CheckpointError if an adapted layer lacks a tensor: mlx-lm draws it at random."""
+    names = [name for name, _ in tree_flatten(model.parameters())]
+    wanted = [name for name in names if name.rpartition(".")[2] in ADAPTED]
+    settings = config.get("lora_parameters")
+    if isinstance(settings, Mapping) and settings.get("keys") is None:
+        # Earlier versions of mlx-lm adapted fewer kinds of layers by default.
+        kinds = {_kind(name) for name in stored}
+        wanted = [name for name in wanted if _kind(name) in kinds]
+    missing = [name for name in wanted if name not in stored]
+    if missing or not stored:
+        example = f", such as {missing[0]:.200}" if missing else ""
+        raise CheckpointError(
+            f"{adapter / WEIGHTS} lacks {len(missing) or 'all'} of its tensors{example}: copy the "
+            "adapter again"
+        )
+
+
+def _kind(name: str) -> str:
+    """Return the path of a tensor's module without the numbers of layers."""
+    return re.sub(r"\d+", "", name.rpartition(".")[0])
 
 
 def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Module:
