@@ -16,7 +16,7 @@ from ..checkpoints.quantization import Numbers, Quantization, is_known
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import Change, write_weights
 from ..errors import CheckpointError, OptionError
-from ..models.mlx_lm.loader import open_model
+from ..models.mlx_lm.loader import HEAD, embedding_of, open_model
 from .plans import Plan, gguf_notes, summary_of, unsettled
 from .report import TensorReport, report_tensors
 
@@ -28,7 +28,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
         if source.format == "safetensors" and not file.name.startswith("model"):
             raise CheckpointError(f"{file} needs a name that starts with model, for mlx-lm")
     given = _arrays(source)
-    opened = open_model(directory, config, given)
+    opened = open_model(directory, config, source, given)
     whole = opened.config
     stored_as = {id(array): name for name, array in given.items()}
     places = {name: stored_as.get(id(array)) for name, array in opened.weights.items()}
@@ -54,7 +54,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
     def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
         fresh = {}
         if computed:
-            fresh = open_model(directory, config, _arrays(source, scratch)).weights
+            fresh = open_model(directory, config, source, _arrays(source, scratch)).weights
         for name in outlines:
             here = name in origins
             yield name, source.tensor(origins[name]) if here else Tensor.of(fresh.pop(name))
@@ -100,10 +100,12 @@ def _report(
     left = sorted(source.infos.keys() - places.values())
     tied: dict[str, str] = {}
     dropped: dict[str, str] = {}
+    headless = not any(name.endswith(HEAD) for name in (*computed, *origins))
     for name in left:
-        if name.endswith("lm_head.weight") and config.get("tie_word_embeddings"):
-            twin = name.replace("lm_head", "model.embed_tokens")
-            tied[name] = twin if twin in source.infos else "the embedding"
+        if headless and name.endswith(HEAD) and (twin := embedding_of(name, source)):
+            tied[name] = twin
+        elif headless and name.endswith(HEAD):
+            dropped[name] = "config.json ties it to the embedding"
         elif name.endswith(("inv_freq", "rope.freqs")):
             dropped[name] = "it follows from config.json"
         elif not computed:

@@ -2,6 +2,7 @@
 Nothing is computed: arrays stay lazy."""
 
 import contextlib
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +15,16 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
 from ...checkpoints import foreign, mtp_layers
-from ...checkpoints.files import check_numbers, check_runs_no_code
+from ...checkpoints.files import Weights, check_numbers, check_runs_no_code
 from ...checkpoints.formats import safetensors as safetensors_file
 from ...checkpoints.quantization import Quantization
-from ...checkpoints.tensors import check_weights
+from ...checkpoints.tensors import check_weights, same
 from ...errors import CheckpointError, first_line
 from . import rotary
+
+TEXT, TIES, HEAD = "text_config", "tie_word_embeddings", "lm_head.weight"
+EMBEDDING = re.compile(r"(^|\.)(embed_tokens|(word_)?embeddings|wte)\.weight$")
+"""The ends of names of embeddings in families whose head may be tied."""
 
 
 @dataclass(frozen=True)
@@ -40,27 +45,30 @@ class Opened:
         }
 
 
-def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, mx.array]) -> Opened:
-    """Have mlx-lm build the model and rename, join and drop `given`, all of the source's tensors.
+def open_model(
+    directory: Path, config: Mapping[str, Any], source: Weights, given: Mapping[str, mx.array]
+) -> Opened:
+    """Have mlx-lm build the model and rename, join and drop all tensors of the source, `given`.
     Layers for multi-token prediction are left out: it drops some, and takes others for the model's.
     Raises CheckpointError, also for models with code in their files."""
     check_runs_no_code(directory, config)
     check_numbers(directory, config, len(given))
     for file in directory.glob("model*.safetensors"):  # mlx-lm opens all in any case
         safetensors_file.read_header(file)
+    config = _with_own_head(config, source)
     foretelling = mtp_layers.known(config)
     given = {name: array for name, array in given.items() if not foretelling(name)}
     caught: dict[str, mx.array] = {}
     packed = foreign.is_packed(array.dtype for array in given.values())
     stated = foreign.entry_of(config) if packed else {}
-    changes: dict[str, Any] = {}
+    changes = {key: config[key] for key in (TIES, TEXT) if key in config}
     try:
         if not packed:
             # Weights that are not quantized are read, whatever config.json says of them.
-            changes = {"quantization_config": None}
+            changes["quantization_config"] = None
         elif foreign.is_gptq(given, stated):
             given, how = foreign.gptq_as_mlx(given, stated)
-            changes = dict.fromkeys(("quantization", "quantization_config"), how.as_dict())
+            changes |= dict.fromkeys(("quantization", "quantization_config"), how.as_dict())
         # Some of mlx-lm's models print remarks; standard output is for text alone.
         with contextlib.redirect_stdout(sys.stderr):
             model, whole = load_model(
@@ -84,6 +92,44 @@ def open_model(directory: Path, config: Mapping[str, Any], given: Mapping[str, m
     given.clear()
     caught.clear()
     return Opened(model, rotary.spelled_old(whole, classes(whole)[1]), weights)
+
+
+def _with_own_head(config: Mapping[str, Any], source: Weights) -> dict[str, Any]:
+    """Return config.json with an untied head if the head's values are not the embedding's, as
+    transformers 5 has it: mlx-lm drops the head of a tied model."""
+    text = text_config(config)
+    head = next((name for name in source.infos if name.endswith(HEAD)), None)
+    stated = False in (config.get(TIES), text.get(TIES))
+    if head is None or stated or TIES not in rotary.names_of(classes(config)[1]):
+        return dict(config)
+    if (table := embedding_of(head, source)) is None or _same(head, table, source):
+        return dict(config)
+    untied = {**config, TIES: False}
+    return {**untied, TEXT: {**text, TIES: False}} if text else untied
+
+
+def embedding_of(head: str, source: Weights) -> str | None:
+    """Return the name of the embedding that a tied head repeats, None if none is found."""
+    infos = source.infos
+    tables = [name for name in infos if EMBEDDING.search(name)]
+    equal = (name for name in tables if infos[name].shape == infos[head].shape)
+    return next(equal, tables[0] if tables else None)
+
+
+def _same(head: str, table: str, source: Weights) -> bool:
+    """Return whether two matrices have the same values, which may be quantized."""
+    for part in ("weight", "scales", "biases"):
+        names = [name.removesuffix("weight") + part for name in (head, table)]
+        found = [source.tensor(name) for name in names if name in source.infos]
+        if len(found) == 1 or (found and not same(*found)):
+            return False
+    return True
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of config.json about text in a model that has other parts, or {}."""
+    inner = config.get(TEXT)
+    return inner if isinstance(inner, Mapping) else {}
 
 
 def cannot_build(problem: Exception) -> str:

@@ -23,7 +23,7 @@ from ..cache_settings import CacheSettings
 from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu, quantize
 from ..sharding import check_even, refine
 from . import rotary
-from .loader import cannot_build, classes, open_model
+from .loader import cannot_build, classes, open_model, text_config
 from .model import DecoderOnlyModel
 from .network import type_name
 
@@ -49,10 +49,12 @@ def load(
     """See `families.Family.load`; q_bits quantizes the layers that mlx-lm's converter would."""
     if group is not None and not pipeline:
         check_shares(config, group.size())
-    opened = open_model(directory, config, dict(files.tensors(directory)))
+    source = files.Weights(directory)
+    given = {name: source.read(name) for name in source.infos}
+    opened = open_model(directory, config, source, given)
     model = opened.model
     model.load_weights(list(opened.weights.items()))
-    del opened  # nothing else keeps the weights alive
+    del opened, given, source  # nothing else keeps the weights alive
     adapted = None if adapter is None else adapt(model, adapter)
     model = with_numbers(model, str(directory), numbers)
     words = describe_numbers(model)
@@ -79,7 +81,7 @@ def load(
     except Exception as problem:  # building one pass shows what config.json has that cannot be run
         raise CheckpointError(f"{directory}: {cannot_build(problem)}") from problem
     eos = files.eos_token_ids(directory, config)
-    return runnable, eos or files.eos_token_ids(directory, _text_config(config)), words
+    return runnable, eos or files.eos_token_ids(directory, text_config(config)), words
 
 
 def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
@@ -162,7 +164,7 @@ def max_length(
     """Longest sequence in tokens that config.json allows; None: no end. Scaled positions reach
     further, and with a window none is too far, but rotations that follow the length of a sequence
     would depend on how many rows a pass has beyond it."""
-    for part in (_text_config(config), config):
+    for part in (text_config(config), config):
         if isinstance(length := part.get("max_position_embeddings"), int):
             if any("Dynamic" in type(module).__name__ for module in model.modules()):
                 return length
@@ -181,11 +183,6 @@ def _scaled_length(config: Mapping[str, Any], length: int) -> int:
         return length
     original = scaling.get("original_max_position_embeddings")
     return int((original if isinstance(original, int) else length) * factor)
-
-
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) else {}
 
 
 def describe_numbers(model: nn.Module) -> str:
@@ -209,7 +206,7 @@ def check_shares(config: Mapping[str, Any], ranks: int) -> None:
             f"mlx-lm cannot divide the layers of a model of type {kind}: try distributed pipeline, "
             "or one machine"
         )
-    text = _text_config(config) or config
+    text = text_config(config) or config
     heads = text.get("num_attention_heads")
     keys = text.get("num_key_value_heads") or heads
     shared = kind in SHARES_KEYS and isinstance(keys, int) and ranks % keys == 0

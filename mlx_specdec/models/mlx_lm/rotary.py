@@ -59,13 +59,13 @@ def spelled_old(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
 
     arguments: The class that mlx-lm's family reads config.json into.
     Raises CheckpointError if layers are to differ in a way that the family does not know."""
-    names = _names(arguments)
+    names = names_of(arguments)
     return _with_parts(config, lambda part: {**part, **_old_keys(part, names)})
 
 
 def spelled_both(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
     """Return the same, and `rope_parameters` for families that read nothing else."""
-    names = _names(arguments)
+    names = names_of(arguments)
     old = spelled_old(config, arguments)
     return _with_parts(old, lambda part: {**part, **_new_keys(part, names)})
 
@@ -103,7 +103,7 @@ def _with_parts(
     return changed
 
 
-def _names(arguments: type) -> set[str]:
+def names_of(arguments: type) -> set[str]:
     """Return the names of all settings that a family and its text model read."""
     here = vars(sys.modules[arguments.__module__]).values()
     modules = {getattr(value, "__module__", getattr(value, "__name__", "")) for value in here}
