@@ -39,15 +39,16 @@ class CheckedContext:
         self._compare_contents(scores.logits, start, len(self._seen) - proposed)
         return scores
 
-    def rewind(self, lengths: tuple[int, ...]) -> None:
-        """As contracts.Context says."""
-        self._context.rewind(lengths)
+    def rewind(self, lengths: tuple[int, ...]) -> int:
+        """See Context. Raises RewindError if the context does not hold as many tokens."""
+        passes = self._context.rewind(lengths)
         del self._seen[lengths[0] :]
         if self._context.lengths != (len(self._seen),):
             raise RewindError(
                 f"a context says that it holds {self._context.lengths} tokens after a rewind to "
                 f"{len(self._seen)}"
             )
+        return passes
 
     def filter(self, keep: Sequence[int]) -> None:
         """Nothing to do: it holds one sequence."""

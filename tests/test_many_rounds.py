@@ -217,12 +217,13 @@ def test_a_rewind_that_drops_one_row_too_few_is_noticed(
     """Planted: the rejected row stays, and the newest kept one goes; lengths look right."""
     shipped = DecoderOnlyContext.rewind
 
-    def careless(self: DecoderOnlyContext, lengths: tuple[int, ...]) -> None:
+    def careless(self: DecoderOnlyContext, lengths: tuple[int, ...]) -> int:
         [seen], [length] = self.lengths, lengths
-        shipped(self, lengths)
+        passes = shipped(self, lengths)
         for cache in self._caches if seen > length else ():
             for array in cache.state:
                 array[..., length - 1, :] = array[..., length, :]
+        return passes
 
     monkeypatch.setattr(DecoderOnlyContext, "rewind", careless)
     with pytest.raises(RewindError, match="never rewound"):
@@ -232,10 +233,11 @@ def test_a_rewind_that_drops_one_row_too_few_is_noticed(
 def test_a_t5_rewind_that_forgets_a_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = EncoderDecoderContext.rewind
 
-    def careless(self: EncoderDecoderContext, lengths: tuple[int, ...]) -> None:
-        shipped(self, lengths)
+    def careless(self: EncoderDecoderContext, lengths: tuple[int, ...]) -> int:
+        passes = shipped(self, lengths)
         for cache in self._caches:
             cache._keys.array[:, :, lengths[0] - 1] = 0
+        return passes
 
     monkeypatch.setattr(EncoderDecoderContext, "rewind", careless)
     with pytest.raises(RewindError, match="never rewound"):

@@ -292,7 +292,8 @@ class Decoding:
         ended = all(emission.finish_reason is not None for emission in emissions)
         if not ended:
             if done.proposal.size:
-                self.target.rewind(tuple([len(each.committed) - 1 for each in rounds]))
+                kept = tuple([len(each.committed) - 1 for each in rounds])
+                self.watch.rewound(self.target.rewind(kept))
             if self.proposer is not None:
                 seen = [each.committed[-each.accepted - 2 : -1] for each in rounds]
                 scores = [done.scores.of(row, len(tokens)) for row, tokens in enumerate(seen)]

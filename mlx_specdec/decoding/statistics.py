@@ -67,7 +67,8 @@ class Statistics:
         rounds: Verifications, plain steps included.
         drafted_by_position, accepted_by_position: Entry i is about the i-th draft token of a round.
         by_source: Figures by proposer, if several proposed.
-        target_passes: Passes after the prefill. Pipelined decoding submits one that nobody reads.
+        target_passes: Passes after the prefill, with those that replay accepted tokens. Pipelined
+            decoding submits one that nobody reads.
         timed_rounds: Speculative rounds that were timed in parts.
         smallest_margin: The smallest lead of a chosen token over the second best of its position,
             in log-probabilities with noise; the cuts of the filters count as well.
@@ -274,6 +275,10 @@ class Stopwatch:
         if self._timed:
             mx.eval(scores.logits)
             self._verified_at = self.clock()
+
+    def rewound(self, passes: int) -> None:
+        """The target has dropped rejected tokens, which took `passes` passes."""
+        self._passes += passes
 
     def finish(
         self,

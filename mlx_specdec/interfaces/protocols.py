@@ -38,8 +38,9 @@ class Context(Protocol):
 
         Raises OptionError where the model cannot show such a hidden state."""
 
-    def rewind(self, lengths: tuple[int, ...]) -> None:
-        """Forget all but the first `lengths` tokens, which are committed from then on.
+    def rewind(self, lengths: tuple[int, ...]) -> int:
+        """Forget all but the first `lengths` tokens, which are committed from then on, and return
+        the number of passes that this took: 1 after a replay, and else 0.
 
         Raises RewindError where `lengths` is longer than what was seen, or shorter than what the
         caller declared as final. Never silently does less."""

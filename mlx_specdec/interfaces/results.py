@@ -171,9 +171,9 @@ class RoundReport:
     """One finished round.
 
     size: the most tokens drafted for a sequence, 0 for a plain step. source: see Proposal. passes:
-    of the target that were submitted in it. pipelined: the pass for the next token is in flight.
-    ended: it was the last round, after which nothing is rewound. waiting: requests wait for places
-    of the batch."""
+    of the target that were submitted in it, replays included. pipelined: the pass for the next
+    token is in flight. ended: it was the last round, after which nothing is rewound. waiting:
+    requests wait for places of the batch."""
 
     size: int
     sequences: tuple[SequenceRound, ...]

@@ -113,8 +113,9 @@ class RowsContext:
     def lengths(self) -> tuple[int, ...]:
         return self._rows.lengths
 
-    def rewind(self, lengths: tuple[int, ...]) -> None:
+    def rewind(self, lengths: tuple[int, ...]) -> int:
         self._rows.rewind(lengths)
+        return 0
 
     def join(self, other: Context) -> None:
         assert isinstance(other, RowsContext)

@@ -55,12 +55,13 @@ class TableContext:
         hidden = {name: mx.stack(rows)[None] for name in taps}
         return Scores(mx.stack(rows)[None], hidden)
 
-    def rewind(self, lengths: tuple[int, ...]) -> None:
+    def rewind(self, lengths: tuple[int, ...]) -> int:
         if not self.final <= lengths[0] <= len(self.fed):
             raise RewindError(f"cannot go from {len(self.fed)} to {lengths[0]}")
         del self.fed[lengths[0] :]
         self.final = lengths[0]
         self.rewinds.append(lengths[0])
+        return 0
 
     def greedy(self, prefix: Sequence[int], count: int) -> list[int]:
         """What plain decoding must emit, computed without any of the code under test."""

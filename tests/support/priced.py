@@ -55,11 +55,12 @@ class PricedContext:
         self._clock.now += begin + self._fixed + rows * self._per_row + stall
         return Scores(mx.zeros((1, rows, 5)))
 
-    def rewind(self, lengths: tuple[int, ...]) -> None:
+    def rewind(self, lengths: tuple[int, ...]) -> int:
         assert self.final <= lengths[0] <= self._seen
         self._seen = lengths[0]
         self._begun = False
         self._clock.now += self.rewinding
+        return 0
 
 
 class PricedModel:

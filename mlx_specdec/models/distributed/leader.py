@@ -313,15 +313,15 @@ class LedContext:
             message = self._leader.send(order, tokens)
             return run_pass(self._context, message, batch, rows, proposed, taps)
 
-    def rewind(self, lengths: tuple[int, ...]) -> None:
+    def rewind(self, lengths: tuple[int, ...]) -> int:
         order = Order(Op.REWIND, self._number, lengths)
         if not self._context.replays:
-            self._context.rewind(lengths)
+            passes = self._context.rewind(lengths)
             self._leader.queue(order)
-            return
+            return passes
         with self._leader.whole():
             self._leader.send(order)
-            self._context.rewind(lengths)
+            return self._context.rewind(lengths)
 
     def evaluate(self) -> None:
         with self._leader.whole():

@@ -152,9 +152,9 @@ class ReplayingContext:
             self._undecided.append(tokens)
         return scores
 
-    def rewind(self, lengths: tuple[int, ...]) -> None:
-        """Where the caches can only go further back, the accepted tokens are fed again, without
-        waiting for it."""
+    def rewind(self, lengths: tuple[int, ...]) -> int:
+        """See Context. If the caches can only go further back, feed the accepted tokens again
+        without waiting for the pass."""
         check_rewind(lengths, (self._final,), self.lengths)
         [length] = lengths
         reached = self._cache.rewind(length)
@@ -166,6 +166,7 @@ class ReplayingContext:
             # The device works on it while the host builds the next proposal; without logits.
             mx.async_eval(self._cache.state)
         self._final, self._undecided, self._since = length, [], length
+        return int(reached < length)
 
     def evaluate(self) -> None:
         mx.eval(self._cache.state)

@@ -1,0 +1,78 @@
+"""`target_passes` counts every pass that the target's network computed after the prefill."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_specdec import Options, Pair, generate
+from mlx_specdec.models.distributed.leader import Leader, led
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.testing import CheckedContext
+
+from ..support import tiny
+from ..support.channel import ends
+from ..support.pairs import PROMPT, pair_of, perturbed
+
+RECURRENT = ("qwen3_next", "mamba2", "lfm2", "falcon_h1")
+GREEDY = Options(max_tokens=24, temperature=0.0, cost_cache=False, num_draft=3)
+
+
+class Counted:
+    """Counts the calls of a network."""
+
+    def __init__(self, model: DecoderOnlyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        run = model.run
+
+        def counted(*args: Any, **named: Any) -> Any:
+            self.calls += 1
+            return run(*args, **named)
+
+        monkeypatch.setattr(model, "run", counted)
+
+
+def fresh(family: str) -> Pair:
+    draft = DecoderOnlyModel(perturbed(tiny.build(family), 0.3))
+    return pair_of(DecoderOnlyModel(tiny.build(family)), draft)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", *RECURRENT])
+@pytest.mark.parametrize("regular", [False, True])
+def test_every_pass_of_the_target_counts(
+    family: str, regular: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = fresh(family)
+    # What the model can do is found out in passes that are no part of the output.
+    assert pair.target.rows_agree and pair.target.batches in (True, False)
+    counted = Counted(pair.target, monkeypatch)  # type: ignore[arg-type]
+    stats = generate(pair, PROMPT, replace(GREEDY, regular=regular)).stats
+    assert stats.target_passes == counted.calls - 1  # one pass reads the prompt
+    replayed = family in RECURRENT and not regular
+    assert (stats.target_passes > stats.rounds) is replayed
+
+
+def test_a_pass_of_two_rows_for_exact_output_counts_once() -> None:
+    pair = fresh("llama")
+    stats = generate(pair, PROMPT, replace(GREEDY, exact=True, regular=True)).stats
+    assert stats.target_passes == stats.rounds
+
+
+def rejected(context: Any) -> int:
+    context.advance(mx.array([PROMPT]))
+    context.advance(mx.array([[3, 4, 5]]), proposed=2)
+    passes: int = context.rewind((len(PROMPT) + 1,))
+    return passes
+
+
+@pytest.mark.parametrize(("family", "passes"), [("llama", 0), ("qwen3_next", 1)])
+def test_every_wrapper_of_a_context_passes_the_count_on(family: str, passes: int) -> None:
+    model = DecoderOnlyModel(tiny.build(family))
+    led_model = led(model, Leader(ends()[1]))
+    for context in (model.open(PROMPT), CheckedContext(model, PROMPT), led_model.open(PROMPT)):
+        context.advance(mx.array([PROMPT]))
+        context.advance(mx.array([[3, 4, 5]]), proposed=2)
+        assert context.rewind((len(PROMPT) + 1,)) == passes
