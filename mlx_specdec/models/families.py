@@ -58,6 +58,9 @@ class Family(Protocol):
     def layers(self, network: Any) -> Sequence[nn.Module]:
         """The layers that decode."""
 
+    def cut(self, network: Any, kept: Sequence[int]) -> None:
+        """Have the decoder compute only these of its layers. Raises OptionError if it cannot."""
+
     def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
         """The configuration of a model of some of the decoder's layers, named by their numbers.
         Raises CheckpointError where config.json does not say how many there are."""

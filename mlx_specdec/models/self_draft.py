@@ -3,7 +3,6 @@ tables that are only looked up are shared with the target and take no memory, an
 encoder-decoder the whole encoder and what it made of a source."""
 
 import re
-from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -30,20 +29,20 @@ def self_draft(
     if bits is not None:
         check_one_of("draft-bits", bits, Q_BITS)
     family = families.of_model(target)
-    twin = target.network
-    if layers:
-        twin = _cut(twin, family.layers, layers)
-    if bits is not None:
-        twin = quantized_twin(twin, bits, group_size)
-    evaluate(twin)
+    network = target.network
+    twin = twin_of(network) if bits is None else quantized_twin(network, bits, group_size)
+    kept = evenly(layers, len(family.layers(twin))) if layers else []
     try:
+        if layers:
+            family.cut(twin, kept)
+        evaluate(twin)
         draft = family.model(twin, target.max_length)
         if layers:
             # Not every model can do with some of its layers.
             mx.eval(draft.open([1]).advance(mx.array([[1]])).logits)
-    except (IndexError, KeyError) as problem:
-        raise OptionError("the target's layers cannot draft without the others") from problem
-    except ValueError as problem:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as problem:
+        if layers:
+            raise OptionError("the target's layers cannot draft without the others") from problem
         raise OptionError(
             f"the target's own layers cannot draft: it reads its weights past its layers, which "
             f"fails where they are quantized ({first_line(problem):.100})"
@@ -71,20 +70,6 @@ def evenly(count: int, depth: int) -> list[int]:
     if count > depth:
         raise OptionError(f"layers must be 1 to the target's {depth}, not {count}")
     return [round(at * (depth - 1) / max(1, count - 1)) for at in range(count)]
-
-
-def _cut(
-    network: nn.Module, layers_of: Callable[[nn.Module], Sequence[nn.Module]], count: int
-) -> nn.Module:
-    """Return another tree of modules with some of the layers that decode."""
-    twin = twin_of(network)
-    layers = list(layers_of(twin))
-    kept = [layers[number] for number in evenly(count, len(layers))]
-    for module in twin.modules():
-        for name, part in module.items():
-            if isinstance(part, list) and part and part[0] is layers[0]:
-                module[name] = kept
-    return twin
 
 
 def quantized_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:

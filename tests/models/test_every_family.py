@@ -21,6 +21,7 @@ from mlx_specdec.engine.request import Request
 from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces import FINAL, after
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.models.self_draft import self_draft
 from mlx_specdec.options import Options
 
 from ..support import tiny
@@ -92,6 +93,23 @@ def test_every_family_writes_the_same_texts_alone_and_in_batches(family: Family)
         drafts = any(each.stats.drafted > each.stats.accepted for each in results)
         assert drafts is (name not in DIFFERENT)
     assert pair.target.rows_agree is (name not in DIFFERENT)
+
+
+NEED_ALL_LAYERS = ("deepseek_v41", "iquestloopcoder")
+"""Their layers read what the others have computed."""
+
+
+@pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
+def test_every_familys_own_layers_draft_or_are_refused(family: Family) -> None:
+    name, pair = family
+    if name in NEED_ALL_LAYERS:
+        with pytest.raises(OptionError, match="cannot draft without the others"):
+            self_draft(pair.target, None, layers=1)
+        return
+    draft, _ = self_draft(pair.target, None, layers=1)
+    options = Options(num_draft=3, temperature=1.0, max_tokens=LENGTH, seed=3)
+    plain = generate(pair, PROMPT, replace(options, regular=True)).tokens
+    assert generate(replace(pair, draft=draft), PROMPT, options).tokens == plain
 
 
 CLOSED = ("deepseek_v41", "gemma3n", "gpt_neox", "iquestloopcoder", "lille-130m")

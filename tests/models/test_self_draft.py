@@ -11,12 +11,15 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import seed_oss
 
+from mlx_specdec import Options, generate
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.self_draft import quantized_twin, self_draft
 from mlx_specdec.models.t5.network import T5, T5Config
 
 from ..support import tiny
+from ..support.families import config_of
+from ..support.pairs import PROMPT, pair_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 TOKENS = mx.array([[3, 9, 4, 33, 7]])
@@ -67,3 +70,67 @@ def test_a_tied_head_that_reads_past_its_layer_is_one_sentence() -> None:
     with pytest.raises(OptionError, match="own layers cannot draft") as caught:
         self_draft(DecoderOnlyModel(network), 4, 32)
     assert "\n" not in str(caught.value)
+
+
+SKIPPING: dict[str, dict[str, object]] = {
+    "llama_sliding": {},
+    "qwen2": {"num_hidden_layers": 4},
+    "gemma3": {"num_hidden_layers": 8},
+    "gemma3_wrapped": {},
+    "gpt_oss": {},
+    "mamba2": {},
+    "qwen3_next": {},
+    "falcon_h1": {"num_hidden_layers": 3},
+    "recurrent_gemma": {},
+    "llama4": {},
+    "lfm2": {},
+}
+
+
+@pytest.mark.parametrize("name", SKIPPING)
+def test_any_number_of_layers_drafts_and_keeps_the_text(name: str) -> None:
+    """Caches of layers that are left out were never filled, and masks came from other places."""
+    target = DecoderOnlyModel(tiny.build(name, **SKIPPING[name]))
+    options = Options(max_tokens=12, temperature=1.0, seed=3, num_draft=3, cost_cache=False)
+    plain = generate(pair_of(target, None), PROMPT, options).tokens
+    for layers in range(1, target.layers + 1):
+        draft, added = self_draft(target, None, layers=layers)
+        assert added == 0
+        result = generate(pair_of(target, draft), PROMPT, options)
+        assert result.tokens == plain
+        assert result.stats.drafted > 0
+    # All layers draft what the target says.
+    assert result.stats.accepted == result.stats.drafted
+
+
+@pytest.mark.parametrize("name", ["gemma3", "falcon_h1", "qwen3_next"])
+def test_chosen_layers_compute_the_same_in_one_pass_and_in_many(name: str) -> None:
+    target = DecoderOnlyModel(tiny.build(name, num_hidden_layers=8))
+    draft, _ = self_draft(target, None, layers=3)
+    tokens = mx.array([[*PROMPT, *PROMPT]])
+    together = draft.open([1]).advance(tokens).logits
+    context = draft.open([1])
+    alone = [context.advance(tokens[:, at : at + 1]).logits for at in range(tokens.shape[1])]
+    assert mx.allclose(together, mx.concatenate(alone, axis=1), atol=1e-4)
+
+
+def test_chosen_layers_are_those_of_the_target() -> None:
+    network = tiny.build("llama", num_hidden_layers=4)
+    draft, _ = self_draft(DecoderOnlyModel(network), None, layers=2)
+    network.model.layers = [network.model.layers[0], network.model.layers[3]]
+    assert mx.allclose(draft.network(TOKENS), network(TOKENS), atol=1e-5)
+
+
+def test_layers_that_are_left_out_take_no_memory_at_fewer_bits() -> None:
+    target = DecoderOnlyModel(tiny.build("llama", num_hidden_layers=4))
+    draft, added = self_draft(target, 4, 32, layers=2)
+    of_all = self_draft(target, 4, 32)[1]
+    assert 0 < added < of_all
+    sizes = {array.size for path, array in arrays(draft.network).items() if "layers.1." in path}
+    assert sizes == {0}
+
+
+def test_a_model_that_needs_all_its_layers_is_one_sentence() -> None:
+    target = DecoderOnlyModel(tiny.from_config(config_of("iquestloopcoder")))
+    with pytest.raises(OptionError, match="cannot draft without the others"):
+        self_draft(target, None, layers=1)

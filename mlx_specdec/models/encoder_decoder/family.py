@@ -224,6 +224,14 @@ class EncoderDecoderFamily(ABC):
     def layers(self, network: Network) -> Sequence[nn.Module]:
         return network.layers
 
+    def cut(self, network: Network, kept: Sequence[int]) -> None:
+        """See `families.Family`. The other layers are taken out."""
+        layers = list(network.layers)
+        for module in network.modules():
+            for name, part in module.items():
+                if isinstance(part, list) and part and part[0] is layers[0]:
+                    module[name] = [layers[number] for number in kept]
+
     def empty(self, config: Config, like: Network) -> Base:
         """Which tensors there are is as in `like`."""
         tensors = [name for name, _ in tree_flatten(like.parameters())]

@@ -16,6 +16,7 @@ from ..base import Base
 from ..number_format import NumberFormat, stored_dtype
 from ..outline import Outline
 from ..trainable import Ids, padded, places
+from .cut import cut as cut
 from .loader import Arguments, cannot_build, classes
 from .loading import cast, describe_numbers, max_length, with_numbers
 from .loading import load as load
