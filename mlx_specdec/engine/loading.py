@@ -31,6 +31,10 @@ from .pair import Pair
 DRAFT_VOCABS = ("same", "intersect")
 SELF_BITS = 4
 """Bits of the draft "self" where draft_q_bits is None."""
+UNTRAINED = (
+    "some of a model's layers rarely agree with the whole model unless they are trained: "
+    "train-draft makes and trains such a draft"
+)
 
 
 def load(
@@ -215,7 +219,9 @@ class Loader:
             layers = own_layers(source.name) or 0
             bits = q_bits or (None if layers else SELF_BITS)
             draft, added = self_draft(pair.target, bits, layers=layers)
-            return replace(pair, draft=draft, draft_bytes=added)
+            untrained = kind == "decoder-only" and 0 < layers < pair.target.layers
+            notes = (*pair.notes, UNTRAINED) if untrained else pair.notes
+            return replace(pair, notes=notes, draft=draft, draft_bytes=added)
         if source.drafter is not None:
             network = kinds.attach(source.drafter, pair.target, self.numbers(q_bits))
             return replace(pair, drafter_network=network, draft_bytes=network.nbytes)

@@ -11,7 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import seed_oss
 
-from mlx_specdec import Options, generate
+from mlx_specdec import Options, generate, load
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.self_draft import quantized_twin, self_draft
@@ -134,3 +134,17 @@ def test_a_model_that_needs_all_its_layers_is_one_sentence() -> None:
     target = DecoderOnlyModel(tiny.from_config(config_of("iquestloopcoder")))
     with pytest.raises(OptionError, match="cannot draft without the others"):
         self_draft(target, None, layers=1)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "said"),
+    [
+        ("py-llama", "self:1", True),
+        ("py-llama", "self:8", False),  # all layers
+        ("py-llama", "self", False),
+        ("t5-enfr", "self:1", False),  # it reads the same source, and often agrees
+    ],
+)
+def test_untrained_layers_are_said_to_agree_rarely(target: str, draft: str, said: bool) -> None:
+    notes = load(f"weights/{target}", draft).notes
+    assert any("rarely agree" in note for note in notes) is said
