@@ -10,7 +10,9 @@ import platform
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
+from ctypes.util import find_library
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +23,7 @@ SWITCH = "MLX_SPECDEC_BLAS"
 OPENBLAS = ("libopenblas.so.0", "libopenblas.so")
 
 _loaded: list[tuple[str, ctypes.CDLL]] = []
+_warned: list[bool] = []
 
 
 def load(wanted: str | None = None) -> str:
@@ -40,11 +43,7 @@ def load(wanted: str | None = None) -> str:
                 f"{SWITCH} names a library that cannot be loaded: {problem}"
             ) from None
         return name()
-    files: Sequence[metadata.PackagePath] = ()
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        files = metadata.files("mkl") or ()
-    mkl = (str(file.locate()) for file in files if file.name.startswith("libmkl_rt.so"))
-    candidates = [("mkl", path) for path in mkl]
+    candidates = [("mkl", path) for path in _mkl()]
     for label, path in candidates + [("openblas", library) for library in OPENBLAS]:
         with contextlib.suppress(OSError):
             _load(label, path)
@@ -73,6 +72,22 @@ def is_slow() -> bool:
     return not _loaded and _replaceable()
 
 
+def warn_if_late() -> None:
+    """Warn once, with a RuntimeWarning, if a faster BLAS is installed and MLX was imported before
+    `load` could put it in the place of the reference BLAS."""
+    wanted = os.environ.get(SWITCH) or "auto"
+    if wanted == "none" or _warned or not is_slow() or device_name() != "cpu":
+        return
+    if wanted != "auto" or _mkl() or find_library("openblas"):
+        _warned.append(True)
+        warnings.warn(
+            "MLX was imported before mlx_specdec and multiplies with its slow BLAS, several times "
+            "slower than the installed one: import mlx_specdec's names first",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
 @contextlib.contextmanager
 def threads_kept() -> Iterator[None]:
     """Restore MKL's number of threads after the block: torch sets it for the whole process."""
@@ -83,6 +98,14 @@ def threads_kept() -> Iterator[None]:
     finally:
         if mkl is not None:
             mkl.MKL_Set_Num_Threads(ctypes.c_int(before))
+
+
+def _mkl() -> list[str]:
+    """Return the paths of the library that the PyPI package `mkl` brings."""
+    files: Sequence[metadata.PackagePath] = ()
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        files = metadata.files("mkl") or ()
+    return [str(file.locate()) for file in files if file.name.startswith("libmkl_rt.so")]
 
 
 def _replaceable() -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from .support.models import make_llama
 
+ROOT = Path(__file__).resolve().parents[1]
 linux_x86 = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="only Linux replaces the BLAS"
 )
@@ -61,6 +62,55 @@ def test_a_given_library_is_loaded_and_named() -> None:
     assert done.stdout.split() == [label, label], done.stderr
 
 
+LATE = "MLX was imported before mlx_specdec"
+LOADS = "from mlx_specdec import load\n" + "load('weights/py-llama')\n" * 2
+
+
+def installed(directory: Path, *, mkl: bool) -> str:
+    """Return a PYTHONPATH entry on which the package mkl is installed, or is not."""
+    script = directory / "sitecustomize.py"
+    files = "[Found()]" if mkl else "None"
+    script.write_text(
+        "from importlib import metadata\n"
+        "import ctypes.util\n"
+        "class Found:\n"
+        "    name = 'libmkl_rt.so.2'\n"
+        "    locate = lambda self: '/no/such/libmkl_rt.so.2'\n"
+        "plain = metadata.files\n"
+        f"metadata.files = lambda name: {files} if name == 'mkl' else plain(name)\n"
+        "ctypes.util.find_library = lambda name: None\n"
+    )
+    return f"{directory}:{Path(__file__).parents[1]}"
+
+
+@linux_x86
+@pytest.mark.parametrize(
+    ("first", "mkl", "chosen", "count"),
+    [
+        ("import mlx.core", True, {}, 1),
+        ("import mlx_lm", True, {}, 1),
+        ("import mlx.core", False, {}, 0),  # there is nothing that could have been loaded
+        ("import mlx.core", True, {"MLX_SPECDEC_BLAS": "none"}, 0),
+    ],
+)
+def test_an_mlx_that_came_first_is_said_once_if_it_is_slow(
+    tmp_path: Path, first: str, mkl: bool, chosen: dict[str, str], count: int
+) -> None:
+    script = f"import os; os.chdir({str(ROOT)!r})\n{first}\n{LOADS}"
+    done = run(script, PYTHONPATH=installed(tmp_path, mkl=mkl), **chosen)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(f"RuntimeWarning: {LATE}") == count
+
+
+@linux_x86
+def test_a_blas_that_was_loaded_in_time_is_no_reason_to_warn() -> None:
+    import _ctypes
+
+    script = f"import os; os.chdir({str(ROOT)!r})\n{LOADS}"
+    done = run(script, MLX_SPECDEC_BLAS=_ctypes.__file__)
+    assert done.returncode == 0 and LATE not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("module", ["mlx_specdec", "mlx_specdec.process", "main", "convert"])
 @pytest.mark.parametrize(("chosen", "used"), [({}, "0"), ({"MLX_ENABLE_TF32": "1"}, "1")])
 def test_tf32_is_off_before_mlx_is_imported_unless_the_user_wants_it(
@@ -74,7 +124,6 @@ def test_tf32_is_off_before_mlx_is_imported_unless_the_user_wants_it(
 # A thread that loads and generates leaves nothing of MLX's behind that ends the process badly.
 
 
-ROOT = Path(__file__).resolve().parents[1]
 ENDS = """
 import sys, threading
 from mlx_specdec import Options, generate, load

@@ -82,6 +82,7 @@ def load(
     if ranks is not None and random_weights:
         why = "simulate-acceptance fills in random weights, and ranks would draw different ones"
         raise OptionError(f"{why}: leave out distributed")
+    process.warn_if_late()
     started = time.perf_counter()
     loader = Loader(
         dtype, expand_weights, caches, random_weights, progress, ranks, distributed == "pipeline"
