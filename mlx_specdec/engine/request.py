@@ -21,6 +21,7 @@ from ..sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from ..text.chat import Messages, check_settings
 from ..text.prompts import is_chat, prompt_ids
 from ..text.stream import StopStrings, TextStream
+from ..text.tokenizer import ids_by_piece
 from ..verification import rules
 from .memory import Extent
 from .pair import Pair
@@ -351,7 +352,7 @@ def for_model(pair: Pair, options: Options) -> tuple[Pair, Options]:
     if sum(bias == -math.inf for bias in options.logit_bias.values()) >= pair.vocabulary:
         raise OptionError("logit-bias bans every token: leave one that may be written")
     if extra := cast(tuple[str | int, ...], options.extra_eos_token):
-        ids, ends = {piece: id for id, piece in enumerate(pair.tokenizer.pieces())}, set()
+        ids, ends = ids_by_piece(pair.tokenizer), set()
         for token in map(str, extra):
             id = int(token) if token.isascii() and token.isdigit() else ids.get(token, -1)
             if not 0 <= id < pair.vocabulary:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..checkpoints.formats.vocabularies import ENDS as ENDS_OF_SEQUENCES
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, ids_by_piece
 
 MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, Granite 4, CodeGemma
@@ -83,7 +83,7 @@ class Infill:
 
 def infill_of(tokenizer: Tokenizer) -> Infill | None:
     """Return how a model fills in, None where its vocabulary has no tokens for that."""
-    ids = {piece: id for id, piece in enumerate(tokenizer.pieces()) if piece}
+    ids = ids_by_piece(tokenizer)
     for marks in MARKS:
         named = [mark for mark in marks if mark]
         if all(mark in ids for mark in named):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
-from .tokenizer import DirectoryTokenizer, Tokenizer
+from .tokenizer import DirectoryTokenizer, Tokenizer, ids_by_piece
 
 Schema = Mapping[str, Any]
 MOST_STEPS = 16
@@ -221,7 +221,7 @@ def _call_format(
     if name not in {each.name for each in pkgutil.iter_modules(tool_parsers.__path__)}:
         return None
     module = importlib.import_module(f"{tool_parsers.__name__}.{name}")
-    pieces = {piece: id for id, piece in enumerate(tokenizer.pieces())}
+    pieces = ids_by_piece(tokenizer)
     return CallFormat(
         str(name),
         marker(module.tool_call_start),

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from ..checkpoints.disk import check_regular, read_json
 from ..checkpoints.files import has_vocabulary
@@ -72,7 +73,8 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def pieces(self) -> list[str | None]:
-        """The token of each id, None where an id has none; as long as `size`."""
+        """Return the token of each id, None if an id has none; as long as `size`. The list is made
+        once and must not be changed."""
 
     def apply_chat(
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
@@ -80,6 +82,17 @@ class Tokenizer(ABC):
         """Ids of messages, or of a text as the user's only one. settings: see `chat.apply`. Raises
         CheckpointError without a template, or where it fails."""
         raise CheckpointError("this model has no chat template")
+
+
+_ids: WeakKeyDictionary[Tokenizer, Mapping[str, int]] = WeakKeyDictionary()
+
+
+def ids_by_piece(tokenizer: Tokenizer) -> Mapping[str, int]:
+    """Return the id of each token by its name, made once for a tokenizer."""
+    if tokenizer not in _ids:
+        pieces = enumerate(tokenizer.pieces())
+        _ids[tokenizer] = {piece: id for id, piece in pieces if piece is not None}
+    return _ids[tokenizer]
 
 
 def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
@@ -269,6 +282,10 @@ class FileTokenizer(DirectoryTokenizer):
             return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=True)[0]
 
     def pieces(self) -> list[str | None]:
+        return self._pieces
+
+    @functools.cached_property
+    def _pieces(self) -> list[str | None]:
         return _by_id(self._tokenizer.get_vocab(with_added_tokens=True), self.size)
 
 
@@ -298,6 +315,10 @@ class TransformersTokenizer(DirectoryTokenizer):
             )
 
     def pieces(self) -> list[str | None]:
+        return self._pieces
+
+    @functools.cached_property
+    def _pieces(self) -> list[str | None]:
         return _by_id(self.templated.get_vocab(), self.size)
 
 
@@ -355,6 +376,10 @@ class SentencePieceTokenizer(DirectoryTokenizer):
         return self._processor.decode([id for id in ids if id not in self.special_ids])
 
     def pieces(self) -> list[str | None]:
+        return self._pieces
+
+    @functools.cached_property
+    def _pieces(self) -> list[str | None]:
         sentinels = [f"<extra_id_{index}>" for index in reversed(range(self._extra))]
         return [*map(self._processor.id_to_piece, range(self._count)), *sentinels]
 
@@ -423,7 +448,7 @@ class NumberedTokenizer(DirectoryTokenizer):
         return text.replace("\u2581", " ")
 
     def pieces(self) -> list[str | None]:
-        return list(self._pieces)
+        return self._pieces
 
 
 def _vocabulary(file: Path) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import mlx.core as mx
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.loading import load
+from mlx_specdec.text import tokenizer as tokenizers
 from mlx_specdec.text.infill import MARKS, infill_of
 
 from ..support.models import make_llama
@@ -71,6 +72,27 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     directory = marked(tmp_path_factory.mktemp("infill"), QWEN)
     with running((directory, None), replace(OPTIONS, proposer="ngram", num_draft=4)) as engine:
         yield client_of(engine)
+
+
+def test_the_names_of_tokens_are_listed_once_for_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, plain = [], tokenizers._by_id
+
+    def counted(vocabulary: Mapping[str, int], size: int) -> list[str | None]:
+        made.append(size)
+        return plain(vocabulary, size)
+
+    monkeypatch.setattr(tokenizers, "_by_id", counted)
+    directory = marked(tmp_path, QWEN)
+    with running((directory, None), replace(OPTIONS, proposer="ngram", num_draft=4)) as engine:
+        client = client_of(engine)
+        for _ in range(2):
+            ok(client, "/infill", input_prefix=BEFORE, input_suffix=AFTER, n_predict=2)
+            ok(client, "/apply-template", messages=[{"role": "user", "content": "hi"}])
+        tokenizer = engine.pair.tokenizer
+        assert tokenizers.ids_by_piece(tokenizer) is tokenizers.ids_by_piece(tokenizer)
+    assert len(made) == 1
 
 
 def test_both_endpoints_write_the_middle_and_the_same_plainly(client: TestClient) -> None:
