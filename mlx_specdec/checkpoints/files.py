@@ -24,6 +24,8 @@ CARRIED = (
     *("special_tokens_map.json", "added_tokens.json", "*vocab.json", "vocab.txt", "merges.txt"),
     *("chat_template*", "generation_config.json"),
 )
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""The sampling settings that are read from generation_config.json."""
 _NO_VOCABULARY = re.compile(
     r"(generation_config|tokenizer_config|special_tokens_map|added_tokens|chat_template).*"
 )
@@ -183,6 +185,17 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]
                 raise CheckpointError(f"{directory} has an eos_token_id that is none: {ids!a:.80}")
             return tuple(tokens)
     return ()
+
+
+def sampling_settings(directory: Path) -> dict[str, object]:
+    """Return the sampling settings of generation_config.json, unchecked. They count only if its
+    `do_sample` is true; its temperature is then 1 unless it names another, as in transformers."""
+    file = directory / "generation_config.json"
+    config = read_json(file) if file.is_file() else {}
+    if config.get("do_sample") is not True:
+        return {}
+    named = {name: config[name] for name in SAMPLING if config.get(name) is not None}
+    return {"temperature": 1.0, **named}
 
 
 def tokenizer_files(directory: Path) -> list[Path]:

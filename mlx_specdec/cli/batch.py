@@ -16,7 +16,7 @@ from ..errors import OptionError, PromptError, SpecdecError
 from ..options import Options
 from . import interrupts, render
 from .batch_files import LONGEST, Journal, Line, Lines
-from .flags import REQUIRED, Constraints, Flags, Sampling, command, flag
+from .flags import REQUIRED, Constraints, Flags, command, flag
 from .loading import Memory, Texts, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Files(Flags):
 
 
 @dataclass(frozen=True)
-class Made(Constraints, Sampling, Memory, Texts):
+class Made(Constraints, Memory, Texts):
     """What the texts depend on."""
 
 

@@ -4,7 +4,7 @@ flags too, the last base's first."""
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -120,6 +120,14 @@ Version = Annotated[
 
 MAX_TOKENS = "The largest number of tokens to generate."
 TEMPERATURE = "The sampling temperature; 0 is greedy."
+TOP_P = "The total probability of the tokens to keep; 1 keeps all."
+TOP_K = "The number of likeliest tokens to keep; 0 keeps all."
+MIN_P = "The least share of the likeliest token's probability; 0 keeps all."
+
+
+def by_model(otherwise: str) -> str:
+    """Return the default in --help of a flag that generation_config.json may set."""
+    return f"the model's own, or {otherwise}"
 
 
 @dataclass(frozen=True)
@@ -228,9 +236,45 @@ class Sampling(Flags):
     max_tokens: int = flag(100, MAX_TOKENS, "-m")
     seed: int = flag(0, "The seed that decides the text above temperature 0.")
     temperature: float = flag(0.0, TEMPERATURE, "--temp")
-    top_p: float = flag(1.0, "The total probability of the tokens to keep; 1 keeps all.")
-    top_k: int = flag(0, "The number of likeliest tokens to keep; 0 keeps all.")
-    min_p: float = flag(0.0, "The least share of the likeliest token's probability; 0 keeps all.")
+    top_p: float = flag(1.0, TOP_P)
+    top_k: int = flag(0, TOP_K)
+    min_p: float = flag(0.0, MIN_P)
+
+
+@dataclass(frozen=True)
+class ModelSampling(Sampling):
+    """The distribution that tokens are drawn from. Flags that are None leave it to the model."""
+
+    greedy: bool = flag(
+        False, "Decode greedily, whatever the model's generation_config.json recommends."
+    )
+    temperature: float | None = flag(  # type: ignore[assignment]
+        None, TEMPERATURE, "--temp", show_default=by_model("0")
+    )
+    top_p: float | None = flag(None, TOP_P, show_default=by_model("1"))  # type: ignore[assignment]
+    top_k: int | None = flag(None, TOP_K, show_default=by_model("0"))  # type: ignore[assignment]
+    min_p: float | None = flag(None, MIN_P, show_default=by_model("0"))  # type: ignore[assignment]
+    repetition_penalty: float | None = flag(
+        None, "The factor against earlier tokens; 1 is off.", show_default=by_model("1")
+    )
+
+    def for_options(self) -> dict[str, Any]:
+        """Return the fields of `Options`, with its defaults for flags that were not given. Raises
+        OptionError."""
+        if self.greedy and self.temperature:
+            raise OptionError("--greedy means temperature 0: leave out --temperature or --greedy")
+        defaults = Options()
+        return {
+            name: getattr(defaults, name) if value is None else value
+            for name, value in super().for_options().items()
+        }
+
+    def recommended(self, settings: Mapping[str, float]) -> dict[str, float]:
+        """Return the settings that the model recommends and no flag overrides. settings: what
+        generation_config.json has."""
+        if self.greedy:
+            return {}
+        return {name: value for name, value in settings.items() if getattr(self, name) is None}
 
 
 @dataclass(frozen=True)
@@ -285,7 +329,6 @@ class Penalties(Flags):
     xtc_threshold: float = flag(
         0.1, "The probability above which all tokens but the least likely one are top choices."
     )
-    repetition_penalty: float = flag(1.0, "The factor against earlier tokens; 1 is off.")
     presence_penalty: float = flag(0.0, "The amount subtracted from the logit of earlier tokens.")
     frequency_penalty: float = flag(0.0, "The amount subtracted for each time a token occurred.")
     logit_bias: list[str] | None = flag(

@@ -16,7 +16,7 @@ from .. import process
 from ..errors import OptionError, PromptError
 from ..options import Options
 from . import render
-from .flags import Constraints, Flags, Json, Sampling, Verification, command, flag
+from .flags import Constraints, Flags, Json, Verification, command, flag
 from .loading import SHIPPED_PROMPT, Texts, load_drafting
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Prompt(Flags):
 
 
 @dataclass(frozen=True)
-class Text(Constraints, Sampling, Verification, Texts):
+class Text(Constraints, Verification, Texts):
     """What the text depends on."""
 
 

@@ -15,7 +15,17 @@ from ..models.cache_settings import CacheSettings
 from ..models.drafters import KINDS
 from ..options import Options, own_layers, proposers
 from . import render
-from .flags import REQUIRED, ChatTemplate, CostCache, Flags, Lenience, Penalties, Rule, flag
+from .flags import (
+    REQUIRED,
+    ChatTemplate,
+    CostCache,
+    Flags,
+    Lenience,
+    ModelSampling,
+    Penalties,
+    Rule,
+    flag,
+)
 from .pairs import AUTO, TOKENS, USES, best_for, draft_for
 
 if TYPE_CHECKING:
@@ -256,7 +266,7 @@ class Drafting(CostCache, KVCache):
 
 
 @dataclass(frozen=True)
-class Texts(Penalties, Lenience, Rule, Drafting, ChatTemplate):
+class Texts(Penalties, ModelSampling, Lenience, Rule, Drafting, ChatTemplate):
     """What all commands that make texts have in common."""
 
     def options(self) -> Options:
@@ -294,7 +304,7 @@ def load_pair(
 
 
 def load_drafting(
-    drafting: Drafting,
+    drafting: Texts,
     options: Options,
     *,
     random_weights: bool = False,
@@ -303,9 +313,9 @@ def load_drafting(
     rows: int = 1,
 ) -> tuple[Pair, Options]:
     """Load a target, what drafts for it, and the documents that lookup searches. Returns the
-    options with the drafter that the target's files decide. history: lookup searches what is
-    written from now on. rows: of the largest batch. Raises as `load_pair` and
-    `engine.with_documents` do."""
+    options with what the target's files decide: the drafter, and the sampling settings for which
+    no flag was given. history: lookup searches what is written from now on. rows: of the largest
+    batch. Raises as `load_pair` and `engine.with_documents` do."""
     model, draft_model = named(drafting)
     if options.regular or options.proposer in DRAFTLESS:
         draft_model = None
@@ -320,6 +330,13 @@ def load_drafting(
         render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
     if pair.heads is not None and drafting.guessed and not drafting.lookup_file:
         options = replace(options, proposer=None)
+    if sampling := drafting.recommended(pair.sampling):
+        options = replace(options, **sampling)  # type: ignore[arg-type]
+        if not quiet:
+            shown = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
+            render.tell(
+                f"sampling as generation_config.json says: {shown}; --greedy decodes greedily"
+            )
     with render.slowly("trying whether passes over several tokens agree with single ones"):
         # Each is found out once, and all texts depend on it.
         pair.target.rows_agree  # noqa: B018

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..checkpoints.disk import parse
 from ..errors import OptionError
-from .flags import Flags, Sampling, command, flag
+from .flags import Flags, ModelSampling, command, flag
 from .loading import Memory, Texts, load_drafting, named
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class PromptCache(Flags):
 
 
 @dataclass(frozen=True)
-class Defaults(Sampling):
+class Defaults(ModelSampling):
     """The defaults of requests."""
 
     max_tokens: int = flag(512, "The largest number of tokens of an answer, unless options.", "-m")

@@ -3,7 +3,8 @@
 import time
 import weakref
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ..models.drafters.medusa import MedusaHeads
 from ..models.loading import Loaded, load_model, outline
 from ..models.number_format import NumberFormat
 from ..models.self_draft import bytes_beside, self_draft
-from ..options import own_layers
+from ..options import Options, own_layers
 from ..proposers.drafter import Trial
 from ..text.tokenizer import StandInTokenizer, Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
@@ -114,6 +115,7 @@ def load(
         task_prefix=target.task_prefix,
         languages=families.of_network(network).languages(network, tokenizer),
         notes=tuple(filter(None, (target.note, _note_on_caches(caches)))),
+        sampling=_usable(target.sampling),
     )
     if source is not None:
         pair = loader.with_draft(pair, target.kind, source, draft_q_bits, draft_vocab)
@@ -308,6 +310,15 @@ class Loader:
         known = outline(config, str(directory), dtype=self.dtype, q_bits=q_bits)
         tokenizer = StandInTokenizer(known.vocabulary)
         return Loaded(known.model(), (), known.kind, known.dtype), tokenizer
+
+
+def _usable(sampling: Mapping[str, object]) -> dict[str, float]:
+    """Return the sampling settings that Options accepts; a file's nonsense changes no text."""
+    usable: dict[str, float] = {}
+    for name, value in sampling.items():
+        with suppress(OptionError):
+            usable[name] = getattr(Options(**{name: value}), name)  # type: ignore[arg-type]
+    return usable
 
 
 def _with_own_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair:

@@ -34,7 +34,8 @@ class Pair:
     draft's place. unusable: drafters that the target brings and that cannot be used -> why.
     draft_bytes: what drafts take in addition to the target. task_prefix: what every prompt has to
     begin with. languages: of a target that translates. notes: lines for the user on how weights are
-    computed with. trials: of drafters with weights. learned: about draft lengths."""
+    computed with. trials: of drafters with weights. learned: about draft lengths. sampling: the
+    settings of Options that generation_config.json recommends for the target, if any."""
 
     name: str
     draft_name: str | None
@@ -59,6 +60,7 @@ class Pair:
         default_factory=lambda: defaultdict(Trial), compare=False, repr=False
     )
     learned: Memory = field(default_factory=Memory, compare=False, repr=False)
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     def constraint(
         self, grammar: Grammar | None, bias: Mapping[int, float] | None = None

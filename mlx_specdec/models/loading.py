@@ -1,7 +1,7 @@
 """A directory or a config.json -> a model to run, to outline or to train, by its family."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ precision takes twice as much, and K types take at least four times as much."""
 class Loaded:
     """A model, and what its files have besides weights. dtype: in words, for example "float32".
     task_prefix: what every prompt has to begin with. note: a line for the user on how its weights
-    are computed with; mostly ""."""
+    are computed with; mostly "". sampling: see files.sampling_settings."""
 
     model: Base
     eos_token_ids: tuple[int, ...]
@@ -36,6 +36,7 @@ class Loaded:
     dtype: str
     task_prefix: str = ""
     note: str = ""
+    sampling: Mapping[str, object] = field(default_factory=dict)
 
 
 def load_model(
@@ -66,7 +67,8 @@ def load_model(
     note = numbers.choice(directory.name, model.network, "quantization" in config)
     note = note or _growth(directory, model.network)
     note = "; ".join(filter(None, (note, getattr(model.network, "note", ""))))
-    return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config), note)
+    sampling = files.sampling_settings(directory)
+    return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config), note, sampling)
 
 
 def _growth(directory: Path, network: nn.Module) -> str:

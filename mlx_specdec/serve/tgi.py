@@ -44,7 +44,7 @@ class TgiWriter(Writer):
         shaped = any(completion.get(name, 0) not in (each, 0) for name, each in NEUTRAL.items())
         if given.get("do_sample") or shaped:
             completion.setdefault("temperature", 1.0)
-        elif completion.get("temperature") == 1:
+        elif completion.get("temperature") == 1 or given.get("do_sample") is False:
             completion["temperature"] = 0.0
         if "grammar" in given:
             kind, value = given["grammar"]["type"], given["grammar"]["value"]

@@ -271,7 +271,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bytes(
     assert f"interrupted: {count} of 11 texts are in" in done.err
     assert "the same command goes on from here" in done.err
     done = run(*arguments, "--top-k", 3)
-    assert done.code == 2 and "with --top-k 0, not 3" in done.err
+    assert done.code == 2 and "with --top-k unset, not 3" in done.err
     done = run(*arguments, "--batch-size", 3)
     assert done.code == 0 and f"going on: {count} of 11 texts are there" in done.err
     assert f"\n{11 - count} texts, " in done.err

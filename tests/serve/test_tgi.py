@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +25,7 @@ from mlx_specdec.serve.answers import Choice
 from mlx_specdec.serve.requests import ParsedRequest
 from mlx_specdec.serve.tgi import TgiWriter
 
-from ..support.serving import OPTIONS, TEXT
+from ..support.serving import OPTIONS, TEXT, client_of, running
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 
@@ -76,6 +78,17 @@ def test_a_text_is_that_of_a_completion(
     assert last.details.finish_reason == "length"
     assert last.details.input_length == len(pair.tokenizer.encode(TEXT))
     assert last.details.seed == output.details.seed or "seed" not in parameters
+
+
+def test_no_sampling_means_greedy_although_the_model_is_sampled_by_default(
+    llama: tuple[Path, Path], pair: Pair, alone: Callable[..., str]
+) -> None:
+    with running(llama, replace(OPTIONS, temperature=1.0, seed=3)) as engine:
+        client = client_of(engine)
+        for do_sample, temperature in ((None, 1.0), (False, 0.0)):
+            text = alone(pair.tokenizer.encode(TEXT), max_tokens=9, temperature=temperature, seed=3)
+            answer = answer_to(client, do_sample=do_sample, max_new_tokens=9, seed=3)
+            assert answer == {"generated_text": text}
 
 
 @pytest.mark.parametrize("ids", [(1, 2, 0), (1, 0), (0,)], ids=str)
