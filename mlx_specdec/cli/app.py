@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .. import process
-from ..errors import OutputError, SpecdecError, device_problem
+from ..errors import OptionError, OutputError, SpecdecError, device_problem
 from . import interrupts, render
 from .batch import batch
 from .bench import bench
@@ -74,11 +74,21 @@ class PanelCommand(TyperCommand):
 
 
 class Program(TyperGroup):
-    """All commands. Without one, the command is generate, and what names no command its prompt."""
+    """All commands. Without one, the command is generate, which gets the prompt and the flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Called by typer; with resilient_parsing where a shell completes names."""
-        return super().parse_args(ctx, args or ([] if ctx.resilient_parsing else ["generate"]))
+        """Called by typer; with resilient_parsing if a shell completes names. Raises OptionError
+        for a command behind its flags."""
+        own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        if args in (["help"], *(["help", name] for name in self.commands)):
+            args = [*args[1:], "--help"]
+        elif not ctx.resilient_parsing and (not args or (_is_flag(args[0]) and args[0] not in own)):
+            if late := next((word for word in args if word in self.commands), None):
+                raise OptionError(
+                    f"flags belong after the command: mlx-specdec {late} {args[0]} ..."
+                )
+            args = ["generate", *args]
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Called by typer. What is almost a command is an error, which names the command."""
@@ -86,6 +96,10 @@ class Program(TyperGroup):
         if typed.startswith("-") or get_close_matches(typed.lower(), self.commands):
             return super().resolve_command(ctx, args)
         return super().resolve_command(ctx, ["generate", *args])
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-")
 
 
 def _program(commands: tuple[Command, ...], **settings: Any) -> typer.Typer:

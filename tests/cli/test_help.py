@@ -19,7 +19,7 @@ from mlx_specdec.cli.generate import Text
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
 
-from ..support.commands import COMMANDS, Run, strict
+from ..support.commands import COMMANDS, Outcome, Run, fails, strict
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +50,33 @@ def asked_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         return capsys.readouterr().out
 
     return printed
+
+
+@pytest.fixture
+def whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the program with these arguments, the command among them."""
+
+    def run_program(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["mlx-specdec", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            program.main()
+        out, err = capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), out, err)
+
+    return run_program
+
+
+def test_flags_without_a_command_are_those_of_generate(whole: Run, t5: Path) -> None:
+    flags = ("--model", t5, "-m", 9, "--quiet", "--no-cache")
+    wanted = whole("generate", "Les pates", *flags)
+    assert wanted.code == 0 and whole(*flags, "Les pates") == wanted
+    fails(whole("--model", t5, "chat"), "after the command: mlx-specdec chat --model")
+    fails(whole("--modle", t5, "x"), "--modle", "--model")
+
+
+def test_help_is_a_command(whole: Run) -> None:
+    assert whole("help") == whole("--help") and whole("help").code == 0
+    assert whole("help", "chat") == whole("chat", "--help")
 
 
 def test_the_program_lists_its_commands() -> None:
