@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from difflib import get_close_matches
@@ -47,6 +48,8 @@ COMMANDS = (
     train_draft,
 )
 OTHER = "Other"
+WRONG_COUNT = "'-m': it must be a whole number"
+"""The beginning of the error about `-m NAME`; other programs name the model by -m."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
@@ -78,7 +81,7 @@ class Program(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Called by typer; with resilient_parsing if a shell completes names. Raises OptionError
-        for a command behind its flags."""
+        if a command stands after its flags."""
         own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
         if args in (["help"], *(["help", name] for name in self.commands)):
             args = [*args[1:], "--help"]
@@ -182,7 +185,10 @@ def _run(program: typer.Typer) -> NoReturn:
         if type(problem).__name__ == "Abort":
             _exit_interrupted()
         if describe := getattr(problem, "format_message", None):
-            render.error(f"{describe().replace('Value error, ', '')} (see --help)")
+            if similar := getattr(problem, "possibilities", None):
+                # typer sorts them by the alphabet; the closest one is enough.
+                del similar[1:]
+            render.error(f"{_without_pydantic(describe())} (see --help)")
             sys.exit(2)
         if (status := getattr(problem, "exit_code", None)) is not None:
             sys.exit(status)
@@ -192,6 +198,14 @@ def _run(program: typer.Typer) -> NoReturn:
             render.error(f"{problem!s:.300}")
             sys.exit(2)
         raise
+
+
+def _without_pydantic(message: str) -> str:
+    """Return what typer says of a wrong flag without the words of pydantic, which checks values."""
+    plain = re.sub(r", unable to parse \w+ as an? \w+", "", message.replace("Value error, ", ""))
+    plain = plain.replace("Input should be a valid integer", "it must be a whole number")
+    plain = plain.replace("Input should be", "it must be").replace("a valid number", "a number")
+    return plain + ("; --model names a model" if WRONG_COUNT in plain else "")
 
 
 def _exit_interrupted() -> NoReturn:

@@ -138,5 +138,5 @@ def test_too_few_turns_are_reported(run: Run, t5: Path) -> None:
     for turns in (0, 1):
         wrong = run("calibrate", "--model", t5, "--turns", turns)
         assert (
-            wrong.code == 2 and "'--turns': Input should be greater than or equal to 2" in wrong.err
+            wrong.code == 2 and "'--turns': it must be greater than or equal to 2" in wrong.err
         )

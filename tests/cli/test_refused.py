@@ -60,6 +60,21 @@ def test_wrong_flags_are_named_before_anything_is_loaded(run: Run, flags, part: 
     fails(run("generate", PROMPT, "--model", "/nowhere", *flags), part)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--temprature", 1), "No such option: --temprature (Possible options: --temperature) (see"),
+        (("-m", "gpt2"), "for '--max-tokens' / '-m': it must be a whole number; --model names a"),
+        (("--seed", "x"), "for '--seed': it must be a whole number (see --help)"),
+        (("--temp", "x"), "for '--temperature' / '--temp': it must be a number (see --help)"),
+    ],
+)
+def test_what_is_wrong_with_a_flag_is_said_in_plain_words(
+    run: Run, flags: tuple[object, ...], said: str
+) -> None:
+    fails(run("generate", PROMPT, "--model", "/nowhere", *flags), said)
+
+
 @pytest.mark.parametrize("prompt", ["", "  \n"])
 def test_an_empty_prompt_is_refused(run: Run, t5: Path, prompt: str) -> None:
     fails(run("generate", prompt, "--model", t5), "prompt is empty")

@@ -209,11 +209,11 @@ def test_a_port_that_is_taken_is_reported_in_a_line(run: Run, llama: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--batch-size", 0), "'--batch-size': Input should be greater"),
-        (("--max-model-len", 1), "'--max-model-len': Input should be greater"),
-        (("--drain-seconds", -1), "'--drain-seconds': Input should be greater"),
+        (("--batch-size", 0), "'--batch-size': it must be greater"),
+        (("--max-model-len", 1), "'--max-model-len': it must be greater"),
+        (("--drain-seconds", -1), "'--drain-seconds': it must be greater"),
         (("--timeout", "nan"), "--timeout must be more than 0"),
-        (("--max-waiting", -1), "'--max-waiting': Input should be greater"),
+        (("--max-waiting", -1), "'--max-waiting': it must be greater"),
         (("--api-key", ""), "--api-key is empty"),
         (("--cors-origin", "their.example"), "--cors-origin must be an origin such as"),
         (("--port", 99999), "--port must lie between 0 and 65535"),
