@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..checkpoints.source import temporary_directory
 from ..errors import OptionError, PromptError, SpecdecError
 from ..options import Options
 from . import interrupts, render
@@ -28,6 +31,7 @@ SHOWN_EVERY = 0.2
 """Seconds between two updates of the progress bar."""
 PER_LINE = ("max_tokens", "seed", "temperature", "top_p", "stop")
 """Settings that a line may override."""
+STANDARD_OUTPUT = Path("-")
 NO_MATTER = ("distributed", "status_file", "memory_budget", "no_cache")
 """Flags on which no text depends."""
 COMMON = frozenset(one.name for one in fields(Options)) - {*PER_LINE}
@@ -47,7 +51,11 @@ class Files(Flags):
         metavar="INPUT",
     )
     output: Path = flag(
-        REQUIRED, "The file to write: JSON lines in the order of the input.", "-o", metavar="FILE"
+        REQUIRED,
+        "The file to write: JSON lines in the order of the input; - is standard output, from which "
+        "no later run goes on.",
+        "-o",
+        metavar="FILE",
     )
     batch_size: str = flag(
         "auto",
@@ -89,15 +97,13 @@ def batch(files: Files, flags: Made) -> None:
     for name in ("json_schema", "regex", "grammar"):
         if text := getattr(options, name):
             settings[name] = sha256(text.encode()).hexdigest()
-    with Lines(files.input) as lines:
+    with Lines(files.input) as lines, _opened(files.output) as output:
         header = {"input": str(files.input), "sha256": lines.sha256, "settings": settings}
-        with Journal(files.output, header, lines.count, overwrite=files.overwrite) as journal:
-            interrupts.at_end(
-                lambda: (
-                    f"interrupted: {journal.done} of {lines.prompts} texts are in "
-                    f"{journal.partial}; the same command goes on from here"
-                )
-            )
+        with Journal(output, header, lines.count, overwrite=files.overwrite) as journal:
+            state = f"texts are in {journal.partial}; the same command goes on from here"
+            if files.output == STANDARD_OUTPUT:
+                state = "texts were made and none was written; --output FILE would have kept them"
+            interrupts.at_end(lambda: f"interrupted: {journal.done} of {lines.prompts} {state}")
             if journal.done and not files.quiet:
                 render.tell(f"going on: {journal.done} of {lines.prompts} texts are there")
             from ..engine.memory import FIRST
@@ -128,6 +134,19 @@ def batch(files: Files, flags: Made) -> None:
         raise typer.Exit(1)
 
 
+@contextmanager
+def _opened(output: Path) -> Iterator[Path]:
+    """Give the file to write. For "-" it is a temporary file, which goes to standard output at the
+    end."""
+    if output != STANDARD_OUTPUT:
+        yield output
+        return
+    with temporary_directory() as directory:
+        file = Path(directory) / "standard output"
+        yield file
+        render.write(sys.stdout, file.read_text(encoding="utf-8"))
+
+
 def _print_errors(journal: Journal, *, each: bool) -> None:
     """Print how many lines gave no text, and why the first one did, or each."""
     for line, error in journal.errors():
@@ -135,7 +154,7 @@ def _print_errors(journal: Journal, *, each: bool) -> None:
         if not each:
             break
     if journal.failed:
-        where = "" if each else f': see "error" in {journal.output}'
+        where = "" if each else f': see "error" in {journal.output.name}'
         render.tell(f"{journal.failed} of {journal.done} lines gave no text{where}")
 
 

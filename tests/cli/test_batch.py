@@ -138,6 +138,19 @@ def test_text_has_a_line_for_each_line(run: Run, t5: Path, tmp_path: Path, outpu
     assert written.split("\n") == [texts[1], "", texts[3], texts[4], ""]
 
 
+def test_a_dash_is_standard_output(
+    run: Run, t5: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path / "in.txt", ["les pates", "a midi"])
+    arguments = ("batch", file, "--model", t5, "-m", 6, "--quiet")
+    for flags in ((), ("--text",)):
+        assert run(*arguments, *flags, "-o", output, "--overwrite").code == 0
+        done = run(*arguments, *flags, "-o", "-")
+        assert (done.code, done.out) == (0, output.read_text(encoding="utf-8"))
+    assert left_in(tmp_path) == ["in.txt", "results"]
+
+
 BAD = [
     {"prompt": "les pates"},
     {"text": "no prompt"},

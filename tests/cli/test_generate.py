@@ -99,6 +99,21 @@ def test_only_the_line_break_that_ends_a_file_is_no_prompt(tmp_path: Path) -> No
     assert read_prompt("a\n", None, None) == "a\n"
 
 
+def test_several_lines_for_an_encoder_decoder_get_a_word_about_batch(
+    run: Run, t5: Path, llama: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.txt"
+    for model, text, warned in (
+        (t5, "les pates\n\na midi\n", True),
+        (t5, "les pates\n\n", False),
+        (llama, "def f(x):\n    return x\n", False),
+    ):
+        file.write_text(text)
+        done = run("generate", "--prompt-file", file, "--model", model, "-m", 3, "--quiet")
+        assert done.code == 0 and done.out
+        assert ("warning: the 2 lines" in done.err and "mlx-specdec batch" in done.err) == warned
+
+
 def test_drafts_are_marked_by_more_than_colour(run: Run, t5: Path, t5_draft: Path) -> None:
     arguments = ("--model", t5, "--draft-model", t5_draft, "-m", 40, "--num-draft", 4)
     marked = run("generate", PROMPT, *arguments, "--show-drafts")
