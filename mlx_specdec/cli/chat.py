@@ -51,7 +51,7 @@ class Answers(Defaults, Texts):
     """What answers depend on."""
 
 
-@command("mlx-specdec chat", "mlx-specdec chat --model weights/py-llama --draft-model auto")
+@command("mlx-specdec chat", "mlx-specdec chat --model auto")
 def chat(flags: Answers, shown: Shown) -> None:
     """Hold a conversation in the terminal.
 
@@ -134,6 +134,8 @@ class Conversation:
         printer.finish()
         self._last = run.result()
         self._messages = [*messages, {"role": "assistant", "content": self._last.text}]
+        if said := render.ending(self._last):
+            render.tell(said)
         full = longest is not None and len(ids) + len(self._last.tokens) >= longest
         if self._last.finish_reason == "length" and full:
             render.tell(f"the model takes {longest} tokens: /reset begins a new conversation")

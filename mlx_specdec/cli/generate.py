@@ -201,8 +201,11 @@ def _generate(
     result = run.result()
     if output.json:
         render.write(sys.stdout, render.as_json(result.as_dict()))
-    elif not output.quiet:
-        print(render.summary(result), file=sys.stderr)
+    else:
+        if said := render.ending(result):
+            render.tell(said)
+        if not output.quiet:
+            print(render.summary(result), file=sys.stderr)
     return run
 
 

@@ -275,6 +275,13 @@ def summary(result: Result) -> str:
     return "\n".join(lines)
 
 
+def ending(result: Result) -> str:
+    """Return a sentence on a text that has ended without any words; "" for all others."""
+    if result.finish_reason != "eos" or result.text.strip():
+        return ""
+    return "the model ended at once and wrote nothing: a longer prompt may help"
+
+
 def drafts(rounds: int, drafted: int, accepted: int, labels: Labels) -> str:
     """Return a line on drafted and accepted tokens."""
     if labels.proposer == "none":

@@ -160,6 +160,19 @@ def test_a_template_is_used_where_there_is_one(say: Say, tmp_path: Path) -> None
     assert wanted in say("def", model=model).out
 
 
+def test_an_answer_without_words_is_explained(run: Run, say: Say, tmp_path: Path) -> None:
+    model = make_llama(tmp_path)
+    bias = ("--logit-bias", f"{load(model).tokenizer.eos_token_ids[0]}=1e9")
+    done = say("def", model=model, flags=(*bias, "--quiet"))
+    assert (done.code, done.err) == (
+        0,
+        "the model ended at once and wrote nothing: a longer prompt may help\n",
+    )
+    alone = run("generate", "def", "--model", model, *bias, "--quiet")
+    assert (alone.out, alone.err) == ("\n", done.err)
+    assert run("generate", "def", "--model", model, *bias, "--json").err == ""
+
+
 def test_a_translator_answers_each_message_by_itself(say: Say, t5: Path) -> None:
     done = say("les", "les", "/system no", model=t5)
     assert done.code == 0
