@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from ..options import Options
 
 BLOCK = '"""'
+ENDS = ("exit", "quit", "bye")
+LONGEST_ANSWER = 2_048
+"""Default of the most tokens of an answer, below the context of nearly all models; a model that
+repeats itself has no other end."""
 HELP = f"""\
 /system TEXT      begin anew, with this message of the system
 /reset            begin anew
@@ -32,7 +36,7 @@ HELP = f"""\
 /drafts           mark accepted draft tokens, or stop marking them
 /stats            say what the last answer took
 /help             say this
-/exit             end; so does Ctrl-D
+/exit             end; so do /quit, /bye, the word exit alone, and Ctrl-D
 A line that ends in \\ goes on in the next one, and so does what stands between {BLOCK} and {BLOCK}.
 Ctrl-C stops an answer, and not the chat."""
 
@@ -49,6 +53,8 @@ class Shown(Flags):
 @dataclass(frozen=True)
 class Answers(Defaults, Texts):
     """What answers depend on."""
+
+    max_tokens: int = flag(LONGEST_ANSWER, "The largest number of tokens of an answer.", "-m")
 
 
 @command("mlx-specdec chat", "mlx-specdec chat --model auto")
@@ -69,6 +75,8 @@ def chat(flags: Answers, shown: Shown) -> None:
             if message.startswith("/"):
                 if not conversation.obey(message):
                     return
+            elif message.strip() == "exit":
+                return
             elif message.strip():
                 conversation.answer(message)
         except SpecdecError as problem:
@@ -134,11 +142,13 @@ class Conversation:
         printer.finish()
         self._last = run.result()
         self._messages = [*messages, {"role": "assistant", "content": self._last.text}]
-        if said := render.ending(self._last):
-            render.tell(said)
+        if sentence := render.ending(self._last):
+            render.tell(sentence)
         full = longest is not None and len(ids) + len(self._last.tokens) >= longest
         if self._last.finish_reason == "length" and full:
             render.tell(f"the model takes {longest} tokens: /reset begins a new conversation")
+        elif not self._quiet and (sentence := render.cut(self._last, self._options.max_tokens)):
+            render.tell(sentence)
 
     def obey(self, message: str) -> bool:
         """Carry out a command. Returns False to end the chat. Raises SpecdecError."""
@@ -155,7 +165,7 @@ class Conversation:
             ),
             "help": lambda rest: render.tell(HELP),
         }
-        if name == "exit":
+        if name in ENDS:
             return False
         if name not in commands:
             raise OptionError(f"there is no command /{name}: /help lists them")
@@ -199,7 +209,10 @@ class Conversation:
 
     def _mark(self, rest: str) -> None:
         self._shows_drafts = not self._shows_drafts
-        render.tell(render.legend(sys.stdout) if self._shows_drafts else "drafts are not marked")
+        if self._shows_drafts:
+            print(render.legend(sys.stdout), file=sys.stderr)
+        else:
+            render.tell("drafts are not marked")
 
 
 def _read() -> str | None:

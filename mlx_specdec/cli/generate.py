@@ -198,12 +198,14 @@ def _generate(
                 printer.show(emission)
         printer.show(run.interrupt())
         printer.finish()
+        if not output.quiet and (sentence := render.cut(run.result(), options.max_tokens)):
+            render.tell(sentence)
     result = run.result()
     if output.json:
         render.write(sys.stdout, render.as_json(result.as_dict()))
     else:
-        if said := render.ending(result):
-            render.tell(said)
+        if sentence := render.ending(result):
+            render.tell(sentence)
         if not output.quiet:
             print(render.summary(result), file=sys.stderr)
     return run

@@ -282,6 +282,13 @@ def ending(result: Result) -> str:
     return "the model ended at once and wrote nothing: a longer prompt may help"
 
 
+def cut(result: Result, most: int) -> str:
+    """Return a sentence on a text that --max-tokens has cut, at `most` tokens; "" for others."""
+    if result.finish_reason != "length" or not 0 < most <= len(result.tokens):
+        return ""
+    return f"stopped at {most} tokens (--max-tokens)"
+
+
 def drafts(rounds: int, drafted: int, accepted: int, labels: Labels) -> str:
     """Return a line on drafted and accepted tokens."""
     if labels.proposer == "none":

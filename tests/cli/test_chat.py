@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from mlx_specdec.cli import render
+from mlx_specdec.cli.chat import Answers
 from mlx_specdec.decoding.loop import Decoding
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
@@ -106,8 +108,14 @@ def test_speculation_is_switched_and_the_text_stays(say: Say, alone: Callable[..
     assert done.err.count("plain decoding") == 1 and done.err.count("rule coupled") == 3
 
 
-def test_drafts_are_marked_on_demand(say: Say, llama: Path) -> None:
+def test_drafts_are_marked_on_demand(
+    say: Say, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drafting = ("--draft-model", llama, "--num-draft", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(render, "wants_color", lambda stream: True)
+        colored = say("/drafts", flags=drafting).err
+        assert f"{render.GREEN_UNDERLINED}accepted draft tokens{render.PLAIN}" in colored
     shown = say("/drafts", "def", flags=drafting)
     assert "⟨" in shown.out and "⟨accepted draft tokens⟩" in shown.err
     assert "⟨" not in say("/drafts", "/drafts", "def", flags=drafting).out
@@ -158,6 +166,20 @@ def test_a_template_is_used_where_there_is_one(say: Say, tmp_path: Path) -> None
     ids = pair.tokenizer.encode("def|")[1:]
     wanted = generate(pair, ids, Options(max_tokens=12, regular=True)).text
     assert wanted in say("def", model=model).out
+
+
+@pytest.mark.parametrize("word", ["/exit", "/quit", "/bye", "exit"])
+def test_a_chat_ends_with_the_words_of_other_programs(say: Say, word: str) -> None:
+    done = say(word, "def")
+    assert (done.code, done.out) == (0, "") and "error" not in done.err
+
+
+def test_an_answer_that_is_cut_says_so(run: Run, say: Say, llama: Path) -> None:
+    said = "stopped at 12 tokens (--max-tokens)\n"
+    assert said in say("def").err
+    alone = ("generate", "def", "--model", llama, "-m", 12, "--no-cache")
+    assert said in run(*alone).err and run(*alone, "--quiet").err == ""
+    assert Answers().options().max_tokens >= 2048
 
 
 def test_an_answer_without_words_is_explained(run: Run, say: Say, tmp_path: Path) -> None:

@@ -63,7 +63,10 @@ def test_wrong_flags_are_named_before_anything_is_loaded(run: Run, flags, part: 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--temprature", 1), "No such option: --temprature (Possible options: --temperature) (see"),
+        (
+            ("--temprature", 1),
+            "No such option: --temprature (Possible options: --temperature) (see",
+        ),
         (("-m", "gpt2"), "for '--max-tokens' / '-m': it must be a whole number; --model names a"),
         (("--seed", "x"), "for '--seed': it must be a whole number (see --help)"),
         (("--temp", "x"), "for '--temperature' / '--temp': it must be a number (see --help)"),
