@@ -43,8 +43,8 @@ class Options(Sampling):
     proposer: "draft", "ngram" (prompt lookup), "medusa" (heads), a drafter on hidden states by its
     kind ("dspark", "dflash2", "dflash", "peagle", "eagle3", "mtp", "eagle", "gemma4_assistant"),
     "none", or "auto": lookup and, where it abstains, what has weights: of several what measures
-    best, or the first where num_draft is a number. None takes auto where something has weights,
-    without lookup where num_draft is a number.
+    best, or the first where num_draft is a number. None takes auto, without lookup if num_draft is
+    a number.
     ngram_min: shortest match of lookup; None takes 2 tokens, and 4 where another proposer drafts if
     lookup does not. ngram_choice: "recent" or "frequent" continuation.
     rule: "coupled", "token", "block", or "typical" (lossy); None takes coupled, or token

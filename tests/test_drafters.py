@@ -84,6 +84,23 @@ def test_of_a_draft_and_heads_the_first_is_taken_only_where_nothing_is_measured(
     assert names(with_heads(pair), **settings) == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ("ngram",)),
+        ({"proposer": "auto", "num_draft": 3}, ("ngram",)),
+        ({"num_draft": 3}, ()),
+        ({"simulated_acceptance": 0.5}, ()),
+        ({"proposer": "none"}, ()),
+        ({"regular": True}, ()),
+    ],
+)
+def test_a_model_alone_is_drafted_for_by_lookup_if_lengths_are_measured(
+    settings: dict, expected: tuple[str, ...], alone: Pair
+) -> None:
+    assert names(alone, **settings) == expected
+
+
 class Counted:
     """A model that counts the contexts that were opened of it, and their passes."""
 

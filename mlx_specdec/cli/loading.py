@@ -211,6 +211,7 @@ class Drafting(CostCache, KVCache):
         f"({', '.join(KINDS)}), lookup before one of the others (auto), or none.",
         metavar="NAME",
         autocompletion=proposers,
+        show_default="auto, without lookup where --num-draft is a number",
     )
     num_draft: str = flag(
         "auto",

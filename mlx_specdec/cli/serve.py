@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -173,13 +173,7 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
     store = Store(cached_bytes, prompt_cache.prompt_cache_dir, bound)
 
     def loading() -> tuple[Pair, Options]:
-        pair, settled = load_drafting(
-            flags, options, history=cached_bytes != 0, rows=load.batch_size
-        )
-        if settled.proposer is None and settled.num_draft == "auto":
-            # Lookup costs next to nothing, and auto drafts what pays.
-            settled = replace(settled, proposer="auto")
-        return pair, settled
+        return load_drafting(flags, options, history=cached_bytes != 0, rows=load.batch_size)
 
     run(
         model,

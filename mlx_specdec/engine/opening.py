@@ -119,7 +119,7 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
             chosen = chosen[:1]
         # A free one is called first, if its length is its own and what it proposes is verified.
         free = find(FREE, pair)
-        if free is not None and (options.proposer == "auto" or (chosen and measured)):
+        if free is not None and (options.proposer == "auto" or measured):
             chosen = (free, *chosen)
     if options.constraint is not None:
         chosen = (forcing(pair), *chosen)

@@ -137,6 +137,4 @@ def test_a_target_that_is_decoded_without_drafts_is_not_calibrated() -> None:
 def test_too_few_turns_are_reported(run: Run, t5: Path) -> None:
     for turns in (0, 1):
         wrong = run("calibrate", "--model", t5, "--turns", turns)
-        assert (
-            wrong.code == 2 and "'--turns': it must be greater than or equal to 2" in wrong.err
-        )
+        assert wrong.code == 2 and "'--turns': it must be greater than or equal to 2" in wrong.err

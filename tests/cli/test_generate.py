@@ -198,6 +198,16 @@ def test_lookup_files_are_searched_and_indexed_once(run: Run, llama: Path, tmp_p
     assert run(*arguments, *files, "--regular-decode").out == plain.out
 
 
+def test_a_model_alone_is_drafted_for_by_lookup(
+    run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_specdec.measure.calibrate.decode", None)  # nothing to calibrate
+    arguments = ("generate", "def read(path):", "--model", llama, "-m", 60, "--no-cache", "--json")
+    output, plain = strict(run(*arguments).out), strict(run(*arguments, "--regular-decode").out)
+    assert (output["proposer"], plain["proposer"]) == ("ngram", "none")
+    assert output["tokens"] == plain["tokens"]
+
+
 def test_lookup_needs_no_draft_model(run: Run, llama: Path) -> None:
     arguments = ("generate", "def read(path):\ndef read(path):\n", "--model", llama, "-m", 40)
     plain = run(*arguments)
