@@ -38,9 +38,10 @@ HOW_TO_CHOOSE = (
     "target's time, or self, or --proposer ngram, which needs no draft"
 )
 NOTE = (
-    "Bytes are those of both models at so many bits and of caches of 8k tokens; in parentheses "
-    "what does not fit. We ran the pairs in weights/ alone. Two tokenizers are compared token by "
-    "token when a pair is loaded, and estimate measures any pair."
+    "Sizes are those of both models at so many bits and of caches of 8k tokens; those in "
+    "parentheses do not fit. This program was tested with the two pairs in weights/; the others "
+    "are listed for their published sizes and tokenizers. Loading a pair compares both tokenizers "
+    "token by token, and estimate measures any pair."
 )
 SLOW_ROWS = (
     "The GPU of an M1 or M2 reads quantized weights once for every row of a pass, so drafts of a "

@@ -307,16 +307,20 @@ def pace(tokens: int, seconds: float, speed: float | None) -> str:
 
 
 def lengths(changes: Sequence[Change], result: Result) -> str:
-    """Return a line for each draft length that was chosen, with its expected speedup."""
-    lines = [
-        f"from round {change.round} on: {change.length} draft tokens"
-        + (f" by {change.source}, " if change.source else ", ")
-        + (f"expected speedup {change.speed:.2f}" if change.length else "plain decoding")
-        for change in changes
-    ]
+    """Return a line for each draft length that rounds of the text had, with its expected
+    speedup. Changes after the last round are those of a longer text."""
+    lines = []
+    for change in changes:
+        if change.round >= result.stats.rounds:
+            break
+        what = "no draft tokens, since none is expected to gain anything"
+        if change.length:
+            source = f" by {change.source}" if change.source else ""
+            what = f"{change.length} draft tokens{source}, expected speedup {change.speed:.2f}"
+        lines.append(f"from round {change.round} on: {what}")
     drafted = result.stats.drafted_by_position
     if drafted:
         rates = zip(result.stats.accepted_by_position, drafted, strict=True)
         accepted = " ".join(f"{part / count:.2f}" for part, count in rates)
         lines.append(f"accepted by position: {accepted}")
-    return "\n".join(lines or ["the number of draft tokens was fixed"])
+    return "\n".join(lines or ["the draft length did not change"])

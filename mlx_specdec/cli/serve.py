@@ -117,7 +117,9 @@ class PromptCache(Flags):
 class Defaults(ModelSampling):
     """The defaults of requests."""
 
-    max_tokens: int = flag(512, "The largest number of tokens of an answer, unless options.", "-m")
+    max_tokens: int = flag(
+        512, "The largest number of tokens of an answer whose request names none.", "-m"
+    )
     seed: int | None = flag(  # type: ignore[assignment]
         None, "The seed of requests that name none.", show_default="random"
     )
@@ -137,8 +139,8 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
     """Serve a model over HTTP, as OpenAI's clients ask for it.
 
     Without --model it is the shipped translator, from English to French. A request's text depends
-    on its prompt, its settings and its seed alone, whatever else is served at the same time. Flags
-    of sampling are what a request has that does not say it for itself."""
+    on its prompt, its settings and its seed alone, whatever else is served at the same time.
+    Sampling flags are the defaults of requests that do not set them."""
     model, _ = named(flags)
     options = flags.options()
     if not 0 <= network.port < 1 << 16:

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from mlx_specdec import process as user_cache
 from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.cli import render
 from mlx_specdec.cli.generate import read_prompt
+from mlx_specdec.draft_length.length import Change
 from mlx_specdec.models import number_format
 
 from ..support.batches import records, write
@@ -97,6 +100,17 @@ def test_only_the_line_break_that_ends_a_file_is_no_prompt(tmp_path: Path) -> No
     file.write_text("\na\n\n", encoding="utf-8")
     assert read_prompt(None, None, file) == "\na\n"
     assert read_prompt("a\n", None, None) == "a\n"
+
+
+def test_draft_lengths_are_told_for_the_rounds_of_the_text() -> None:
+    changes = [Change(0, 4, 1.5, "draft"), Change(3, 0, 1.0, "ngram"), Change(5, 2, 1.2)]
+    stats = SimpleNamespace(rounds=5, drafted_by_position=(3,), accepted_by_position=(2,))
+    result: Any = SimpleNamespace(stats=stats)
+    assert render.lengths(changes, result).splitlines() == [
+        "from round 0 on: 4 draft tokens by draft, expected speedup 1.50",
+        "from round 3 on: no draft tokens, since none is expected to gain anything",
+        "accepted by position: 0.67",
+    ]
 
 
 def test_several_lines_for_an_encoder_decoder_get_a_word_about_batch(

@@ -107,6 +107,12 @@ def test_every_flag_is_explained_in_a_sentence(name: str) -> None:
         assert len(said.split()) >= 3, (parameter.name, said)
 
 
+def test_the_limit_of_an_answer_is_explained_where_requests_have_their_own(run: Run) -> None:
+    words = " ".join(run("serve", "-h").out.split())
+    assert "The largest number of tokens of an answer whose request names none." in words
+    assert "Sampling flags are the defaults of requests that do not set them." in words
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_line_is_wider_than_a_plain_terminal(name: str, asked_here: Here) -> None:
     output = asked_here(name, "-h", COLUMNS="80", TERM="dumb")
