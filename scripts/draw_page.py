@@ -44,4 +44,4 @@ if __name__ == "__main__":
         with serving(command, PORT):
             draw(PORT, ROOT / "docs" / "pictures" / "page.png")
     except ImportError:
-        sys.exit("error: install playwright: pip install 'mlx-specdec[clients]'")
+        sys.exit("error: install playwright: pip install playwright")

@@ -157,8 +157,8 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
             )
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise OptionError(
-            f"the server needs {' and '.join(missing)}: run ./scripts/setup.sh, or pip install "
-            "'mlx-specdec[server]'"
+            f"the server needs {' and '.join(missing)}: run ./scripts/setup.sh in a clone, or pip "
+            f"install {' '.join(missing)}"
         )
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     # Other libraries log at their own levels.

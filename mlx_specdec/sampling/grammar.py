@@ -16,7 +16,7 @@ from ..errors import OptionError, is_panic
 Result = TypeVar("Result")
 MISSING = (
     "json-schema, regex and grammar need llguidance, which is not installed: run "
-    "./scripts/setup.sh, or pip install 'mlx-specdec[grammar]'"
+    "./scripts/setup.sh in a clone, or pip install 'llguidance>=1.9,<2'"
 )
 LONGEST = 1 << 18
 """Characters of a grammar that is still read."""

@@ -150,7 +150,7 @@ def test_the_extra_that_is_missing_is_named(
     answer = client.post(COMPLETIONS, json={"prompt": TEXT, "response_format": body})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "response_format"
-    assert "mlx-specdec[grammar]" in answer.json()["error"]["message"]
+    assert "pip install 'llguidance>=1.9,<2'" in answer.json()["error"]["message"]
 
 
 def test_a_grammar_that_grows_too_complex_ends_its_own_request_alone(
