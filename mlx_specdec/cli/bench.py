@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -308,13 +309,8 @@ def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
     from ..measure.analysis import Analysis
     from ..measure.table import cluster_table, cluster_text, table, verdict
 
-    console, cells = render.console_for(stream), table(analysis)
-    columns, unlimited = list(cells.columns), console.options.update(width=1000)
-    laid = _table(cells, columns)
-    for name in DISPENSABLE:
-        if name in columns and console.measure(laid, options=unlimited).maximum > console.width:
-            columns.remove(name)
-            laid = _table(cells, columns)
+    cells = table(analysis)
+    laid = render.fitted(stream, cells.columns, DISPENSABLE, partial(_table, cells))
     draft = f" with {setting.draft_model}" if setting.draft_model else ""
     share = setting.simulated_acceptance
     simulated = "" if share is None else f"simulated acceptance probability {share:g}, no text; "
@@ -337,7 +333,7 @@ def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
 def _table(cells: Cells, columns: Sequence[str]) -> Table:
     """Return these columns with no cell cut; headings of two words take two lines."""
     places = [cells.columns.index(name) for name in columns]
-    names = [name.replace(" ", "\n") for name in columns]
+    names = ["\n".join(name.rsplit(" ", 1)) for name in columns]
     table = render.table(*(f">{name}" if at else name for at, name in enumerate(names)))
     for numbers in table.columns[1:]:
         numbers.no_wrap = True

@@ -200,6 +200,23 @@ def calibrate(models: Models, rounds: Rounds) -> None:
         costs = measure(pair, **vars(rounds), progress=report)
     lines = (f"{n:2d} drafted: {cost:.2f} plain steps\n" for n, cost in costs.items())
     render.write(sys.stdout, "".join(lines))
+    render.tell(_conclusion(costs))
     place = directory()
     writable = os.access(place, os.W_OK)
     render.tell(f"{'kept' if writable else 'they cannot be kept'} for --num-draft auto in {place}")
+
+
+def _conclusion(costs: Mapping[int, float]) -> str:
+    """Return a sentence on what the costs of rounds mean. costs: plain steps by draft length."""
+    # A round of n draft tokens writes one token more than it accepts.
+    shares = {n: (cost - 1) / n for n, cost in costs.items()}
+    easiest = min(shares, key=shares.__getitem__)
+    if shares[easiest] >= 1:
+        return "drafting cannot pay here: every round costs more plain steps than it has tokens"
+    what = f"{easiest} draft token{'' if easiest == 1 else 's'}"
+    if shares[easiest] <= 0:
+        return f"a round of {what} costs no more than a plain step, so drafting pays at once"
+    return (
+        f"drafting pays most easily with {what} a round: if more than {shares[easiest]:.0%} of "
+        "them are accepted"
+    )

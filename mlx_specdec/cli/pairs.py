@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from . import render
 from .flags import Flags, Json, command, flag
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..measure.prediction import Estimate
 
 AUTO = "auto"
@@ -32,16 +35,19 @@ SYSTEM_SHARE = 0.35
 """Memory of a Mac that `--model auto` leaves to macOS and other programs: at least these bytes, and
 at least this share. Macs whose models took more have frozen."""
 SECONDS = 15.0
-"""The time that the estimate of one pair may take."""
+"""The time in seconds that the estimate of one pair may take."""
+COLUMNS = ("target", *(f"{bits} bits" for bits in BITS), "draft", "drafters on hidden states")
+DISPENSABLE = (COLUMNS[-1], *(f"{bits} bits" for bits in reversed(BITS)))
+"""Columns that a narrow terminal does without, the first one first."""
 HOW_TO_CHOOSE = (
     "name a smaller model with the target's own tokenizer that takes less than a fifth of the "
     "target's time, or self, or --proposer ngram, which needs no draft"
 )
 NOTE = (
-    "Sizes are those of both models at so many bits and of caches of 8k tokens; those in "
-    "parentheses do not fit. This program was tested with the two pairs in weights/; the others "
-    "are listed for their published sizes and tokenizers. Loading a pair compares both tokenizers "
-    "token by token, and estimate measures any pair."
+    "Sizes, which a wide terminal shows, are those of both models at so many bits and of caches of "
+    "8k tokens; those in parentheses do not fit. This program was tested with the two pairs in "
+    "weights/; the others are listed for their published sizes and tokenizers. Loading a pair "
+    "compares both tokenizers token by token, and estimate measures any pair."
 )
 SLOW_ROWS = (
     "The GPU of an M1 or M2 reads quantized weights once for every row of a pass, so drafts of a "
@@ -104,9 +110,9 @@ class KnownPair:
         """Return the bytes of both models at so many bits a weight, and of their caches."""
         return self.target.nbytes(bits) + self.draft.nbytes(bits)
 
-    def line(self, bits: int) -> str:
-        """Return the command that chats with the pair."""
-        words = ["mlx-specdec chat"]
+    def line(self, bits: int, command: str = "chat") -> str:
+        """Return the command line that names the pair."""
+        words = [f"mlx-specdec {command}"]
         for which, one in (("", self.target), ("draft-", self.draft)):
             name, q_bits = one.source(bits)
             words.append(f"--{which}model {name}")
@@ -203,20 +209,17 @@ def pairs(which: Which, output: Json) -> None:
     if not known:
         raise OptionError(f"the table has no pair with {which.name} in it: {HOW_TO_CHOOSE}")
     shown = [one for one in known if wanted or one.nbytes(BITS[0]) <= limit]
-    table = render.table(
-        "target", *(f">{bits} bits" for bits in BITS), "draft", "drafters on hidden states"
-    )
-    for one in shown:
-        sizes = [(show(n), n <= limit) for n in map(one.nbytes, BITS)]
-        cells = (size if fits else f"({size})" for size, fits in sizes)
-        table.add_row(one.target.name, *cells, one.draft.name, ", ".join(one.drafters))
     text = f"This machine ({process.device_name()}) has {show(limit)} for models and caches."
     if has_slow_rows():
         text += f" {SLOW_ROWS}"
     if hidden := len(known) - len(shown):
         text += f" Left out are {hidden} larger targets; mlx-specdec pairs NAME shows them."
     if not output.json:
-        render.write(sys.stdout, render.laid_out(sys.stdout, text, table, NOTE))
+        rows = [_row(one, limit) for one in shown]
+        table = render.fitted(sys.stdout, COLUMNS, DISPENSABLE, partial(_table, rows))
+        shown_table = render.laid_out(sys.stdout, table, whole=True)
+        render.write(sys.stdout, render.laid_out(sys.stdout, text) + shown_table)
+        render.write(sys.stdout, render.laid_out(sys.stdout, NOTE))
     groups = {use: [one for one in shown if one.use == use] for use in USES}
     chosen = []
     for use, some in ({which.name: shown} if which.name else groups).items():
@@ -224,7 +227,8 @@ def pairs(which: Which, output: Json) -> None:
             render.tell(f"no pair for {use} fits")
             continue
         one, bits = found
-        expected = one.estimate(bits)
+        # Measuring takes long, so only a pair that was named is measured.
+        expected = one.estimate(bits) if which.name else None
         about = {"for": use, "bits": bits, "command": one.line(bits)}
         chosen.append(
             {**about, **_payload(one, limit), "estimate": expected and expected.as_dict()}
@@ -238,6 +242,30 @@ def pairs(which: Which, output: Json) -> None:
         render.write(sys.stdout, render.as_json({**machine, "best": chosen, "pairs": rows}))
 
 
+def _row(one: KnownPair, limit: int) -> dict[str, str]:
+    """Return the cells of a pair by column. limit: bytes that fit."""
+    sizes = {bits: one.nbytes(bits) for bits in BITS}
+    return {
+        "target": one.target.name,
+        **{
+            f"{n} bits": show(size) if size <= limit else f"({show(size)})"
+            for n, size in sizes.items()
+        },
+        "draft": one.draft.name,
+        "drafters on hidden states": ", ".join(one.drafters),
+    }
+
+
+def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
+    """Return these columns. No name is wrapped, so that it can be copied."""
+    table = render.table(*(f">{name}" if name.endswith("bits") else name for name in columns))
+    for column in table.columns:
+        column.no_wrap = True
+    for row in rows:
+        table.add_row(*(row[name] for name in columns))
+    return table
+
+
 def _advice(use: str, one: KnownPair, bits: int, found: Estimate | None) -> Iterator[str]:
     yield f"For {use}: {one.target.name} at {bits} bits, {show(one.nbytes(bits))}."
     yield f"  {one.line(bits)}"
@@ -249,8 +277,9 @@ def _advice(use: str, one: KnownPair, bits: int, found: Estimate | None) -> Iter
             f"  estimate expects {1 / speeds.step_seconds:.1f} tokens/s without drafts, and {gain} "
             "drafts of which 60 to 80 % are accepted."
         )
-    elif found is not None:
-        yield f"  {SECONDS:g} s were too short for an estimate: mlx-specdec estimate takes longer."
+    elif one.target.config:
+        short = f"{SECONDS:g} s were too short to measure it. " if found is not None else ""
+        yield f"  {short}What it gains here: {one.line(bits, 'estimate')}"
     if one.drafters:
         names = ", ".join(f"{name} ({kind})" for kind, name in one.drafters.items())
         yield f"  Other drafts for --draft-model: {names}."

@@ -124,6 +124,26 @@ def table(*columns: str, header: bool = True) -> Table:
     return made
 
 
+def fitted(
+    stream: TextIO,
+    columns: Sequence[str],
+    dispensable: Sequence[str],
+    make: Callable[[Sequence[str]], Table],
+) -> Table:
+    """Return a table without the dispensable columns for which a terminal is too narrow.
+
+    columns: names of all of them. dispensable: those that may be left out, the first one first.
+    make: returns the table of some columns."""
+    console, kept = console_for(stream), list(columns)
+    unlimited = console.options.update(width=NOT_A_TERMINAL)
+    made = make(kept)
+    for name in dispensable:
+        if name in kept and console.measure(made, options=unlimited).maximum > console.width:
+            kept.remove(name)
+            made = make(kept)
+    return made
+
+
 def console_for(stream: TextIO) -> Console:
     """Return a console as wide as the terminal; in a pipe nothing is wrapped. It has no markup."""
     from rich.console import Console
@@ -133,9 +153,12 @@ def console_for(stream: TextIO) -> Console:
     return Console(file=stream, width=width, no_color=not color, highlight=False, markup=False)
 
 
-def laid_out(stream: TextIO, *shown: object) -> str:
-    """Render tables and sentences, one below the other, for this stream."""
+def laid_out(stream: TextIO, *shown: object, whole: bool = False) -> str:
+    """Render tables and sentences, one below the other, for this stream. whole: never wrap a line
+    that is wider than the terminal."""
     console = console_for(stream)
+    if whole:
+        console.width = NOT_A_TERMINAL
     with console.capture() as capture:
         console.print(*shown, sep="\n")
     return capture.get()

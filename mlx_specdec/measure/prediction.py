@@ -372,8 +372,9 @@ class Estimate:
                 "one: machines that are alike, and a link as fast for several tokens as for one"
             )
         yield (
-            "weights are random, so the acceptance probability per token is yours to guess: how "
-            "likely the target keeps a drafted token whose predecessors it has kept"
+            "weights are random, so only the speedup at each acceptance probability is known: "
+            "drafts of one family mostly reach 60 to 80 %, and mlx-specdec bench measures it with "
+            "the real weights"
         )
 
     def as_dict(self) -> dict[str, Any]:

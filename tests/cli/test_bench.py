@@ -243,6 +243,10 @@ def table(monkeypatch: pytest.MonkeyPatch, columns: int) -> str:
 def test_no_name_and_no_figure_is_cut(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     shown = table(monkeypatch, columns)
     assert "…" not in shown
+    lines = shown.splitlines()
+    rule = next(at for at, line in enumerate(lines) if "──" in line)
+    [top] = [at for at, line in enumerate(lines[:rule]) if not line.strip()]
+    assert rule - top - 1 <= 2, "the header has more than two rows"
     assert max(map(len, shown.splitlines())) <= columns
     for name in NAMES:
         rows = [line for line in shown.splitlines() if "201.2" in line]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from rich.console import Console
 
 from mlx_specdec.checkpoints import disk
 from mlx_specdec.checkpoints.source import resolve
-from mlx_specdec.cli import loading
+from mlx_specdec.cli import loading, render
 from mlx_specdec.cli.pairs import USES, best_for, draft_for, known_pairs, room
 from mlx_specdec.errors import OptionError
 from mlx_specdec.measure.estimate import ModelSource
@@ -205,13 +206,36 @@ def test_the_command_shows_what_fits_and_what_to_run(
     whole = strict(run("pairs", "--json").out)
     assert [one["target"] for one in whole["pairs"]] == [one.target.name for one in known_pairs()]
     assert [one["for"] for one in whole["best"]] == ["chat", "code"]
-    measured = whole["best"][0]["estimate"]["target"]["name"]
-    assert measured == "Qwen/Qwen3-14B 4 Qwen/Qwen3-0.6B"
+    assert [one["estimate"] for one in whole["best"]] == [None, None]
+    [named] = strict(run("pairs", "Qwen3-14B", "--json").out)["best"]
+    assert named["estimate"]["target"]["name"] == "Qwen/Qwen3-14B 4 Qwen/Qwen3-0.6B"
     nothing = run("pairs", "gpt-9")
     assert nothing.code == 2 and "no pair with gpt-9" in nothing.err
     machine(GB)
     tiny = run("pairs")
     assert tiny.code == 0 and "no pair for chat fits" in tiny.err and "weights/t5-enfr" in tiny.out
+
+
+def test_nothing_is_measured_without_a_name_and_the_command_is_named(
+    run: Run, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(16 * GB)
+    monkeypatch.setattr("mlx_specdec.measure.estimate.estimate", None)
+    flags = f"--model {QWEN3('14B', 4)} --draft-model {QWEN3('0.6B', 4)}"
+    assert f"  What it gains here: mlx-specdec estimate {flags}\n" in run("pairs").out
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_names_can_be_copied_from_a_narrow_terminal(
+    run: Run, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    machine(16 * GB)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(render, "console_for", lambda stream: Console(file=stream, markup=False))
+    shown = run("pairs").out
+    for one in known_pairs():
+        if one.nbytes(4) <= room():
+            assert re.search(rf"^  {one.target.name} .*{one.draft.name} ", shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
