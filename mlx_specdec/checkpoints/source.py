@@ -2,6 +2,7 @@
 Hub and other programs' formats are imported where something needs them."""
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,11 @@ ROOT = PACKAGE if (PACKAGE / "weights").is_dir() else PACKAGE.parent
 """Where weights/ and prompts/ are: in an installed wheel the package, in a clone its root."""
 SHIPPED = "weights/"
 """How names of models begin that come with the program."""
+_PAGE = re.compile(
+    r"https?://(www\.)?(huggingface\.co|hf\.co)/(?P<name>[^/?#]+/[^/?#]+)"
+    r"(/tree/(?P<revision>[^/?#]+))?/?([?#].*)?"
+)
+"""The address of a model's page on the Hub."""
 
 
 def resolve(
@@ -28,8 +34,10 @@ def resolve(
     """Return a local path as it is, or that of a repository of the Hub, which is downloaded unless
     it is in the cache; a download that was interrupted goes on where it was. Raises SourceError.
 
-    name: a directory, a .gguf file, or of the Hub where neither is here. revision: a branch, tag or
-    commit of the Hub. progress, headers_in: see `hub.Repository.fetch`."""
+    name: a directory, a .gguf file, or a repository of the Hub, by its name or by the address of
+    its page. revision: a branch, tag or commit of the Hub; None takes the address's, or main.
+    progress, headers_in: see `hub.Repository.fetch`."""
+    name, revision = _of_page(name, revision)
     if (local := _local(name)) is not None:
         return local
     from .hub import Repository
@@ -39,6 +47,7 @@ def resolve(
 
 def resolve_config(name: str, *, revision: str | None = None) -> Path:
     """The same as `resolve`, but of the Hub only config.json is downloaded."""
+    name, revision = _of_page(name, revision)
     if (local := _local(name)) is not None:
         return local
     from .hub import Repository
@@ -56,6 +65,13 @@ def names_of(name: str) -> tuple[str, ...]:
     parts = Path(os.path.abspath(local)).parts
     ends = [str(Path(*parts[-count:])) for count in range(1, len(parts) + 1)]
     return tuple(dict.fromkeys((*ends, name)))
+
+
+def _of_page(name: str, revision: str | None) -> tuple[str, str | None]:
+    """Return name and revision of a repository by the address of its page; others as they are."""
+    if (page := _PAGE.fullmatch(name)) is None:
+        return name, revision
+    return page["name"], revision or page["revision"]
 
 
 def _local(name: str) -> Path | None:
@@ -76,6 +92,8 @@ def _local(name: str) -> Path | None:
             f"there is no directory {name:.100}: check the path; a clone of the repository has all "
             "sample models, a wheel the translator and its draft"
         )
+    if name.strip() and "/" not in name and os.path.isdir(ROOT / SHIPPED / name):
+        raise SourceError(f"there is no directory {name}: did you mean {SHIPPED}{name}?")
     return None
 
 

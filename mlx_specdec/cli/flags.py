@@ -4,6 +4,7 @@ flags too, the last base's first."""
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
@@ -290,8 +291,10 @@ class Constraints(Flags):
     """The constraints that the text has to meet."""
 
     panel = "Constraints"
-    json_schema: Path | None = flag(
-        None, "A file with the JSON schema that the text has to fit.", metavar="FILE"
+    json_schema: str | None = flag(
+        None,
+        "The JSON schema that the text has to fit: a file, or the schema itself in braces.",
+        metavar="FILE|JSON",
     )
     regex: str | None = flag(None, "The regular expression that the whole text has to match.")
     grammar: Path | None = flag(
@@ -301,7 +304,9 @@ class Constraints(Flags):
     )
 
     def for_options(self) -> dict[str, Any]:
-        schema = _contents("--json-schema", self.json_schema)
+        schema = self.json_schema
+        if schema is not None and not re.fullmatch(r"\s*\{.*\}\s*", schema, re.DOTALL):
+            schema = _contents("--json-schema", Path(schema))
         grammar = _contents("--grammar", self.grammar)
         return {**super().for_options(), "json_schema": schema, "grammar": grammar}
 

@@ -249,7 +249,25 @@ class Drafting(CostCache, KVCache):
         """Return True when neither a drafter nor a draft model was named."""
         return self.proposer is None and self.draft_model is None
 
+    def _check_consistent(self) -> None:
+        """Raise OptionError for flags of which one would be ignored."""
+        number = self.num_draft not in ("auto", "0")
+        if number and self.speculate is not None:
+            raise OptionError("--speculate and --num-draft are the same number: leave one out")
+        drafts = {
+            "--num-draft": number,
+            "--speculate": bool(self.speculate),
+            "--proposer": self.proposer not in (None, "none"),
+        }
+        plain = {
+            "--regular-decode": self.regular_decode,
+            "--proposer none": self.proposer == "none",
+        }
+        for off, on in ((off, on) for off in plain for on in drafts if plain[off] and drafts[on]):
+            raise OptionError(f"{off} drafts nothing: leave out {on}, or {off}")
+
     def for_options(self) -> dict[str, Any]:
+        self._check_consistent()
         proposer = self.proposer
         if self.lookup_file and proposer is None:
             proposer = "auto"

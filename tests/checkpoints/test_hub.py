@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import pytest
 from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
-from mlx_specdec.checkpoints.hub import choose
+from mlx_specdec.checkpoints.hub import Repository, choose
 from mlx_specdec.checkpoints.source import resolve, resolve_config
 from mlx_specdec.conversion.inspect import inspect
 from mlx_specdec.errors import CheckpointError, SourceError
@@ -58,6 +59,34 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         huggingface_hub.close_session()
         yield held
         huggingface_hub.close_session()
+
+
+@pytest.mark.parametrize(
+    ("address", "revision"),
+    [
+        (f"https://huggingface.co/{NAME}", "main"),
+        (f"http://www.huggingface.co/{NAME}/", "main"),
+        (f"https://hf.co/{NAME}?library=mlx", "main"),
+        (f"https://huggingface.co/{NAME}/tree/v2", "v2"),
+    ],
+)
+def test_the_address_of_a_page_is_the_name_of_its_repository(
+    hub: Hub, address: str, revision: str
+) -> None:
+    asked: list[tuple[str, str]] = []
+    fetch = Repository.fetch_config
+
+    def watched(repository: Repository) -> Path:
+        asked.append((repository._name, repository._revision))
+        return fetch(repository)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Repository, "fetch_config", watched)
+        with contextlib.suppress(SourceError):
+            resolve_config(address)
+    assert asked == [(NAME, revision)]
+    if revision == "main":
+        assert (resolve(address) / "model.safetensors").read_bytes() == WEIGHTS
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ def test_texts_fit(run: Run, llama: Path, tmp_path: Path) -> None:
     grammar = 'start: "(" (start | "e") ")"'
     for flags, pattern in [
         (("--json-schema", file(tmp_path, SCHEMA)), r'\{"a": [12]\}'),
+        (("--json-schema", f" {SCHEMA} "), r'\{"a": [12]\}'),
         (("--regex", "[ab]{3}é"), "[ab]{3}é"),
         (("--grammar", write(tmp_path / "g", [grammar]), "--seed", 2), r"\(+e\)+|\(+"),
     ]:

@@ -194,8 +194,9 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(t5: Path) -> None:
 
 
 def test_lookup_files_are_searched_and_indexed_once(run: Run, llama: Path, tmp_path: Path) -> None:
-    arguments = ("generate", "def read(path):", "--model", llama, "-m", 40, "--num-draft", 4)
-    plain = run(*arguments, "--regular-decode")
+    undrafted = ("generate", "def read(path):", "--model", llama, "-m", 40)
+    arguments = (*undrafted, "--num-draft", 4)
+    plain = run(*undrafted, "--regular-decode")
     (tmp_path / "a.txt").write_text(f"def read(path):{plain.out}", encoding="utf-8")
     (tmp_path / "b.txt").write_text("def read_lines", encoding="utf-8")
     files = ("--lookup-file", tmp_path / "a.txt", "--lookup-file", tmp_path / "b.txt")
@@ -209,7 +210,7 @@ def test_lookup_files_are_searched_and_indexed_once(run: Run, llama: Path, tmp_p
     kept_again = run(*arguments, *files)
     assert kept_again.out == plain.out
     assert [file.stat().st_ino for file in user_cache.directory("documents").iterdir()] == [inode]
-    assert run(*arguments, *files, "--regular-decode").out == plain.out
+    assert run(*undrafted, *files, "--regular-decode").out == plain.out
 
 
 def test_a_model_alone_is_drafted_for_by_lookup(

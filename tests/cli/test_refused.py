@@ -116,6 +116,30 @@ def test_lookup_files_are_refused_where_nothing_would_search_them(run: Run, llam
     fails(run(*arguments, "--proposer", "none"), "--proposer ngram")
 
 
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (
+            ("--regular-decode", "--num-draft", 3),
+            "--regular-decode drafts nothing: leave out --num",
+        ),
+        (("--regular-decode", "--speculate", 3), "leave out --speculate"),
+        (("--regular-decode", "--proposer", "ngram"), "leave out --proposer"),
+        (("--proposer", "none", "--num-draft", 3), "--proposer none drafts nothing"),
+        (("--speculate", 2, "--num-draft", 3), "are the same number"),
+    ],
+)
+def test_drafting_flags_that_contradict_each_other_are_refused(
+    run: Run, flags: tuple[object, ...], part: str
+) -> None:
+    fails(run("generate", PROMPT, "--model", "/nowhere", *flags), part)
+
+
+def test_a_sample_model_without_its_directory_is_recognized(run: Run) -> None:
+    said = "there is no directory py-llama: did you mean weights/py-llama?"
+    fails(run("generate", PROMPT, "--model", "py-llama"), said)
+
+
 def test_models_that_are_not_there_are_named(run: Run, t5: Path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     fails(run("generate", PROMPT, "--model", "./nowhere"), "./nowhere")
