@@ -59,6 +59,7 @@ def names_of(name: str) -> tuple[str, ...]:
     """Return the names by which a model may be called, from the shortest. A local path is called by
     its last part, by every longer end of it, and as it was typed, wherever the program was started;
     a name on the Hub stays as it is. Raises SourceError as `resolve` does."""
+    name, _ = _of_page(name, None)
     local = _local(name)
     if local is None:
         return (name,)
