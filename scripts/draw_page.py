@@ -14,8 +14,8 @@ from served import serving
 ROOT = Path(__file__).resolve().parents[1]
 PORT = 8131
 SENTENCES = (
-    "I bought eggs, rice, bread and wine at the market.",
-    "She said that she would come back tomorrow morning.",
+    "Where can I buy a ticket for the museum?",
+    "She opened the window because it was too hot in the room.",
 )
 
 

@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PREFIX = "translate English to French: "
 SENTENCES = (
     "Where is the station?",
-    "I bought eggs, rice, bread and wine at the market.",
-    "She said that she would come back tomorrow morning.",
+    "Where can I buy a ticket for the museum?",
+    "She opened the window because it was too hot in the room.",
 )
 WIDTH, LINE, LEFT = 820, 24, 24
 STYLE = """
