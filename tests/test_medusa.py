@@ -49,7 +49,7 @@ def test_a_directory_of_heads_loads_its_base_by_itself(
     base, directory = written(tmp_path, family, own_output=own_output, layers=2)
     pair = loading.load(directory)
     settings = {"max_tokens": 12, "seed": 1}
-    plain = generate(loading.load(base), "some text", Options(**settings))
+    plain = generate(loading.load(base), "some text", Options(regular=True, **settings))
     result = generate(pair, "some text", Options(**settings))
     assert result.tokens == plain.tokens
     assert (plain.labels.proposer, result.labels.proposer) == ("none", "auto")

@@ -190,9 +190,10 @@ class Rounds(Flags):
     "  --draft-model weights/py-llama-draft",
 )
 def calibrate(models: Models, rounds: Rounds) -> None:
-    """Measure what rounds of a pair cost on this machine, or rounds of lookup without a draft.
+    """Measure what rounds of a pair cost on this machine.
 
-    The costs are kept, and --num-draft auto begins with them."""
+    Without a draft, rounds of lookup are measured. The costs are saved, and --num-draft auto begins
+    with them."""
     pair = load_pair(*named(models), **models.loading())
     from ..measure.calibrate import calibrate as measure
 

@@ -182,8 +182,14 @@ class _Signs:
 def slowly(doing: str) -> Iterator[None]:
     """Say what the block does if nothing has been printed for A_LINE_AFTER seconds, once.
 
-    A bar that is shown gets a new label instead. doing: such as "loading MODEL".
+    A bar that is shown gets a new label instead. Of several machines only the first one prints.
+
+    Args:
+        doing: What to say, such as "loading MODEL".
     """
+    if os.environ.get("MLX_RANK", "0") != "0":
+        yield
+        return
     done = threading.Event()
 
     def watch() -> None:

@@ -269,14 +269,14 @@ def test_a_bar_in_bytes_says_how_many_and_how_long(
 @pytest.mark.parametrize(
     ("in_bytes", "lines"),
     [
-        (True, ["converting: 2.0 GB of 9.0 GB", "checking: 6.0 GB of 9.0 GB"]),
-        (False, ["converting: 2000000000 of 9000000000", "checking: 6000000000 of 9000000000"]),
+        (True, ["converting: 1.0 GB of 9.0 GB", "checking: 6.0 GB of 9.0 GB"]),
+        (False, ["converting: 1000000000 of 9000000000", "checking: 6000000000 of 9000000000"]),
     ],
 )
-def test_without_a_terminal_there_is_a_line_a_minute(
+def test_without_a_terminal_there_is_a_line_after_two_seconds_and_one_a_minute(
     in_bytes: bool, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, clock = io.StringIO(), iter([0.0, 59.0, 60.0, 60.0, 119.0, 150.0, 150.0])
+    stream, clock = io.StringIO(), iter([0.0, 3.0, 3.0, 60.0, 62.0, 64.0, 64.0])
     monkeypatch.setattr(sys, "stderr", stream)
     with render.progress("converting", in_bytes=in_bytes, clock=clock.__next__) as report:
         for done in (1, 2, 3):

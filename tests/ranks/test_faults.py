@@ -67,7 +67,8 @@ def test_an_interrupt_of_rank_0_ends_all_with_the_text_so_far(target: Path, tmp_
     file = tmp_path / "status"
     command = words(target, "-m", "3000", "--status-file", str(file))
     with Ranks(tmp_path, [command] * 2) as ranks:
-        first = ranks.read_char()
+        while (first := ranks.read_char()).isspace():
+            pass
         ranks.signal(1, signal.SIGINT)  # as a terminal has it: every rank gets one
         ranks.signal(0, signal.SIGINT)
         ended = ranks.ends(SOON)
