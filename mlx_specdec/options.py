@@ -57,6 +57,9 @@ class Options(Sampling):
     as an object or its JSON; a regular expression; a grammar in llguidance's variant of Lark. Only
     max_tokens and stop cut such a text.
     extra_eos_token: tokens, or their ids, that end the text as well as the model's own.
+    show_special_tokens: the text includes the tokenizer's special tokens, except for those that end
+        or pad a text. If False, it includes sentinels such as <extra_id_0> if the prompt has one,
+        or if a text without stop strings would be blank without them.
     simulated_acceptance: keep each drafted token with this probability instead of verifying it, to
         measure what decoding costs; None verifies. What is emitted is then no text.
     cost_cache: with num_draft "auto", begin with what earlier runs have learned on this machine,
@@ -90,6 +93,7 @@ class Options(Sampling):
     regex: str | None = None
     grammar: str | None = None
     extra_eos_token: str | int | Iterable[str | int] = ()
+    show_special_tokens: bool = False
     exact: bool = False
     regular: bool = False
     cost_cache: bool = True

@@ -19,7 +19,7 @@ from ..errors import OptionError, PromptError, SpecdecError
 from ..options import Options
 from . import interrupts, render
 from .batch_files import LONGEST, Journal, Line, Lines
-from .flags import REQUIRED, Constraints, Flags, command, flag
+from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag
 from .loading import Memory, Texts, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Files(Flags):
 
 
 @dataclass(frozen=True)
-class Made(Constraints, Memory, Texts):
+class Made(SpecialTokens, Constraints, Memory, Texts):
     """What the texts depend on."""
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from . import interrupts, render
-from .flags import Flags, command, flag
+from .flags import Flags, SpecialTokens, command, flag
 from .loading import Texts, count_or_auto, load_drafting
 from .serve import Defaults
 
@@ -51,7 +51,7 @@ class Shown(Flags):
 
 
 @dataclass(frozen=True)
-class Answers(Defaults, Texts):
+class Answers(SpecialTokens, Defaults, Texts):
     """What answers depend on."""
 
     max_tokens: int = flag(LONGEST_ANSWER, "The largest number of tokens of an answer.", "-m")
@@ -111,6 +111,7 @@ class Conversation:
     def answer(self, message: str) -> None:
         """Print the answer to a message. Raises PromptError where there is no room for it."""
         from ..engine.generate import stream_generate
+        from ..engine.request import special_texts
         from ..serve.chat import ids_of
         from ..serve.problems import Problem
 
@@ -142,7 +143,7 @@ class Conversation:
         printer.finish()
         self._last = run.result()
         self._messages = [*messages, {"role": "assistant", "content": self._last.text}]
-        if sentence := render.ending(self._last):
+        if sentence := render.ending(self._last, special_texts(self._pair)):
             render.tell(sentence)
         full = longest is not None and len(ids) + len(self._last.tokens) >= longest
         if self._last.finish_reason == "length" and full:

@@ -176,6 +176,18 @@ class ChatTemplate(Flags):
 
 
 @dataclass(frozen=True)
+class SpecialTokens(Flags):
+    """The special tokens of the text."""
+
+    panel = "Output"
+    show_special_tokens: bool = flag(
+        False,
+        "Print special tokens too, except for those that end or pad a text. The sentinels of a T5 "
+        "that fills in gaps, such as extra_id_0, are printed anyway.",
+    )
+
+
+@dataclass(frozen=True)
 class CostCache(Flags):
     """The saved costs that --num-draft auto begins with."""
 

@@ -16,7 +16,7 @@ from .. import process
 from ..errors import OptionError, PromptError
 from ..options import Options
 from . import render
-from .flags import Constraints, Flags, Json, Verification, command, flag
+from .flags import Constraints, Flags, Json, SpecialTokens, Verification, command, flag
 from .loading import SHIPPED_PROMPT, Texts, load_drafting
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Prompt(Flags):
 
 
 @dataclass(frozen=True)
-class Text(Constraints, Verification, Texts):
+class Text(SpecialTokens, Constraints, Verification, Texts):
     """What the text depends on."""
 
 
@@ -176,6 +176,7 @@ def _generate(
     pair: Pair, text: str, options: Options, output: Output, cache: PromptCache | None
 ) -> Run:
     from ..engine.generate import stream_generate
+    from ..engine.request import special_texts
 
     with render.progress("reading the prompt") as report:
         timed: Timed = "some" if output.json else "none"
@@ -204,7 +205,7 @@ def _generate(
     if output.json:
         render.write(sys.stdout, render.as_json(result.as_dict()))
     else:
-        if sentence := render.ending(result):
+        if sentence := render.ending(result, special_texts(pair)):
             render.tell(sentence)
         if not output.quiet:
             print(render.summary(result), file=sys.stderr)

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
@@ -304,9 +304,14 @@ def summary(result: Result) -> str:
     return "\n".join(lines)
 
 
-def ending(result: Result) -> str:
-    """Return a sentence on a text that has ended without any words; "" for all others."""
-    if result.finish_reason != "eos" or result.text.strip():
+def ending(result: Result, special: Collection[int]) -> str:
+    """Return a sentence on a text that has ended without any words; "" for all others. special:
+    ids of special tokens that --show-special-tokens prints."""
+    if result.text.strip() or result.labels.simulated_acceptance is not None:
+        return ""
+    if not set(special).isdisjoint(result.tokens):
+        return "the model wrote only special tokens: --show-special-tokens prints them"
+    if result.finish_reason != "eos":
         return ""
     return "the model ended at once and wrote nothing: a longer prompt may help"
 

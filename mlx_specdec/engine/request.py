@@ -3,7 +3,7 @@
 import math
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, cast
 
@@ -21,7 +21,7 @@ from ..sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from ..text.chat import Messages, check_settings
 from ..text.prompts import is_chat, prompt_ids
 from ..text.stream import StopStrings, TextStream
-from ..text.tokenizer import ids_by_piece
+from ..text.tokenizer import SENTINEL, ids_by_piece
 from ..verification import rules
 from .memory import Extent
 from .pair import Pair
@@ -214,6 +214,7 @@ class Job:
             exact=options.exact,
         )
         rule = type(make_rule(options))
+        shown = {**shown_by(pair, ids, options), **request.shown}
         sequence = Decoded(
             prefix,
             Distribution(options, bound.vocabulary, ids, constraint),
@@ -222,7 +223,7 @@ class Job:
                 # A text that only measures the loop goes on to the end.
                 eos=() if options.simulated_acceptance is not None else bound.eos_token_ids,
                 remaining=min(options.max_tokens, room),
-                stream=TextStream(bound.tokenizer, request.shown, () if starts else prefix),
+                stream=TextStream(bound.tokenizer, shown, () if starts else prefix),
                 stops=StopStrings(tuple(options.stop)) if options.stop else None,
             ),
             request.top_logprobs,
@@ -250,8 +251,9 @@ class Job:
 
     def part(self, emission: Emission, clock: Callable[[], float]) -> Part:
         """Return the output of a step, with the result where it is the last. clock: seconds."""
-        self.pieces += emission.pieces
         self.tokens += emission.tokens
+        emission = self._with_sentinels(emission)
+        self.pieces += emission.pieces
         drafts, self.reported = self.recorder.drafts[self.reported :], len(self.recorder.drafts)
         drafted = sum(count for _, count, _ in drafts)
         accepted = sum(count for _, _, count in drafts)
@@ -262,6 +264,18 @@ class Job:
             return replace(part, result=self._result(emission.finish_reason, clock()))
         except DecodingError as problem:
             return Part(self.number, emission, error=str(problem))
+
+    def _with_sentinels(self, emission: Emission) -> Emission:
+        """Return the last emission with the sentinels of the text if the text would be blank
+        without them. This comes too late for stop strings, so that a text with any stays as it is.
+        """
+        if not self.sequence.ended or self.options.stop:
+            return emission
+        if any(piece.text.strip() for piece in [*self.pieces, *emission.pieces]):
+            return emission
+        texts = sentinels(self.pair, self.tokens)
+        rest = [Piece(texts[token], False) for token in self.tokens if token in texts]
+        return replace(emission, pieces=(*emission.pieces, *rest))
 
     def _result(self, reason: FinishReason | None, now: float) -> Result:
         if reason is None or reason in NO_TEXT:
@@ -293,6 +307,28 @@ class Job:
                 causes = OWN_CAUSES
             if caution := self.pair.trials[name].caution(rounds, shown, causes):
                 warnings.warn(caution, RuntimeWarning, stacklevel=8)
+
+
+def special_texts(pair: Pair) -> dict[int, str]:
+    """Return the ids of special tokens that neither end nor pad a text -> what they write."""
+    pieces, ends = pair.tokenizer.pieces(), {*pair.eos_token_ids, *pair.tokenizer.eos_token_ids}
+    named = ((id, pieces[id] or "") for id in pair.tokenizer.special_ids - ends)
+    return {id: piece for id, piece in named if piece and "pad" not in piece.lower()}
+
+
+def sentinels(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
+    """Return the special tokens among `ids` that stand for gaps of a text -> what they write."""
+    pieces = pair.tokenizer.pieces()
+    named = ((id, pieces[id] or "") for id in pair.tokenizer.special_ids.intersection(ids))
+    return {id: piece for id, piece in named if SENTINEL.fullmatch(piece)}
+
+
+def shown_by(pair: Pair, ids: Sequence[int], options: Options) -> dict[int, str]:
+    """Return the special tokens that a text includes -> what they write. An answer to a prompt with
+    gaps is of no use without its sentinels. ids: of the prompt."""
+    if options.show_special_tokens:
+        return special_texts(pair)
+    return sentinels(pair, pair.tokenizer.special_ids) if sentinels(pair, ids) else {}
 
 
 def most_drafted(options: Options) -> int:

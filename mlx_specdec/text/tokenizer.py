@@ -45,7 +45,8 @@ M2M100, WMT21 = (
 """Languages of M2M100 (Fan et al., arXiv 2010.11125) and of WMT21's models, in the order of ids."""
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A token of a single byte."""
-_SENTINEL = re.compile(r"<extra_id_(\d{1,6})>", re.ASCII)
+SENTINEL = re.compile(r"<extra_id_(\d{1,6})>", re.ASCII)
+"""A token that stands for a gap of the prompt, and before what a T5 fills into the gap."""
 
 
 class Tokenizer(ABC):
@@ -360,7 +361,7 @@ class SentencePieceTokenizer(DirectoryTokenizer):
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         # Every second part is the number of a sentinel, to which the spaces around it belong.
-        parts = _SENTINEL.split(text)
+        parts = SENTINEL.split(text)
         for place, part in enumerate(parts):
             if place % 2 == 0:
                 part = part if place == 0 else part.lstrip(" ")
