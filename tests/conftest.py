@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
-"""Tests that took long where they were last measured; scripts/list_slow_tests.py writes them."""
+"""Tests that took long where they were last measured; benchmarks/list_slow_tests.py writes them."""
 NUMBERS = itertools.count()
 # Tests compare float32 logits more closely than TF32 keeps them, whatever the shell says.
 os.environ["MLX_ENABLE_TF32"] = "0"

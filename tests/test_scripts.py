@@ -1,4 +1,4 @@
-"""The scripts that train the models in weights/ and measure links between machines."""
+"""The programs in scripts/ and benchmarks/."""
 
 from __future__ import annotations
 
@@ -23,95 +23,21 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import mac_checks
 import mac_summary
-import make_head_prompts
 import measure_all_sum
-import simulate_fleet
-from demo_training.texts import PREFIX, library_files, split
 
-WORDS = ["tea", "milk", "bread", "salt", "fish", "snow", "rain", "wind", "night", "morning"]
-SOURCE = '''
-class Shelf:
-    """Holds things."""
-
-    def count(self):
-        """How many.
-
-        Empty ones as well.
-        """
-        return len(self)
-
-def add(a, b):
-    return a + b
-
-def short(): return 1
-'''
+PROGRAMS = sorted(
+    file for name in ("scripts", "benchmarks") for file in (ROOT / name).rglob("*.py")
+)
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> Path:
-    """A folder of Python files."""
-    directory = tmp_path / "library"
-    directory.mkdir()
-    for word in WORDS:
-        text = "\n".join(f"def {word}_{n}(a, b):\n    return a + {n} * b\n" for n in range(60))
-        (directory / f"{word}.py").write_text(text)
-    return directory
-
-
-@pytest.fixture
-def sentences(tmp_path: Path) -> Path:
-    """English and French."""
-    file = tmp_path / "pairs.tsv"
-    lines = [f"I like {a} and {b}.\tJ'aime {b} et {a}." for a in WORDS for b in WORDS]
-    file.write_text("\n".join(lines), encoding="utf-8")
-    return file
-
-
-@pytest.mark.parametrize("script", sorted((ROOT / "scripts").rglob("*.py")), ids=lambda f: f.name)
-def test_what_scripts_import_of_the_package_is_there(script: Path) -> None:
-    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("mlx_specdec"):
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda file: file.name)
+def test_what_programs_import_is_there(program: Path) -> None:
+    for node in ast.walk(ast.parse(program.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(
+            ("mlx_specdec", "tests")
+        ):
             names = ", ".join(each.name for each in node.names)
             exec(f"from {node.module} import {names}", {})
-
-
-# ------------------------------------------------------------------ what is learned from
-
-
-def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> list[str]:
-    output = tmp_path / "prompts.jsonl"
-    monkeypatch.setattr(sys, "argv", ["make_head_prompts.py", *flags, "--output", str(output)])
-    make_head_prompts.main()
-    return [json.loads(line)["prompt"] for line in output.read_text().splitlines()]
-
-
-def test_a_function_begins_with_its_head_and_docstring_alone() -> None:
-    assert list(make_head_prompts.function_beginnings(SOURCE)) == [
-        "def add(a, b):\n",
-        'def count(self):\n    """How many.\n\n    Empty ones as well.\n    """\n',
-    ]
-
-
-def test_python_prompts_come_from_one_side_of_the_split(
-    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learned, held_out = split(library_files(library))
-    for flags, files in (((), learned), (("--held-out",), held_out)):
-        found = prompts(tmp_path, monkeypatch, "python", "--library", str(library), *flags)
-        allowed = "\n".join(file.read_text() for file in files)
-        assert found and len(set(found)) == len(found)
-        assert all(prompt.rstrip("\n") in allowed for prompt in found)
-
-
-def test_translation_prompts_are_sentences_behind_the_models_prefix(
-    tmp_path: Path, sentences: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = ("translation", "--data", str(sentences), "--count", "20")
-    found = prompts(tmp_path, monkeypatch, *flags)
-    assert len(found) == 20
-    assert all(prompt.startswith(PREFIX) for prompt in found)
-    assert "J'aime" not in "".join(found)
-    assert prompts(tmp_path, monkeypatch, *flags) == found
 
 
 # ------------------------------------------------------------------ sums over machines
@@ -371,12 +297,3 @@ def test_suites_run_without_timeout_and_their_failures_are_shown(tmp_path: Path)
     assert (done.returncode, done.stderr) == (0, "")
     assert lines[0] == "well 7 passed" and lines[2:] == ["mute", "none not installed"]
     assert lines[1].startswith("ill 5/7 pass (ended with code 3;")
-
-
-def test_a_fleet_reuses_more_with_affinity_and_is_the_same_every_time() -> None:
-    def reused(choose: str) -> float:
-        lines = {simulate_fleet.simulate(6, 3, choose, 1.5, minutes=10) for _ in range(2)}
-        [line] = lines
-        return float(line.split("|")[5])
-
-    assert 0 < 1.5 * reused("fewest") < min(reused("key"), reused("conversation")) < 0.99

@@ -1,13 +1,11 @@
-"""Holds a mixed load on a server for a while, and looks whether it grows.
+"""Keep a mixed load on a server, and measure whether its memory grows.
 
-    python scripts/soak_server.py [--minutes 30] [--rate 1.5] [-- FLAGS OF serve]
+    python benchmarks/soak_server.py [--minutes 30] [--rate 1.5] [-- FLAGS OF serve]
 
-Serves the shipped Python pair under a chat template that knows tools, with a prompt cache so small
-that it is always full. Clients stream, leave early, bind texts to schemas, call tools and hold
-chats whose turns grow. Every minute prints a line of JSON with the server's memory, files and
-threads; the last line compares the ends. The same completion has to have the same text all the
-time. The exit code is 1 where it has not, or where an answer was an error.
-"""
+The server runs the shipped Python pair with a chat template that knows tools, and its prompt cache
+is always full. Clients stream, leave early, set schemas, call tools and hold chats. Every minute
+prints a line of JSON with the server's memory, files and threads. The exit code is 1 if an answer
+was an error, or if the text of one repeated request changed."""
 
 from __future__ import annotations
 
@@ -31,9 +29,9 @@ PORT = 8098
 CLIENTS = 4
 CACHE = "24MB"
 CONTEXT = "768"
-"""Tokens, so that chats end and others begin all the time."""
+"""Tokens: so few that chats end and new ones begin all the time."""
 WARM_MINUTES = 3
-"""Until caches are full and every kind of request has come."""
+"""Minutes until caches are full and every kind of request has come."""
 WEIGHTS = Path("weights")
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}"
@@ -59,31 +57,29 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 
 def templated(target: Path, source: Path) -> Path:
-    """The same model under the template."""
+    """Copy a model, and give the copy the template."""
     shutil.copytree(source, target)
     (target / "chat_template.jinja").write_text(TEMPLATE)
     return target
 
 
 class Clients:
-    """Several clients that share one rate. became: how many requests of each kind ended how."""
+    """Clients that share one rate. became: number of requests by their kind and their end."""
 
     def __init__(self, served: Served, rate: float) -> None:
         self.became: Counter[str] = Counter()
         self.over = threading.Event()
         self._served = served
         self._pause = CLIENTS / rate
-        self._threads = [
-            threading.Thread(target=self._work, args=[first]) for first in range(CLIENTS)
-        ]
-        for each in self._threads:
-            each.start()
+        self._threads = [threading.Thread(target=self._work, args=[at]) for at in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
 
     def end(self) -> None:
         """Wait until the last request has ended."""
         self.over.set()
-        for each in self._threads:
-            each.join()
+        for thread in self._threads:
+            thread.join()
 
     def _work(self, first: int) -> None:
         number, talk = first, list[dict[str, Any]]()
@@ -115,7 +111,7 @@ class Clients:
         return str(status), json.loads(content)
 
     def _turn(self, number: int, talk: list[dict[str, Any]]) -> str:
-        """One more turn of a chat, or the first one of the next where it has grown too long."""
+        """Send one more turn of a chat, and forget the chat if it is too long."""
         talk.append({"role": "user", "content": random.Random(number).choice(PROMPTS)})
         status, answer = self._post({"messages": talk, "max_tokens": 48, "seed": number})
         if status == "200":
@@ -136,7 +132,7 @@ class Clients:
 
 
 def look(served: Served, began: float, clients: Clients) -> dict[str, Any]:
-    """What the server takes now, and what it has done."""
+    """Return the memory of the server, and its counts of requests."""
     metrics = served.ask("GET", "/metrics")[1].decode()
     values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[:1] != "#")
     queries, hits = (
@@ -155,7 +151,7 @@ def look(served: Served, began: float, clients: Clients) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -173,7 +169,7 @@ def main() -> None:
 
 
 def soak(served: Served, minutes: int, rate: float) -> int:
-    """Hold the load so long. Returns the exit code."""
+    """Keep the load for so many minutes. Return the exit code."""
     text, same = served.complete(FIXED)["choices"][0]["text"], True
     began, clients = time.monotonic(), Clients(served, rate)
     seen = []

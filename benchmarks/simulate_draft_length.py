@@ -1,19 +1,17 @@
-"""How close --num-draft auto comes to the best fixed length and to plain decoding, simulated.
+"""Simulate how close `--num-draft auto` comes to the best fixed length and to plain decoding.
 
-    python scripts/simulate_draft_length.py --seeds 20 [texts | contexts | batches]
+    python benchmarks/simulate_draft_length.py --seeds 20 [texts | contexts | batches]
 
-Drives the shipped controller and the shipped wiring of drafters with published cost curves, noisy
-times and drawn acceptance; prints one line a cell and a summary. Cold: nothing is known. Warm: what
-twenty texts before have taught, the first of which began with what all commands measure before it;
-four times anew, with the seeds divided among them.
-Too high, too low: ten texts ago, costs of earlier texts were twice and half of what is right. Where
-texts of 12 tokens end is not known before, as with translations. Wandering: warm, on a machine that
-gets slower and faster. Stalls: one round in thirty takes five times as long. Changing: from the
-30th round on, the machine is twice as fast or half as fast, by turns. Lookup: before the draft, for
-one token in twenty and mostly wrong, or for one in four and mostly right. Contexts: warm texts of
-100 tokens behind 100 to 64,000, in turns. Batches: files of 4 times as many texts of 6 to 30 tokens
-as are decoded at once, or as come one by one to a server, three files in a row.
-"""
+The shipped controller meets published cost curves, noisy times and drawn acceptance. Prints one
+line a cell and a summary. The kinds of cells are:
+
+- cold: nothing is known before the text. warm: the controller has seen twenty texts.
+- too high, too low: ten texts ago, the stored costs were twice or half of the true ones.
+- wandering, stalls, changing: the machine's speed drifts, one round in thirty takes five times as
+  long, or the speed doubles or halves from the 30th round on.
+- wrong lookup, good lookup: prompt lookup proposes before the draft model does.
+- contexts: texts of 100 tokens follow 100 to 64,000 tokens.
+- batches: three files in a row, or the same texts one by one as to a server."""
 
 from __future__ import annotations
 

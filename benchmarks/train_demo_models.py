@@ -1,12 +1,10 @@
 """Train the models in weights/: the recipe of record. Needs `pip install -e '.[train]'`.
 
-    python scripts/train_demo_models.py translation-target --data en_fr.train.tsv --output t5-enfr
-    python scripts/train_demo_models.py translation-draft --data en_fr.train.tsv \
-        --teacher t5-enfr --output t5-enfr-draft
-    python scripts/train_demo_models.py python-target --output py-llama
-    python scripts/train_demo_models.py python-draft --teacher py-llama --output py-llama-draft
-    python scripts/train_demo_models.py evaluate-translation --model t5-enfr \
-        --draft t5-enfr-draft --data en_fr.dev.tsv
+    python benchmarks/train_demo_models.py translation-target --data pairs.tsv --output t5-enfr
+    python benchmarks/train_demo_models.py translation-draft --data pairs.tsv --teacher t5-enfr \
+        --output t5-enfr-draft
+    python benchmarks/train_demo_models.py python-target --output py-llama
+    python benchmarks/train_demo_models.py python-draft --teacher py-llama --output py-llama-draft
 
 A run that was cut off goes on where it was when the same command is given again.
 """
@@ -14,13 +12,12 @@ A run that was cut off goes on where it was when the same command is given again
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 
 import torch
-from demo_training import evaluate, python_code, translation
+from demo_training import python_code, translation
 from demo_training.optimise import Budget
 
 TRAININGS = {
@@ -57,29 +54,17 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--decoder-layers", type=int, default=8)
         if name == "translation-draft":
             command.add_argument("--generated", type=int, default=20_000)
-    for name in ("evaluate-translation", "evaluate-python"):
-        command = commands.add_parser(name)
-        command.add_argument("--model", type=Path, required=True)
-        command.add_argument("--draft", type=Path)
-        command.add_argument("--limit", type=int, default=1000 if "translation" in name else 100)
-        option = "--data" if "translation" in name else "--library"
-        command.add_argument(option, type=Path, required="translation" in name)
     return main
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command. What a training takes has the names of its flags."""
-    if args.command in TRAININGS:
-        given = vars(args)
-        train = TRAININGS[given.pop("command")]
-        budget = Budget(given.pop("minutes"), given.pop("steps"))
-        if budget == Budget():
-            sys.exit("error: give --minutes or --steps")
-        train(budget=budget, **given)
-    elif args.command == "evaluate-translation":
-        print(json.dumps(evaluate.translation(args.model, args.draft, args.data, args.limit)))
-    else:
-        print(json.dumps(evaluate.python_code(args.model, args.draft, args.library, args.limit)))
+    """Run a training, whose parameters have the names of the flags."""
+    flags = vars(args)
+    train = TRAININGS[flags.pop("command")]
+    budget = Budget(flags.pop("minutes"), flags.pop("steps"))
+    if budget == Budget():
+        sys.exit("error: give --minutes or --steps")
+    train(budget=budget, **flags)
 
 
 if __name__ == "__main__":

@@ -195,17 +195,10 @@ def generate(
 
 
 @torch.no_grad()
-def greedy(
-    model: T5ForConditionalGeneration, sources: Sequence[Sequence[int]], limit: int | None = None
-) -> list[list[int]]:
-    """Greedy targets of one batch of sources, each ending with </s> where it came to an end.
-
-    limit: most tokens; None for about twice the sources' length, which also hides texts that
-    never end, so that quality is to be measured with a limit.
-    """
+def greedy(model: T5ForConditionalGeneration, sources: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the greedy targets of one batch of sources, with at most about twice their tokens."""
     batch = padded([(ids, [0]) for ids in sources], max(map(len, sources)), 1)
-    if limit is None:
-        limit = min(LONGEST, 2 * batch.source.shape[1] + 16)
+    limit = min(LONGEST, 2 * batch.source.shape[1] + 16)
     with torch.autocast("cpu", torch.bfloat16):
         texts = model.generate(
             input_ids=batch.source,

@@ -1,13 +1,21 @@
-"""Draw docs/pictures/terminal.svg: a run of the shipped translator, accepted drafts marked."""
+"""Draw the pictures of README.md, docs/pictures/terminal.svg and page.png, from real runs.
+
+The second one shows a server's page. It needs playwright (the extra `clients`) and Chromium."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from html import escape
 from pathlib import Path
+
+from served import serving
 
 from mlx_specdec import Emission, Options, generate, load, stream_generate
 
 ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "docs" / "pictures"
+PORT = 8131
 PREFIX = "translate English to French: "
 SENTENCES = (
     "Where is the station?",
@@ -27,7 +35,7 @@ STYLE = """
 
 
 def spans(emissions: list[Emission]) -> str:
-    """Return the text of emissions, each piece in the class of where it is from."""
+    """Return the text of emissions; the class of each piece says whether it was drafted."""
     pieces = [piece for emission in emissions for piece in emission.pieces if piece.text]
     return "".join(
         f'<tspan class="{"draft" if piece.drafted else "word"}">{escape(piece.text)}</tspan>'
@@ -35,16 +43,14 @@ def spans(emissions: list[Emission]) -> str:
     )
 
 
-def draw() -> str:
-    """Translate the sentences, and return the picture. Raises RuntimeError where a text differs
-    from plain decoding's."""
+def terminal() -> str:
+    """Translate the sentences, and return the picture. Raises RuntimeError if a text differs from
+    plain decoding's."""
     pair = load(str(ROOT / "weights/t5-enfr"), str(ROOT / "weights/t5-enfr-draft"))
-    options = Options(num_draft=3)
     lines = []
     for sentence in SENTENCES:
-        run = stream_generate(pair, PREFIX + sentence, options)
-        emissions = list(run)
-        stats = run.result().stats
+        run = stream_generate(pair, PREFIX + sentence, Options(num_draft=3))
+        emissions, stats = list(run), run.result().stats
         if run.result().tokens != generate(pair, PREFIX + sentence, Options(regular=True)).tokens:
             raise RuntimeError(f"speculation changed the text of {sentence!r}")
         counted = f"{stats.accepted} of {stats.drafted} draft tokens accepted"
@@ -66,7 +72,26 @@ def draw() -> str:
     )
 
 
+def page(path: Path) -> None:
+    """Translate two sentences on the page of a running server, and write a picture of it."""
+    from playwright.sync_api import sync_playwright
+
+    program = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    with sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        view = browser.new_page(viewport={"width": 900, "height": 460})
+        view.goto(f"http://127.0.0.1:{PORT}/")
+        done = view.locator("article[data-done=true]")
+        for sentence in SENTENCES[1:]:
+            answer = done.nth(done.count())
+            view.fill("#prompt", sentence)
+            view.press("#prompt", "Enter")
+            answer.wait_for(timeout=60_000)
+        view.screenshot(path=str(path))
+        browser.close()
+
+
 if __name__ == "__main__":
-    place = ROOT / "docs/pictures/terminal.svg"
-    place.write_text(draw(), encoding="utf-8")
-    print(place)
+    (PICTURES / "terminal.svg").write_text(terminal(), encoding="utf-8")
+    with serving([sys.executable, "-m", "mlx_specdec", "serve", "--port", str(PORT)], PORT):
+        page(PICTURES / "page.png")

@@ -1,4 +1,4 @@
-"""A server that the scripts for servers start, and ways to send it requests."""
+"""Start a server for measurements, and send it requests."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Served:
     process: subprocess.Popen[bytes]
 
     def connect(self, seconds: float = PATIENCE) -> http.client.HTTPConnection:
-        """A connection that waits so long for an answer."""
+        """Return a connection that waits so long for an answer."""
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """The status and the body of an answer, on a new connection."""
+        """Return the status and the body of an answer, on a new connection."""
         connection = self.connect()
         try:
             connection.request(method, path, body, {"Connection": "close"})
@@ -38,19 +38,19 @@ class Served:
             connection.close()
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What a completion answers. Raises RuntimeError where it does not."""
+        """Return the answer of a completion. Raises RuntimeError if the status is not 200."""
         status, content = self.ask("POST", "/v1/completions", json.dumps(body).encode())
         if status != 200:
             raise RuntimeError(f"{status}: {content.decode('utf-8', 'replace')[:300]}")
         return json.loads(content)
 
     def resident_bytes(self) -> int:
-        """Memory that the process has now."""
+        """Return the resident memory of the process."""
         command = ["ps", "-o", "rss=", "-p", str(self.process.pid)]
         return 1024 * int(subprocess.run(command, capture_output=True, check=True).stdout)
 
     def open_files_and_threads(self) -> dict[str, int]:
-        """How many the process has now; nothing where there is no /proc."""
+        """Count open files and threads of the process; return nothing without /proc."""
         entry = Path("/proc", str(self.process.pid))
         if not entry.is_dir():
             return {}

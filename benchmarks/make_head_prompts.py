@@ -1,7 +1,7 @@
 """Prompts that Medusa heads of the models in weights/ are trained on, as JSON lines.
 
-    python scripts/make_head_prompts.py python --output python.prompts.jsonl
-    python scripts/make_head_prompts.py translation --data en_fr.train.tsv \
+    python benchmarks/make_head_prompts.py python --output python.prompts.jsonl
+    python benchmarks/make_head_prompts.py translation --data en_fr.train.tsv \
         --output translation.prompts.jsonl
     mlx-specdec train-medusa --model weights/py-llama --data python.prompts.jsonl ...
 
