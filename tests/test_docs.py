@@ -72,7 +72,9 @@ def test_the_readme_is_short() -> None:
     assert README.read_text("utf-8").count("\n") <= 130
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "benchmarks" / "NOTES.md"], ids=lambda page: page.name
+)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
         if "://" not in link:
