@@ -19,7 +19,7 @@ from .prediction import Cluster, RoundCost, break_even, speedups
 DRAWS = 2000
 COVERAGE = 0.95
 FEWEST = 5
-"""Sequences below which there is no interval: a bootstrap of fewer says next to nothing."""
+"""Number of sequences from which on there is an interval: a bootstrap of fewer says little."""
 
 
 class Paired(NamedTuple):
@@ -41,7 +41,7 @@ class Value:
 
     @property
     def interval(self) -> str:
-        """The interval as text, empty where there is none."""
+        """The interval as text, or an empty string if there is none."""
         none = self.low is None or self.high is None
         return "" if none else f"{self.low:.2f} to {self.high:.2f}"
 
@@ -96,8 +96,8 @@ class RoundParts:
 
 @dataclass(frozen=True)
 class Difference:
-    """A text that should be plain decoding's and is not. margin: the smallest lead of a token over
-    the next one in either text, below which two kernels may disagree."""
+    """A text that should equal plain decoding's, but does not. margin: smallest lead of a token
+    over the next candidate, in either text. Kernels may disagree about a small one."""
 
     prompt: int
     turn: int
@@ -107,10 +107,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one method. acceptance: entry i - 1 is the share of rounds in which the first
-    i drafted tokens were accepted (a_i). by_category: speedups over the prompts of each category.
-    predicted: S(num_draft). texts: number of texts. differences: among `compared` texts, where the
-    same text is promised."""
+    """The figures of one method. acceptance: entry i - 1 is a_i, the share of rounds in which the
+    first i draft tokens were accepted. by_category: speedups over the prompts of each category.
+    predicted: S(num_draft). texts: number of texts. compared: number of texts that should equal
+    plain decoding's. differences: those that do not."""
 
     name: str
     family: str
@@ -132,8 +132,8 @@ class Figures:
 @dataclass(frozen=True)
 class Gain:
     """A method's gain over plain decoding. speed_up: on the machines. alone: on one of them.
-    break_even_us: time of an exchange above which speculation gains more on the machines than on
-    one; None where it never does."""
+    break_even_us: if an exchange takes longer, speculation gains more on the machines than on one
+    of them. It is None if that never happens."""
 
     name: str
     speed_up: float
@@ -143,9 +143,9 @@ class Gain:
 
 @dataclass(frozen=True)
 class ClusterFigures:
-    """What a target that machines share gains by speculation, and what one machine would gain.
-    exchange_us: time of one exchange by the pass's tokens. network_ms: of a plain step. gains: of
-    the methods whose rounds were timed in parts. The other fields are those of a Cluster."""
+    """Gains of speculation on machines that share a target, and on one machine. exchange_us: time
+    of one exchange by the number of tokens in the pass. network_ms: network time of a plain step.
+    gains: of the methods whose rounds were timed in parts. A Cluster explains the rest."""
 
     machines: int
     mode: str
@@ -173,7 +173,7 @@ class Analysis:
 
 
 def analyse(measured: Measurements, costs: PassCosts | None) -> Analysis | None:
-    """Return all figures; None where plain decoding has no text."""
+    """Return all figures, or None if plain decoding has no text."""
     if (speed := _tokens_per_second(measured.plain)) is None:
         return None
     step = 1 / speed
@@ -191,7 +191,7 @@ def analyse(measured: Measurements, costs: PassCosts | None) -> Analysis | None:
 
 
 def overall(figures: Figures) -> float:
-    """Return a method's speedup over all sequences; 0 where there is none."""
+    """Return a method's speedup over all sequences, or 0 if there is none."""
     return figures.speed_up.overall.value if figures.speed_up else 0.0
 
 
@@ -201,7 +201,7 @@ def fastest(methods: Iterable[Figures]) -> Figures | None:
 
 
 def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
-    """Return a_i for i = 1, 2, ... over all rounds that drafted so many tokens."""
+    """Return a_i for i = 1, 2, ... over all rounds with at least i draft tokens."""
     stats = [sample.stats for sample in samples if sample.stats is not None]
     drafted = zip_longest(*(one.drafted_by_position for one in stats), fillvalue=0)
     accepted = zip_longest(*(one.accepted_by_position for one in stats), fillvalue=0)
@@ -210,9 +210,9 @@ def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
 
 
 def tokens_per_round(samples: Iterable[Sample]) -> float | None:
-    """Return the acceptance length over the samples whose rounds are known."""
-    known = [(sample.counted, sample.rounds) for sample in samples if sample.rounds]
-    return _ratio(sum(counted for counted, _ in known), sum(rounds for _, rounds in known))
+    """Return the acceptance length over the samples whose rounds were counted."""
+    counts = [(sample.counted, sample.rounds) for sample in samples if sample.rounds]
+    return _ratio(sum(tokens for tokens, _ in counts), sum(rounds for _, rounds in counts))
 
 
 def difference(case: Case, plain: Sample, sample: Sample) -> Difference:
@@ -238,8 +238,8 @@ def _predictions(
     if costs is None or costs.draft is None or not fixed:
         return {}
     samples = [sample for method in fixed for sample in measured.samples[method.name].values()]
-    others = [parts.other for method in fixed if (parts := _round_parts(measured, method))]
-    cost = costs.in_steps(step, sum(others) / len(others) if others else 0.0)
+    rests = [parts.other for method in fixed if (parts := _round_parts(measured, method))]
+    cost = costs.in_steps(step, sum(rests) / len(rests) if rests else 0.0)
     lengths = [sample.counted for sample in measured.plain.values()]
     gains = speedups(cost, acceptance_by_position(samples), lengths)
     return {"draft": gains[1:]} if gains[1:] else {}
@@ -292,13 +292,15 @@ def _by_case(keys: Iterable[Key]) -> list[list[Key]]:
 
 def _paired(measured: Measurements, method: Method, category: str | None = None) -> list[Paired]:
     """Pair the repeats of each case in which both plain decoding and the method ran."""
-    plain, other = measured.plain, measured.samples[method.name]
+    plain, samples = measured.plain, measured.samples[method.name]
     pairs = []
-    for keys in _by_case(plain.keys() & other.keys()):
+    for keys in _by_case(plain.keys() & samples.keys()):
         first = keys[0]
         if category in (None, measured.cases[first[0]].category):
-            one, two = (median(each[key].seconds for key in keys) for each in (plain, other))
-            pairs.append(Paired(one, two, plain[first].counted, other[first].counted))
+            plain_seconds = median(plain[key].seconds for key in keys)
+            seconds = median(samples[key].seconds for key in keys)
+            counted = plain[first].counted, samples[first].counted
+            pairs.append(Paired(plain_seconds, seconds, *counted))
     return pairs
 
 
@@ -312,15 +314,16 @@ def _round_parts(measured: Measurements, method: Method) -> RoundParts | None:
     return RoundParts(*(sum(seconds) / rounds for seconds in parts))
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _ratio(part: float, total: float) -> float | None:
+    return part / total if total else None
 
 
 def of_cluster(
     analysis: Analysis, cluster: Cluster, exchange_seconds: Mapping[int, float]
 ) -> ClusterFigures:
-    """Return the figures of the machines that share a target, one machine's computed from the times
-    of all less the network's. exchange_seconds: of one exchange by the pass's tokens."""
+    """Return the figures of machines that share a target. Those of one machine are computed: the
+    time of the network is subtracted. exchange_seconds: time of one exchange by the number of
+    tokens in the pass."""
     network = cluster.exchanges * exchange_seconds[1]
     local_step, gains = analysis.plain_step - network, []
     step = local_step / cluster.share

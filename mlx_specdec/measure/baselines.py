@@ -1,4 +1,4 @@
-"""Other programs that run a pair: mlx-lm and, where torch is installed, transformers.
+"""Run a pair in other programs: in mlx-lm and, if torch is installed, in transformers.
 
 transformers gets this package's weights from memory. Only this module imports torch, and it
 switches the Hub off before."""
@@ -71,7 +71,7 @@ class HuggingFace:
 
 
 def hugging_face() -> HuggingFace:
-    """Import both. Raises NoBaselineError where one is missing or does not load."""
+    """Import both. Raises NoBaselineError if one is missing or does not load."""
     try:
         # Importing torch may count threads already.
         with process.threads_kept():
@@ -84,13 +84,13 @@ def hugging_face() -> HuggingFace:
         raise NoBaselineError(f"it does not load: {first_line(problem)}") from problem
     transformers.utils.logging.set_verbosity_error()
     # torch's default follows the BLAS that was loaded for MLX.
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(given) if given.isdecimal() and int(given) else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(limit) if limit.isdecimal() and int(limit) else os.cpu_count() or 1
     return HuggingFace(torch, transformers, threads)
 
 
 def try_out(run: Callable[[], object]) -> None:
-    """Call `run`. Raises NoBaselineError where it fails, before a long measurement does."""
+    """Call `run`. Raises NoBaselineError if it fails, before a long measurement does."""
     try:
         run()
     except Exception as problem:  # another program's, about models that it cannot run so
@@ -104,8 +104,8 @@ def find_baselines(
     options: Options,
     over: Sequence[Length],
 ) -> tuple[list[T], list[str]]:
-    """Return all methods that can run here, and a sentence on each program: what it ran on, or why
-    it did not. over: draft lengths, or batch sizes."""
+    """Return all methods that can run here, and a sentence on each program that says on what it ran
+    or why it did not. over: draft lengths, or batch sizes."""
     methods: list[T] = []
     notes: list[str] = []
     try:
@@ -180,11 +180,12 @@ def _batches(network: Any, pair: Pair, options: Options, size: int, prompts: Pro
     texts: list[list[int]] = [[] for _ in prompts]
     try:
         while responses := generator.next_generated():
-            for each in responses:
-                tokens = texts[numbers[each.uid]]
-                tokens.append(each.token)
-                if each.finish_reason is not None:
-                    yield numbers[each.uid], Sample(tuple(tokens), len(tokens), 0.0)
+            for response in responses:
+                number = numbers[response.uid]
+                tokens = texts[number]
+                tokens.append(response.token)
+                if response.finish_reason is not None:
+                    yield number, Sample(tuple(tokens), len(tokens), 0.0)
     finally:
         generator.close()
 
@@ -235,13 +236,13 @@ def _runner(networks: Sequence[Any], eos: frozenset[int], options: Options, leng
 
 def weights(network: nn.Module) -> dict[str, np.ndarray]:
     """Return every weight by its name in the checkpoint, float32, quantized ones dequantized."""
-    given = dict(tree_flatten(network.parameters()))
+    arrays = dict(tree_flatten(network.parameters()))
     for path, module in network.named_modules():
         if hasattr(module, "bits"):
-            given = {name: a for name, a in given.items() if not name.startswith(f"{path}.")}
-            whole = tree_flatten(expanded(module).parameters())
-            given.update((f"{path}.{name}", array) for name, array in whole)
-    return {name: np.array(array.astype(mx.float32)) for name, array in given.items()}
+            arrays = {name: a for name, a in arrays.items() if not name.startswith(f"{path}.")}
+            dequantized = tree_flatten(expanded(module).parameters())
+            arrays.update((f"{path}.{name}", array) for name, array in dequantized)
+    return {name: np.array(array.astype(mx.float32)) for name, array in arrays.items()}
 
 
 def settings(config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
@@ -268,22 +269,22 @@ def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -
         raise NoBaselineError(
             f"it does not build a model of type {adapted.get('model_type')}: {first_line(problem)}"
         ) from problem
-    given = {name: hugging.torch.from_numpy(array) for name, array in weights(network).items()}
-    known = model.state_dict()
+    tensors = {name: hugging.torch.from_numpy(array) for name, array in weights(network).items()}
+    expected = model.state_dict()
     # Parameters that are tied come once, under their first name.
-    lacking = {name for name, _ in model.named_parameters()} - given.keys()
-    both = given.keys() & known.keys()
-    others = {name for name in both if given[name].shape != known[name].shape}
-    if strange := sorted((given.keys() - known.keys()) | lacking | others):
+    lacking = {name for name, _ in model.named_parameters()} - tensors.keys()
+    common = tensors.keys() & expected.keys()
+    misshapen = {name for name in common if tensors[name].shape != expected[name].shape}
+    if strange := sorted((tensors.keys() - expected.keys()) | lacking | misshapen):
         raise NoBaselineError(f"its model has other tensors than ours, {strange[0]} among them")
-    model.load_state_dict(given, strict=False, assign=True)
+    model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
-    if HEAD in given:
+    if HEAD in tensors:
         # transformers 5 ties every T5, whatever its configuration says.
-        model.lm_head.weight = hugging.torch.nn.Parameter(given[HEAD], requires_grad=False)
+        model.lm_head.weight = hugging.torch.nn.Parameter(tensors[HEAD], requires_grad=False)
     if isinstance(network, T5):
         # transformers 5 reads these off the configuration after the model was built, and wrongly.
-        # Its caches have as many layers as the encoder, of which only the decoder writes into them.
+        # It makes as many cache layers as the encoder has, but the decoder writes into them.
         model.config.num_layers = network.config.num_decoder_layers
         if model.config.model_type == "umt5":
             model.config.tie_word_embeddings = network.config.scales_output
@@ -326,7 +327,7 @@ class _Generation:
                 yield number, Sample(tokens, len(tokens), 0.0)
 
     def run(self, prompt: Sequence[int], draft: Any = None, length: int = 0) -> Sample:
-        """Decode one prompt. length: draft tokens in a round, where there is a draft."""
+        """Decode one prompt. length: draft tokens in a round, if there is a draft."""
         rest = {}
         if draft is not None:
             draft.generation_config = self.hugging.transformers.GenerationConfig(
@@ -353,14 +354,14 @@ class _Generation:
 def transformers_methods(
     pair: Pair, options: Options, lengths: Sequence[Length], hugging: HuggingFace
 ) -> list[Method]:
-    """Return plain decoding, and assisted decoding with so many tokens a round where the draft can
-    be an assistant. Raises NoBaselineError."""
+    """Return plain decoding and, if the draft can be an assistant, assisted decoding with each of
+    the draft lengths. Raises NoBaselineError."""
     generation = _generation(pair, options, hugging)
     runs: dict[int, Runner] = {0: generation.run}
     assisted = [length for length in lengths if isinstance(length, int) and length > 0]
     # An assistant has the target's vocabulary, and separate weights.
-    own = own_layers(pair.draft_name) is not None
-    assists = pair.draft is not None and pair.translation is None and not own
+    separate = own_layers(pair.draft_name) is None
+    assists = pair.draft is not None and pair.translation is None and separate
     if assists and assisted:
         draft = _built(hugging, str(pair.draft_name), pair.draft)
         runs |= {n: partial(generation.run, draft=draft, length=n) for n in assisted}
@@ -372,7 +373,7 @@ def transformers_methods(
 def transformers_file_methods(
     pair: Pair, options: Options, sizes: Sequence[int], hugging: HuggingFace
 ) -> list[FileMethod]:
-    """Return plain decoding of so many texts in one call of `generate`. Raises NoBaselineError."""
+    """Return plain decoding, by `generate` with a batch of each size. Raises NoBaselineError."""
     generation = _generation(pair, options, hugging)
     name, same_text = "transformers", generation.same_text
     return _file_methods(name, same_text, generation.run_all, pair, sizes, in_mlx=False)
@@ -415,8 +416,8 @@ def sampling(options: Options) -> dict[str, Any]:
 
 
 class Listener:
-    """A streamer that records when tokens came: the prompt, then a round's tokens at a time, of
-    which the first round's are not counted, since the prompt pass is in it."""
+    """A streamer that records when the prompt and the tokens of each round came. The tokens of the
+    first round are not counted, since its time includes the prefill."""
 
     def __init__(self) -> None:
         self._rounds: list[tuple[float, Any]] = []
@@ -430,8 +431,8 @@ class Listener:
 
     def sample(self) -> Sample:
         """Return the text and its times."""
-        rounds = [(at, each.reshape(-1).tolist()) for at, each in self._rounds[1:]]
-        tokens = tuple(int(token) for _, each in rounds for token in each)
+        rounds = [(at, tokens.reshape(-1).tolist()) for at, tokens in self._rounds[1:]]
+        tokens = tuple(int(token) for _, ids in rounds for token in ids)
         if not rounds:
             return Sample((), 0, 0.0, 0)
         (first, together), (last, _) = rounds[0], rounds[-1]

@@ -34,9 +34,9 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sample:
-    """One text by one method. tokens: ids, an EOS included. counted: number of those generated in
-    `seconds`; baselines generate the first one in their prompt pass. rounds: verdicts, a plain step
-    being one; None for programs that do not report them. stats: of this package's methods."""
+    """One text by one method. tokens: ids, an EOS included. counted: number of tokens generated in
+    `seconds`; baselines generate the first one in their prefill. rounds: number of rounds and plain
+    steps, or None if a program does not report it. stats: of this package's methods."""
 
     tokens: tuple[int, ...]
     counted: int
@@ -49,8 +49,8 @@ class Sample:
 @dataclass(frozen=True)
 class Method:
     """One way to decode. family: the proposer ("plain", "draft", "ngram") or another program
-    ("mlx-lm"). same_text: whether the tokens are promised to be plain decoding's. in_parts: decodes
-    with every round timed in parts."""
+    ("mlx-lm"). same_text: whether the tokens must equal plain decoding's. in_parts: decode with
+    every round timed in parts."""
 
     name: str
     family: str
@@ -71,8 +71,8 @@ class Case:
 
 @dataclass
 class Measurements:
-    """What was measured. methods: the first one is plain decoding. parts: samples of each case with
-    every round timed in parts. skipped: cases that a model cannot take, with the reason."""
+    """All samples. methods: the first one is plain decoding. parts: samples of each case with every
+    round timed in parts. skipped: reasons for cases that a model cannot take."""
 
     methods: Sequence[Method]
     cases: Sequence[Case]
@@ -103,19 +103,19 @@ def own_methods(
     ]
     simulated = options.simulated_acceptance is not None
     if not proposers and "auto" in lengths and not simulated:
-        compared += [(each, "auto", "auto") for each in pairs if _default(each, options) != FREE]
+        compared += [(pair, "auto", "auto") for pair in pairs if _default(pair, options) != FREE]
     names = ["auto" if name == n else f"{name} {n}" for _, name, n in compared]
     methods = [Method("plain", "plain", 0, True, _runner(pairs[0], replace(options, regular=True)))]
     for name, (pair, proposer, length) in zip(names, compared, strict=True):
-        each = replace(options, regular=False, proposer=proposer, num_draft=length)
+        drafting = replace(options, regular=False, proposer=proposer, num_draft=length)
         methods.append(
             Method(
                 name=name if names.count(name) == 1 else f"{name}, {pair.draft_name}",
-                family=proposer_kind(drafters(pair, each)),
+                family=proposer_kind(drafters(pair, drafting)),
                 num_draft=length,
-                same_text=keeps_text(each),
-                run=_runner(pair, each),
-                in_parts=None if length == "auto" else _runner(pair, each, timed="all"),
+                same_text=keeps_text(drafting),
+                run=_runner(pair, drafting),
+                in_parts=None if length == "auto" else _runner(pair, drafting, timed="all"),
             )
         )
     return methods
@@ -150,7 +150,7 @@ def _compared(
 
 
 def keeps_text(options: Options) -> bool:
-    """Return True where plain decoding's tokens are promised, not only its distribution."""
+    """Return whether the tokens, and not only the distribution, must be plain decoding's."""
     if options.lossy:
         return False
     return options.temperature == 0 or options.rule_name == "coupled"
@@ -183,9 +183,9 @@ def _runner(pair: Pair, options: Options, *, timed: Timed = "none") -> Runner:
 def pass_timer(
     pairs: Sequence[Pair], prompt: Sequence[int], lengths: Sequence[Length]
 ) -> PassTimer:
-    """Return a timer of passes behind a prompt, with those of rounds of `lengths` draft tokens.
-    pairs: one target; of several draft models none is timed, nor one that cannot take the prompt.
-    Raises PromptError where the target cannot."""
+    """Return a timer of passes after a prompt, among them those of rounds with `lengths` draft
+    tokens. pairs: one target. A draft model is timed if it is the only one and can take the prompt.
+    Raises PromptError if the target cannot take it."""
     draft = None
     drafts = [(model, pair.translation) for pair in pairs if (model := pair.draft) is not None]
     if len(drafts) == 1:
@@ -208,8 +208,8 @@ def measure(
 ) -> Measurements:
     """Run every method on every prompt, and return all samples, or those until Ctrl-C. methods: the
     first is plain decoding, which answers earlier turns. warmup: texts of each method that do not
-    count. between: called whenever all methods have generated a text. Raises PromptError where no
-    prompt can be taken."""
+    count. between: called after all methods have generated a text. Raises PromptError if no prompt
+    can be taken."""
     cases = [
         Case(number, turn, prompt.category)
         for number, prompt in enumerate(prompts)
@@ -223,11 +223,11 @@ def measure(
 
     @functools.cache
     def ids(index: int) -> Sequence[int]:
-        """Encode a turn, behind the earlier turns and plain decoding's answers to them."""
+        """Encode a turn, after the earlier turns and the answers of plain decoding."""
         case = cases[index]
         *earlier, last = prompts[case.prompt].turns[: case.turn + 1]
-        said = ((text, answers.get((case.prompt, turn), "")) for turn, text in enumerate(earlier))
-        return encode("\n\n".join([*chain.from_iterable(said), last]))
+        talk = ((text, answers.get((case.prompt, turn), "")) for turn, text in enumerate(earlier))
+        return encode("\n\n".join([*chain.from_iterable(talk), last]))
 
     def run(index: int, repeat: int, method: Method) -> None:
         try:

@@ -34,7 +34,7 @@ DEVIATIONS = 2
 
 @dataclass(frozen=True)
 class Numbering:
-    """What was accepted with one choice of layers. shift: from the layers that the files name.
+    """The counts of one choice of layers. shift: from the layers that the files name.
     layers: counted from 0. rounds: with draft tokens. first: rounds whose first draft token was
     accepted. drafted, accepted: tokens."""
 
@@ -63,7 +63,7 @@ class Numbering:
 
 @dataclass(frozen=True)
 class Probe:
-    """What was measured. numberings: that of the files first. texts: number of texts."""
+    """The counts of all numberings, that of the files first. texts: number of texts."""
 
     model: str
     drafter: str
@@ -74,12 +74,12 @@ class Probe:
     @property
     def best(self) -> Numbering:
         """The numbering of the files, unless another one is clearly better."""
-        named, best = self.numberings[0], max(self.numberings, key=lambda each: each.first_rate)
+        named, best = self.numberings[0], max(self.numberings, key=lambda one: one.first_rate)
         variance = 0.0
-        for each in (named, best):
+        for one in (named, best):
             # One more of either outcome than was seen: few rounds never look certain.
-            share = (each.first + 1) / (each.rounds + 2)
-            variance += share * (1 - share) / each.rounds
+            share = (one.first + 1) / (one.rounds + 2)
+            variance += share * (1 - share) / one.rounds
         deviation = math.sqrt(variance)
         return best if best.first_rate - named.first_rate > DEVIATIONS * deviation else named
 
@@ -108,7 +108,7 @@ class Probe:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the payload of --json."""
-        numberings = [each.as_dict() for each in self.numberings]
+        numberings = [one.as_dict() for one in self.numberings]
         best = self.best.shift if self.fits else None
         more = {"numberings": numberings, "best_shift": best, "advice": self.advice}
         return {**vars(self), **more}
@@ -130,7 +130,7 @@ def probe(
     depth = pair.target.layers
     named = [layer_of(name, depth) for name in network.taps]
     choices = {shift: tuple(layer + shift for layer in named) for shift in SHIFTS}
-    exist = {shift: each for shift, each in choices.items() if {*each} <= {*range(depth)}}
+    exist = {shift: ids for shift, ids in choices.items() if {*ids} <= {*range(depth)}}
     total, measured = len(exist) * len(prompts), []
     report(0, total)
     for turn, (shift, layers) in enumerate(exist.items()):
@@ -142,8 +142,8 @@ def probe(
             proposer = HiddenStateDrafter(moved, SETTINGS, pair.vocabulary)
             stats = stream_generate(pair, prompt, SETTINGS, proposer=proposer).result().stats
             firsts = (*stats.drafted_by_position[:1], *stats.accepted_by_position[:1]) or (0, 0)
-            its = (*firsts, stats.drafted, stats.accepted)
-            counts = [sum(both) for both in zip(counts, its, strict=True)]
+            added = (*firsts, stats.drafted, stats.accepted)
+            counts = [sum(both) for both in zip(counts, added, strict=True)]
             report(turn * len(prompts) + number, total)
         if not counts[0]:
             raise OptionError(

@@ -69,10 +69,10 @@ def page(analysis: Measured, setting: Setting) -> str:
     )
     data = json.dumps(as_dict(analysis, setting), ensure_ascii=False, allow_nan=False)
     differences = [
-        f"{one.name}, prompt {each.prompt + 1}, token {each.position}"
-        + ("" if each.margin is None else f", least margin {each.margin:.3g}")
+        f"{one.name}, prompt {found.prompt + 1}, token {found.position}"
+        + ("" if found.margin is None else f", least margin {found.margin:.3g}")
         for one in analysis.methods
-        for each in one.differences
+        for found in one.differences
     ]
     return html.from_string(template).render(
         style=style,
@@ -126,18 +126,19 @@ def _picture_bars(analysis: Measured) -> list[tuple[str, float, str, bool]]:
             value = 1.0 if one.family == "plain" else overall(one)
             key = one.family, one.num_draft == "auto"
             chosen[key] = max(chosen.get(key, (0.0, "")), (value, one.name))
-    shown = [each for each in chosen.values() if each[0] > 0]
-    top = max(shown, default=None)
+    shown = [(value, name) for value, name in chosen.values() if value > 0]
+    if not shown:
+        return []
+    top = max(shown)
     unit = "{:.0f} tokens/s" if isinstance(analysis, Throughput) else "{:.2f} ×"
     return [
         (
-            shorten(each[1], 24, placeholder=".."),
-            each[0] / top[0],
-            unit.format(each[0]),
-            each == top,
+            shorten(name, 24, placeholder=".."),
+            value / top[0],
+            unit.format(value),
+            (value, name) == top,
         )
-        for each in shown
-        if top
+        for value, name in shown
     ]
 
 
@@ -209,7 +210,7 @@ class Lines:
         return sorted({x for one in self.drawn for x, _ in one.points})
 
     def across(self, x: int, series: Series | None = None) -> float:
-        """The place of x; beside it where several series have intervals."""
+        """The place of x, moved a little if several series have intervals."""
         low, high = self.numbers[0] - 0.3, self.numbers[-1] + 0.3
         place = LEFT + (x - low) / (high - low) * (RIGHT - LEFT)
         marked = [one for one in self.drawn if any(y.low is not None for _, y in one.points)]

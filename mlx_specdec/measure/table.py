@@ -189,7 +189,7 @@ def as_dict(analysis: Measured, setting: Setting) -> dict[str, Any]:
 
 
 def verdict(analysis: Measured) -> str:
-    """Return a sentence on the fastest method, empty where nothing but plain decoding ran."""
+    """Return a sentence on the fastest method, empty if only plain decoding ran."""
     if isinstance(analysis, Throughput):
         return _file_verdict(analysis.methods)
     best = fastest(analysis.methods[1:])

@@ -40,8 +40,8 @@ class FileMethod:
 
 @dataclass(frozen=True)
 class FileFigures:
-    """The figures of one method, medians over the repeats. speed_up: tokens per second over plain
-    decoding's, one text at a time. over_plain: over plain decoding's at the same batch size.
+    """The figures of one method, medians over the repeats. speed_up: relative to plain decoding of
+    one text at a time. over_plain: relative to plain decoding at the same batch size.
     peak_memory_bytes: weights included. differences: among `compared` texts."""
 
     name: str
@@ -59,7 +59,7 @@ class FileFigures:
 
 @dataclass(frozen=True)
 class Throughput:
-    """The figures of all methods, the first of which is plain decoding, one text at a time."""
+    """The figures of all methods. The first is plain decoding of one text at a time."""
 
     methods: tuple[FileFigures, ...]
     texts: int
@@ -103,8 +103,8 @@ def file_methods(
             run = _runner(pair, drafting, size)
             methods.append(FileMethod(name, kind, size, keeps_text(drafting), run))
         if size > 1:
-            runs = (stream_many(pair, [], each, batch_size=size) for each in (plain, drafting))
-            reasons += [run.why_not for run in runs if run.why_not is not None]
+            streams = (stream_many(pair, [], how, batch_size=size) for how in (plain, drafting))
+            reasons += [one.why_not for one in streams if one.why_not is not None]
     return methods, [f"texts were made in turns: {why}" for why in dict.fromkeys(reasons)]
 
 
@@ -150,9 +150,9 @@ def measure_files(
     progress: Progress = ignore_progress,
     clock: Clock = time.perf_counter,
 ) -> Throughput | None:
-    """Return all figures, or those of the runs that were complete before Ctrl-C; None where plain
+    """Return all figures, or those of the runs that were complete at Ctrl-C. Return None if plain
     decoding has none. prompts, skipped: by their numbers in the file. methods: the first is plain
-    decoding, one text at a time. warmup: batches that do not count."""
+    decoding of one text at a time. warmup: batches that do not count."""
     ids, runs = list(prompts.values()), [Runs() for _ in methods]
     warm = [ids[: warmup * method.batch_size] for method in methods]
     total = sum(map(len, warm)) + repeats * len(methods) * len(prompts)
@@ -216,8 +216,8 @@ def _figures(
 
 def _ratio(runs: Runs, others: Runs) -> float | None:
     """Return the median over the repeats of both, so that what slowed both cancels."""
-    both = zip(runs, others, strict=False)
-    return _median(one.tokens_per_second / other.tokens_per_second for one, other in both)
+    ratios = (a.tokens_per_second / b.tokens_per_second for a, b in zip(runs, others, strict=False))
+    return _median(ratios)
 
 
 def _median(values: Iterator[float]) -> float | None:
