@@ -283,6 +283,7 @@ def streams(small: bool, seconds: float, wired: bool) -> Iterator[dict[str, Any]
 
     Every prompt is new and the prompt cache is small, so that the server evicts all the time.
     """
+    sys.path.insert(0, str(ROOT / "benchmarks"))
     from load_server import PROMPTS, ask
     from served import Served, serving
 
