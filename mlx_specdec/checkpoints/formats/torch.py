@@ -1,16 +1,16 @@
-"""One file that torch.save wrote, zip archive or older stream, as named tensors, without torch. Of
-its pickle only plain values are made, and records of tensors by the names in ADMITTED."""
+"""One file that torch.save wrote, zip archive or older stream, as named tensors, without torch. Its
+pickle makes plain values, and calls nothing but the functions in ADMITTED."""
 
 import io
 import math
 import mmap
-import pickletools
+import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -20,9 +20,11 @@ from ..disk import open_map
 from ..tensors import Contents, Malformed, Reader, TensorInfo
 
 MOST_AXES = 16
-LONGEST_PICKLE = 1 << 26
-MOST_STEPS = 2_000_000
-"""Of a pickle, about 40 a tensor; each leaves at most some 100 bytes."""
+LONGEST_PICKLE = 1 << 23
+"""Bytes, of some 50,000 tensors. A hostile pickle makes at most about 80 bytes of each byte."""
+ZIP_MAGIC, OLD_MAGIC = b"PK\x03\x04", 0x1950A86A20F9469CFC6C
+_LOCAL_BYTES, _ENCRYPTED = 30, 0x1
+_BROKEN = "is truncated or damaged: download it again"
 
 
 @dataclass(frozen=True)
@@ -62,61 +64,43 @@ class Tensor:
     strides: tuple[int, ...]
 
 
-def named_tensors(value: Any) -> dict[str, Tensor]:
-    """The tensors of a state dict by name; the rest is passed over. Raises Malformed."""
-    outer = value if isinstance(value, dict) else {}
-    inner = (outer.get(key) for key in ("state_dict", "model"))
-    entries = next((each for each in inner if isinstance(each, dict)), outer)
-    found = {name: each for name, each in entries.items() if isinstance(each, Tensor)}
-    for name in found:
-        tensors.check_name(name)
-    if not found:
-        raise Malformed("holds no state dict: tensors with names are needed")
-    return found
+class Entries(dict[Any, Any]):
+    """A dictionary of a pickle. Hashing a deeply nested tuple would overrun the stack."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not isinstance(key, str | int | float | bytes | None):
+            raise Malformed("is refused: its pickle has a dictionary key that is no plain value")
+        super().__setitem__(key, value)
 
 
-def storage(identity: Any) -> Storage:
-    if not (type(identity) is tuple and len(identity) in (5, 6) and identity[0] == "storage"):
-        raise Malformed("is damaged or no state dict: its pickle refers to what is no storage")
-    _, kind, key, _, count, *view = identity
-    sound = isinstance(kind, Kind) and type(key) is str and _is_size(count)
-    _check(sound and view in ([], [None]), "storage")
-    return Storage(key, kind, count)
-
-
-def _rebuild_tensor(place: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Tensor:
-    kind = getattr(place, "kind", None)
-    return _rebuild_tensor_of_type(place, offset, shape, strides, None, None, kind, *rest[2:])
-
-
-def _rebuild_tensor_of_type(
-    place: Any, offset: Any, shape: Any, strides: Any, *rest: Any
-) -> Tensor:
-    _, _, kind, *marks = rest
-    if any(marks):
-        raise Malformed("holds a tensor that is marked as negated or conjugated: not read here")
-    of_types = isinstance(kind, Kind) and isinstance(place, Storage)
-    _check(of_types and type(shape) is type(strides) is tuple, "tensor")
-    sized = all(_is_size(number) for number in (offset, *shape, *strides))
-    fits = max(shape, default=0) <= tensors.LARGEST_EXTENT
-    _check(sized and fits and len(shape) == len(strides) <= MOST_AXES, "tensor")
-    if math.prod(shape):
-        last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
-        if (offset + last + 1) * kind.size > place.nbytes:
-            raise Malformed("is damaged: a tensor reaches beyond its storage")
-    return Tensor(place, kind, offset, shape, strides)
-
-
-def _rebuild_from_type(function: Any, _: Any, arguments: Any, _attributes: Any) -> Any:
-    _check(function in _BUILDERS.values() and type(arguments) is tuple, "tensor")
-    return function(*arguments)
-
-
-def _ordered_dict(pairs: Any = ()) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
+def _ordered_dict(pairs: Any = ()) -> Entries:
+    entries = Entries()
     for key, value in pairs:
-        _fill(entries, [key, value])
+        entries[key] = value
+    if pairs:
+        pairs.clear()  # a list that is handed to many calls would be copied by each
     return entries
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Tensor:
+    """rest: Whether there is a gradient, hooks, perhaps the type, and perhaps marks."""
+    if any(isinstance(value, dict) and value for value in rest):
+        raise Malformed("holds a tensor that is marked as negated or conjugated: not read here")
+    _check(isinstance(storage, Storage), "tensor")
+    kind = next((value for value in rest if isinstance(value, Kind)), storage.kind)
+    extents, places = (shape, strides) if type(shape) is type(strides) is tuple else ((), (None,))
+    sized = all(_is_size(number) for number in (offset, *extents, *places))
+    fits = sized and max(extents, default=0) <= tensors.LARGEST_EXTENT and len(rest) <= 4
+    _check(fits and len(extents) == len(places) <= MOST_AXES, "tensor")
+    last = sum((extent - 1) * stride for extent, stride in zip(extents, places, strict=True))
+    if math.prod(extents) and (offset + last + 1) * kind.size > storage.nbytes:
+        raise Malformed("is damaged: a tensor reaches beyond its storage")
+    return Tensor(storage, kind, offset, shape, strides)
+
+
+def _tensor_of_class(function: Any, _class: Any, arguments: Any, _attributes: Any) -> Any:
+    _check(function is _tensor, "tensor")
+    return function(*arguments)
 
 
 def _check(sound: bool, what: str) -> None:
@@ -149,143 +133,92 @@ KINDS = {
     name: Kind("f8" if name == "float64" else tensors.ELEMENTS[stored][1], stored)
     for name, _, stored in _TYPES
 }
-_MENTION = object()
-"""A class that is only mentioned: torch.Tensor, torch.nn.Parameter."""
-_BUILDERS = {
-    ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
-    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
-    ("torch._utils", "_rebuild_tensor_v3"): _rebuild_tensor_of_type,
-}
 ADMITTED: Mapping[tuple[str, str], Any] = {
-    **_BUILDERS,
-    ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
-    ("torch._utils", "_rebuild_parameter_with_state"): lambda tensor, *_: tensor,
-    ("torch._tensor", "_rebuild_from_type_v2"): _rebuild_from_type,
+    ("torch._utils", "_rebuild_tensor"): _tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._utils", "_rebuild_tensor_v3"): _tensor,
+    ("torch._utils", "_rebuild_parameter"): lambda tensor, gradient, hooks: tensor,
+    ("torch._utils", "_rebuild_parameter_with_state"): lambda tensor, grad, hooks, state: tensor,
+    ("torch._tensor", "_rebuild_from_type_v2"): _tensor_of_class,
     ("collections", "OrderedDict"): _ordered_dict,
-    ("torch", "Size"): lambda extents: _of_type(tuple, extents),
-    ("torch", "device"): lambda *_: None,
+    ("torch", "Size"): lambda extents: extents,
+    ("torch", "device"): lambda kind, index=None: None,
     **{("torch", name): KINDS[kind] for kind, name, _ in _TYPES if name},
     ("torch", "UntypedStorage"): KINDS["uint8"],
     ("torch.storage", "UntypedStorage"): KINDS["uint8"],
     **{("torch", name): kind for name, kind in KINDS.items()},
-    ("torch", "Tensor"): _MENTION,
-    ("torch.nn.parameter", "Parameter"): _MENTION,
+    ("torch", "Tensor"): None,
+    ("torch.nn.parameter", "Parameter"): None,
 }
 """Every name that a pickle may use, (module, name) -> what it gets."""
+_OPERATIONS = """
+PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT SHORT_BINUNICODE
+BINUNICODE BINUNICODE8 SHORT_BINSTRING BINSTRING SHORT_BINBYTES BINBYTES BINBYTES8 EMPTY_TUPLE
+TUPLE1 TUPLE2 TUPLE3 TUPLE EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS BINPUT LONG_BINPUT
+MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID
+"""
+"""What state dicts need. The others hash tuples, or reserve what the pickle claims."""
+_CODES = b"".join(getattr(pickle, name) for name in _OPERATIONS.split())
+_Base: Any = pickle._Unpickler
 
 
-def load(
-    data: mmap.mmap, begin: int, persistent: Callable[[Any], Any] = storage
-) -> tuple[Any, int]:
-    """The value of the pickle that begins at `begin`, of plain values and what ADMITTED and
-    `persistent` give, and where it ends. Raises Malformed."""
+class Unpickler(_Base):
+    """Python's own unpickler in Python: the one in C allots what an index of its memo claims.
+    storages: those that the pickle mentions, by key."""
+
+    dispatch: ClassVar = {
+        **{code: _Base.dispatch[code] for code in _CODES},
+        pickle.EMPTY_DICT[0]: lambda self: self.append(Entries()),
+        # The state of a dictionary is metadata, which nobody needs.
+        pickle.BUILD[0]: lambda self: self.stack.pop(),
+    }
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, encoding="latin1")  # texts of Python 2
+        self.storages: dict[str, Storage] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ADMITTED:
+            shown = ascii(f"{module}.{name}")[1:-1]
+            raise Malformed(f"is refused: it asks for {shown:.120}, which is not read here")
+        return ADMITTED[module, name]
+
+    def persistent_load(self, identity: Any) -> Storage:
+        if not (type(identity) is tuple and len(identity) in (5, 6) and identity[0] == "storage"):
+            raise Malformed("is damaged or no state dict: its pickle refers to what is no storage")
+        _, kind, key, _, count, *view = identity
+        sound = isinstance(kind, Kind) and type(key) is str and _is_size(count)
+        _check(sound and view in ([], [None]), "storage")
+        self.storages[key] = storage = Storage(key, kind, count)
+        return storage
+
+
+def load(data: mmap.mmap, begin: int) -> tuple[Any, Mapping[str, Storage], int]:
+    """Return the value of the pickle that begins at `begin`, the storages that it mentions, and
+    where it ends. Raises Malformed."""
     stream = io.BytesIO(data[begin : begin + LONGEST_PICKLE])
+    unpickler = Unpickler(stream)
     try:
-        return _interpret(stream, persistent), begin + stream.tell()
-    except (LookupError, TypeError, ValueError):
+        return unpickler.load(), unpickler.storages, begin + stream.tell()
+    except Malformed:
+        raise
+    except Exception:  # damage makes operations fail in many ways
+        if stream.tell() == LONGEST_PICKLE:
+            raise Malformed(f"is refused: its pickle has over {LONGEST_PICKLE:,} bytes") from None
         raise Malformed("is truncated or damaged in its pickle: download it again") from None
 
 
-_MADE: Mapping[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-    "EMPTY_TUPLE": tuple,
-}
-_PUSHED = ("BININT", "LONG1", "BINFLOAT", "BINUNICODE", "BINSTRING", "BINBYTES", "SHORT_BIN")
-"""So begin the operations that push their argument; Python 2's texts are read as latin-1."""
-_TAKE = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
-"""How many values an operation takes that needs no mark."""
-_PLAIN = (str, int, float, bytes, type(None))
-
-
-def _interpret(stream: io.BytesIO, persistent: Callable[[Any], Any]) -> Any:
-    steps = 0
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[int, Any] = {}
-
-    def taken(name: str) -> list[Any]:
-        begin = len(stack) - _TAKE[name] if name in _TAKE else marks.pop()
-        items = stack[begin:]
-        del stack[begin:]
-        return items
-
-    argument: Any
-    for operation, argument, _ in pickletools.genops(stream):
-        steps += 1
-        if steps > MOST_STEPS:
-            raise Malformed(f"is refused: its pickle has more than {MOST_STEPS:,} operations")
-        match operation.name:
-            case name if name in _MADE:
-                stack.append(_MADE[name]())
-            case name if name.startswith(_PUSHED):
-                stack.append(argument)
-            case "MARK":
-                marks.append(len(stack))
-            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack.append(tuple(taken(operation.name)))
-            case "APPEND" | "APPENDS":
-                items = taken(operation.name)
-                _of_type(list, stack[-1]).extend(items)
-            case "SETITEM" | "SETITEMS":
-                items = taken(operation.name)
-                _fill(stack[-1], items)
-            case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
-                memo[len(memo) if argument is None else argument] = stack[-1]
-            case "BINGET" | "LONG_BINGET":
-                stack.append(memo[argument])
-            case "GLOBAL":
-                stack.append(_named(*argument.split(" ", 1)))
-            case "STACK_GLOBAL":
-                name, module = stack.pop(), stack.pop()
-                stack.append(_named(module, name))
-            case "REDUCE":
-                arguments = _of_type(tuple, stack.pop())
-                # One list may be handed to many calls, each of which may copy it.
-                steps += sum(len(each) for each in arguments if isinstance(each, list | tuple))
-                stack[-1] = stack[-1](*arguments)
-            case "BUILD":  # metadata of a dictionary, which nobody needs
-                if not (isinstance(stack.pop(), dict) and type(stack[-1]) is dict):
-                    raise Malformed("is damaged: its pickle sets the state of an object")
-            case "BINPERSID":
-                stack.append(persistent(stack.pop()))
-            case "STOP":
-                if len(stack) != 1 or marks:
-                    raise Malformed("is damaged: its pickle ends in the middle of a value")
-            case "PROTO" if argument in range(2, 6):
-                pass
-            case name if name != "FRAME":
-                raise Malformed(f"uses the pickle operation {name}: not read here")
-    return stack[0]
-
-
-def _named(module: Any, name: Any) -> Any:
-    if (module, name) not in ADMITTED:
-        shown = ascii(f"{module}.{name}")[1:-1]
-        raise Malformed(f"is refused: it asks for {shown:.120}, which is not read here")
-    return ADMITTED[module, name]
-
-
-def _of_type(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{kind.__name__} expected")
-    return value
-
-
-def _fill(entries: Any, items: list[Any]) -> None:
-    # Hashing a deeply nested tuple would overrun the interpreter's stack.
-    if not all(isinstance(key, _PLAIN) for key in items[::2]):
-        raise Malformed("is refused: its pickle has a dictionary key that is no plain value")
-    _of_type(dict, entries).update(zip(items[::2], items[1::2], strict=True))
-
-
-ZIP_MAGIC = b"PK\x03\x04"
-OLD_MAGIC = 0x1950A86A20F9469CFC6C
-_LOCAL_BYTES, _ENCRYPTED = 30, 0x1
-_BROKEN = "is truncated or damaged: download it again"
+def named_tensors(value: Any) -> dict[str, Tensor]:
+    """Return the tensors of a state dict by name, without its other values. Raises Malformed."""
+    outer = value if isinstance(value, dict) else {}
+    inner = (outer.get(key) for key in ("state_dict", "model"))
+    entries = next((entry for entry in inner if isinstance(entry, dict)), outer)
+    found = {name: entry for name, entry in entries.items() if isinstance(entry, Tensor)}
+    for name in found:
+        tensors.check_name(name)
+    if not found:
+        raise Malformed("holds no state dict: tensors with names are needed")
+    return found
 
 
 class TorchFile(Reader):
@@ -302,7 +235,7 @@ class TorchFile(Reader):
             else:
                 raise Malformed("is no file that torch.save wrote, or its beginning is damaged")
             self._tensors = named_tensors(value)
-            self.infos = {name: self._info(name, each) for name, each in self._tensors.items()}
+            self.infos = {name: self._info(name, view) for name, view in self._tensors.items()}
 
     @property
     def contents(self) -> Contents:
@@ -318,9 +251,9 @@ class TorchFile(Reader):
             shape, offset = (end - begin, *shape[1:]), offset + begin * tensor.strides[0]
         if not math.prod(shape):
             return tensors.to_mlx(np.empty(shape, f"<{kind.numpy}"), kind.stored)
-        begins, strides = offset * kind.size, tuple(each * kind.size for each in tensor.strides)
-        dtype = np.dtype(f"{self._order}{kind.numpy}")
-        values = np.ndarray(shape, dtype, self._data, span.start + begins, strides)
+        strides = tuple(stride * kind.size for stride in tensor.strides)
+        place = span.start + offset * kind.size
+        values = np.ndarray(shape, f"{self._order}{kind.numpy}", self._data, place, strides)
         return tensors.to_mlx(values, kind.stored)
 
     def _info(self, name: str, tensor: Tensor) -> TensorInfo:
@@ -336,18 +269,18 @@ class TorchFile(Reader):
 
 
 def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, slice], str]:
-    """The saved value, the bytes of each storage, and their order, of the archive that torch.save
-    writes since 1.6, whose records are not compressed."""
+    """Return the saved value, the bytes of each storage, and their order, of the archive that
+    torch.save writes since 1.6. Its records are not compressed."""
     records = _records(file, data)
     roots = [name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")]
     if len(roots) != 1 or any(name.startswith(f"{roots[0]}code/") for name in records):
         raise Malformed("is no archive of weights that torch.save wrote (TorchScript, or another)")
-    prefix, pickle = f"{roots[0]}data/", records[f"{roots[0]}data.pkl"]
+    prefix, begin = f"{roots[0]}data/", records[f"{roots[0]}data.pkl"].start
     order = data[records.get(f"{roots[0]}byteorder", slice(0))][:7]
     if order not in (b"", b"little", b"big"):
         raise Malformed("is damaged: its byte order is neither little nor big")
-    storages = {n.removeprefix(prefix): s for n, s in records.items() if n.startswith(prefix)}
-    return load(data, pickle.start)[0], storages, ">" if order == b"big" else "<"
+    spans = {n.removeprefix(prefix): s for n, s in records.items() if n.startswith(prefix)}
+    return load(data, begin)[0], spans, ">" if order == b"big" else "<"
 
 
 def _records(file: Path, data: mmap.mmap) -> dict[str, slice]:
@@ -373,32 +306,22 @@ def _records(file: Path, data: mmap.mmap) -> dict[str, slice]:
 
 
 def _read_old(data: mmap.mmap) -> tuple[Any, dict[str, slice]]:
-    """The stream that torch.save wrote before 1.6: five pickles, then the storages one after
-    another, each behind its number of elements, little-endian on any machine."""
-    storages: dict[str, Storage] = {}
-
-    def remember(identity: Any) -> Storage:
-        place = storage(identity)
-        storages[place.key] = place
-        return place
-
-    magic, at = load(data, 0)
+    """Return the saved value and the bytes of each storage of a stream that torch.save wrote before
+    1.6. Five pickles come first. The storages follow, each after its number of elements."""
+    magic, _, at = load(data, 0)
     if magic != OLD_MAGIC:
         raise Malformed("is a pickle, but none that torch.save wrote")
     for _ in ("version", "sizes of this machine's types"):
-        _, at = load(data, at)
-    value, at = load(data, at, remember)
-    order, at = load(data, at)
+        _, _, at = load(data, at)
+    value, storages, at = load(data, at)
+    order, _, at = load(data, at)
+    if type(order) is not list or not all(type(key) is str and key in storages for key in order):
+        raise Malformed("is damaged: its list of storages does not fit its tensors")
     spans: dict[str, slice] = {}
-    if type(order) is not list or any(type(key) is not str for key in order):
-        raise Malformed(_BROKEN)
     for key in order:
-        if key not in storages:
-            raise Malformed("is damaged: its list of storages does not fit its tensors")
-        place = storages[key]
-        spans[key] = slice(at + 8, at + 8 + place.nbytes)
-        sound = int.from_bytes(data[at : at + 8], "little") == place.count
-        at += 8 + place.nbytes
-        if not sound or at > len(data):
+        begin, count = at + 8, int.from_bytes(data[at : at + 8], "little")
+        at = begin + storages[key].nbytes
+        if count != storages[key].count or at > len(data):
             raise Malformed(_BROKEN)
+        spans[key] = slice(begin, at)
     return value, spans
