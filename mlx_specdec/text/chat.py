@@ -1,12 +1,10 @@
 """Messages to token ids, by a checkpoint's chat template, a stranger's program. It runs in jinja's
-sandbox, as transformers documents it, without the seconds that importing transformers takes. Its
-memory and time are bounded, but for a single step whose operands do not show what it makes."""
+sandbox, as transformers documents it, without the seconds that importing transformers takes. The
+sandbox limits a template's time and output."""
 
 import functools
 import json
 import re
-import resource
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -29,20 +27,23 @@ _RESERVED = (
 )
 RESERVED = frozenset(_RESERVED.split())
 """Names that transformers' apply_chat_template takes for itself."""
-LARGEST = 1 << 24
-"""What a multiplication may give: a number, or the length of a string or list."""
-WIDENING = frozenset(
-    ("center", "expandtabs", "format", "indent", "ljust", "replace", "rjust", "zfill")
-)
-"""Methods and filters that make long texts of short ones."""
-WIDE = re.compile(r"%[-+ #0-9.]*(\*|[0-9]{7})|\{[^}]*:[^}]*(\{|[0-9]{7})")
-"""A format with a width that is large, or that is not known before."""
-SECONDS, MEMORY_BYTES = 5.0, 1 << 30
-"""Of one text: of this thread's processor, and beyond what the process had at its peak before."""
+MOST_CHARACTERS, SECONDS = 1 << 24, 5.0
+"""Limits of one rendering: characters, also of one product, and seconds of processor time."""
 _GENERATION = re.compile(r"(\{%[-+]?\s*(?:end)?)generation\b")
 """A block around what the assistant wrote, which trainers look for; `with` has its scope."""
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Where the text to be continued ends; a template may cut its space."""
+
+_DEADLINE = " deadline"
+"""A variable that no template can name."""
+_CALL = (
+    ("variable_begin", "{{"),
+    ("name", "__clock"),
+    ("lparen", "("),
+    ("rparen", ")"),
+    ("variable_end", "}}"),
+)
+"""The tokens of a call of `__clock`."""
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -58,12 +59,10 @@ def apply(
     settings: Settings = None,
     *,
     ending: Ending = "answer",
-    check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
     """Return the token ids of messages, or of a text as the user's only one. Raises CheckpointError
-    where the template fails or takes too much. chat: called with whether there are tools. settings:
-    variables of the template, and "tools". check: called with the text that the template writes;
-    may raise CheckpointError."""
+    if the template fails or takes too much. chat: called with whether there are tools. settings:
+    variables of the template, and "tools"."""
     given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     try:
         source, special, encode = chat((settings or {}).get("tools") is not None)
@@ -71,8 +70,7 @@ def apply(
         messages, variables = json.loads(json.dumps([given, settings or {}], default=str))
         variables = {"tools": None, "documents": None, **special, **variables}
         variables["add_generation_prompt"] = ending == "answer"
-        check(text := _rendered(source, messages, variables, ending == "continue"))
-        return list(encode(text))
+        return list(encode(_rendered(source, messages, variables, ending == "continue")))
     except CheckpointError:
         raise
     except Exception as problem:  # templates are programs and fail in their own ways
@@ -95,12 +93,14 @@ def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bo
         if isinstance(last[name], list):
             last, name = next(each for each in reversed(last[name]) if "text" in each), "text"
         known, last[name] = last[name], last[name] + TAG
-    before = sys.gettrace()
-    sys.settrace(_watch(time.thread_time() + SECONDS, _peak_bytes() + MEMORY_BYTES))
-    try:
-        text: str = template.render(messages=messages, **variables)
-    finally:
-        sys.settrace(before)
+    pieces: list[str] = []
+    deadline, left = time.thread_time() + SECONDS, MOST_CHARACTERS
+    for piece in template.generate({_DEADLINE: deadline, "messages": messages, **variables}):
+        pieces.append(piece)
+        left -= len(piece)
+        if left < 0:
+            raise ValueError(f"it writes more than {MOST_CHARACTERS} characters")
+    text = "".join(pieces)
     if not goes_on:
         return text
     if not (known.strip() in text and TAG.strip() in text and "content" in source):
@@ -111,96 +111,74 @@ def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bo
 
 @functools.cache
 def _compiler() -> Any:
-    import jinja2
+    from jinja2.ext import Extension
+    from jinja2.lexer import Token
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+
+    class Clock(Extension):
+        """Calls `__clock` in each iteration of a loop. Every call of a template checks the time."""
+
+        def filter_stream(self, stream: Any) -> Any:
+            last = opens = None
+            for token in stream:
+                if last == "block_begin":
+                    opens = token.value
+                yield token
+                if token.type == "block_end" and opens == "for":
+                    for kind, value in _CALL:
+                        yield Token(token.lineno, kind, value)
+                last = token.type
 
     class Environment(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(["*", "**", "%"])
+        intercepted_binops = frozenset(["*", "**"])
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            _check_call("format" if operator == "%" else operator, left, right)
+            sizes = [len(v) if hasattr(v, "__len__") else abs(v) for v in (left, right)]
+            # The size of a power is its number of binary digits.
+            digits = operator == "**" and isinstance(left, int) and left.bit_length()
+            if (digits or sizes[0]) * sizes[1] > MOST_CHARACTERS:
+                raise ValueError(f"it multiplies to more than {MOST_CHARACTERS}")
             return super().call_binop(context, operator, left, right)
 
-        def call(self, context: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
-            name = getattr(what, "__name__", None)
-            if name in WIDENING:
-                # jinja wraps str.format.
-                text = getattr(getattr(what, "__wrapped__", what), "__self__", None)
-                _check_call(name, text, *args, *kwargs.values())
+        def call(self, context: Any, what: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if time.thread_time() > context.parent[_DEADLINE]:
+                raise ValueError(f"it takes more than {SECONDS:.0f} s of computing")
             return super().call(context, what, *args, **kwargs)
 
-    class Namespace(jinja2.utils.Namespace):
+    class TemplateNamespace(Namespace):
+        def __init__(self, /, *pairs: Any, **named: Any) -> None:
+            super().__init__()
+            for name, value in dict(*pairs, **named).items():
+                self[name] = value
+
         def __setitem__(self, name: str, value: Any) -> None:
             if name.startswith("_"):  # Python would call some of these, outside of the sandbox.
                 raise ValueError(f"a namespace has no {name}")
             super().__setitem__(name, value)
 
-    def namespace(*pairs: Any, **named: Any) -> Namespace:
-        made = Namespace()
-        for name, value in dict(*pairs, **named).items():
-            made[name] = value
-        return made
-
     def raise_exception(message: str) -> None:
         raise ValueError(message)
 
-    def tojson(value: Any, **form: Any) -> str:
-        if not form.keys() <= {"ensure_ascii", "indent", "separators", "sort_keys"}:
-            raise ValueError("tojson takes no other form")  # "default" would be called
-        return json.dumps(value, **{"ensure_ascii": False, **form})
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
 
-    more = ["jinja2.ext.loopcontrols"]
+    more = ["jinja2.ext.loopcontrols", Clock]
     environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=more)
-    environment.globals |= {"namespace": namespace, "raise_exception": raise_exception}
-    environment.globals["dict"] = lambda *pairs, **named: dict(*pairs, **named)
+    environment.globals |= {"__clock": lambda: "", "raise_exception": raise_exception}
+    environment.globals["namespace"] = TemplateNamespace
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     environment.filters["tojson"] = tojson
-    for name in WIDENING & environment.filters.keys():
-        environment.filters[name] = _checked(name, environment.filters[name])
     return functools.lru_cache(environment.from_string)
-
-
-def _checked(name: str, work: Any) -> Any:
-    @functools.wraps(work)
-    def run(*given: Any, **named: Any) -> Any:
-        _check_call(name, *given, *named.values())
-        return work(*given, **named)
-
-    return run
-
-
-def _check_call(name: str, *given: Any) -> None:
-    """Raise ValueError where a call, or an operator, makes something large."""
-    if name in ("*", "**"):
-        sizes = [len(each) if hasattr(each, "__len__") else abs(each) for each in given]
-        if name == "*":
-            too_large = sizes[0] * sizes[1] > LARGEST
-        else:
-            too_large = sizes[0] > LARGEST or (sizes[0] > 1 and sizes[1] > LARGEST.bit_length())
-    elif name == "format":
-        too_large = isinstance(given[0], str) and WIDE.search(given[0]) is not None
-    elif name == "replace":
-        texts = [each for each in given if isinstance(each, str)]
-        too_large = len(texts) == 3 and texts[0].count(texts[1]) * len(texts[2]) > LARGEST
-    else:
-        too_large = any(isinstance(each, int) and each > LARGEST for each in given)
-    if too_large:
-        raise ValueError(f"it asks for more than {LARGEST} of something")
-
-
-def _watch(deadline: float, most_bytes: int) -> Any:
-    """Return a function for sys.settrace that checks time and memory at every line."""
-
-    def watch(frame: object, event: str, argument: object) -> Any:
-        if time.thread_time() > deadline:
-            raise ValueError(f"it takes more than {SECONDS:.0f} s of computing")
-        if _peak_bytes() > most_bytes:
-            raise ValueError(f"it takes more than {MEMORY_BYTES >> 20} MiB")
-        return watch
-
-    return watch
-
-
-def _peak_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -16,7 +16,6 @@ from ..checkpoints.files import has_vocabulary
 from ..errors import CheckpointError, first_line, is_panic
 from . import chat
 from .chat import Ending, Messages, Settings
-from .growth import Growth, read_sentence_piece
 
 Kind = Literal["encoder-decoder", "decoder-only"]
 FILES = ("*token*", "*spiece*", "*.spm", "sentencepiece*", "*vocab*", "merges*")
@@ -191,11 +190,18 @@ class DirectoryTokenizer(Tokenizer):
             loaded.chat_template = template_in_json(self._directory)
         return loaded
 
+    def pieces(self) -> list[str | None]:
+        return self._pieces
+
+    @functools.cached_property
+    def _pieces(self) -> list[str | None]:
+        return _by_id(self.templated.get_vocab(), self.size)
+
     def apply_chat(
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
         with _no_panic(self._directory):
-            return chat.apply(self._chat, prompt, settings, ending=ending, check=self._check)
+            return chat.apply(self._chat, prompt, settings, ending=ending)
 
     def _chat(self, tools: bool) -> chat.Chat:
         """Return what writes and encodes messages, with or without tools."""
@@ -203,8 +209,15 @@ class DirectoryTokenizer(Tokenizer):
         encode = functools.partial(its.encode, add_special_tokens=False)
         return its.get_chat_template(tools=[] if tools else None), its.special_tokens_map, encode
 
-    def _check(self, text: str) -> None:
-        """Raise CheckpointError for a text that may not be encoded."""
+
+def read_sentence_piece(file: Path) -> Any:
+    """Read a sentencepiece model. Raises CheckpointError for a damaged file."""
+    import sentencepiece
+
+    try:
+        return sentencepiece.SentencePieceProcessor(model_file=str(file))
+    except (RuntimeError, OSError) as problem:
+        raise CheckpointError(f"{file} is damaged: {first_line(problem)}") from None
 
 
 def template_in_json(directory: Path) -> str | None:
@@ -225,7 +238,6 @@ class FileTokenizer(DirectoryTokenizer):
 
         super().__init__(directory)
         file = directory / "tokenizer.json"
-        self._check = Growth(file).check  # type: ignore[method-assign]
         try:
             with _no_panic(directory, " as it is read"):
                 self._tokenizer = Loaded.from_str(file.read_text(encoding="utf-8"))
@@ -252,7 +264,6 @@ class FileTokenizer(DirectoryTokenizer):
 
     def encode(self, text: str) -> list[int]:
         with _no_panic(self._directory):
-            self._check(text)
             # Unlike `encode`, this lets other threads run meanwhile.
             [encoding] = self._tokenizer.encode_batch_fast([text])
             ids: list[int] = encoding.ids
@@ -281,9 +292,6 @@ class FileTokenizer(DirectoryTokenizer):
             if len(ids) < LONG:
                 return self._tokenizer.decode(list(ids), skip_special_tokens=True)
             return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=True)[0]
-
-    def pieces(self) -> list[str | None]:
-        return self._pieces
 
     @functools.cached_property
     def _pieces(self) -> list[str | None]:
@@ -314,13 +322,6 @@ class TransformersTokenizer(DirectoryTokenizer):
             return self.templated.decode(
                 list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
-
-    def pieces(self) -> list[str | None]:
-        return self._pieces
-
-    @functools.cached_property
-    def _pieces(self) -> list[str | None]:
-        return _by_id(self.templated.get_vocab(), self.size)
 
 
 def _by_id(vocabulary: Mapping[str, int], size: int) -> list[str | None]:
@@ -375,9 +376,6 @@ class SentencePieceTokenizer(DirectoryTokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._processor.decode([id for id in ids if id not in self.special_ids])
-
-    def pieces(self) -> list[str | None]:
-        return self._pieces
 
     @functools.cached_property
     def _pieces(self) -> list[str | None]:
@@ -447,9 +445,6 @@ class NumberedTokenizer(DirectoryTokenizer):
         text: str = self._target.decode_pieces([piece for piece in pieces if piece])
         # Of pieces that are the other language's.
         return text.replace("\u2581", " ")
-
-    def pieces(self) -> list[str | None]:
-        return self._pieces
 
 
 def _vocabulary(file: Path) -> dict[str, int]:

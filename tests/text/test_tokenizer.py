@@ -28,33 +28,33 @@ def chatty(directory: Path, template: str) -> Tokenizer:
     return load_tokenizer(byte_level(directory, **named), kind="decoder-only")
 
 
-@pytest.mark.parametrize(
-    ("template", "says"),
-    [
-        ("{{ 'x' * 10**10 }}", "more than 16777216 of something"),
-        ("{{ 10**10**9 }}", "more than 16777216 of something"),
-        ("{{ '%1000000000d' % 3 }}", "more than 16777216 of something"),
-        ("{{ '{:>1000000000}'.format(3) }}", "more than 16777216 of something"),
-        ("{{ 'x'|center(10**9) }}", "more than 16777216 of something"),
-        ("{{ ('a' * 9**6)|replace('a', 'b' * 9**6) }}", "more than 16777216 of something"),
-        (
-            "{% set n = namespace(x='x') %}{% for i in range(40) %}"
-            "{% set n.x = n.x ~ n.x %}{% endfor %}",
-            "more than 64 MiB",
-        ),
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "more than 1 s",
-        ),
-    ],
-)
-def test_a_template_is_bounded_in_size_and_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, says: str
+LOOP = "{% for i in range(99999) %}"
+ENDLESS = {
+    "it writes more than 1000 characters": f"{LOOP}hello{{% endfor %}}",
+    "it multiplies to more than 1000": "{{ 'x' * 1001 }}{{ 10**10**9 }}",
+    "it takes more than 0 s": f"{LOOP}{LOOP}{{% endfor %}}{{% endfor %}}",
+    "it takes more than 0 s of": (
+        "{% set s = range(99999)|list %}"
+        "{% for i in s %}{% for j in s %}{% for k in s %}{% endfor %}{% endfor %}{% endfor %}"
+    ),
+    "it takes more than 0 s of computing": (
+        "{% macro m(n) %}{% if n %}{% set a = m(n - 1) ~ m(n - 1) %}{% endif %}{% endmacro %}"
+        "{{ m(99) }}"
+    ),
+    "Range too big": "{% for i in range(10**9) %}{% endfor %}",
+    "'__class__' of 'str' object is unsafe": "{{ ''.__class__.__mro__ }}",
+}
+
+
+@pytest.mark.parametrize("says", ENDLESS)
+def test_a_hostile_template_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
 ) -> None:
-    monkeypatch.setattr(chat, "SECONDS", 0.6 if says.endswith(" s") else 60.0)
-    monkeypatch.setattr(chat, "MEMORY_BYTES", 1 << 26)
-    with pytest.raises(CheckpointError, match=f"cannot be applied .*{says}"):
-        chatty(tmp_path, template).apply_chat("hello")
+    monkeypatch.setattr(chat, "SECONDS", 0.01 if "0 s" in says else 60.0)
+    monkeypatch.setattr(chat, "MOST_CHARACTERS", 1000 if "1000" in says else 1 << 24)
+    with pytest.raises(CheckpointError, match=f"cannot be applied .*{says}") as caught:
+        chatty(tmp_path, ENDLESS[says]).apply_chat("hello")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_prompt_is_text_ids_or_messages(tmp_path: Path) -> None:
@@ -239,59 +239,10 @@ def test_a_vocabulary_that_is_missing_or_damaged_is_reported_in_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-# What a tokenizer.json makes of a text is bounded, by what its steps declare, before they run.
-
-
-REFUSED = "it makes far more of .* than is usual"
-
-
-def replace(pattern: str, content: str, kind: str = "String") -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
-
-
-LETTER = replace("a", "a" * 60)
-NESTED = {"type": "Sequence", "normalizers": [LETTER] * 4}
-
-
-@pytest.mark.parametrize(
-    ("declared", "says"),
-    [
-        ({"normalizer": replace("x", "y" * 999)}, REFUSED),
-        ({"normalizer": NESTED, "added_tokens": [{"content": "aaa"}]}, REFUSED),
-        ({"decoder": {"type": "Sequence", "decoders": [replace("a", "a" * 10)] * 3}}, REFUSED),
-        ({"normalizer": {"type": "Prepend", "prepend": 5}}, "is damaged"),
-        ({"normalizer": [1]}, "is damaged"),
-    ],
-)
-def test_a_file_that_makes_much_of_little_is_refused(
-    tmp_path: Path, declared: dict[str, Any], says: str
-) -> None:
+@pytest.mark.parametrize("normalizer", [{"type": "Prepend", "prepend": 5}, [1]])
+def test_a_damaged_normalizer_is_reported(tmp_path: Path, normalizer: Any) -> None:
     file = byte_level(tmp_path) / "tokenizer.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **declared}))
-    with pytest.raises(CheckpointError, match=says):
+    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": normalizer}))
+    with pytest.raises(CheckpointError, match="is damaged") as caught:
         load_tokenizer(tmp_path, kind="decoder-only")
-
-
-@pytest.mark.parametrize("letters", [64, 65])
-def test_a_sentencepiece_file_that_writes_much_is_refused(tmp_path: Path, letters: int) -> None:
-    rules = tmp_path / "rules.tsv"
-    rules.write_text(f"61\t{' '.join(['79'] * letters)}\n")
-    sentence_piece(tmp_path, normalization_rule_tsv=str(rules))
-    if letters <= 64:
-        assert load_tokenizer(tmp_path, kind="encoder-decoder").size
-        return
-    with pytest.raises(CheckpointError, match=r"spiece\.model is refused: it writes more than 64"):
-        load_tokenizer(tmp_path, kind="encoder-decoder")
-
-
-def test_the_text_decides(tmp_path: Path) -> None:
-    """Steps that find nothing in a prompt do no harm."""
-    byte_level(tmp_path, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}a")
-    file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": NESTED}))
-    tokenizer = load_tokenizer(tmp_path, kind="decoder-only")
-    assert tokenizer.decode(tokenizer.encode("deux oeufs")) == "deux oeufs"
-    with pytest.raises(CheckpointError, match=f"{file} is refused: {REFUSED}"):
-        tokenizer.encode("a midi")
-    with pytest.raises(CheckpointError, match=f"{file} is refused: {REFUSED}"):
-        tokenizer.apply_chat("deux oeufs")
+    assert "\n" not in str(caught.value)
