@@ -60,13 +60,30 @@ def imports(module: str) -> frozenset[str]:
     parents = file.relative_to(PACKAGE).parts[:-1]
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.ImportFrom) or node.level == 0:
+        if isinstance(node, ast.Call) and (name := _named_module(node)).startswith("."):
+            tail = name.lstrip(".")
+            level, names = len(name) - len(tail), [""]
+        elif isinstance(node, ast.ImportFrom) and node.level > 0:
+            level, tail = node.level, node.module
+            names = [alias.name for alias in node.names]
+        else:
             continue
-        base = ".".join([*parents[: len(parents) - (node.level - 1)], *filter(None, [node.module])])
-        for name in node.names:
-            whole = f"{base}.{name.name}".lstrip(".")
+        base = ".".join([*parents[: len(parents) - (level - 1)], *filter(None, [tail])])
+        for name in names:
+            whole = f"{base}.{name}".strip(".")
             found.add(whole if whole in modules() else base)
     return frozenset(found - {module})
+
+
+def _named_module(call: ast.Call) -> str:
+    """The module that a call of import_module names with a literal; "" for other calls."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    literal = [argument.value for argument in call.args[:1] if isinstance(argument, ast.Constant)]
+    return literal[0] if name == "import_module" and literal else ""
+
+
+def test_imports_by_a_literal_name_count() -> None:
+    assert "process" in imports("")
 
 
 def test_no_room_imports_one_above_it() -> None:

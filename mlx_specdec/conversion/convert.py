@@ -15,7 +15,8 @@ from ..checkpoints.quantization import Q_BITS, Numbers
 from ..checkpoints.shards import FORMATS
 from ..checkpoints.source import as_directory, resolve
 from ..errors import OptionError, OutputError, first_line
-from .plans import Plan, plan_for
+from .plan import Plan
+from .plans import plan_for
 from .report import Report as Report
 from .report import digests_of
 from .verify import TextChange, Verified, check_fits, compare

@@ -17,7 +17,7 @@ from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import Change, write_weights
 from ..errors import CheckpointError, OptionError
 from ..models.mlx_lm.loader import HEAD, embedding_of, open_model
-from .plans import Plan, gguf_notes, summary_of, unsettled
+from .plan import Plan, gguf_notes, summary_of, unsettled
 from .report import TensorReport, report_tensors
 
 

@@ -16,7 +16,8 @@ from ..checkpoints.tensors import LARGEST_EXTENT, Contents, Reader, TensorInfo
 from ..errors import CheckpointError, SourceError, SpecdecError
 from ..models.drafters import kinds as speculators
 from ..models.drafters import medusa
-from .plans import Plan, plan_for
+from .plan import Plan
+from .plans import plan_for
 from .report import TensorReport
 
 _SIZES = (
