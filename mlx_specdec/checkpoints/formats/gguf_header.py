@@ -1,5 +1,6 @@
 """The front of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), in either
-byte order. The gguf package believes all claims, and takes a minute for 750,000 strings."""
+byte order. gguf.GGUFReader believes all claims, and reads the tokens and merges of Llama 3 in 15
+seconds of one core instead of 0.3."""
 
 import math
 import mmap
@@ -74,7 +75,13 @@ class Stored:
 def read_header(data: mmap.mmap | bytes) -> tuple[Mapping[str, Any], dict[str, Stored]]:
     """The metadata, lists of numbers as numpy arrays, and the tensors by name. Raises Malformed."""
     reader = _Reader(data)
-    count, keys = reader.begin()
+    if reader.take(4, "its first bytes") != b"GGUF":
+        raise Malformed("is no GGUF file, or its beginning is damaged")
+    version = reader.take(4, "its version")
+    reader.order = ">" if version[:2] == b"\0\0" else "<"
+    if (number := struct.unpack(f"{reader.order}I", version)[0]) not in VERSIONS:
+        raise Malformed(f"is of GGUF version {number}, not {VERSIONS}: convert it again")
+    count, keys = reader.count("tensors"), reader.count("keys")
     metadata = {(name := reader.name("a key")): reader.value(name) for _ in range(keys)}
     listed = [reader.entry() for _ in range(count)]
     alignment = metadata.get("general.alignment", ALIGNMENT)
@@ -106,72 +113,53 @@ class _Reader:
     def __init__(self, data: mmap.mmap | bytes) -> None:
         self._data = data
 
-    def begin(self) -> tuple[int, int]:
-        """Magic and version; the number of tensors and of keys."""
-        if self._take(4, "its first bytes") != b"GGUF":
-            raise Malformed("is no GGUF file, or its beginning is damaged")
-        version = self._number("I", "its version")
-        if version & 0xFFFF == 0:
-            self.order = ">"
-            version = int.from_bytes(version.to_bytes(4, "little"), "big")
-        if version not in VERSIONS:
-            raise Malformed(f"is of GGUF version {version}, not {VERSIONS}: convert it anew")
-        return self.count("tensors"), self.count("keys")
-
     def count(self, what: str) -> int:
-        if (count := self._number("Q", what)) > MOST:
+        if (count := self.number("Q", what)) > MOST:
             raise Malformed(f"is refused: it claims {count} {what}")
         return int(count)
 
     def name(self, what: str) -> str:
-        name = self._string(what)
+        name = self.text(what)
         check_name(name, what)
         return name
 
     def value(self, key: str) -> Any:
-        kind = self._number("I", key)
+        """A text, a number or a flag; a list of texts, or an array of numbers or flags."""
+        kind, count = self.number("I", key), -1
         if kind == _ARRAY:
-            return self._array(key)
+            kind, count = self.number("I", key), self.count(f"entries of {key}")
         if kind == _STRING:
-            return self._string(key)
+            return self.text(key) if count < 0 else [self.text(key) for _ in range(count)]
         if kind not in _SCALARS:
             raise Malformed(f"is damaged: {key} is of an unknown type ({kind})")
-        number = self._number(_SCALARS[kind], key)
-        return bool(number) if kind == _BOOL else number
+        dtype = np.dtype(self.order + _SCALARS[kind])
+        values = np.frombuffer(self.take(abs(count) * dtype.itemsize, key), dtype)
+        values = values.astype(np.bool_) if kind == _BOOL else values
+        return values[0].item() if count < 0 else values
 
     def entry(self) -> tuple[int, str, int, tuple[int, ...]]:
         """Offset, name, ggml's number of the type, and shape of one tensor."""
         name = self.name("a tensor")
-        axes = self._number("I", name)
+        axes = self.number("I", name)
         if not 1 <= axes <= MOST_AXES:
             raise Malformed(f"is damaged: {name} has {axes} axes")
-        shape = tuple(self._number("Q", name) for _ in range(axes))[::-1]
+        shape = tuple(self.number("Q", name) for _ in range(axes))[::-1]
         if not 1 <= min(shape) <= max(shape) <= LARGEST_EXTENT:
             raise Malformed(f"is damaged: {name} claims the shape {shape!s:.80}")
-        kind = self._number("I", name)
-        return self._number("Q", name), name, kind, shape
+        kind = self.number("I", name)
+        return self.number("Q", name), name, kind, shape
 
-    def _array(self, key: str) -> Any:
-        kind, count = self._number("I", key), self.count(f"entries of {key}")
-        if kind == _STRING:
-            return [self._string(key) for _ in range(count)]
-        if kind not in _SCALARS:
-            raise Malformed(f"is refused: {key} is a list of a type ({kind}) that is not read here")
-        dtype = np.dtype(self.order + _SCALARS[kind])
-        values = np.frombuffer(self._take(count * dtype.itemsize, key), dtype)
-        return values.astype(np.bool_) if kind == _BOOL else values
-
-    def _string(self, what: str) -> str:
+    def text(self, what: str) -> str:
         try:
-            return self._take(self._number("Q", what), what).decode("utf-8")
+            return self.take(self.number("Q", what), what).decode("utf-8")
         except UnicodeDecodeError:
             raise Malformed(f"is damaged: a string at {what} is not UTF-8") from None
 
-    def _number(self, form: str, what: str) -> Any:
+    def number(self, form: str, what: str) -> Any:
         form = self.order + form
-        return struct.unpack(form, self._take(struct.calcsize(form), what))[0]
+        return struct.unpack(form, self.take(struct.calcsize(form), what))[0]
 
-    def _take(self, count: int, what: str) -> bytes:
+    def take(self, count: int, what: str) -> bytes:
         end = self.position + count
         if end > len(self._data):
             raise Malformed(f"is truncated at {what}: download it again")
