@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_specdec.checkpoints.formats import torch
 from mlx_specdec.checkpoints.formats.torch import TorchFile
 from mlx_specdec.checkpoints.tensors import DTYPES
 from mlx_specdec.errors import CheckpointError
@@ -275,6 +276,13 @@ def test_bombs_are_refused_within_the_memory_of_a_small_file(tmp_path: Path, nam
     )
     assert done.returncode == 0 and done.stdout.startswith(str(file)), done.stderr
     assert done.stdout.count("\n") == 1 and done.stderr == ""
+
+
+def test_a_pickle_that_is_too_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "LONGEST_PICKLE", 50)
+    assert "its pickle has over 50 bytes" in refused(write_zip(tmp_path / "x.bin", {"w": tensor()}))
 
 
 def test_other_archives_are_distinguished(tmp_path: Path) -> None:
