@@ -195,7 +195,7 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
             from ..measure.prediction import Link, cluster
             from ..models.distributed.group import join
 
-            target = model_source(model, one.revision, one.dtype, one.q_bits)
+            target = model_source(model, one.revision, one.dtype, one.q_bits, one.expand_weights)
             link = Link(join().size, 0.0, one.distributed == "pipeline")
             shared = cluster(link, target.outline(), 0)
         analysis, notes = _speculation(pairs, options, prompts, measuring, shared)

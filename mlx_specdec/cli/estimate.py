@@ -77,12 +77,13 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     from ..measure.prediction import Link
     from ..models.drafters.kinds import outline
 
-    target = model_source(model, sources.revision, sources.dtype, sources.q_bits)
+    expand = sources.expand_weights
+    target = model_source(model, sources.revision, sources.dtype, sources.q_bits, expand)
     draft: ModelSource | DrafterSource
     if own_layers(draft_model) is not None:
         draft = own_draft(target, draft_model, sources.draft_q_bits)
     else:
-        numbers = sources.dtype, sources.draft_q_bits
+        numbers = sources.dtype, sources.draft_q_bits, expand
         if files := outline(resolve_config(draft_model)):
             draft = DrafterSource(draft_model, files, *numbers)
         else:

@@ -87,6 +87,11 @@ class Sources(Flags):
     draft_q_bits: int | None = flag(
         None, "Quantize the draft to this many bits on load.", "--draft-bits"
     )
+    expand_weights: bool | None = flag(
+        None,
+        "Dequantize a model's weights on load if they are quantized.",
+        show_default="on a CPU, up to a quarter of the memory for each model",
+    )
 
     def begin(self) -> Self:
         """Choose the pair of `--model auto`, and say what it downloads. Raises OptionError."""
@@ -119,11 +124,6 @@ class Models(Sources):
     )
     draft_vocab: Literal["same", "intersect"] = flag(
         "same", "With intersect, a draft of another vocabulary drafts what both models can write."
-    )
-    expand_weights: bool | None = flag(
-        None,
-        "Compute with whole weights where a model's are quantized.",
-        show_default="on a CPU, up to a quarter of the memory for each model",
     )
     distributed: Literal["tensor", "pipeline"] | None = flag(
         None,

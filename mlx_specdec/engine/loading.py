@@ -307,7 +307,9 @@ class Loader:
                 "leave kv-bits and max-kv-size out"
             )
         config = files.read_config(directory)
-        known = outline(config, str(directory), dtype=self.dtype, q_bits=q_bits)
+        known = outline(
+            config, str(directory), dtype=self.dtype, q_bits=q_bits, expand=self.expand_weights
+        )
         tokenizer = StandInTokenizer(known.vocabulary)
         return Loaded(known.model(), (), known.kind, known.dtype), tokenizer
 

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..checkpoints.disk import usable_memory
-from ..checkpoints.files import read_config
+from ..checkpoints.files import described
 from ..checkpoints.source import resolve_config
 from ..checkpoints.tensors import dtype_name
 from ..engine.loading import SELF_BITS
@@ -42,15 +42,37 @@ class ModelSource:
     config: Mapping[str, Any]
     dtype: str = "auto"
     q_bits: int | None = None
+    expand: bool | None = None
 
     def outline(self, depth: int | None = None) -> Outline:
-        """Return the model's outline, of `depth` layers where given."""
-        return outline(self.config, self.name, dtype=self.dtype, q_bits=self.q_bits, depth=depth)
+        """Return the model's outline, of `depth` layers if that is not None."""
+        return outline(
+            self.config,
+            self.name,
+            dtype=self.dtype,
+            q_bits=self.q_bits,
+            expand=self.expand,
+            depth=depth,
+        )
 
 
-def model_source(name: str, revision: str | None, dtype: str, q_bits: int | None) -> ModelSource:
-    """Return the model of a directory or the Hub. Raises CheckpointError as `read_config` does."""
-    return ModelSource(name, read_config(resolve_config(name, revision=revision)), dtype, q_bits)
+def model_source(
+    name: str, revision: str | None, dtype: str, q_bits: int | None, expand: bool | None
+) -> ModelSource:
+    """Return the model that a name stands for.
+
+    Args:
+        name: A directory, a GGUF file, or a repository of the Hub, of which only config.json is
+            downloaded.
+        revision: A branch, tag or commit of the Hub; None for main.
+        dtype, q_bits, expand: See `NumberFormat`.
+
+    Raises:
+        SourceError: There is no such model.
+        CheckpointError: The configuration is missing or damaged.
+    """
+    config = described(resolve_config(name, revision=revision))
+    return ModelSource(name, config, dtype, q_bits, expand)
 
 
 @dataclass(frozen=True)
@@ -61,14 +83,22 @@ class DrafterSource:
     files: DrafterFiles
     dtype: str = "auto"
     q_bits: int | None = None
+    expand: bool | None = None
 
 
 def own_draft(target: ModelSource, name: str, q_bits: int | None = None) -> ModelSource:
-    """Return the draft "self" or "self:N": the target's layers at q_bits a weight."""
-    config = {k: v for k, v in target.config.items() if not k.startswith("quantization")}
-    if layers := own_layers(name):
+    """Return the draft "self" or "self:N", which is the target's layers at `q_bits` a weight. If
+    q_bits is None, "self" has SELF_BITS, and N layers are computed with as in the target."""
+    layers = own_layers(name) or 0
+    config: Mapping[str, Any] = target.config
+    if layers and q_bits is None:
+        target = replace(target, expand=target.outline().expand)
+    else:
+        config = {k: v for k, v in config.items() if not k.startswith("quantization")}
+        target = replace(target, q_bits=q_bits or SELF_BITS)
+    if layers:
         config = families.of_config(config).with_layers(config, range(layers))
-    return ModelSource(name, config, target.dtype, q_bits or (None if layers else SELF_BITS))
+    return replace(target, name=name, config=config)
 
 
 class Lender:
@@ -107,7 +137,8 @@ class DrafterOutline:
         self._lender = Lender(target, files)
         files.check(None, self._lender.layers, self.vocabulary)
         self._network: DrafterNetwork = on_target(files, self._lender)
-        self._network.take(files, NumberFormat(source.dtype, source.q_bits), values=False)
+        numbers = NumberFormat(source.dtype, source.q_bits, expand=source.expand)
+        self._network.take(files, numbers, values=False)
         self.nbytes = self._network.nbytes
         bits = {module.bits for module in self._network.modules() if hasattr(module, "bits")}
         self.dtype = "".join(f"{each}-bit, " for each in bits) + dtype_name(self._network.dtype)
@@ -189,6 +220,8 @@ def estimate(
     PromptError for a prompt that is too long; OptionError for models of different kinds, and for
     settings that do not suit them or MLX here."""
     known = target.outline()
+    # The whole model's size decides, also for the layers that are timed in its place.
+    target = replace(target, expand=known.expand)
     drafting: Outline | DrafterOutline
     if isinstance(draft, DrafterSource):
         draft.files.check_config(target.config)
@@ -198,6 +231,8 @@ def estimate(
             f"the draft model is {drafting.kind} and the target {known.kind}: give a draft of the "
             "target's own kind"
         )
+    else:
+        draft = replace(draft, expand=drafting.expand)
     drafter = drafting if isinstance(drafting, DrafterOutline) else None
     text = prompt_tokens, max_tokens
     sides = _side(target.name, known, text), _side(draft.name, drafting, text)

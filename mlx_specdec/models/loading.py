@@ -119,10 +119,21 @@ def outline(
     dtype: str = "auto",
     q_bits: int | None = None,
     q_group_size: int = 64,
+    expand: bool | None = None,
     depth: int | None = None,
 ) -> Outline:
-    """Return the outline of the model that a configuration describes. name: for messages. dtype,
-    q_bits, q_group_size: see `load_model`. depth: a model of so many layers instead; an encoder
-    then has one, since no step runs it. Raises OptionError and CheckpointError."""
-    numbers = NumberFormat(dtype, q_bits, q_group_size)
+    """Return the outline of the model that a configuration describes.
+
+    Args:
+        config: What config.json says.
+        name: What messages call the model.
+        dtype, q_bits, q_group_size, expand: See `NumberFormat`.
+        depth: The number of layers to keep; an encoder then has one, since no step runs it. If
+            `expand` is None, the weights that are left decide whether they are dequantized.
+
+    Raises:
+        OptionError: The settings do not suit the model.
+        CheckpointError: The configuration describes no supported model.
+    """
+    numbers = NumberFormat(dtype, q_bits, q_group_size, expand)
     return families.of_config(config).outline(config, name, numbers, depth)

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 
 from ..text.tokenizer import Kind
 from .base import Base
-from .number_format import nbytes
+from .number_format import NumberFormat, count, nbytes
 
 BLOCK = 1 << 20
 """Numbers drawn; longer arrays repeat them, which is seven times as fast on a CPU."""
@@ -57,18 +57,28 @@ def _repeat(block: mx.array, like: mx.array, gain: float) -> mx.array:
 
 
 class Outline(ABC):
-    """A model of which only the configuration is known. dtype: its numbers in words. vocabulary:
-    width of the logits. network: its arrays are not computed yet. nbytes: of all weights. layers:
-    the shapes and types of each layer that decodes; equal entries cost the same. layer_nbytes: of
-    each of those layers' weights."""
+    """A model of which only the configuration is known.
+
+    Attributes:
+        dtype: The dtype of its weights in words, such as "4-bit, float32".
+        vocabulary: The width of the logits.
+        network: The modules, whose arrays are not computed yet.
+        nbytes: The bytes of all weights.
+        expand: Whether loading this model would dequantize its weights if they are quantized.
+        layers: The shapes and types of each layer that decodes; equal entries cost the same.
+        layer_nbytes: The bytes of each of those layers' weights.
+    """
 
     kind: Kind
     dtype: str
     vocabulary: int
 
-    def __init__(self, network: nn.Module, layers: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, network: nn.Module, layers: Sequence[nn.Module], numbers: NumberFormat
+    ) -> None:
         self.network = network
         self.nbytes = nbytes(network)
+        self.expand = numbers.expands(count(network))
         self.layers: Sequence[Hashable] = [_look_of(layer) for layer in layers]
         self.layer_nbytes: Sequence[int] = [nbytes(layer) for layer in layers]
 

@@ -113,6 +113,20 @@ def test_the_target_at_fewer_bits_is_a_draft(run: Run, tmp_path: Path) -> None:
         assert any("shares" in note for note in output["notes"])
 
 
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("inside", [False, True], ids=["file", "directory"])
+def test_a_gguf_file_is_estimated(run: Run, tmp_path: Path, inside: bool) -> None:
+    model = Path(__file__).parents[1] / "fixtures" / "gguf" / "llama-q4_0.gguf"
+    if inside:
+        (tmp_path / model.name).symlink_to(model)
+        model = tmp_path
+    arguments = ("estimate", "--model", model, "--draft-model", model, *QUICK, "--json")
+    for flags, dtype in (((), "float32"), (("--no-expand-weights",), "4-bit, float32")):
+        found = strict(run(*arguments, *flags).out)
+        assert found["target"]["dtype"] == found["draft"]["dtype"] == dtype
+        assert found["speeds"]["passes"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

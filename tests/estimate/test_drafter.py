@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_specdec.checkpoints.quantization import Quantization
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.measure.estimate import (
     DrafterOutline,
@@ -21,6 +22,7 @@ from mlx_specdec.measure.estimate import (
 from mlx_specdec.measure.passes import PassCosts
 from mlx_specdec.models.drafters.kinds import outline, read
 from mlx_specdec.models.kv_cache import STEP
+from mlx_specdec.models.number_format import NumberFormat
 
 from ..support.estimates import LLAMA, QUICK, T5, ticking
 from ..support.speculators import (
@@ -113,6 +115,18 @@ def test_weights_that_are_here_count_as_they_are(
     small = estimate(ModelSource("big", LLAMA), halves, **QUICK, clock=ticking())
     assert small.draft.weights_bytes == report.draft.weights_bytes / 2
     assert (small.draft.dtype, small.fits, small.speeds) == ("bfloat16", False, None)
+
+
+def test_a_drafter_is_computed_with_as_the_user_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[bool | None] = []
+    monkeypatch.setattr(NumberFormat, "expands", lambda self, count: taken.append(self.expand))
+    files = eagle3(tmp_path / "drafter")
+    source, known = source_of(config_of(files), expand=False), ModelSource("big", LLAMA).outline()
+    monkeypatch.setattr(source.files.tensors, "quantized", {"fc": Quantization(4, 32)})
+    DrafterOutline(source, known)
+    assert taken == [None, False]
 
 
 def test_an_assistant_of_gemma_is_known_by_config_json(tmp_path: Path) -> None:

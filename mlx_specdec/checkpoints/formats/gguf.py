@@ -3,6 +3,7 @@ other files of a directory."""
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ...errors import CheckpointError
 from .. import shards
 from ..disk import open_map
 from ..quantization import PARTS, Quantization, most_common, quantization_entry
-from ..tensors import DTYPES, Contents, Malformed, Reader, TensorInfo, naming
+from ..tensors import DTYPES, Contents, Malformed, Reader, TensorInfo, dtype_name, naming
 from .gguf_blocks import EXACT, part_of
 from .gguf_families import EMBEDDING, HEAD, Finder, Place, describe
 from .gguf_header import COUNT, Metadata, Stored, read_header
@@ -66,6 +67,20 @@ class GgufFile(Reader):
             if not kinds[place.name].numpy:
                 names[name.removesuffix(".weight") in self._quantized].add(kinds[place.name].name)
         self.exact, self.expanded = sorted(names[True]), sorted(names[False])
+
+    @property
+    def with_types(self) -> dict[str, Any]:
+        """Return the configuration with two additions. "quantization" names every quantized matrix
+        and excludes the others by "*", and "torch_dtype" is the dtype of most other weights."""
+        sizes: Counter[str] = Counter()
+        for info in self.infos.values():
+            if mx.issubdtype(DTYPES[info.dtype], mx.floating):
+                sizes[dtype_name(DTYPES[info.dtype])] += info.nbytes
+        described = {**self.config, "torch_dtype": max(sizes, key=sizes.__getitem__)}
+        if self._quantized:
+            named = {path: how.as_dict() for path, how in self._quantized.items()}
+            described["quantization"] = {**self.config["quantization"], **named, "*": False}
+        return described
 
     @property
     def contents(self) -> Contents:

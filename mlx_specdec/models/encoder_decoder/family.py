@@ -350,10 +350,15 @@ class EncoderDecoderOutline(Outline):
         floating = numbers.floating(stored_as, overflows=family.overflows)
         network.set_dtype(floating)
         if stored is not None and not numbers.expands(number_format.count(network)):
-            _quantize(network, stored, lambda path, at: quantizable(f"{path}.weight", at, 1))
+            others = stored.get("*", True)
+
+            def choose(path: str, shape: tuple[int, ...]) -> bool:
+                return bool(stored.get(path, others)) and quantizable(f"{path}.weight", shape, 1)
+
+            _quantize(network, stored, choose)
         if numbers.q_bits is not None:
             family._quantize_on_load(network, config, numbers)
-        super().__init__(network, network.layers)
+        super().__init__(network, network.layers, numbers)
         self.vocabulary = network.vocabulary
         bits = numbers.q_bits or (stored or {}).get("bits")
         self.dtype = f"{bits}-bit, " * number_format.is_quantized(network) + dtype_name(floating)

@@ -37,7 +37,7 @@ class DecoderOnlyOutline(Outline):
         layers = list(getattr(network, "layers", ()))
         if depth is not None and len(layers) != depth:
             raise CheckpointError(f"{name} cannot be cut to {depth} layers")
-        super().__init__(network, layers)
+        super().__init__(network, layers, numbers)
         self.dtype = describe_numbers(network)
         caches = make_prompt_cache(network)
         if len(caches) == len(layers):
@@ -84,6 +84,8 @@ class TrainableDecoder:
 
 kind: Kind = "decoder-only"
 outline, trainable, model = DecoderOnlyOutline, TrainableDecoder, DecoderOnlyModel
+_SETTINGS = ("group_size", "bits", "mode")
+"""The keys of a "quantization" entry that name no layer."""
 _WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads")
 
 
@@ -186,7 +188,8 @@ def _quantize(network: nn.Module, stored: Mapping[str, Any], name: str) -> None:
         raise CheckpointError(f"{name}: config.json does not say how its weights are quantized")
 
     def how(path: str, module: nn.Module) -> Any:
-        own = next((stored[key] for key in stored if fnmatch(path, f"{key}*")), None)
+        patterns = (key for key in stored if key not in _SETTINGS and fnmatch(path, f"{key}*"))
+        own = stored.get(path if path in stored else next(patterns, ""))
         if not hasattr(module, "to_quantized") or own is False:
             return False
         return own if isinstance(own, Mapping) else module.weight.shape[-1] % group == 0
