@@ -3,9 +3,10 @@
     from mlx_specdec import Options, generate, load, stream_generate
 
 Nothing heavy is imported before one of these names is used. A faster BLAS, if there is one, is
-loaded before MLX itself."""
+loaded before MLX if this package is imported before MLX."""
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -57,13 +58,26 @@ __all__ = list(_HOMES)
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 
+class _LoadsBlas:
+    """A finder of modules that loads a faster BLAS just before MLX is first imported. Programs that
+    never use MLX do not pay for it: loading it takes 30 ms and more."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Find no module. Raises OptionError as `process.load` does."""
+        if name == "mlx.core":
+            import_module(".process", __name__).load()
+            sys.meta_path.remove(_LoadsBlas)
+
+
+if sys.platform == "linux":  # MLX brings a fast BLAS to other systems
+    sys.meta_path.insert(0, _LoadsBlas)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES[name]
-    if home not in ("models.cache_settings", "errors", "options"):
-        import_module(".process", __name__).load()
-    return getattr(import_module(f".{home}", __name__), name)
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

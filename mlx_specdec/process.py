@@ -82,7 +82,7 @@ def warn_if_late() -> None:
         _warned.append(True)
         warnings.warn(
             "MLX was imported before mlx_specdec and multiplies with its slow BLAS, several times "
-            "slower than the installed one: import mlx_specdec's names first",
+            "slower than the installed one: import mlx_specdec first",
             RuntimeWarning,
             stacklevel=3,
         )

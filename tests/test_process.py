@@ -111,6 +111,23 @@ def test_a_blas_that_was_loaded_in_time_is_no_reason_to_warn() -> None:
     assert done.returncode == 0 and LATE not in done.stderr, done.stderr
 
 
+@linux_x86
+@pytest.mark.parametrize("first", ["import mlx_specdec", "from mlx_specdec import Options"])
+def test_a_package_that_was_imported_before_mlx_is_in_time(first: str) -> None:
+    import _ctypes
+
+    script = (
+        f"import os, sys; os.chdir({str(ROOT)!r})\n{first}\n"
+        "assert not {'mlx.core', 'ctypes', 'mlx_specdec.process'} & set(sys.modules)\n"
+        "count = len(sys.meta_path)\nimport mlx.core\n"
+        f"{LOADS}from mlx_specdec.process import name\n"
+        "print(name(), len(sys.meta_path) - count)"
+    )
+    done = run(script, MLX_SPECDEC_BLAS=_ctypes.__file__)
+    assert done.returncode == 0 and LATE not in done.stderr, done.stderr
+    assert done.stdout.split() == [Path(_ctypes.__file__).stem, "-1"]
+
+
 @pytest.mark.parametrize("module", ["mlx_specdec", "mlx_specdec.process", "main", "convert"])
 @pytest.mark.parametrize(("chosen", "used"), [({}, "0"), ({"MLX_ENABLE_TF32": "1"}, "1")])
 def test_tf32_is_off_before_mlx_is_imported_unless_the_user_wants_it(
