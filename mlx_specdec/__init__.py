@@ -1,9 +1,13 @@
 """Speculative decoding on Apple's MLX: the target model's own text, faster.
 
-    from mlx_specdec import Options, generate, load, stream_generate
+    from mlx_specdec import Options, generate, load
 
-Nothing heavy is imported before one of these names is used. A faster BLAS, if there is one, is
-loaded before MLX if this package is imported before MLX."""
+    pair = load("weights/py-llama", "weights/py-llama-draft")
+    print(generate(pair, "def add(a, b):", Options(max_tokens=64)).text)
+
+`help(mlx_specdec.generate)` and the help of the other names describe the library. Nothing heavy is
+imported before one of these names is used. A faster BLAS, if there is one, is loaded before MLX if
+this package is imported before MLX."""
 
 import os
 import sys
@@ -14,7 +18,16 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .conversion.convert import convert as convert
+    from .conversion.report import Report as Report
+    from .conversion.verify import TextChange as TextChange
     from .decoding.sequence import Emission as Emission
+    from .decoding.sequence import Piece as Piece
+    from .decoding.sequence import TokenLogprob as TokenLogprob
+    from .decoding.statistics import Seconds as Seconds
+    from .decoding.statistics import SmallestMargin as SmallestMargin
+    from .decoding.statistics import SourceFigures as SourceFigures
+    from .decoding.statistics import Statistics as Statistics
+    from .draft_length.length import DraftLength as DraftLength
     from .engine.generate import Run as Run
     from .engine.generate import generate as generate
     from .engine.generate import generate_many as generate_many
@@ -24,21 +37,60 @@ if TYPE_CHECKING:
     from .engine.pair import Pair as Pair
     from .engine.pair import with_documents as with_documents
     from .engine.pair import with_history as with_history
+    from .engine.prompt_cache import PromptCache as PromptCache
+    from .engine.request import Labels as Labels
+    from .engine.request import Part as Part
     from .engine.request import Request as Request
     from .engine.request import Result as Result
+    from .engine.scheduler import Scheduler as Scheduler
+    from .errors import CheckpointError as CheckpointError
+    from .errors import DecodingError as DecodingError
+    from .errors import DocumentError as DocumentError
+    from .errors import OptionError as OptionError
+    from .errors import OutputError as OutputError
+    from .errors import PromptError as PromptError
+    from .errors import RewindError as RewindError
+    from .errors import SourceError as SourceError
     from .errors import SpecdecError as SpecdecError
+    from .errors import VocabularyError as VocabularyError
+    from .interfaces import Proposer as Proposer
+    from .interfaces import Rule as Rule
     from .models.cache_settings import CacheSettings as CacheSettings
     from .options import Options as Options
 
 _HOMES = {
     "CacheSettings": "models.cache_settings",
+    "CheckpointError": "errors",
+    "DecodingError": "errors",
+    "DocumentError": "errors",
+    "DraftLength": "draft_length.length",
     "Emission": "decoding.sequence",
+    "Labels": "engine.request",
+    "OptionError": "errors",
     "Options": "options",
+    "OutputError": "errors",
     "Pair": "engine.pair",
+    "Part": "engine.request",
+    "Piece": "decoding.sequence",
+    "PromptCache": "engine.prompt_cache",
+    "PromptError": "errors",
+    "Proposer": "interfaces",
+    "Report": "conversion.report",
     "Request": "engine.request",
     "Result": "engine.request",
+    "RewindError": "errors",
+    "Rule": "interfaces",
     "Run": "engine.generate",
+    "Scheduler": "engine.scheduler",
+    "Seconds": "decoding.statistics",
+    "SmallestMargin": "decoding.statistics",
+    "SourceError": "errors",
+    "SourceFigures": "decoding.statistics",
     "SpecdecError": "errors",
+    "Statistics": "decoding.statistics",
+    "TextChange": "conversion.verify",
+    "TokenLogprob": "decoding.sequence",
+    "VocabularyError": "errors",
     "convert": "conversion.convert",
     "generate": "engine.generate",
     "generate_many": "engine.generate",

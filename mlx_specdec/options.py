@@ -35,48 +35,71 @@ def proposers() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Options(Sampling):
-    """Settings of one generation; the defaults give the target's own greedy text.
+    """Settings of one completion. With the defaults it is the target's own greedy text.
 
-    max_tokens: most tokens to emit, 0 is valid. num_draft: drafted tokens a round, 0 .. 64,
-    or "auto", learned from what rounds cost and bring on this machine. The lengths then follow the
-    clock: under the rules token, block and typical only a number repeats a seed's text.
-    proposer: "draft", "ngram" (prompt lookup), "medusa" (heads), a drafter on hidden states by its
-    kind ("dspark", "dflash2", "dflash", "peagle", "eagle3", "mtp", "eagle", "gemma4_assistant"),
-    "none", or "auto": lookup and, where it abstains, what has weights: of several what measures
-    best, or the first where num_draft is a number. None takes auto, without lookup if num_draft is
-    a number.
-    ngram_min: shortest match of lookup; None takes 2 tokens, and 4 where another proposer drafts if
-    lookup does not. ngram_choice: "recent" or "frequent" continuation.
-    rule: "coupled", "token", "block", or "typical" (lossy); None takes coupled, or token
-        where delta asks for it.
-    delta: lenience in [0, 1]; above 0 the text is no longer the target's own (lossy).
-    posterior_threshold, posterior_alpha: of the typical rule, (0, 1) each: a drafted token stays
-        where p > min(threshold, alpha exp(-entropy)).
-    stop: strings that end the text, or a single one; they are not part of it.
-    json_schema, regex, grammar: what the whole text has to look like, one of them: a JSON schema,
-    as an object or its JSON; a regular expression; a grammar in llguidance's variant of Lark. Only
-    max_tokens and stop cut such a text.
-    extra_eos_token: tokens, or their ids, that end the text as well as the model's own.
-    show_special_tokens: the text includes the tokenizer's special tokens, except for those that end
-        or pad a text. If False, it includes sentinels such as <extra_id_0> if the prompt has one,
-        or if a text without stop strings would be blank without them.
-    simulated_acceptance: keep each drafted token with this probability instead of verifying it, to
-        measure what decoding costs; None verifies. What is emitted is then no text.
-    cost_cache: with num_draft "auto", begin with what earlier runs have learned on this machine,
-        and save what this one learns; otherwise texts of a loaded pair learn from one another only.
-    exact: give every pass at least two rows, and let each row attend alone, so that a row of a pass
-        has the same bits whatever was drafted. Half precision on a GPU needs it for equal outputs;
-        rounds then have at most 4 draft tokens, and prompts are decoded one by one, uncached.
-    regular: plain decoding, no proposer. chat_template: apply it where the model has one; also the
-        one task prefix that a T5's config.json asks for. system_prompt: the message that the
-        template puts first. chat_template_config: more variables for it.
-    target_lang, source_lang: the languages of a translation model, by its own codes: the one to
-    translate into, and that of the prompt, where the model wants to know.
-    prefill_step_size: tokens of the prompt in one pass; None takes 512, and 2,048 on a GPU with
-        memory for it, if the model's attention is fused there.
-    How tokens are drawn: see `sampling.settings.Sampling`.
+    Attributes:
+        max_tokens: The most tokens to generate; 0 is valid.
+        num_draft: The draft tokens of a round, 0 to 64, or "auto", which learns the number from
+            what rounds cost and bring on this machine. Since it follows the clock, a seed's text
+            repeats under the rules token, block and typical only with a number.
+        proposer: The drafter: "draft" (a draft model), "ngram" (prompt lookup), "medusa" (heads), a
+            hidden-state drafter by its kind ("dspark", "dflash2", "dflash", "peagle", "eagle3",
+            "mtp", "eagle", "gemma4_assistant"), "none", or "auto". "auto" is lookup, and a drafter
+            with weights if lookup finds nothing. Of several it takes the best by measurement, or
+            the first if `num_draft` is a number. None is auto, without lookup if `num_draft` is a
+            number.
+        ngram_min: The tokens of the shortest match of lookup; None takes 2, or 4 before another
+            drafter.
+        ngram_choice: The continuation that lookup takes: "recent" or "frequent".
+        rule: The acceptance rule: "coupled", "token", "block", or "typical" (lossy). None takes
+            coupled, or token if `delta` needs it.
+        delta: The lenience in [0, 1]; above 0 the text is no longer the target's own (lossy).
+        posterior_threshold, posterior_alpha: Settings of the typical rule, (0, 1) each. It accepts
+            a draft token if p > min(threshold, alpha * exp(-entropy)).
+        seed: The seed of all random numbers of the completion.
+        stop: Strings that end the text, or a single one; the text does not contain them.
+        json_schema: A JSON schema that the whole text fulfils, as an object or as its JSON. Of this
+            and the next two, one may be given. Only `max_tokens` and `stop` cut such a text.
+        regex: A regular expression that the whole text matches.
+        grammar: A grammar that the whole text matches, in llguidance's variant of Lark.
+        extra_eos_token: Tokens, or their ids, that end the text in addition to the model's own.
+        show_special_tokens: Whether the output includes special tokens, except for those that end
+            or pad it. If False, it includes sentinels such as <extra_id_0> if the prompt has one,
+            or if an output without stop strings would be blank without them.
+        exact: Compute each position with the same bits whatever was drafted. Half precision on a
+            GPU needs it for equal outputs. Rounds then have at most 4 draft tokens, and prompts are
+            decoded one by one, without a prefix cache.
+        regular: Decode plainly, without a proposer.
+        cost_cache: Begin with the costs that earlier runs have saved on this machine, and save
+            those of this run, if `num_draft` is "auto".
+        simulated_acceptance: Accept each draft token with this probability instead of verifying it,
+            to measure what decoding costs; None verifies. The output is then no text.
+        chat_template: Apply the chat template if the model has one, or the task prefix of a T5.
+        system_prompt: The message that the chat template puts first.
+        chat_template_config: More variables of the chat template, by name.
+        target_lang, source_lang: The languages of a translation model by its own codes: the one to
+            translate into, and the one of the prompt, if the model needs it.
+        prefill_step_size: The prompt tokens of one pass. None takes 512, or 2,048 on a GPU with
+            memory for it if the model's attention is fused there.
+        temperature: 0 decodes greedily; otherwise from 1e-30 to 1e30.
+        top_k: Sample from this many of the most likely tokens; 0 for all.
+        top_p: Sample from the most likely tokens with this total probability; 1 for all.
+        min_p: Sample from tokens with at least this share of the largest probability; 0 for all.
+        repetition_penalty: Divide positive logits of tokens seen before by this number, and
+            multiply negative ones by it; 1 changes nothing.
+        presence_penalty: Subtract this from the logits of every token seen before.
+        frequency_penalty: Subtract this from a token's logit for each time that it was seen.
+        logit_bias: The numbers that are added to the logits of single tokens, by id; -inf bans.
+        xtc_probability: The probability in [0, 1] of excluding the top choices of a position.
+        xtc_threshold: The probability in [0, 0.5] above which a token is a top choice.
+        xtc_special_tokens: The ids that are never excluded; None takes line ends and EOS tokens.
 
-    Raises OptionError for a value out of range or a contradiction."""
+    Raises:
+        OptionError: A value is out of range, or two settings contradict each other.
+
+    Example:
+        Options(max_tokens=200, temperature=0.7, top_p=0.9, seed=1, stop="###")
+    """
 
     max_tokens: int = 100
     num_draft: int | Literal["auto"] = "auto"

@@ -22,8 +22,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """An emitted token and its natural log-probability in the target, before temperature, penalties
-    and filters. top: the likeliest tokens of its position with theirs, the likeliest first."""
+    """The log-probability of a token in the target, before temperature, penalties and filters.
+
+    Attributes:
+        token: The id of the emitted token.
+        logprob: Its natural log-probability.
+        top: The most likely tokens of the position as (id, log-probability), the likeliest first.
+    """
 
     token: int
     logprob: float
@@ -61,7 +66,12 @@ FinishReason = Literal["eos", "length", "stop", "interrupted", "damaged", "stuck
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the printable text; `drafted` says whether accepted draft tokens completed it."""
+    """A piece of the text that became printable.
+
+    Attributes:
+        text: The text, never empty.
+        drafted: Whether accepted draft tokens completed it.
+    """
 
     text: str
     drafted: bool
@@ -69,10 +79,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class Emission:
-    """The output of one step for one sequence. tokens: newly emitted ids, an EOS included. pieces:
-    the text that became printable, EOS and stop strings left out. finish_reason: None while the
-    text goes on. logprobs: where requested. drafted: how many tokens, from the front, were drafted.
-    stop: the string that ended the text."""
+    """The output of one step for one sequence. The emission of a step of the prompt is empty.
+
+    Attributes:
+        tokens: The ids of the new tokens, an EOS token included.
+        pieces: The text that became printable, without EOS token and stop strings.
+        finish_reason: Why the sequence has ended, or None; see `Result`.
+        logprobs: The log-probabilities of the tokens, if the request asks for them.
+        drafted: How many of the tokens, counted from the first, were draft tokens.
+        stop: The stop string that ended the text, or "".
+    """
 
     tokens: tuple[int, ...]
     pieces: tuple[Piece, ...]
@@ -83,6 +99,7 @@ class Emission:
 
     @property
     def text(self) -> str:
+        """All pieces joined."""
         return "".join(piece.text for piece in self.pieces)
 
 

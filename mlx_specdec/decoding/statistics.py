@@ -23,10 +23,18 @@ DAMAGED = (
 
 @dataclass(frozen=True)
 class Seconds:
-    """Wall time in seconds. prompt_draft: of prompt, what drafters took to read it. draft and
-    verify are scaled up from the rounds that were timed in parts; plain steps count as verify;
-    other is the rest after the prompt pass. All three are None where no speculative round was timed
-    in parts."""
+    """Wall times of one completion in seconds.
+
+    Attributes:
+        load: Loading the pair.
+        prompt: The prefill, drafters included.
+        prompt_draft: The share of the drafters in `prompt`.
+        draft: Drafting. This and `verify` are scaled up from the rounds that were timed in parts;
+            both and `other` are None if there was no such round.
+        verify: Passes of the target after the prefill, with those of plain steps.
+        other: The rest of the time after the prefill.
+        total: All of it.
+    """
 
     load: float
     prompt: float
@@ -38,13 +46,19 @@ class Seconds:
 
     @property
     def decoding(self) -> float:
+        """The time after the prefill."""
         return self.total - self.load - self.prompt
 
 
 @dataclass(frozen=True)
 class SmallestMargin:
-    """The least margin of a chosen token, as sampling.distribution has it, and its position. Two
-    kernels can disagree on the text only where their rounding differs by more than this."""
+    """The smallest lead of a chosen token over the second best. Two kernels can choose different
+    tokens only if their rounding differs by more than this.
+
+    Attributes:
+        value: The lead in log-probabilities, with noise.
+        position: The position in the completion, counted from 0.
+    """
 
     value: float
     position: int
@@ -52,7 +66,13 @@ class SmallestMargin:
 
 @dataclass(frozen=True)
 class SourceFigures:
-    """Figures of one of several proposers: rounds with its drafts, tokens drafted and accepted."""
+    """Figures of one of several proposers.
+
+    Attributes:
+        rounds: The rounds with a proposal of this proposer.
+        drafted: Its draft tokens.
+        accepted: How many of them were accepted.
+    """
 
     rounds: int
     drafted: int
@@ -61,10 +81,14 @@ class SourceFigures:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Figures of one completion.
+    """Figures of one completion, up to its last token.
 
     Attributes:
         rounds: Verifications, plain steps included.
+        drafted: The number of draft tokens.
+        accepted: How many of them were accepted.
+        acceptance_rate: accepted / drafted; None without draft tokens.
+        tokens_per_round: Generated tokens per round; None without rounds.
         drafted_by_position, accepted_by_position: Entry i is about the i-th draft token of a round.
         by_source: Figures by proposer, if several proposed.
         target_passes: Passes after the prefill, with those that replay accepted tokens. Pipelined
@@ -74,8 +98,12 @@ class Statistics:
             in log-probabilities with noise; the cuts of the filters count as well.
         tied_positions: Positions whose two best tokens lie within one rounding of the target's
             dtype. At each of them a kernel that rounds differently may choose the other token.
-        tokens_per_second: After the prefill.
-        peak_memory_bytes: MLX's peak since the request began, weights included."""
+        seconds: Wall times.
+        tokens_per_second: Generated tokens per second after the prefill; None if that took no time.
+        peak_memory_bytes: MLX's peak since the request began, weights included.
+        device: "cpu", or the name of the GPU.
+        blas: The BLAS of the CPU, such as "mkl" or "accelerate".
+    """
 
     rounds: int
     drafted: int
@@ -96,6 +124,7 @@ class Statistics:
     blas: str
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all of it as the commands print it with --json."""
         return asdict(self)
 
 

@@ -21,16 +21,18 @@ from .scheduler import Scheduler
 
 
 class Run:
-    """One text in the making: iterate to decode; `result` decodes what is left and returns it all.
-    scheduler: with this text as its only request, which has been started."""
+    """One completion that is being generated. Iterate over it for the emissions, one a step; then
+    `result` returns the whole completion. `stream_generate` makes it."""
 
     def __init__(self, scheduler: Scheduler) -> None:
+        """Take over a scheduler that has started its only request."""
         self._scheduler = scheduler
         self._last: Part | None = None
         self._saved = False
 
     def __iter__(self) -> Iterator[Emission]:
-        """The emissions still to come, one a step; those of the prompt's steps are empty."""
+        """Decode, and yield the emission of every step; those of the prompt's steps are empty.
+        Raises DecodingError as `result` does."""
         process.clear_at_end()
         while self._last is None:
             if self._scheduler.reading:
@@ -41,20 +43,24 @@ class Run:
                 yield self._take(part)
 
     def read_prompt(self) -> None:
+        """Compute the KV cache of the prompt now. Otherwise the first iteration does it."""
         process.clear_at_end()
         while self._last is None and self._scheduler.reading:
             self._scheduler.read()
 
     @property
     def changes(self) -> Sequence[Change]:
+        """Which draft lengths were chosen when; empty if the length is fixed."""
         return self._scheduler.changes
 
     def interrupt(self) -> Emission:
+        """End the completion here, and return the text that was held back until now."""
         part = self._scheduler.interrupt(0)
         return Emission((), ()) if part is None else self._take(part)
 
     def result(self) -> Result:
-        """Decode to the end and return everything. Raises DecodingError where there is no text."""
+        """Decode to the end and return the completion. Raises DecodingError if the model's logits
+        are NaN or infinite, or if no token satisfies the constraint."""
         for _ in self:
             pass
         assert self._last is not None
@@ -85,14 +91,36 @@ def stream_generate(
     timed: Timed = "none",
     cache: PromptCache | None = None,
 ) -> Run:
-    """Start one text: iterate over the returned Run for its emissions, then call its `result`.
+    """Start one completion, which is decoded while the caller iterates over it.
 
-    prompt: text, messages for the chat template, or token ids as they are. proposer, rule,
-    draft_length: used in place of what the options name. progress: of reading the prompt. timed:
-    which rounds are timed in parts, as decoding.statistics.Timed says; it costs overlap, and
-    the statistics have no seconds of drafting and verifying without it. cache: what was computed of
-    earlier texts is not computed again; not for a target whose rows disagree, see models.base.
-    Raises PromptError, OptionError."""
+    Args:
+        pair: The models that `load` returns.
+        prompt: A string, messages, or token ids; see `generate`.
+        options: The settings of the completion; None for `Options()`.
+        proposer: The drafter, in place of the one that the options name.
+        rule: The acceptance rule, in place of the one that the options name.
+        draft_length: An object that chooses draft lengths, in place of `options.num_draft`.
+        progress: Called with the numbers of prompt tokens that were prefilled and that there are.
+        timed: Which rounds are timed in parts: "none", "some" or "all". Drafting and verifying do
+            not overlap in such a round. Without one, the statistics lack the seconds of both.
+        cache: A prefix cache for the prompts of one pair. It is not used if passes over several
+            tokens of the target disagree with passes over single ones.
+
+    Returns:
+        The run. Iterate over it for an `Emission` of each step, then call its `result`.
+
+    Raises:
+        PromptError: The prompt is empty, or longer than the model can take.
+        OptionError: The options do not suit the model.
+        CheckpointError: The model's chat template refuses the messages or settings.
+        DecodingError: While iterating; see `Run.result`.
+
+    Example:
+        run = stream_generate(pair, "def add(a, b):", Options(max_tokens=64))
+        for emission in run:
+            print(emission.text, end="", flush=True)
+        print(run.result().stats.tokens_per_second)
+    """
     options = options or Options()
     mx.reset_peak_memory()
     overrides = Overrides(proposer, rule, draft_length, timed, progress)
@@ -102,6 +130,31 @@ def stream_generate(
 
 
 def generate(pair: Pair, prompt: Prompt, options: Options | None = None) -> Result:
+    """Generate one completion and return it when it is finished.
+
+    Args:
+        pair: The models that `load` returns.
+        prompt: A string, to which the chat template is applied if the model has one. Or messages
+            for the template, a list of {"role": ..., "content": ...}. Or a list of token ids, which
+            nothing is added to.
+        options: The settings of the completion; None for `Options()`, which decodes greedily and
+            up to 100 tokens.
+
+    Returns:
+        The completion: its `text`, its `tokens` (ids, an EOS token included), its `finish_reason`,
+        and its figures in `stats`.
+
+    Raises:
+        PromptError: The prompt is empty, or longer than the model can take.
+        OptionError: The options do not suit the model.
+        CheckpointError: The model's chat template refuses the messages or settings.
+        DecodingError: The model's logits are NaN or infinite, or no token satisfies the constraint.
+
+    Example:
+        from mlx_specdec import Options, generate, load
+        pair = load("weights/py-llama", "weights/py-llama-draft")
+        print(generate(pair, "def add(a, b):", Options(max_tokens=16)).text)
+    """
     return stream_generate(pair, prompt, options).result()
 
 
@@ -113,14 +166,33 @@ def stream_many(
     batch_size: int | Literal["auto"] = "auto",
     memory_budget: int | None = None,
 ) -> Scheduler:
-    """Decode many prompts, up to `batch_size` of them in one pass of the target; "auto" takes what
-    brings most tokens a second.
+    """Decode many prompts together, step by step. A completion is the same as its prompt's alone.
 
-    prompts: may be an endless iterator; a Request's options have the proposer and rule of
-    `options`, whose draft length they limit. A completion is what its prompt becomes alone.
-    memory_budget: bytes for all texts together; texts that do not fit wait, and one that can never
-    fit gives a part with an error. None leaves the machine a reserve. Raises OptionError,
-    CheckpointError for a chat template that refuses settings, and PromptError for a string."""
+    Args:
+        pair: The models that `load` returns.
+        prompts: Prompts as `generate` takes them, or requests with options of their own. The
+            iterator may be endless. `options` decides on the proposer and the rule of requests as
+            well, whose `num_draft` only limits the draft length.
+        options: The settings of all prompts that are no requests; None for `Options()`.
+        batch_size: The most sequences in one pass of the target; "auto" for the number that brings
+            the most tokens per second.
+        memory_budget: The bytes for all sequences together. Sequences that do not fit
+            wait. None takes what the machine has left, apart from a reserve.
+
+    Returns:
+        The scheduler. Iterate over it for a `Part` of each step of each prompt. The last part of a
+        prompt has its `result`, or its `error` if the prompt is unusable or fails.
+
+    Raises:
+        OptionError: The options do not suit the model, or a number is out of range.
+        CheckpointError: The model's chat template refuses the settings.
+        PromptError: The prompts are one string.
+
+    Example:
+        for part in stream_many(pair, ["def add(a, b):", "def sub(a, b):"]):
+            if part.result is not None:
+                print(part.number, part.result.text)
+    """
     options = options or Options()
     for_model(pair, options)
     if options.system_prompt is not None or options.chat_template_config:
@@ -149,9 +221,22 @@ def generate_many(
     batch_size: int | Literal["auto"] = "auto",
     memory_budget: int | None = None,
 ) -> list[Result]:
-    """Return all completions in the order of their prompts; see `stream_many`.
+    """Decode many prompts together and return all completions.
 
-    Raises DecodingError with the number of the first prompt that has none."""
+    Args:
+        pair, prompts, options, batch_size, memory_budget: See `stream_many`.
+
+    Returns:
+        The completions in the order of the prompts.
+
+    Raises:
+        DecodingError: A prompt has no completion; the message has its number, counted from 0.
+        OptionError, CheckpointError, PromptError: See `stream_many`.
+
+    Example:
+        results = generate_many(pair, ["def add(a, b):", "def sub(a, b):"], batch_size=2)
+        print([result.text for result in results])
+    """
     results: dict[int, Result] = {}
     run = stream_many(pair, prompts, options, batch_size=batch_size, memory_budget=memory_budget)
     for part in run:

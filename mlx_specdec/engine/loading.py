@@ -54,23 +54,46 @@ def load(
     distributed: Mode | None = None,
     progress: Progress | None = None,
 ) -> Pair:
-    """Load a target and, if named, what drafts for it: a draft model, or a drafter that reads the
-    target's hidden states. Layers for multi-token prediction in the target's checkpoint draft where
-    nothing else is named.
+    """Load a target and what drafts for it, which the other functions generate with.
 
-    model, draft_model: a directory or a name on the Hugging Face Hub; a model that is Medusa heads
-    brings the base model that it names. The draft "self" is the target's own layers at
-    `draft_q_bits` (4), and "self:2" two of them as they are. adapter_path: a directory with an
-    adapter that mlx-lm has trained for the target. dtype: "auto" computes in float32 on the CPU and
-    as stored elsewhere; or float32, float16, bfloat16. q_bits: quantize on load. expand_weights:
-    compute with whole weights where the stored ones are quantized; None for where that is faster
-    and the memory suffices. caches: quantized or cut KV caches; a draft that cannot have them has
-    its usual ones. draft_vocab: "same" refuses a draft with other tokens, "intersect" drafts the
-    tokens that both have. random_weights: for measuring; a model without weights here gets random
-    ones, no more than config.json is downloaded, and vocabularies are not compared. distributed:
-    the ranks that mlx.launch has started share the target, "tensor" each layer and "pipeline" the
-    layers; rank 0 alone gets a pair, and the others serve it until it ends, when SystemExit is
-    raised there. Raises SourceError, CheckpointError, VocabularyError, OptionError."""
+    Without a draft model, layers for multi-token prediction in the target's checkpoint draft, or
+    n-gram lookup in the prompt and the text does.
+
+    Args:
+        model: The target: a directory, a GGUF file, or a name on the Hugging Face Hub. Medusa heads
+            bring the base model that they name.
+        draft_model: A draft model, or a drafter that reads the target's hidden states. "self" is
+            the target's own layers at `draft_q_bits`, and "self:2" two of them as they are.
+        revision: The branch, tag or commit of the target on the Hub; None for main.
+        adapter_path: A directory with an adapter that mlx-lm has trained for the target.
+        dtype: "auto", "float32", "float16" or "bfloat16". "auto" computes in float32 on the CPU,
+            and elsewhere in the dtype of the checkpoint.
+        q_bits: Quantize the target to this many bits on load.
+        draft_q_bits: Quantize the draft to this many bits on load; None takes 4 for "self".
+        expand_weights: Whether to dequantize the weights of a quantized model on load. None does so
+            on a CPU if the weights then take less than a quarter of the memory.
+        caches: The settings of the KV cache. A draft model that cannot have them keeps its own.
+        draft_vocab: "same" refuses a draft model with other tokens, and "intersect" drafts the
+            tokens that both models have.
+        random_weights: For measuring: a model without weights here gets random ones. Only its
+            config.json is downloaded, and vocabularies are not compared.
+        distributed: How the ranks that mlx.launch has started share the target: "tensor" divides
+            each layer, and "pipeline" the list of layers. Only rank 0 gets a pair. The others serve
+            it until it ends, and SystemExit is raised there.
+        progress: Called with the bytes of a download that are done and that there are.
+
+    Returns:
+        The pair, which many completions share.
+
+    Raises:
+        SourceError: A name is no local model and cannot be downloaded.
+        CheckpointError: Files are damaged, or of a kind that is not supported.
+        VocabularyError: The draft model has other tokens.
+        OptionError: The settings do not suit the models.
+
+    Example:
+        pair = load("mlx-community/Qwen3-8B-4bit", "mlx-community/Qwen3-0.6B-4bit")
+    """
     if draft_vocab not in DRAFT_VOCABS:
         raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
     process.clear_at_end()

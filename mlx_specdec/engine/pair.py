@@ -26,16 +26,31 @@ from ..text.vocabulary import Translation, written_texts
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its tokenizer, and a draft model where there is one; shared by many generations.
+    """A target, its tokenizer, and a draft model if there is one. `load` makes it, and many
+    completions share it.
 
-    vocabulary: number of token ids that target and tokenizer both know; every distribution has this
-    width. translation: for a draft whose vocabulary is another. documents, history: for lookup;
-    what is generated is added to the latter. drafter_network: of a hidden-state drafter in the
-    draft's place. unusable: drafters that the target brings and that cannot be used -> why.
-    draft_bytes: what drafts take in addition to the target. task_prefix: what every prompt has to
-    begin with. languages: of a target that translates. notes: lines for the user on how weights are
-    computed with. trials: of drafters with weights. learned: about draft lengths. sampling: the
-    settings of Options that generation_config.json recommends for the target, if any."""
+    Attributes:
+        name, draft_name: The names that `load` was called with.
+        target, draft: The models; `draft` is None without a draft model.
+        tokenizer: The target's tokenizer.
+        eos_token_ids: The ids of the tokens that end a completion.
+        vocabulary: The number of token ids that target and tokenizer both know. Every distribution
+            has this width.
+        dtype: The dtype of the target's weights in words, such as "4-bit, bfloat16".
+        load_seconds: The time in seconds that loading took, without downloads.
+        translation: The shared tokens, for a draft model with another vocabulary.
+        documents, history: The texts that lookup searches. Completions are added to `history`.
+        heads: The Medusa heads of the target.
+        drafter_network: The hidden-state drafter that takes the place of a draft model.
+        unusable: The drafters in the target's checkpoint that cannot be used, and why.
+        draft_bytes: The memory that drafters take in addition to the target.
+        task_prefix: The text that every prompt has to begin with, or "".
+        languages: The languages of a target that translates.
+        notes: Lines for the user about how the weights are computed with.
+        trials: How often drafters with weights were right.
+        learned: The acceptance and the costs that choose draft lengths.
+        sampling: The settings of `Options` that generation_config.json recommends, if any.
+    """
 
     name: str
     draft_name: str | None
@@ -95,9 +110,15 @@ def alphabet_of(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
 
 
 def with_history(pair: Pair, texts: Iterable[Sequence[int]] = ()) -> Pair:
-    """The same models, whose lookup also searches the texts that they write from now on.
+    """Have n-gram lookup also search the completions that a pair generates from now on.
 
-    texts: token ids of earlier ones, the oldest first."""
+    Args:
+        pair: The models that `load` returns.
+        texts: The token ids of earlier texts to search, the oldest first.
+
+    Returns:
+        Another pair of the same models.
+    """
     history = History()
     for text in texts:
         history.add("", text, text)
@@ -107,10 +128,20 @@ def with_history(pair: Pair, texts: Iterable[Sequence[int]] = ()) -> Pair:
 def with_documents(
     pair: Pair, files: Sequence[str | Path], *, progress: Progress | None = None
 ) -> Pair:
-    """The same models, with documents for the proposer "ngram" to search beside prompt and text.
+    """Have n-gram lookup also search documents.
 
-    files: UTF-8 texts. Their index is built once and kept in the platform's cache directory.
-    Raises DocumentError."""
+    Args:
+        pair: The models that `load` returns.
+        files: The paths of UTF-8 texts. Their index is built once, and cached in the platform's
+            cache directory.
+        progress: Called with the steps of indexing that are done and that there are.
+
+    Returns:
+        Another pair of the same models.
+
+    Raises:
+        DocumentError: A file is missing, empty, too large or no text.
+    """
     paths, report = [Path(file) for file in files], progress or ignore_progress
     key = IndexKey(documents.digest(paths), pair.tokenizer.digest, pair.vocabulary)
     index = read(key)

@@ -65,10 +65,17 @@ class Node:
 
 
 class PromptCache:
-    """What was computed of earlier texts of one pair; the least recently used nodes are removed
-    first. Each tenant has a tree: a hit, or its speed, would tell what others wrote. lags: by name,
-    how many later tokens columns depend on. disk: has a block of each part of each node too, and of
-    nodes that memory has no room for."""
+    """A prefix cache: the KV caches of earlier texts of one pair, for `stream_generate`. The least
+    recently used entries are removed first. Each tenant has a tree of its own, since the speed of a
+    hit would tell what others wrote.
+
+    Attributes:
+        max_bytes: The most bytes that it takes in memory.
+        nbytes: The bytes that it takes.
+        disk: A directory with a block of each part of each node, and of nodes that do not fit into
+            memory.
+        lags: By name, how many later tokens columns depend on.
+    """
 
     def __init__(self, max_bytes: int, disk: Directory | None = None) -> None:
         self.max_bytes = max_bytes

@@ -37,13 +37,20 @@ NO_TEXT: dict[FinishReason | None, str] = {"damaged": DAMAGED, "stuck": STUCK}
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt with options of its own.
+    """A prompt with options of its own, for `stream_many` and `generate_many`.
 
-    prediction: token ids that the text may turn out to have; they are drafted where requests come
-    one by one. top_logprobs: how many of the likeliest tokens each emission lists, with their
-    logprobs; None lists nothing. shown: special token ids that are printed -> their text.
-    ignore_eos: no token ends this text. tenant: whose earlier texts may be drafted from. answers:
-    the completion is an answer in a chat, whose first blank is not printed."""
+    Attributes:
+        prompt: A string, messages, or token ids; see `generate`.
+        options: The settings of this completion.
+        prediction: Token ids that the completion may turn out to have. They are drafted if
+            requests come one by one.
+        top_logprobs: The number of most likely tokens that each emission lists with their
+            log-probabilities; None lists nothing.
+        shown: The text of special tokens that are printed, by id.
+        ignore_eos: Whether no token ends the completion.
+        tenant: Whose earlier completions may be drafted from.
+        answers: Whether the completion is an answer in a chat, whose first blank is not printed.
+    """
 
     prompt: Prompt
     options: Options
@@ -82,7 +89,17 @@ def proposer_kind(chosen: Sequence[Drafter]) -> str:
 
 @dataclass(frozen=True)
 class Labels:
-    """The settings of a text and the names of what made it."""
+    """The settings of a completion.
+
+    Attributes:
+        model, draft_model: The names that `load` was called with.
+        proposer: The drafter's name, "auto" for several, or "none".
+        rule: The name of the acceptance rule.
+        lossy: Whether the text may differ in distribution from the target's own.
+        delta, seed, num_draft, simulated_acceptance, exact: See `Options`.
+        prompt_tokens: The number of tokens of the prompt.
+        cached_tokens: How many of them came from the prefix cache.
+    """
 
     model: str
     draft_model: str | None
@@ -100,7 +117,16 @@ class Labels:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished text. tokens: ids, an EOS included; text: without EOS and stop strings."""
+    """A finished completion.
+
+    Attributes:
+        text: The text, without EOS token and stop strings.
+        tokens: The token ids, an EOS token included.
+        finish_reason: "eos", "length" (`max_tokens` were generated), "stop" (a stop string), or
+            "interrupted".
+        labels: The settings.
+        stats: Counts, rates and times.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -109,6 +135,7 @@ class Result:
     stats: Statistics
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all of it as the commands print it with --json."""
         labels = asdict(self.labels)
         simulated = labels.pop("simulated_acceptance")
         # Nobody should take for text what only measured the loop.
@@ -128,14 +155,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Part:
-    """The output of one step for one request.
+    """The output of one step for one of many prompts; see `stream_many`.
 
     Attributes:
-        number: The request's number.
-        emission: Tokens and text of the step.
-        result: The finished text, with the last part.
-        error: Why there is no result.
-        drafted, accepted: Numbers of the step's draft tokens, and of those that were accepted."""
+        number: The number of the prompt, counted from 0.
+        emission: The tokens and the text of the step.
+        result: The finished completion if this is its last part, otherwise None.
+        error: Why there is no completion if this is the last part, otherwise None.
+        drafted: The number of draft tokens of the step.
+        accepted: How many of them were accepted.
+    """
 
     number: int
     emission: Emission
@@ -146,6 +175,7 @@ class Part:
 
     @property
     def last(self) -> bool:
+        """Whether no other part of this prompt follows."""
         return self.result is not None or self.error is not None
 
 

@@ -66,12 +66,21 @@ class Group:
 
 @dataclass(eq=False)
 class Scheduler:
-    """Decodes requests of one pair: iterate, or call `step` until it is `idle`. An internal failure
-    ends one request, or all of one pass, with an error. It is raised only where ranks are out of
-    step, and where `raises` is true. requests: None where they come one by one, through `add`.
-    options: proposer, rule and, but for a limit, the draft length of each request are those.
-    memory_budget: bytes for all sequences; None takes `memory.default_budget`. why_not: the reason
-    why only one sequence goes through a pass."""
+    """Decodes the requests of one pair together. Iterate over it for the parts of all requests, or
+    call `step` until it is `idle`. `stream_many` makes it.
+
+    An internal failure ends one request, or all of one pass, with an error. It is raised only if
+    ranks are out of step, or if `raises` is true.
+
+    Attributes:
+        pair: The models.
+        requests: The requests; None if they come one by one through `add`.
+        options: What decides on proposer, rule and draft length of all requests.
+        size: The number of sequences in a pass.
+        cache: The prefix cache.
+        memory_budget: The bytes for all sequences; None takes `memory.default_budget`.
+        why_not: Why only one sequence goes through a pass, or "".
+    """
 
     pair: Pair
     requests: Iterable[Request] | None
@@ -123,6 +132,7 @@ class Scheduler:
 
     @property
     def batch_size(self) -> int:
+        """The most sequences in one pass of the target at present."""
         return self.size.size
 
     @property
@@ -155,6 +165,7 @@ class Scheduler:
             self.save_costs()
 
     def step(self) -> list[Part]:
+        """Prefill what waits, decode a round of every request, and return the parts."""
         self.read()
         return self.decode()
 
@@ -196,6 +207,7 @@ class Scheduler:
         self._reading.append(Group(self._opener.open([job], self._watch), [job]))
 
     def cancel(self, number: int) -> None:
+        """End a request without a last part."""
         if (job := self._find(number)) is not None:
             self._leave(job)
 

@@ -9,9 +9,17 @@ BITS, GROUP_SIZES = (2, 3, 4, 6, 8), (32, 64, 128)
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """bits: quantize keys and values, in groups of group_size. max_size: how many of the newest
-    tokens a layer remembers. None leaves a model the caches that it makes. Raises OptionError for
-    values that no model can use."""
+    """Settings of a decoder-only model's KV cache.
+
+    Attributes:
+        bits: Quantize keys and values to 2, 3, 4, 6 or 8 bits; None does not quantize.
+        group_size: The number of values that share a scale: 32, 64 or 128.
+        max_size: The number of newest tokens that a layer remembers; None for all that the model's
+            own cache keeps.
+
+    Raises:
+        OptionError: No model can use the values.
+    """
 
     bits: int | None = None
     group_size: int = 64

@@ -22,8 +22,9 @@ REPETITION_PENALTIES = (1e-6, 1e6)
 class Sampling:
     """Settings of the distribution that tokens are drawn from; the defaults change nothing.
 
-    temperature: 0 means greedy, else within TEMPERATURES. top_k: 0 = off. top_p: 1 = off, at
-        least LEAST_TOP_P.
+    temperature: 0 means greedy, else within TEMPERATURES.
+    top_k: 0 = off.
+    top_p: 1 = off, at least LEAST_TOP_P.
     min_p: [0, 1), 0 = off.
     repetition_penalty: within REPETITION_PENALTIES, 1 = off; logits of tokens seen before are
         divided by it where positive and multiplied where negative (Keskar et al., arXiv 1909.05858,

@@ -1,0 +1,78 @@
+"""The names that the package exports suffice to use it, and help() describes each of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mlx_specdec
+from mlx_specdec import errors
+
+NAMES = mlx_specdec.__all__
+FUNCTIONS = [name for name in NAMES if inspect.isfunction(getattr(mlx_specdec, name))]
+OUTPUTS = ("Emission", "Labels", "Part", "Request", "Result", "Statistics", "TokenLogprob")
+"""The classes whose attributes users read or write."""
+
+
+def classes(annotation: object) -> Iterator[type]:
+    """All classes of this package in an annotation."""
+    is_class = isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias)
+    if is_class and annotation.__module__.startswith("mlx_specdec"):
+        yield annotation
+    parts = typing.get_args(annotation)
+    for part in (part for each in parts for part in (each if isinstance(each, list) else [each])):
+        yield from classes(part)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_has_a_docstring_of_its_own(name: str) -> None:
+    exported = getattr(mlx_specdec, name)
+    text = vars(exported).get("__doc__") if inspect.isclass(exported) else exported.__doc__
+    # The decorator `dataclass` writes the signature where there is no docstring.
+    assert text and not text.startswith(f"{name}(")
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *OUTPUTS])
+def test_every_class_in_an_annotation_is_exported(name: str) -> None:
+    for annotation in typing.get_type_hints(getattr(mlx_specdec, name)).values():
+        for one in classes(annotation):
+            assert getattr(mlx_specdec, one.__name__) is one
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "convert"])
+def test_a_docstring_names_every_argument_and_what_is_returned(name: str) -> None:
+    function = getattr(mlx_specdec, name)
+    text = inspect.getdoc(function)
+    described = text.partition("Args:\n")[2].partition("Returns:\n")
+    for argument in inspect.signature(function).parameters:
+        assert any(argument in line.split(":")[0] for line in described[0].splitlines())
+    assert described[1]
+
+
+@pytest.mark.parametrize("name", [*OUTPUTS, "CacheSettings", "Options", "Pair", "Seconds"])
+def test_a_docstring_names_every_attribute(name: str) -> None:
+    kind = getattr(mlx_specdec, name)
+    described = inspect.getdoc(kind).partition("Attributes:\n")[2].splitlines()
+    names = {name.strip() for line in described for name in line.split(":")[0].split(",")}
+    assert {each.name for each in dataclasses.fields(kind) if each.name[0] != "_"} <= names
+
+
+def test_every_error_is_exported() -> None:
+    for one in vars(errors).values():
+        if inspect.isclass(one) and issubclass(one, errors.SpecdecError):
+            assert getattr(mlx_specdec, one.__name__) is one and one.__name__ in NAMES
+
+
+def test_the_example_of_generate_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    example = inspect.getdoc(mlx_specdec.generate).partition("Example:\n")[2]
+    exec(inspect.cleandoc(example))
+    assert capsys.readouterr().out.strip()
