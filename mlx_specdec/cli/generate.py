@@ -98,7 +98,6 @@ def generate(prompt: Prompt, flags: Text, output: Output) -> None:
     quiet = output.quiet or output.json
     pair, options = load_drafting(flags, options, random_weights=simulated, quiet=quiet)
     from ..engine.request import missing_prefix
-    from ..models import families
 
     quiet = quiet or simulated
     if demo and not quiet:
@@ -106,7 +105,7 @@ def generate(prompt: Prompt, flags: Text, output: Output) -> None:
     elif not quiet and (prefix := missing_prefix(pair, text, options)):
         render.tell(f'"{prefix}" was put before the prompt, as the target\'s config.json asks')
     lines = sum(1 for line in text.splitlines() if line.strip())
-    if lines > 1 and families.of_model(pair.target).kind == "encoder-decoder":
+    if lines > 1 and pair.target.kind == "encoder-decoder":
         render.tell(
             f"warning: the {lines} lines of the prompt are read as one text; mlx-specdec batch "
             "FILE -o - makes a text of each line"

@@ -174,9 +174,8 @@ def with_draft_model(
         vocabulary=min(pair.target.vocabulary, pair.tokenizer.size),
         trials=defaultdict(Trial),
     )
-    kind = families.of_model(pair.target).kind
     source = loader.find_draft(draft_model)
-    return loader.with_draft(alone, kind, source, draft_q_bits, draft_vocab)
+    return loader.with_draft(alone, pair.target.kind, source, draft_q_bits, draft_vocab)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from ..engine.pair import Pair
 from ..errors import first_line
 from ..models.cpu_layers import as_mlx_has_it
 from ..models.encoder_decoder.context import Network
-from ..models.mlx_lm.model import DecoderOnlyModel
 from ..models.number_format import expanded
 from ..models.t5.network import T5
 from ..options import Options, own_layers
@@ -127,7 +126,7 @@ def mlx_lm_methods(pair: Pair, options: Options, lengths: Sequence[Length]) -> l
     token comes with the prompt pass, and is not counted."""
     networks = [_network(pair)]
     fixed = [0]
-    if isinstance(pair.draft, DecoderOnlyModel):
+    if pair.draft is not None and pair.draft.kind == "decoder-only":
         networks.append(as_mlx_has_it(pair.draft.network))
         fixed += [n for n in lengths if n != "auto"]
     runs = {length: _runner(networks, pair.eos_token_ids, options, length) for length in fixed}
@@ -191,7 +190,7 @@ def _batches(network: Any, pair: Pair, options: Options, size: int, prompts: Pro
 
 
 def _network(pair: Pair) -> Any:
-    if not isinstance(pair.target, DecoderOnlyModel) or pair.translation is not None:
+    if pair.target.kind != "decoder-only" or pair.translation is not None:
         raise NoBaselineError("it has no model of this kind")
     return as_mlx_has_it(pair.target.network)
 
@@ -309,7 +308,7 @@ class _Generation:
     def run_all(self, size: int, prompts: Prompts) -> Texts:
         """Decode all prompts, `size` of like length in one call."""
         # Sources are padded on the right.
-        left = isinstance(self.pair.target, DecoderOnlyModel)
+        left = self.pair.target.kind == "decoder-only"
         order = sorted(range(len(prompts)), key=lambda n: len(prompts[n]), reverse=True)
         for group in (order[start : start + size] for start in range(0, len(order), size)):
             # The longest prompt has the least room.

@@ -11,12 +11,17 @@ import mlx.nn as nn
 
 from ..errors import OptionError, PromptError, RewindError
 from ..interfaces import TargetModel, after
+from ..text.tokenizer import Kind
 from ..version import __version__
 from .cache_settings import CacheSettings
 
 
 class Base(TargetModel, Protocol):
     """A loaded model with its modules."""
+
+    @property
+    def kind(self) -> Kind:
+        """Whether an encoder reads the prompt."""
 
     @property
     def network(self) -> nn.Module:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from ..engine.pair import Pair
 from ..engine.request import encode
 from ..errors import CheckpointError
-from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..options import Options
 from ..text.chat import Ending
 from ..text.markers import markers_of
@@ -50,7 +49,7 @@ log_once = functools.lru_cache(maxsize=64)(logging.getLogger(__name__).info)
 
 def way_of(pair: Pair, options: Options) -> Way:
     """Return how this model reads messages."""
-    if isinstance(pair.target, EncoderDecoderModel):
+    if pair.target.kind == "encoder-decoder":
         return "single user message"
     templated = options.chat_template and pair.tokenizer.has_chat_template
     return "template" if templated else "role prefixes"

@@ -18,7 +18,6 @@ from ..engine.pair import Pair
 from ..engine.request import Request, missing_prefix
 from ..errors import PromptError
 from ..interfaces import FINAL, Progress
-from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..options import Options
 from ..text.prompts import read_lines
 from .config import DataConfig
@@ -190,7 +189,7 @@ def _pieces(pair: Pair, samples: Sequence[Sample], config: DataConfig) -> Iterat
         text = missing_prefix(pair, sample.prompt, Options()) + sample.prompt
         prompt = tuple((pair.tokenizer.apply_chat if chat else encode)(text))
         target = () if own or not sample.target.strip() else tuple(encode(sample.target))
-        if isinstance(pair.target, EncoderDecoderModel):
+        if pair.target.kind == "encoder-decoder":
             if 0 < len(prompt) <= length and (own or target):
                 yield prompt, target[:length]
         elif own:
@@ -211,7 +210,7 @@ def _completed(
     pair: Pair, pieces: Sequence[Piece], groups: list[list[int]], config: DataConfig, done: int
 ) -> Iterator[Piece]:
     """Every piece but the first `done`, group after group, with its continuation."""
-    shared = not isinstance(pair.target, EncoderDecoderModel)
+    shared = pair.target.kind == "decoder-only"
     for group in groups:
         # Of a group that was cut off, the rest: a completion is the same in whatever batch.
         rest, done = group[done:], max(0, done - len(group))

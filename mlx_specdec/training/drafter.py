@@ -28,7 +28,6 @@ from ..models.drafters.files import ATTENDS, LayerSizes, Settings, Shapes, layer
 from ..models.drafters.kinds import attach, describe, read
 from ..models.drafters.layers import Attention
 from ..models.drafters.network import DrafterNetwork
-from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..models.number_format import NumberFormat
 from . import anchors as behind_anchors
 from .anchors import Anchored, AnchorTask, KeysValues, compared
@@ -340,7 +339,7 @@ def _layer_config(target: Base, model_type: str, count: int) -> dict[str, Any]:
     heads = max(1, width // head_dim)
     positions = target.max_length or SHORT_TEXTS
     theta = 10000.0 if positions <= SHORT_TEXTS else 1000000.0
-    encodes = isinstance(target, EncoderDecoderModel)
+    encodes = target.kind == "encoder-decoder"
     encoder = {ATTENDS: True, "encoder_hidden_size": width} if encodes else {}
     return {
         **encoder,

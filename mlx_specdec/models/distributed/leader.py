@@ -243,7 +243,7 @@ def led(model: Base, leader: Leader) -> Base:
 
 
 class LedModel:
-    """base.Base: a model whose contexts lead; in all else the model, also for `isinstance`."""
+    """base.Base: a model whose contexts lead, and the model itself in all else."""
 
     def __init__(self, model: Base, leader: Leader) -> None:
         self._model = model
@@ -255,10 +255,6 @@ class LedModel:
                 "this needs all of the target's weights in one place: leave out distributed"
             )
         return getattr(self._model, name)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return type(self._model)
 
     @property
     def lost(self) -> bool:

@@ -18,6 +18,7 @@ from ...checkpoints import disk as sizes
 from ...errors import PromptError
 from ...interfaces import FINAL, Context, Scores, rectangle
 from ...interfaces.results import Cached, Reusable, Snapshot
+from ...text.tokenizer import Kind
 from ..base import check_prompt, layer_of
 from ..cpu_layers import begin, lighten
 from ..kv_cache import STEP, KVCache, padded
@@ -181,6 +182,7 @@ def padding_mask(lengths: Sequence[int]) -> mx.array | None:
 class EncoderDecoderModel:
     """base.Base over a Network; prompts are source texts."""
 
+    kind: Kind = "encoder-decoder"
     # Masks do not depend on the number of rows.
     rows_agree = batches = True
     why_not_batched = why_not_exact = ""
@@ -285,8 +287,7 @@ class EncoderDecoderModel:
 def share_equal_encoder(draft: object, target: object) -> bool:
     """Share the target's encoder with a draft of the same arithmetic whose encoder has the same
     tensors and computes the same. Returns whether it does."""
-    # A model that leads ranks is an instance as well, and has no weights here.
-    models = [model for model in (draft, target) if type(model) is EncoderDecoderModel]
+    models = [model for model in (draft, target) if isinstance(model, EncoderDecoderModel)]
     if len(models) < 2 or type(models[0].network) is not type(models[1].network):
         return False
     parameters = [tree_flatten(model.network.parameters()) for model in models]

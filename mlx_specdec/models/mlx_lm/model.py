@@ -23,6 +23,7 @@ from mlx_lm.models.cache import (
 from ...errors import OptionError, first_line
 from ...interfaces import Context
 from ...interfaces.results import Cached, Snapshot
+from ...text.tokenizer import Kind
 from ..attention_parts import PROMPT_SIZES
 from ..base import check_prompt
 from ..cache_settings import CacheSettings
@@ -111,6 +112,8 @@ def sizes_of(caches: Sequence[Any]) -> tuple[int, Counter[int | None]]:
 class DecoderOnlyModel(TappedNetwork):
     """base.Base over an mlx-lm model. model, group, pipeline: see TappedNetwork. max_length,
     identity: see base.Base. Raises OptionError for caches that the model cannot use."""
+
+    kind: Kind = "decoder-only"
 
     def __init__(
         self,
