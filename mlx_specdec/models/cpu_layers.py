@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from ..errors import OptionError
 from .number_format import on_cpu, twin_of
+from .patches import LIGHT_LAYERS
 
 FEW_ROWS = 64
 """Of a pass whose positions are shared; in longer ones the arithmetic decides."""
@@ -64,7 +65,7 @@ class _Turns(threading.local):
         return made[shape, dtype]
 
 
-class _RoPE(nn.RoPE):
+class RoPE(nn.RoPE):
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         whole = x.ndim == 4 and x.shape[-1] == self.dims and x.shape[-2] <= FEW_ROWS
         # Other arrays may be written to between two calls, as those of mlx-lm's batches are.
@@ -75,7 +76,7 @@ class _RoPE(nn.RoPE):
         return x * straight + mx.concatenate([second, first], axis=-1) * crossed
 
 
-class _Linear(nn.Linear):
+class Linear(nn.Linear):
     def __call__(self, x: mx.array) -> mx.array:
         weight, turned, batch_of_one = self.__dict__["_turned"]
         # While it is trained it has other weights in every step.
@@ -96,12 +97,12 @@ def lighten(network: nn.Module) -> None:
         if type(module) is nn.RoPE and not module.traditional:
             settings = module.dims, module.base, module.scale
             module.__dict__["_turns"] = turns.setdefault(settings, _Turns())
-            module.__class__ = _RoPE
+            LIGHT_LAYERS.apply(module, "__class__", RoPE)
         elif type(module) is nn.Linear and "bias" not in module:
             weight = module["weight"]
             module.__dict__["_turned"] = turned = weight, weight.T, weight.T[None]
             mx.eval(turned)  # views, without which other threads than this one could not compute
-            module.__class__ = _Linear
+            LIGHT_LAYERS.apply(module, "__class__", Linear)
 
 
 @cache
@@ -137,9 +138,5 @@ def as_mlx_has_it(network: nn.Module) -> nn.Module:
     """Return a copy of a network with MLX's own layers, whose parameters are the same arrays."""
     copied = twin_of(network)
     for module in copied.modules():
-        if type(module) in (_RoPE, _Linear):
-            module.__class__ = type(module).__mro__[1]
+        LIGHT_LAYERS.undo(module)
     return copied
-
-
-_RoPE.__name__, _Linear.__name__ = "RoPE", "Linear"

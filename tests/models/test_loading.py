@@ -208,6 +208,8 @@ import mlx_lm.utils
 assert mlx_lm.utils.load_tokenizer({str(weights / "py-llama")!r}).encode("def f")
 from mlx_lm import stream_generate
 assert mlx_lm.__version__ and "transformers" in sys.modules
+assert "__getattr__" not in vars(mlx_lm)
+assert mlx_lm.utils.TokenizerWrapper is mlx_lm.tokenizer_utils.TokenizerWrapper
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

@@ -2,6 +2,7 @@
 few rows are absorbed into a latent or divided for Metal's kernel. Rows over a quantized cache are
 divided because their scores would fill the memory."""
 
+import sys
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from ..attention_parts import attend_by_kernel, in_parts
 from ..exact import rows_attend_alone
+from ..patches import ATTENTION
 from . import latent
 
 NAME = "scaled_dot_product_attention"
@@ -22,10 +24,10 @@ _all_rows = base.quantized_scaled_dot_product_attention
 
 def replace_in(network: nn.Module) -> None:
     """Have the modules of a network call `attend`, if it is mlx-lm's attention that they call."""
-    for kind in {kind for module in network.modules() for kind in type(module).__mro__}:
-        scope = getattr(kind.__dict__.get("__call__"), "__globals__", {})
-        if scope.get(NAME) is base.scaled_dot_product_attention:
-            scope[NAME] = attend
+    kinds = {kind for module in network.modules() for kind in type(module).__mro__}
+    for scope in [sys.modules.get(name) for name in {kind.__module__ for kind in kinds}]:
+        if getattr(scope, NAME, None) is base.scaled_dot_product_attention:
+            ATTENTION.apply(scope, NAME, attend)
 
 
 def attend(

@@ -6,11 +6,14 @@ that are computed have caches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
+
+from ..patches import LEFT_OUT, WATCHED
 
 
 @dataclass
@@ -43,21 +46,20 @@ def cut(network: nn.Module, kept: Sequence[int]) -> None:
     places = {number: place for place, number in enumerate(numbers)}
     # The mask of layers that are all skipped is made from an empty cache.
     sources = [places.get(number, alike.get(look)) for number, look in enumerate(looks)]
-    plain = type(network)
-    make_all = getattr(plain, "make_cache", None)
 
-    def make_cache(self: Any) -> list[Any]:
-        made = [KVCache() for _ in empty] if make_all is None else make_all(self)
+    def make_cache(plain: Any, network: nn.Module) -> list[Any]:
+        made = [KVCache() for _ in empty] if plain is None else plain(network)
         return [made[number] for number in numbers]
 
-    def call(self: Any, inputs: mx.array, cache: Any = None, **rest: Any) -> Any:
+    def call(
+        plain: Any, network: nn.Module, inputs: mx.array, cache: Any = None, **rest: Any
+    ) -> Any:
         if cache is not None:
             pairs = zip(sources, empty, strict=True)
             cache = [unused if place is None else cache[place] for place, unused in pairs]
-        return plain.__call__(self, inputs, cache=cache, **rest)
+        return plain(network, inputs, cache=cache, **rest)
 
-    body = {"make_cache": make_cache, "__call__": call, "__module__": plain.__module__}
-    network.__class__ = type(plain.__name__, (plain,), body)
+    LEFT_OUT.extend([network], make_cache=make_cache, __call__=call)
 
 
 def _watched(network: nn.Module, layers: Sequence[nn.Module]) -> list[_Seen]:
@@ -65,36 +67,30 @@ def _watched(network: nn.Module, layers: Sequence[nn.Module]) -> list[_Seen]:
     caches = make_prompt_cache(network)
     owners = {id(part): number for number, cache in enumerate(caches) for part in _parts(cache)}
     seen = [_Seen() for _ in layers]
-    classes = [type(layer) for layer in layers]
 
-    def watched(plain: Any, record: _Seen) -> Any:
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            values = (*args, *kwargs.values())
-            record.caches |= {owners[id(value)] for value in values if id(value) in owners}
-            result = plain.__call__(self, *args, **kwargs)
-            record.more = len(result) - 1 if isinstance(result, tuple) else 0
-            return result
-
-        return type(plain.__name__, (plain,), {"__call__": call})
+    def watched(record: _Seen, plain: Any, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        values = (*args, *kwargs.values())
+        record.caches |= {owners[id(value)] for value in values if id(value) in owners}
+        result = plain(layer, *args, **kwargs)
+        record.more = len(result) - 1 if isinstance(result, tuple) else 0
+        return result
 
     try:
-        for layer, plain, record in zip(layers, classes, seen, strict=True):
-            layer.__class__ = watched(plain, record)
+        for layer, record in zip(layers, seen, strict=True):
+            WATCHED.extend([layer], __call__=partial(watched, record))
         network(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
     finally:
-        for layer, plain in zip(layers, classes, strict=True):
-            layer.__class__ = plain
+        for layer in layers:
+            WATCHED.undo(layer)
     return seen
 
 
 def _skip(layer: nn.Module, more: int) -> None:
-    plain = type(layer)
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(plain: Any, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         states = next(iter((*args, *kwargs.values())))
         return (states, *[None] * more) if more else states
 
-    layer.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+    LEFT_OUT.extend([layer], __call__=call)
     # Models look at numbers and switches of layers and of their parts: only weights go.
     for module in layer.modules():
         for name, part in list(module.items()):

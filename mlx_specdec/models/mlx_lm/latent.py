@@ -11,6 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base, mla
 
+from ..patches import LATENT
+
 
 class _Expanded(NamedTuple):
     """What a module made of a latent, (batch, 1, keys, rank), for every head."""
@@ -36,19 +38,15 @@ def absorbed_calls() -> int:
     return _recent.absorbed
 
 
-def _noting(plain: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass that notes what it expands: keys where it is called with transpose=False,
-    then values of the same latent."""
-
-    def call(module: Any, given: mx.array, transpose: bool = True) -> mx.array:
-        result: mx.array = plain.__call__(module, given, transpose)
-        if not transpose:
-            _recent.keys, _recent.values = _Expanded(module, given, result), None
-        elif _recent.keys is not None and given is _recent.keys.latent:
-            _recent.values = _Expanded(module, given, result)
-        return result
-
-    return type(plain.__name__, (plain,), {"__call__": call, "plain": plain})
+def _noted(plain: Any, module: nn.Module, given: mx.array, transpose: bool = True) -> mx.array:
+    """Note what a module expands: keys where it is called with transpose=False, then values of the
+    same latent."""
+    result: mx.array = plain(module, given, transpose)
+    if not transpose:
+        _recent.keys, _recent.values = _Expanded(module, given, result), None
+    elif _recent.keys is not None and given is _recent.keys.latent:
+        _recent.values = _Expanded(module, given, result)
+    return result
 
 
 def most_rows(rank: int, widths: int) -> int:
@@ -103,15 +101,17 @@ def expanding(network: nn.Module) -> list[nn.Module]:
 
 
 def intercept(attentions: list[nn.Module]) -> None:
-    """Have passes of a few rows absorbed from now on, where `attention.attend` was put in place."""
-    for attention in attentions:
-        for module in (attention.embed_q, attention.unembed_out):
-            if not hasattr(type(module), "plain"):
-                module.__class__ = _noting(type(module))
+    """Have passes of a few rows absorbed from now on, if `attention.replace_in` was called."""
+    LATENT.extend(
+        (each for each in _parts(attentions) if not LATENT.applied(each)), __call__=_noted
+    )
 
 
 def release(attentions: list[nn.Module]) -> None:
     """Leave these modules to mlx-lm again."""
-    for attention in attentions:
-        for module in (attention.embed_q, attention.unembed_out):
-            module.__class__ = getattr(type(module), "plain", type(module))
+    for module in _parts(attentions):
+        LATENT.undo(module)
+
+
+def _parts(attentions: list[nn.Module]) -> list[nn.Module]:
+    return [part for each in attentions for part in (each.embed_q, each.unembed_out)]

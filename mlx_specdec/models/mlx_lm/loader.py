@@ -20,6 +20,7 @@ from ...checkpoints.formats import safetensors as safetensors_file
 from ...checkpoints.quantization import Quantization
 from ...checkpoints.tensors import check_weights, same
 from ...errors import CheckpointError, first_line
+from ..patches import CAUGHT_WEIGHTS
 from . import rotary
 
 TEXT, TIES, HEAD = "text_config", "tie_word_embeddings", "lm_head.weight"
@@ -84,8 +85,8 @@ def open_model(
     except Exception as problem:  # its classes check nothing: whatever fails first tells
         message = foreign.explain(problem, stated, cannot_build(problem))
         raise CheckpointError(f"{directory}: {message}") from problem
-    model.__class__ = type(model).__mro__[1]
-    # A class is part of a reference cycle, whose methods would keep every tensor in memory.
+    CAUGHT_WEIGHTS.undo(model)
+    # Its class was part of a reference cycle, whose methods would keep every tensor in memory.
     weights = {**caught}
     if "quantization" not in whole and not foreign.is_packed(a.dtype for a in weights.values()):
         whole = foreign.without_entry(whole)
@@ -159,29 +160,34 @@ def _catching(
     given: Mapping[str, mx.array],
     caught: dict[str, mx.array],
     stated: Mapping[str, Any],
-) -> tuple[type, Any]:
-    plain, arguments = classes(config)
+) -> tuple[Any, Any]:
+    kind, arguments = classes(config)
 
-    def sanitize(self: Any, weights: dict[str, mx.array]) -> Any:
-        own = getattr(plain, "sanitize", None)
+    def sanitize(plain: Any, model: nn.Module, weights: dict[str, mx.array]) -> Any:
         try:
-            return dict(given) if own is None else own(self, dict(given))
+            return dict(given) if plain is None else plain(model, dict(given))
         except KeyError as problem:
             raise CheckpointError(
                 f"weight {problem.args[0]!s:.200} is missing: download the model again"
             ) from problem
 
-    def load_weights(self: Any, weights: list[tuple[str, mx.array]], strict: bool = True) -> Any:
-        expected = {name: array.shape for name, array in tree_flatten(self.parameters())}
+    def load_weights(
+        _: Any, model: nn.Module, weights: list[tuple[str, mx.array]], strict: bool = True
+    ) -> nn.Module:
+        expected = {name: array.shape for name, array in tree_flatten(model.parameters())}
         try:
             check_weights(expected, {name: array.shape for name, array in weights})
         except CheckpointError as problem:
             raise CheckpointError(foreign.explain(problem, stated)) from None
         caught.update(weights)
-        return self
+        return model
 
-    body = {"load_weights": load_weights, "sanitize": sanitize}
-    return type(plain.__name__, (plain,), body), Arguments(arguments)
+    def build(settings: Any) -> nn.Module:
+        model = kind(settings)
+        CAUGHT_WEIGHTS.extend([model], load_weights=load_weights, sanitize=sanitize)
+        return model
+
+    return build, Arguments(arguments)
 
 
 @dataclass(frozen=True)

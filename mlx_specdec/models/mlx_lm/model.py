@@ -30,6 +30,7 @@ from ..cache_settings import CacheSettings
 from ..cpu_layers import lighten
 from ..kv_cache import STEP
 from ..number_format import nbytes, on_cpu
+from ..patches import QUANTIZED_ATTENTION
 from . import latent
 from .attention import SCORES_NBYTES, attend_in_parts, replace_in
 from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched, restored
@@ -56,7 +57,7 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
         size = settings.max_size
         return lambda: [RotatingKVCache(max_size=size, keep=0) for _ in own]
 
-    base.quantized_scaled_dot_product_attention = attend_in_parts
+    QUANTIZED_ATTENTION.apply(base, "quantized_scaled_dot_product_attention", attend_in_parts)
 
     def quantized() -> list[Any]:
         bits = settings.bits or 8

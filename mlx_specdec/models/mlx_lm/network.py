@@ -1,6 +1,4 @@
-"""A network of mlx-lm, and hidden states of it that it was written without showing. A tapped module
-gets a subclass of its own class, so its parameters, its name in the model and whatever else is
-known of it stay as they are."""
+"""A network of mlx-lm, and hidden states of it that it was written without showing."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,6 +13,7 @@ from ...errors import CheckpointError, OptionError
 from ...interfaces import FINAL, Scores
 from ..base import layer_of
 from ..cpu_layers import begin
+from ..patches import TAPS
 
 LENT = {"keys": "k_norm", "values": "v_norm"}
 """What a layer's attention calls the modules that keys and values come out of, head by head."""
@@ -70,16 +69,7 @@ class Tap(threading.local):
 def tapped(*modules: nn.Module) -> Tap:
     """Return the tap that modules share; those of one class stay of one class."""
     tap = Tap()
-    classes: dict[type[nn.Module], type[nn.Module]] = {}
-    for module in modules:
-        plain = type(module)
-
-        def call(inner: Any, *args: Any, _plain: Any = plain.__call__, **kwargs: Any) -> Any:
-            return tap.called(_plain, inner, *args, **kwargs)
-
-        if plain not in classes:
-            classes[plain] = type(plain.__name__, (plain,), {"__call__": call})
-        module.__class__ = classes[plain]
+    TAPS.extend(modules, __call__=tap.called)
     return tap
 
 

@@ -1,0 +1,196 @@
+"""Changes to the classes, functions and modules of others are all in one table, and are undone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.nn as nn
+import pytest
+from mlx_lm.models import base, llama
+
+import mlx_specdec
+from mlx_specdec.checkpoints.files import Weights, read_config
+from mlx_specdec.models import cpu_layers, patches
+from mlx_specdec.models.cache_settings import CacheSettings
+from mlx_specdec.models.cpu_layers import lighten
+from mlx_specdec.models.mlx_lm import attention, latent
+from mlx_specdec.models.mlx_lm.cut import cut
+from mlx_specdec.models.mlx_lm.loader import open_model
+from mlx_specdec.models.mlx_lm.model import cache_maker
+from mlx_specdec.models.mlx_lm.network import tapped
+from mlx_specdec.models.number_format import twin_of
+
+from .support import tiny
+from .support.families import config_of
+
+PACKAGE = Path(mlx_specdec.__file__).parent
+MODEL = PACKAGE.parent / "weights" / "py-llama"
+HOOKS = {
+    ("models/patches.py", "sys.modules"),
+    ("models/patches.py", "os.environ"),
+    ("cli/app.py", "warnings.showwarning"),
+    ("cli/app.py", "setattr(sys, name)"),
+}
+"""Targets of assignments that are allowed. Python documents that programs replace the last two."""
+SAMPLES = {
+    "from mlx_lm.models import base\nbase.attend = attend": ["base.attend"],
+    "import mlx.core as mx\nmx.fast.rope = rope": ["mx.fast.rope"],
+    "import mlx.core as mx\nsetattr(mx.fast, 'rope', rope)": ["setattr(mx.fast, 'rope')"],
+    "from mlx_lm.models import base\nvars(base)['x'] = x": ["vars(base)['x']"],
+    "from mlx_lm.models import base\nbase.__dict__.update(x=x)": ["base.__dict__.update"],
+    "import sys\nsys.modules['a'] = a": ["sys.modules['a']"],
+    "import sys\ndel sys.modules['a']": ["sys.modules['a']"],
+    "import sys\nsys.modules.setdefault('a', a)": ["sys.modules.setdefault"],
+    "module.__class__ = Other": ["module.__class__"],
+    "setattr(module, '__class__', Other)": ["setattr(module, '__class__')"],
+    "scope = call.__globals__": ["call.__globals__"],
+    "class A:\n    @property\n    def __class__(self): ...": ["__class__"],
+    "import os\nname = os.name\nself.name = name\narray[3] = os.name": [],
+}
+"""Texts of modules, and the changes that are found in them."""
+
+
+def changes(text: str) -> list[str]:
+    """Return what a module changes of others: attributes of what it imports, and classes."""
+    nodes = list(ast.walk(ast.parse(text)))
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [name for node in imports for name in node.names]
+    imported = {(name.asname or name.name).split(".")[0] for name in names}
+    found = []
+
+    def foreign(node: ast.AST) -> bool:
+        while isinstance(node, ast.Attribute | ast.Subscript):
+            node = node.value
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "vars":
+            return bool(node.args) and foreign(node.args[0])
+        return isinstance(node, ast.Name) and node.id in imported
+
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and node.name == "__class__":
+            found.append(node.name)
+        elif isinstance(node, ast.Attribute) and node.attr == "__globals__":
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Attribute | ast.Subscript):
+            name = node.attr if isinstance(node, ast.Attribute) else ""
+            changed = not isinstance(node.ctx, ast.Load)
+            if name in ("pop", "setdefault", "update", "clear"):
+                changed = ast.unparse(node.value).endswith(("sys.modules", ".__dict__"))
+            if changed and (name == "__class__" or foreign(node)):
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            owner, name = node.args[:2]
+            if foreign(owner) or ast.unparse(name) == "'__class__'":
+                found.append(f"{ast.unparse(node.func)}({ast.unparse(owner)}, {ast.unparse(name)})")
+    return found
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_changes_are_found_in_the_text_of_a_module(text: str) -> None:
+    assert changes(text) == SAMPLES[text]
+
+
+def test_only_one_module_changes_what_belongs_to_others() -> None:
+    wrong = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        name = file.relative_to(PACKAGE).as_posix()
+        found = changes(file.read_text(encoding="utf-8"))
+        wrong += [
+            f"{name}: {change}"
+            for change in found
+            if not any(name == module and change.startswith(hook) for module, hook in HOOKS)
+        ]
+    assert wrong == []
+
+
+Originals = list[tuple[Any, str, Any]]
+
+
+def _classes(modules: Sequence[nn.Module], change: Callable[[], Any]) -> Originals:
+    originals = [(module, "__class__", type(module)) for module in modules]
+    change()
+    return originals
+
+
+def _attention() -> Originals:
+    attention.replace_in(tiny.build("llama"))
+    return [(llama, attention.NAME, base.scaled_dot_product_attention)]
+
+
+def _quantized() -> Originals:
+    cache_maker(tiny.build("llama", head_dim=32), CacheSettings(8, 32))
+    return [(base, "quantized_scaled_dot_product_attention", attention._all_rows)]
+
+
+def _light() -> Originals:
+    network = nn.Sequential(nn.RoPE(8), nn.Linear(8, 8, bias=False))
+    return _classes(network.layers, lambda: lighten(network))
+
+
+def _latent() -> Originals:
+    attentions = latent.expanding(tiny.from_config(config_of("deepseek_v3")))
+    return _classes([a.embed_q for a in attentions], lambda: latent.intercept(attentions))
+
+
+def _taps() -> Originals:
+    layers = tiny.build("llama").layers
+    return _classes(layers, lambda: (tapped(*layers), tapped(layers[0])))
+
+
+def _left_out() -> Originals:
+    network = tiny.build("llama")
+    return _classes([network, network.layers[0]], lambda: cut(network, [1]))
+
+
+APPLIED: dict[patches.Replacement, Callable[[], Originals]] = {
+    patches.ATTENTION: _attention,
+    patches.QUANTIZED_ATTENTION: _quantized,
+    patches.LIGHT_LAYERS: _light,
+    patches.LATENT: _latent,
+    patches.TAPS: _taps,
+    patches.LEFT_OUT: _left_out,
+}
+"""How the package applies a patch. Returns owners, the names of attributes, and what these were."""
+BRIEF = {patches.FAST_START, patches.WATCHED, patches.CAUGHT_WEIGHTS}
+"""The package undoes these itself, the first in a test of test_loading.py."""
+
+
+def test_the_table_names_every_patch() -> None:
+    every = [each for each in vars(patches).values() if isinstance(each, patches.Patch)]
+    assert set(patches.PATCHES) == set(every) == BRIEF.union(APPLIED)
+    assert len({each.replaces for each in patches.PATCHES}) == len(every) == len(patches.PATCHES)
+
+
+@pytest.mark.parametrize("patch", APPLIED, ids=[each.__name__ for each in APPLIED.values()])
+def test_what_was_replaced_is_restored(
+    patch: patches.Replacement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_layers, "on_cpu", lambda: True)
+    for owner, name, original in APPLIED[patch]():
+        assert patch.applied(owner) and getattr(owner, name) is not original
+        patch.undo(owner)
+        assert not patch.applied(owner) and getattr(owner, name) is original
+
+
+def test_a_loaded_model_and_one_that_was_watched_have_their_own_classes() -> None:
+    source = Weights(MODEL)
+    given = {name: source.read(name) for name in source.infos}
+    model = open_model(MODEL, read_config(MODEL), source, given).model
+    assert type(model) is llama.Model
+    cut(model, [0])
+    assert type(model.layers[0]) is llama.TransformerBlock
+
+
+def test_a_patch_is_undone_with_the_later_ones_of_its_owner_and_of_no_copy() -> None:
+    first, second = (patches.Replacement(name, "for a test") for name in ("first", "second"))
+    module = nn.Identity()
+    first.extend([module], __call__=lambda plain, module, given: 10 * plain(module, given))
+    twin = twin_of(module)
+    second.extend([module], __call__=lambda plain, module, given: plain(module, given) + 1)
+    assert (module(3), twin(3)) == (31, 30)
+    assert second.applied(module) and not second.applied(twin)
+    second.undo(twin)
+    first.undo(module)
+    assert (module(3), twin(3)) == (3, 30) and type(module) is nn.Identity
