@@ -47,6 +47,7 @@ SAMPLES = {
     "module.__class__ = Other": ["module.__class__"],
     "setattr(module, '__class__', Other)": ["setattr(module, '__class__')"],
     "scope = call.__globals__": ["call.__globals__"],
+    "scope = getattr(call, '__globals__')": ["'__globals__'"],
     "class A:\n    @property\n    def __class__(self): ...": ["__class__"],
     "import os\nname = os.name\nself.name = name\narray[3] = os.name": [],
 }
@@ -71,7 +72,7 @@ def changes(text: str) -> list[str]:
     for node in nodes:
         if isinstance(node, ast.FunctionDef) and node.name == "__class__":
             found.append(node.name)
-        elif isinstance(node, ast.Attribute) and node.attr == "__globals__":
+        elif "__globals__" in (getattr(node, "attr", ""), getattr(node, "value", "")):
             found.append(ast.unparse(node))
         elif isinstance(node, ast.Attribute | ast.Subscript):
             name = node.attr if isinstance(node, ast.Attribute) else ""

@@ -130,8 +130,8 @@ def _of_tokenizers(name: str, *args: Any, **rest: Any) -> Any:
 
 FAST_START = FastStart(
     "the modules mlx_lm, whose __init__ runs later, and for mlx_lm.utils mlx_lm.tokenizer_utils",
-    "Both import transformers. Without it mlx_lm.utils is imported in 0.9 instead of 2.2 seconds "
-    "on two cores of a server.",
+    "Both import transformers: to import mlx_lm.utils takes 1.4 seconds of a server's CPU with it, "
+    "and 0.4 without.",
 )
 ATTENTION = Replacement(
     "scaled_dot_product_attention in the modules of mlx-lm that a network's classes are from",
