@@ -281,6 +281,9 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     )
     given = {each["function"]["name"]: each for each in tools.given}
     more = "" if tools.most_calls == 1 or shape.single else f"({between} call)*"
+    if more and between and not shape.last:
+        # A model that begins a new line after a call need not call again.
+        more += f" ({between})?"
     thoughts, rules_of_thoughts = _thoughts(markers, thought)
     rules = [f"start: {thoughts} {first} call {more} {last}"]
     rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(tools.must))))

@@ -1,0 +1,68 @@
+"""What the grammar of a demanded call allows a model to write after the first call."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+
+from mlx_specdec.sampling.constraint import Alphabet, Constraint, has
+from mlx_specdec.sampling.grammar import compiled
+from mlx_specdec.serve.chat import Tools
+from mlx_specdec.serve.constraints import grammar_of
+from mlx_specdec.text.markers import Markers
+
+from ..support.tool_parsers import of_parser
+from ..support.tooled import TOOLS
+
+PIECES = ("<end>", *map(chr, (10, *range(32, 127))))
+ALPHABET = Alphabet(
+    [piece.encode() for piece in PIECES], {0}, lambda text: [PIECES.index(each) for each in text]
+)
+CALLS = {
+    "json_tools": ('<tool_call>\n{"name": "drop", "arguments": {}}\n</tool_call>', "\n"),
+    "qwen3_coder": ("<tool_call>\n<function=drop>\n</function>\n</tool_call>", "\n"),
+    "glm47": ("<tool_call>drop</tool_call>", "\n"),
+    "mistral": ('[TOOL_CALLS][{"name": "drop", "arguments": {}}]', ""),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="drop">\n</invoke>\n</minimax:tool_call>',
+        "",
+    ),
+}
+"""A call of `drop` in each format, and what stands between two calls."""
+
+
+def constraint_of(name: str, most_calls: int | None) -> Constraint:
+    tools = Tools((TOOLS[1],), ("drop",), most_calls)
+    text = grammar_of(tools, Markers(calls=of_parser(name)), thought="none")
+    grammar = compiled(None, None, text)
+    assert grammar is not None
+    return ALPHABET.constraint(grammar, ends=[0])
+
+
+def take(constraint: Constraint, text: str) -> None:
+    assert constraint.take([PIECES.index(letter) for letter in text]) == len(text), text
+
+
+def allowed(constraint: Constraint) -> set[str]:
+    [row] = constraint.masks([])
+    return {piece for at, piece in enumerate(PIECES) if has(row, at)}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("most_calls", [1, None])
+def test_a_model_may_end_after_its_first_call_and_after_a_line_break(
+    name: str, most_calls: int | None
+) -> None:
+    call, between = CALLS[name]
+    constraint = constraint_of(name, most_calls)
+    take(constraint, call)
+    assert "<end>" in allowed(constraint)
+    if most_calls == 1:
+        assert allowed(constraint) == {"<end>"}
+    elif between:
+        take(constraint, between)
+        # A line break is no promise of another call.
+        assert allowed(constraint) == {"<end>", call[0]}
+        take(constraint, call)
+        assert "<end>" in allowed(constraint)
