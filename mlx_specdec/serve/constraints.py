@@ -13,7 +13,8 @@ from ..engine.request import for_model
 from ..errors import OptionError
 from ..options import Options
 from ..sampling.grammar import JSON_STYLE, compiled, enforceable, rule_of
-from ..text.markers import CHANNEL, Marker, Markers, typed
+from ..text.markers import CHANNEL, NONE, Markers, typed
+from ..text.tool_formats import DEEPSEEK_INNER
 from .body import Body
 from .chat import Tool, Tools, log_once
 from .problems import Problem, invalid, unsupported
@@ -145,17 +146,22 @@ ANYTHING = r"(.|\n)*"
 NULL = "~/[nN][uU][lL][lL]/"
 """Parsers read it as null, whatever the type."""
 TRIMMED = rf"~/\s{ANYTHING}/ & ~/{ANYTHING}\s/"
-Parts = tuple[str | int, ...]
-"""Text, in which NAME stands for a name; regular expressions, which begin with a slash; BEGIN and
-END, the markers of a call; and numbers, the places of special tokens within a call."""
+Parts = tuple[str, ...]
+"""Text, in which NAME stands for a name; regular expressions, which begin with a slash; and BEGIN
+and END, the markers of a call."""
 BEGIN, END = "BEGIN", "END"
 
 
-def _lark(parts: Parts, name: str = "", marks: Mapping[str | int, str] | None = None) -> str:
-    """Return a sequence in Lark. marks: what stands for BEGIN, END and numbers."""
-    texts = {each: json.dumps(str(each).replace("NAME", name)) for each in parts}
-    expressions = {each: str(each) for each in parts if str(each).startswith("/")}
-    return " ".join({**texts, **expressions, **(marks or {})}[each] for each in parts)
+def _lark(parts: Parts, name: str = "", markers: Markers = NONE) -> str:
+    """Return a sequence in Lark. markers: of the model, with what BEGIN and END stand for."""
+    calls = markers.calls
+    marks = {} if calls is None else {BEGIN: calls.begin.text, END: calls.end.text}
+    return " ".join(
+        part
+        if part.startswith("/")
+        else _literal(marks.get(part, part.replace("NAME", name)), markers)
+        for part in parts
+    )
 
 
 @dataclass(frozen=True)
@@ -265,20 +271,14 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     assert calls is not None, "markers_of found no format of calls"
     without_args = calls.name == "mistral" and not calls.inner
     shape = SHAPES.get("mistral without ARGS" if without_args else calls.name)
-    if shape is None or (calls.name == "kimi_k2" and len(calls.inner) < 3):
+    if shape is None:
         raise unsupported(
             "tool_choice",
             f"calls as this model writes them ({calls.name}) can be read, and not be asked for: "
             "tool_choice must be auto or none",
         )
-    marks: dict[str | int, str] = {
-        BEGIN: _rule(calls.begin, markers),
-        END: _rule(calls.end, markers),
-        **{at: f"<[{id}]>" for at, id in enumerate(calls.inner.values())},
-    }
-    between, first, last, behind = (
-        _lark(each, marks=marks) for each in (shape.between, shape.first, shape.last, shape.behind)
-    )
+    parts = (shape.between, shape.first, shape.last, shape.behind)
+    between, first, last, behind = (_lark(each, markers=markers) for each in parts)
     given = {each["function"]["name"]: each for each in tools.given}
     more = "" if tools.most_calls == 1 or shape.single else f"({between} call)*"
     if more and between and not shape.last:
@@ -289,7 +289,7 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(tools.must))))
     arguments = _json if shape.tags is None else shape.tags.arguments
     for at, name in enumerate(tools.must):
-        rules.append(f"call_{at}: {_lark(shape.before, name, marks)} arguments_{at} {behind}")
+        rules.append(f"call_{at}: {_lark(shape.before, name, markers)} arguments_{at} {behind}")
         rules += arguments(f"arguments_{at}", given[name])
     return "\n".join([*rules, *rules_of_thoughts])
 
@@ -301,7 +301,7 @@ def _call_or_schema(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     answer = f"{_answer_header(markers, thought)} schema"
     rules += [f"start: {thoughts} ({answer} | call)", _bound("schema", json.loads(tools.schema))]
     free = " | ".join([ANY_TEXT, *(f"<[{id}]>" for id in markers.special)])
-    return "\n".join([*rules, f"call: {_rule(markers.calls.begin, markers)} ({free})*"])
+    return "\n".join([*rules, f"call: {_literal(markers.calls.begin.text, markers)} ({free})*"])
 
 
 def _json(rule: str, tool: Tool) -> list[str]:
@@ -313,6 +313,7 @@ def _bound(rule: str, schema: Body) -> str:
 
 
 HEAD = '{"name": "NAME", "arguments": '
+DEEPSEEK_CALL, DEEPSEEK_ARGUMENTS, DEEPSEEK_CALL_END = DEEPSEEK_INNER
 GLM = Shape(
     (BEGIN, "NAME"),
     (LINE, END),
@@ -321,11 +322,36 @@ GLM = Shape(
     tags=Tags((LINE, "<arg_key>NAME</arg_key>", LINE, "<arg_value>"), "</arg_value>"),
 )
 SHAPES: Mapping[str, Shape] = {
+    "deepseek_v3": Shape(
+        (f"{DEEPSEEK_CALL}function{DEEPSEEK_ARGUMENTS}NAME\n```json\n",),
+        (f"\n```{DEEPSEEK_CALL_END}",),
+        between=("\n",),
+        first=(BEGIN,),
+        last=(END,),
+    ),
+    "deepseek_v31": Shape(
+        (f"{DEEPSEEK_CALL}NAME{DEEPSEEK_ARGUMENTS}",),
+        (DEEPSEEK_CALL_END,),
+        first=(BEGIN,),
+        last=(END,),
+    ),
     "glm47": GLM,
-    "harmony": Shape((BEGIN, "NAME ", 0, "json", 1), single=True),
+    "granite": Shape((HEAD,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",)),
+    "harmony": Shape((BEGIN, "NAME <|constrain|>json<|message|>"), single=True),
     "json_tools": Shape((BEGIN, f"\n{HEAD}"), ("}\n", END), between=("\n",)),
-    "kimi_k2": Shape((0, "functions.NAME:", "/[0-9]{1,3}/", 1), (2,), first=(BEGIN,), last=(END,)),
+    "kimi_k2": Shape(
+        (
+            "<|tool_call_begin|>functions.NAME:",
+            "/[0-9]{1,3}/",
+            "<|tool_call_argument_begin|>",
+        ),
+        ("<|tool_call_end|>",),
+        first=(BEGIN,),
+        last=(END,),
+    ),
     "laguna": GLM,
+    # The chat templates of Llama 3 refuse a message with several calls.
+    "llama3_json": Shape(('{"name": "NAME", "parameters": ',), ("}",), single=True),
     "minimax_m2": Shape(
         ('<invoke name="NAME">\n',),
         ("</invoke>\n",),
@@ -333,18 +359,25 @@ SHAPES: Mapping[str, Shape] = {
         last=(END,),
         tags=Tags(('<parameter name="NAME">',), "</parameter>", "\n"),
     ),
-    "mistral": Shape((BEGIN, "NAME", 0)),
+    "mistral": Shape((BEGIN, "NAME[ARGS]")),
     "mistral without ARGS": Shape(
         (HEAD,), ("}",), between=(", ",), first=(BEGIN, "/ ?/", "["), last=("]",)
     ),
+    "phi4_mini_json": Shape((HEAD,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]", END)),
     "qwen3_coder": Shape(
         (BEGIN, "\n<function=NAME>\n"),
         ("</function>\n", END),
         between=("\n",),
         tags=Tags(("<parameter=NAME>\n",), "\n</parameter>", "\n", trimmed=False),
     ),
+    "seed_oss": Shape(
+        (BEGIN, "\n<function=NAME>\n"),
+        ("</function>\n", END),
+        between=("\n",),
+        tags=Tags(("<parameter=NAME>",), "</parameter>", "\n"),
+    ),
 }
-"""By the name of mlx-lm's parser."""
+"""The shape of each format that can be demanded, by the name of its parser."""
 
 
 def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:
@@ -352,29 +385,27 @@ def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:
     begin, end = markers.think_begin, markers.think_end
     if begin is None or end is None or thought in ("begun", "none"):
         return "", []
-    gap = LINES if markers.channels is None else _rule(markers.channels.header, markers)
+    gap = LINES if markers.channels is None else _literal(markers.channels.header.text, markers)
     if thought == "close":
-        return f"{_rule(end, markers)} {gap}", []
-    rest = f"thinking: {ANY_TEXT} {_rule(end, markers)}"
+        return f"{_literal(end.text, markers)} {gap}", []
+    rest = f"thinking: {ANY_TEXT} {_literal(end.text, markers)}"
     if markers.special.keys().isdisjoint(end.ids):
         rest = f"thinking[suffix={json.dumps(end.text)}]: {ANY_TEXT}"
     before = f"thinking {gap}" if thought == "open" else f"(thought {gap})?"
-    return before, [f"thought: {_rule(begin, markers)} thinking", rest]
+    return before, [f"thought: {_literal(begin.text, markers)} thinking", rest]
 
 
 def _answer_header(markers: Markers, thought: Thought) -> str:
     """Return the rule of what begins an answer in a channel."""
     if markers.channels is None or thought == "begun":
         return ""
-    return _rule(markers.channels.answer, markers)
+    return _literal(markers.channels.answer.text, markers)
 
 
-def _rule(marker: Marker, markers: Markers) -> str:
-    """Return the rule of a marker: special tokens by their ids, the rest as text."""
-    parts, text = [], marker.text
-    for id in marker.ids:
-        if id in markers.special:
-            before, piece, text = text.partition(markers.special[id])
-            parts += [json.dumps(before)] if before else []
-            parts.append(f"<[{id}]>" if piece else "")
-    return " ".join([*parts, json.dumps(text)] if text else parts)
+def _literal(text: str, markers: Markers) -> str:
+    """Return the rule of a text: special tokens by their ids, the rest as strings."""
+    ids = {piece: id for id, piece in markers.special.items() if piece}
+    parts = re.split(f"({'|'.join(map(re.escape, ids))})", text) if ids else [text]
+    return " ".join(
+        f"<[{ids[part]}]>" if part in ids else json.dumps(part) for part in parts if part
+    )

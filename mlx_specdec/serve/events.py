@@ -55,9 +55,18 @@ def joined(events: Iterable[Event]) -> Iterator[Event]:
 
 
 _S, _NAME = r"\s{0,64}+", r'[^"\\]{1,256}+'
-_LISTED = rf'\{{{_S}"name"{_S}:{_S}"(?P<listed>{_NAME})"{_S},{_S}"arguments"{_S}:'
+_LISTED = (
+    rf'\{{{_S}(?:"type"{_S}:{_S}"function"{_S},{_S})?"name"{_S}:{_S}"(?P<listed>{_NAME})"'
+    rf'{_S},{_S}"(?:arguments|parameters)"{_S}:'
+)
+_JSON = re.compile(rf"{_LISTED}{_S}(?=\{{)")
+_DEEPSEEK = re.compile(
+    rf"<｜tool▁call▁begin｜>{_S}(?P<fenced>function{_S}<｜tool▁sep｜>{_S})?"
+    rf"(?P<name>[^\s<>{{]{{1,256}}+){_S}(?(fenced)```json|<｜tool▁sep｜>){_S}(?=\{{)"
+)
 HEADS = {
-    "json_tools": re.compile(rf"{_LISTED}{_S}(?=\{{)"),
+    **dict.fromkeys(("granite", "json_tools", "llama3_json", "phi4_mini_json"), _JSON),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v31"), _DEEPSEEK),
     "kimi_k2": re.compile(
         r"(?<![^\s<>:{}])(?P<id>(?:functions\.)?(?P<name>[^\s<>:{}]{1,256}+):\d{1,16}+)"
         rf"{_S}<\|tool_call_argument_begin\|>{_S}(?=\{{)"
@@ -66,19 +75,23 @@ HEADS = {
         rf"(?:(?<![\w-])(?P<name>[\w-]{{1,256}}+){_S}\[ARGS\]|{_LISTED}){_S}(?=\{{)"
     ),
 }
-"""What stands before arguments in JSON, which can be streamed, by the name of mlx-lm's parser. The
+"""What stands before arguments in JSON, which can be streamed, by the name of the parser. The
 search takes linear time: no part is tried at two lengths, and a name begins where a word does."""
 MOST_HEAD = 1024
 """Characters that a search goes back, enough for the longest head."""
+MOST_BARE = 64
+"""Characters within which a call without a marker shows that it is one."""
 MOST_PARSED = 1 << 16
 """Maximum characters of a section for mlx-lm's parsers, some of which take quadratic time."""
 
 
 class Section:
-    """The text between the markers of a tool call. count: number of calls in the answer so far."""
+    """The text between the markers of a tool call. begun: The text that began it. count: number of
+    calls in the answer so far."""
 
-    def __init__(self, calls: CallFormat, tools: Sequence[Any], count: int) -> None:
+    def __init__(self, calls: CallFormat, begun: str, tools: Sequence[Any], count: int) -> None:
         self.count = count
+        self._begun = begun
         self._calls = calls
         self._tools = tools
         self._before = count
@@ -161,7 +174,7 @@ class Section:
             return events
         except Exception:  # each parser fails in its own ways
             self.count = self._before
-            return [Text("content", self._calls.begin.text + text + end)]
+            return [Text("content", self._begun + text + end)]
 
 
 @dataclass
@@ -182,6 +195,8 @@ class Reader:
     def __post_init__(self) -> None:
         # White space next to a marker belongs to the marker.
         self._at_mark = self.thinking
+        # Whether a call without a marker may begin: the answer has no content so far.
+        self._fresh = True
 
     def read(self, text: str | None) -> list[Event]:
         """Return the events of a further piece of the text. None is its end."""
@@ -204,23 +219,41 @@ class Reader:
 
     def _outside(self, events: list[Event], over: bool) -> bool:
         """Read up to the next marker. Returns True when there was one."""
+        calls = self.markers.calls
+        if calls is not None and calls.bare and self._fresh and not self.thinking:
+            begun = _begun_bare(self._text, calls.bare, over=over)
+            if begun is None:
+                return False
+            if begun:
+                rest = self._text.lstrip()
+                space, self._text = self._text[: -len(rest)], rest
+                self._open(calls, space)
+                return True
         marks = self._marks()
         text = self._text.lstrip() if self._at_mark else self._text
         places = [(place, mark) for mark in marks if (place := text.find(mark)) >= 0]
         place, mark = min(places, default=(0, ""))
         kind: Kind = "reasoning" if self.thinking else "content"
         if mark:
-            events.append(Text(kind, text[:place].rstrip()))
+            self._write(events, kind, text[:place].rstrip())
             self._text, self._at_mark = text[place + len(mark) :], True
-            begun = marks[mark]
-            self.thinking = begun == "reasoning"
-            if isinstance(begun, CallFormat):
-                self.section = Section(begun, self.tools, self.count)
+            opened = marks[mark]
+            self.thinking = opened == "reasoning"
+            if isinstance(opened, CallFormat):
+                self._open(opened, mark)
             return True
         sure = len(text) if over else _certain(text, marks)
-        events.append(Text(kind, text[:sure]))
+        self._write(events, kind, text[:sure])
         self._text, self._at_mark = text[sure:], self._at_mark and sure == 0
         return False
+
+    def _write(self, events: list[Event], kind: Kind, text: str) -> None:
+        events.append(Text(kind, text))
+        self._fresh = self._fresh and (kind == "reasoning" or not text.strip())
+
+    def _open(self, calls: CallFormat, begun: str) -> None:
+        self.section = Section(calls, begun, self.tools, self.count)
+        self._fresh = False
 
     def _marks(self) -> Mapping[str, Kind | CallFormat]:
         """Return the markers that may come next, and what begins after each."""
@@ -231,7 +264,8 @@ class Reader:
         if begin is not None:
             marks[begin.text] = "reasoning"
         if self.markers.calls is not None:
-            marks[self.markers.calls.begin.text] = self.markers.calls
+            calls = self.markers.calls
+            marks |= dict.fromkeys((calls.begin.text, *calls.also), calls)
         return marks
 
 
@@ -240,3 +274,13 @@ def _certain(text: str, marks: Iterable[str]) -> int:
     held = max((overlap(text, mark) for mark in marks), default=0)
     sure = len(text) - held
     return len(text[:sure].rstrip()) if list(marks) else sure
+
+
+def _begun_bare(text: str, beginnings: Iterable[str], *, over: bool) -> bool | None:
+    """Return whether a text begins a call without a marker; None if only more text can show it.
+    over: Nothing follows the text."""
+    compact = "".join(text.lstrip()[:MOST_BARE].split())
+    if any(compact.startswith(each) for each in beginnings):
+        return True
+    undecided = compact and not over and len(text.lstrip()) < MOST_BARE
+    return None if undecided and any(each.startswith(compact) for each in beginnings) else False

@@ -5,10 +5,13 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 from .tokenizer import DirectoryTokenizer, Tokenizer, ids_by_piece
+from .tool_formats import FORMATS, Parse, ToolFormat, format_in
 
 Schema = Mapping[str, Any]
 MOST_STEPS = 16
@@ -84,7 +87,10 @@ INNER = {
 """Special tokens within calls, by the name of mlx-lm's parser."""
 NOT_READ = frozenset(("kimi_k3",))
 """Parsers whose models divide the whole answer into sections."""
-Parse = Callable[[str, Any], Any]
+VLLM_NAMES = {"hermes": "json_tools"}
+"""Names of vLLM's parsers, if mlx-lm has another name for the same format."""
+SEED_THOUGHT = ("<seed:think>", "</seed:think>")
+"""Tokens around the thoughts of Seed-OSS, which mlx-lm does not know."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +103,17 @@ class Marker:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How tools are called. name: of mlx-lm's parser. parse: turns the text between `begin` and
-    `end`, "" for the text's, into one call or several, each with "name" and "arguments". inner:
-    special tokens within calls, by their texts."""
+    """How tools are called. name: of the parser, mlx-lm's or one of FORMATS. parse: turns the text
+    between `begin` and `end`, "" for the text's, into one call or several, each with "name" and
+    "arguments". inner: special tokens within calls, by their texts. also, bare: see ToolFormat."""
 
     name: str
     begin: Marker
     end: Marker
     parse: Parse
     inner: Mapping[str, int]
+    also: Sequence[str] = ()
+    bare: Sequence[str] = ()
 
 
 START, CHANNEL, MESSAGE, CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
@@ -165,31 +173,45 @@ class Markers:
 
 
 NONE = Markers()
-_known: WeakKeyDictionary[Tokenizer, Markers] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Tokenizer, dict[str, Markers]] = WeakKeyDictionary()
 
 
-def markers_of(tokenizer: Tokenizer) -> Markers:
-    """Return the markers that mlx-lm knows for a tokenizer, NONE without a chat template. The first
-    time takes up to seconds."""
+def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
+    """Return the markers of a tokenizer's model, NONE without a chat template. The first time takes
+    up to seconds. parser: The name of the format of tool calls, one of `parser_names`; empty for
+    what the chat template shows."""
     if not isinstance(tokenizer, DirectoryTokenizer) or not tokenizer.has_chat_template:
         return NONE
-    if tokenizer not in _known:
-        _known[tokenizer] = _markers(tokenizer, tokenizer.templated)
-    return _known[tokenizer]
+    known = _known.setdefault(tokenizer, {})
+    if parser not in known:
+        known[parser] = _markers(tokenizer, tokenizer.templated, parser)
+    return known[parser]
 
 
-def _markers(tokenizer: Tokenizer, templated: Any) -> Markers:
+def parser_names() -> list[str]:
+    """Return the names that `markers_of` takes. Does not import mlx-lm."""
+    spec = find_spec("mlx_lm")
+    roots = [] if spec is None else spec.submodule_search_locations or []
+    places = [str(Path(root) / "tool_parsers") for root in roots]
+    found = {module.name for module in pkgutil.iter_modules(places)} - NOT_READ
+    return sorted({*found, *FORMATS, *VLLM_NAMES})
+
+
+def _markers(tokenizer: Tokenizer, templated: Any, parser: str) -> Markers:
     from mlx_lm import tokenizer_utils
 
     def marker(text: str) -> Marker:
         return Marker(text, tuple(templated.encode(text, add_special_tokens=False)))
 
     pieces = {piece: id for id, piece in enumerate(tokenizer.pieces())}
-    if CHANNEL in str(templated.chat_template) and pieces.keys() >= {*HARMONY}:
+    template = str(templated.chat_template)
+    if not parser and CHANNEL in template and pieces.keys() >= {*HARMONY}:
         return _harmony(pieces, marker)
     begin, end, *_ = tokenizer_utils._infer_thinking(templated)
-    named = templated.init_kwargs.get("tool_parser_type")
-    name = named or tokenizer_utils._infer_tool_parser(templated)
+    if begin is None and pieces.keys() >= {*SEED_THOUGHT}:
+        begin, end = SEED_THOUGHT
+    named = VLLM_NAMES.get(parser, parser) or templated.init_kwargs.get("tool_parser_type")
+    name = named or tokenizer_utils._infer_tool_parser(templated) or format_in(template)
     calls = None if name in NOT_READ else _call_format(name, tokenizer, marker)
     thinks = begin is not None and name not in NOT_READ
     before, after = (marker(begin), marker(end)) if thinks else (None, None)
@@ -216,18 +238,22 @@ def _harmony(pieces: Mapping[str | None, int], marker: Callable[[str], Marker]) 
 def _call_format(
     name: object, tokenizer: Tokenizer, marker: Callable[[str], Marker]
 ) -> CallFormat | None:
-    from mlx_lm import tool_parsers
-
-    if name not in {each.name for each in pkgutil.iter_modules(tool_parsers.__path__)}:
+    if name not in parser_names():
         return None
-    module = importlib.import_module(f"{tool_parsers.__name__}.{name}")
-    pieces = ids_by_piece(tokenizer)
+    own = FORMATS.get(str(name))
+    if own is None:
+        module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
+        begin, end = module.tool_call_start, module.tool_call_end
+        own = ToolFormat(begin, end, module.parse_tool_call, INNER.get(str(name), ()))
+    parse, pieces = own.parse, ids_by_piece(tokenizer)
     return CallFormat(
         str(name),
-        marker(module.tool_call_start),
-        marker(module.tool_call_end),
-        lambda text, tools: module.parse_tool_call(text, with_types(tools)),
-        {text: pieces[text] for text in INNER.get(str(name), ()) if text in pieces},
+        marker(own.begin),
+        marker(own.end),
+        lambda text, tools: parse(text, with_types(tools)),
+        {text: pieces[text] for text in own.inner if text in pieces},
+        own.also,
+        own.bare,
     )
 
 

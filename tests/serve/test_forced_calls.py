@@ -10,12 +10,13 @@ from mlx_specdec.sampling.constraint import Alphabet, Constraint, has
 from mlx_specdec.sampling.grammar import compiled
 from mlx_specdec.serve.chat import Tools
 from mlx_specdec.serve.constraints import grammar_of
+from mlx_specdec.serve.events import Call, Reader
 from mlx_specdec.text.markers import Markers
 
 from ..support.tool_parsers import of_parser
 from ..support.tooled import TOOLS
 
-PIECES = ("<end>", *map(chr, (10, *range(32, 127))))
+PIECES = ("<end>", *map(chr, (10, *range(32, 127))), "｜", "▁")
 ALPHABET = Alphabet(
     [piece.encode() for piece in PIECES], {0}, lambda text: [PIECES.index(each) for each in text]
 )
@@ -28,6 +29,20 @@ CALLS = {
         '<minimax:tool_call>\n<invoke name="drop">\n</invoke>\n</minimax:tool_call>',
         "",
     ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>drop\n```json\n{}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+    ),
+    "deepseek_v31": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>drop<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        "",
+    ),
+    "granite": ('<|tool_call|>[{"name": "drop", "arguments": {}}]', ""),
+    "llama3_json": ('{"name": "drop", "parameters": {}}', ""),
+    "phi4_mini_json": ('<|tool_call|>[{"name": "drop", "arguments": {}}]<|/tool_call|>', ""),
+    "seed_oss": ("<seed:tool_call>\n<function=drop>\n</function>\n</seed:tool_call>", "\n"),
 }
 """A call of `drop` in each format, and what stands between two calls."""
 
@@ -58,6 +73,9 @@ def test_a_model_may_end_after_its_first_call_and_after_a_line_break(
     constraint = constraint_of(name, most_calls)
     take(constraint, call)
     assert "<end>" in allowed(constraint)
+    reader = Reader(Markers(calls=of_parser(name)), TOOLS)
+    read = [each for each in reader.read(call) + reader.read(None) if isinstance(each, Call)]
+    assert [each.name for each in read] == ["drop"]
     if most_calls == 1:
         assert allowed(constraint) == {"<end>"}
     elif between:

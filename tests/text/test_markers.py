@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Loaded
 
-from mlx_specdec.text.markers import NONE, Markers, markers_of, typed
+from mlx_specdec.text.markers import NONE, Markers, markers_of, parser_names, typed
 from mlx_specdec.text.stream import TextStream
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -71,6 +71,47 @@ def test_marks_are_distinguished_from_template_and_vocabulary(
     assert {*without.special.values()} == (
         {*added} - {*CALL, "[TOOL_CALLS]", "[ARGS]"} if expected[0] else set()
     )
+
+
+DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+FENCED = f"{{{{ '{DEEPSEEK[0]}<｜tool▁call▁begin｜>' + tool.type + '\\n' + '```json' + '\\n' }}}}"
+LLAMA = 'Respond as {"name": function name, "parameters": dictionary of argument name and value}.'
+GRANITE = "respond only with <|tool_call|> followed by a JSON list of tools used."
+PHI = "{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}"
+SEED = "<seed:tool_call>\\n<function=f>\\n<parameter=p>v</parameter>\\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "begin", "end"),
+    [
+        (FENCED, "deepseek_v3", *DEEPSEEK),
+        (f"{{{{ '{DEEPSEEK[0]}<｜tool▁call▁begin｜>' + name }}}}", "deepseek_v31", *DEEPSEEK),
+        (LLAMA, "llama3_json", "<|python_tag|>", ""),
+        (GRANITE, "granite", "<|tool_call|>", ""),
+        (PHI, "phi4_mini_json", "<|tool_call|>", "<|/tool_call|>"),
+        ("formatted as functools[{}]", "phi4_mini_json", "<|tool_call|>", "<|/tool_call|>"),
+        (f"{{{{ '{SEED}' }}}}", "seed_oss", "<seed:tool_call>", "</seed:tool_call>"),
+    ],
+    ids=lambda each: str(each)[:20],
+)
+def test_formats_that_mlx_lm_does_not_know_are_known_by_their_templates(
+    tmp_path: Path, template: str, name: str, begin: str, end: str
+) -> None:
+    seed = ("<seed:think>", "</seed:think>")
+    markers = markers_of(tokenizer_of(tmp_path, (begin, *seed), template))
+    assert texts(markers) == (*seed, begin, end)
+    assert markers.calls and markers.calls.name == name
+    assert {begin, *seed} == {*markers.special.values()}
+
+
+def test_a_format_may_be_named(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, CALL)
+    for parser, name in (("granite", "granite"), ("hermes", "json_tools"), ("glm47", "glm47")):
+        calls = markers_of(tokenizer, parser).calls
+        assert parser in parser_names() and calls is not None and calls.name == name
+    calls = markers_of(tokenizer).calls
+    assert calls is not None and calls.name == "json_tools"
+    assert "kimi_k3" not in parser_names() and parser_names() == sorted(parser_names())
 
 
 def test_a_prompt_may_leave_a_thought_open(tmp_path: Path) -> None:

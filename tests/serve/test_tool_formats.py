@@ -1,0 +1,178 @@
+"""Tool calls in the formats of Llama 3, DeepSeek, Granite, Phi-4 and Seed-OSS."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra server is not installed")
+
+from mlx_specdec.serve.events import Arguments, Call, Event, Reader, Text, joined
+from mlx_specdec.text.markers import Marker, Markers
+from mlx_specdec.text.tool_formats import DEEPSEEK, DEEPSEEK_INNER, json_calls
+
+from ..support.serving import CHAT, client_of, ok, running, streamed
+from ..support.tool_parsers import TOOLS, of_parser
+from ..support.tooled import NAMED, TEMPLATE, make_tooled
+from ..support.tooled import TOOLS as KEEPING
+
+BONN, ROME = ("get", {"city": "Bonn"}), ("get", {"city": 'R"}me <'})
+BONN_TEXT, ROME_TEXT = (json.dumps(arguments) for _, arguments in (BONN, ROME))
+BOTH = [BONN, ROME]
+BEGIN, SEPARATOR, END = DEEPSEEK_INNER
+
+
+def listed(key: str = "arguments", *, texts: Sequence[str] = (BONN_TEXT, ROME_TEXT)) -> list[str]:
+    return [f'{{"name": "get", "{key}": {text}}}' for text in texts]
+
+
+def v3(*texts: str) -> str:
+    calls = [f"{BEGIN}function{SEPARATOR}get\n```json\n{text}\n```{END}" for text in texts]
+    return DEEPSEEK[0] + "\n".join(calls) + DEEPSEEK[1]
+
+
+def v31(*texts: str) -> str:
+    calls = [f"{BEGIN}get{SEPARATOR}{text}{END}" for text in texts]
+    return DEEPSEEK[0] + "".join(calls) + DEEPSEEK[1]
+
+
+SEED = (
+    "<seed:tool_call>\n<function=get>\n<parameter=city>Bonn</parameter>\n</function>\n"
+    "</seed:tool_call>"
+)
+LIST = f"[{', '.join(listed())}]"
+PARAMETERS = listed("parameters")
+TEXTS: list[tuple[str, str, str, list[Any]]] = [
+    ("deepseek_v3", f"Look.{v3(BONN_TEXT, ROME_TEXT)}", "Look.", BOTH),
+    ("deepseek_v3", v31(BONN_TEXT, ROME_TEXT), "", BOTH),
+    ("deepseek_v31", f"Look.{v31(BONN_TEXT, ROME_TEXT)}", "Look.", BOTH),
+    ("deepseek_v31", v3(BONN_TEXT), "", [BONN]),
+    ("deepseek_v31", f"{DEEPSEEK[0]}x{DEEPSEEK[1]}", f"{DEEPSEEK[0]}x{DEEPSEEK[1]}", []),
+    ("granite", f"<|tool_call|>{LIST}", "", BOTH),
+    ("granite", f"Look.<tool_call>\n{LIST}", "Look.", BOTH),
+    ("granite", "a <tool", "a <tool", []),
+    ("llama3_json", PARAMETERS[0], "", [BONN]),
+    ("llama3_json", f"\n{'; '.join(PARAMETERS)}", "", BOTH),
+    ("llama3_json", f"<|python_tag|>{listed()[1]}", "", [ROME]),
+    ("llama3_json", f'{{\n  "type": "function", {PARAMETERS[1][1:]}', "", [ROME]),
+    ("llama3_json", f'{{"name": "get", {PARAMETERS[0][16:-1]}, "type": "function"}}', "", [BONN]),
+    ("llama3_json", f"So: {PARAMETERS[0]}", f"So: {PARAMETERS[0]}", []),
+    ("llama3_json", '\n{"name": "Bonn", "age": 7}', '\n{"name": "Bonn", "age": 7}', []),
+    ("llama3_json", '{"nam', '{"nam', []),
+    ("llama3_json", '{"names": []}', '{"names": []}', []),
+    ("llama3_json", "<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
+    ("phi4_mini_json", f"<|tool_call|>{LIST}<|/tool_call|>", "", BOTH),
+    ("phi4_mini_json", f"<|tool_call|>{listed()[0]}<|/tool_call|> Done.", "Done.", [BONN]),
+    ("phi4_mini_json", f"functools{LIST}", "", BOTH),
+    ("phi4_mini_json", "import functools\n", "import functools\n", []),
+    ("seed_oss", f"Look.\n{SEED}\n{SEED}", "Look.", [BONN, BONN]),
+]
+
+
+def answer_to(events: Sequence[Event]) -> tuple[str, list[tuple[str, Any]]]:
+    """What was said and what was called."""
+    said, names, arguments = "", [], []
+    for event in joined(events):
+        if isinstance(event, Text):
+            said += event.text
+        elif isinstance(event, Call):
+            names.append(event.name)
+        else:
+            arguments.append(json.loads(event.text))
+    return said, [*zip(names, arguments, strict=True)]
+
+
+def read(name: str, *pieces: str, **more: Any) -> list[Event]:
+    reader = Reader(Markers(calls=of_parser(name), **more), TOOLS)
+    return [event for piece in (*pieces, None) for event in reader.read(piece)]
+
+
+@pytest.mark.parametrize(("name", "text", "said", "called"), TEXTS, ids=lambda each: str(each)[:40])
+def test_a_text_means_the_same_at_every_split(
+    name: str, text: str, said: str, called: list[Any]
+) -> None:
+    assert answer_to(read(name, text)) == (said, called)
+    assert answer_to(read(name, *text)) == (said, called)
+    for place in range(1, len(text)):
+        assert answer_to(read(name, text[:place], text[place:])) == (said, called), text[place:]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("deepseek_v3", v3(BONN_TEXT)),
+        ("deepseek_v31", v31(BONN_TEXT)),
+        ("granite", f"<|tool_call|>{LIST}"),
+        ("llama3_json", PARAMETERS[0]),
+        ("phi4_mini_json", f"functools{LIST}"),
+    ],
+)
+def test_arguments_are_sent_as_they_come(name: str, text: str) -> None:
+    reader = Reader(Markers(calls=of_parser(name)), TOOLS)
+    call, arguments = reader.read(text[: text.index("nn")])
+    assert isinstance(call, Call) and call.name == "get"
+    assert arguments == Arguments(0, '{"city": "Bo')
+
+
+def test_a_call_without_a_marker_may_follow_a_thought() -> None:
+    thoughts = {"think_begin": Marker("<think>", (5,)), "think_end": Marker("</think>", (6,))}
+    events = read("llama3_json", f"<think>{PARAMETERS[1]}</think>\n\n", PARAMETERS[0], **thoughts)
+    assert answer_to(event for event in events if event != events[0]) == ("", [BONN])
+    assert events[0] == Text("reasoning", PARAMETERS[1])
+
+
+def test_an_answer_in_json_is_not_held_back() -> None:
+    reader = Reader(Markers(calls=of_parser("llama3_json")), TOOLS)
+    assert reader.read('{"na') == []
+    assert reader.read('tion": ') == [Text("content", '{"nation":')]
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"name": 1, "arguments": {}}', '{"name": "a"}', "[{}, "])
+def test_json_that_is_no_call_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        json_calls(text, [])
+    assert json_calls('{"arguments": "{\\"a\\": 1}", "name": "b"}', []) == [
+        {"name": "b", "arguments": {"a": 1}}
+    ]
+
+
+SIGNS = {
+    "deepseek_v3": (f"{DEEPSEEK[0]}```json", (*DEEPSEEK, *DEEPSEEK_INNER)),
+    "deepseek_v31": (DEEPSEEK[0], (*DEEPSEEK, *DEEPSEEK_INNER)),
+    "granite": ("<|tool_call|>", ("<|tool_call|>",)),
+    "llama3_json": ('"parameters": dictionary of argument name', ("<|python_tag|>",)),
+    "phi4_mini_json": ("<|/tool|>", ("<|tool_call|>", "<|/tool_call|>")),
+    "seed_oss": ("<seed:tool_call>", ("<seed:tool_call>", "</seed:tool_call>")),
+}
+"""What the template of each format shows, and its tokens."""
+ARGUMENTS = r'\{"name": "[a-z]{1,4}", "age": \d{1,2}\}'
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_a_call_can_be_requested_in_each_format(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+    shown, marks = SIGNS[name]
+    template = TEMPLATE.replace("[tools]", f"[tools]{shown}").replace("tool_call", "call")
+    template = template.replace(shown.replace("tool_call", "call"), shown)
+    directory = make_tooled(tmp_path, template=template, special=True, marks=marks)
+    with running((directory, None)) as engine:
+        client = client_of(engine)
+        body = {"messages": [{"role": "user", "content": "Who?"}], "tools": KEEPING}
+        body |= {"tool_choice": NAMED, "temperature": 1.0, "seed": 3, "max_tokens": 120}
+        [choice] = ok(client, CHAT, **body)["choices"]
+        [call] = choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
+        assert call["function"]["name"] == "keep"
+        assert re.fullmatch(ARGUMENTS, call["function"]["arguments"])
+        chunks = streamed(client, CHAT, **body, speculative=False)
+        deltas = [each["choices"][0]["delta"] for each in chunks]
+        parts = [part["function"] for each in deltas for part in each.get("tool_calls", [])]
+        assert "".join(part["arguments"] for part in parts) == call["function"]["arguments"]
+        more = {**body, "tool_choice": "required", "parallel_tool_calls": False}
+        [choice] = ok(client, CHAT, **more)["choices"]
+        assert len(choice["message"]["tool_calls"]) == 1
