@@ -47,6 +47,13 @@ class Network(Flags):
     log_level: Literal["debug", "info", "warning", "error"] = flag(
         "info", "What is written to standard error; info has a line for each request."
     )
+    tool_call_parser: str | None = flag(
+        None,
+        "The format in which the model calls tools, for a model whose chat template does not show "
+        "it; an unknown name lists all.",
+        metavar="NAME",
+        show_default="by the chat template",
+    )
     per_request_spec_decode_metrics: Literal["none", "summary"] = flag(
         "none", "With summary, answers also tell what drafts brought under vLLM's names."
     )
@@ -155,6 +162,8 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
             raise OptionError(
                 f"--cors-origin must be an origin such as https://example.org, not {origin:.80}"
             )
+    if network.tool_call_parser is not None:
+        _check_parser(network.tool_call_parser)
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise OptionError(
             f"the server needs {' and '.join(missing)}: run ./scripts/setup.sh in a clone, or pip "
@@ -189,9 +198,20 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
             metrics=network.per_request_spec_decode_metrics == "summary",
             keep_billing=prompt_cache.keep_billing_lines,
             strict_model=network.strict_model,
+            tool_call_parser=network.tool_call_parser or "",
         ),
         batch_size=load.batch_size,
         store=store,
         memory_budget=memory_budget,
         drain_seconds=load.drain_seconds,
     )
+
+
+def _check_parser(name: str) -> None:
+    """Raise OptionError for an unknown format of tool calls."""
+    from ..text.markers import parser_names
+
+    if name not in (names := parser_names()):
+        raise OptionError(
+            f"--tool-call-parser {name:.80} is unknown: it must be one of {', '.join(names)}"
+        )

@@ -276,14 +276,17 @@ class RequestParser:
     def _markers(self, tools: Tools) -> Markers:
         """Return how the model marks reasoning and calls. Raises Problem if it cannot call."""
         template = chat.way_of(self.pair, self.options) == "template"
-        markers = markers_of(self.pair.tokenizer) if template else NONE
+        parser = self.settings.tool_call_parser
+        markers = markers_of(self.pair.tokenizer, parser) if template else NONE
         if not tools.given:
             return markers.without_calls()
         if not template:
             raise unsupported("tools", "tools need a chat template, and this model has none")
         if markers.calls is None:
             raise unsupported(
-                "tools", "tools are unsupported for this model: the format of its calls is unknown"
+                "tools",
+                "tools are unsupported for this model: the format of its calls is unknown; name it "
+                "by --tool-call-parser",
             )
         return markers
 

@@ -36,7 +36,8 @@ class ServiceSettings:
     drawn_seeds: a request without a seed gets a random one instead of that of the options. metrics:
     answers include vLLM's figures of speculative decoding. keep_billing: billing lines and
     countdowns of Claude Code stay in system prompts. strict_model: requests that name another model
-    are refused. aliases: other names of this model, which requests may use."""
+    are refused. aliases: other names of this model, which requests may use. tool_call_parser: the
+    name of the format of tool calls; empty for what the chat template shows."""
 
     limits: Limits = Limits()
     drawn_seeds: bool = True
@@ -44,3 +45,4 @@ class ServiceSettings:
     keep_billing: bool = False
     strict_model: bool = False
     aliases: tuple[str, ...] = ()
+    tool_call_parser: str = ""

@@ -216,6 +216,7 @@ def test_a_port_that_is_taken_is_reported_in_a_line(run: Run, llama: Path) -> No
         (("--max-waiting", -1), "'--max-waiting': it must be greater"),
         (("--api-key", ""), "--api-key is empty"),
         (("--cors-origin", "their.example"), "--cors-origin must be an origin such as"),
+        (("--tool-call-parser", "lama"), "--tool-call-parser lama is unknown: it must be one of"),
         (("--port", 99999), "--port must lie between 0 and 65535"),
         (("--top-p", 2), "top-p must lie in"),
         (("--log-level", "loud"), "--log-level"),

@@ -12,7 +12,12 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra server is not installed")
 
+from starlette.testclient import TestClient
+
+from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.events import Arguments, Call, Event, Reader, Text, joined
+from mlx_specdec.serve.service import Service
+from mlx_specdec.serve.settings import ServiceSettings
 from mlx_specdec.text.markers import Marker, Markers
 from mlx_specdec.text.tool_formats import DEEPSEEK, DEEPSEEK_INNER, json_calls
 
@@ -176,3 +181,18 @@ def test_a_call_can_be_requested_in_each_format(tmp_path: Path, name: str) -> No
         more = {**body, "tool_choice": "required", "parallel_tool_calls": False}
         [choice] = ok(client, CHAT, **more)["choices"]
         assert len(choice["message"]["tool_calls"]) == 1
+
+
+USER = {"role": "user", "content": "Who?"}
+
+
+def test_a_format_may_be_named_for_a_model_that_does_not_show_it(tmp_path: Path) -> None:
+    template = TEMPLATE.replace("tool_call", "call")
+    body = {"messages": [USER], "tools": KEEPING, "tool_choice": NAMED, "max_tokens": 120}
+    with running((make_tooled(tmp_path, template=template), None)) as engine:
+        answer = client_of(engine).post(CHAT, json=body)
+        assert answer.status_code == 400 and "--tool-call-parser" in answer.text
+        service = Service(engine, "tiny", ServiceSettings(tool_call_parser="llama3_json"))
+        client = TestClient(make_app(service, Access()), raise_server_exceptions=False)
+        [call] = ok(client, CHAT, **body)["choices"][0]["message"]["tool_calls"]
+        assert re.fullmatch(ARGUMENTS, call["function"]["arguments"])
