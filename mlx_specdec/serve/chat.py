@@ -2,6 +2,7 @@
 the role prefixes of mlx_lm.server, or as the one source of an encoder-decoder."""
 
 import functools
+import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -164,6 +165,29 @@ def tool_call(given: Message) -> Message:
     return {**given, "type": "function", "function": called}
 
 
+def _with_text_arguments(message: Message) -> Message:
+    """Return a message whose calls have their arguments as text, as templates of DeepSeek do."""
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
+def with_tools_in_message(
+    messages: Sequence[Message], tools: Sequence[Tool], options: Options
+) -> list[Message]:
+    """Return messages whose first one, of the system, has the tools, where Phi-4's chat template
+    reads them."""
+    functions = json.dumps([each["function"] for each in tools], ensure_ascii=False)
+    system, others = {"role": "system", "content": options.system_prompt or ""}, list(messages)
+    if others[0]["role"] == "system":
+        system, *others = others
+    return [{**system, "tools": functions}, *others]
+
+
 def ending_of(body: Body, messages: Sequence[Message]) -> Ending:
     """Return how the prompt ends, by the fields that vLLM has for it. Raises Problem."""
     if not body.get("continue_final_message"):
@@ -229,6 +253,12 @@ def ids_of(
         if any(map(_thinks_aloud, messages)) and markers_of(pair.tokenizer).channels is not None:
             messages = [_with_one_thought(each) for each in messages]
         variables = {**options.chat_template_config, **settings}
+        try:
+            return pair.tokenizer.apply_chat(messages, variables, ending=ending)
+        except CheckpointError:
+            if not any("tool_calls" in each for each in messages):
+                raise
+        messages = [_with_text_arguments(each) for each in messages]
         return pair.tokenizer.apply_chat(messages, variables, ending=ending)
     if way == "role prefixes":
         lines = [PREFIXES.get(each["role"], "") + each["content"] for each in messages]

@@ -177,6 +177,10 @@ class RequestParser:
             return ids
         settings["tools"] = chat.in_order(list(tools))
         with_tools = chat.ids_of(self.pair, messages, self.options, settings, ending)
+        calls = markers_of(self.pair.tokenizer, self.settings.tool_call_parser).calls
+        if with_tools == ids and calls is not None and calls.name == "phi4_mini_json":
+            messages = chat.with_tools_in_message(messages, settings["tools"], self.options)
+            return chat.ids_of(self.pair, messages, self.options, settings, ending)
         if with_tools == ids:
             raise unsupported("tools", "this model's chat template does not support tools")
         return with_tools

@@ -183,7 +183,46 @@ def test_a_call_can_be_requested_in_each_format(tmp_path: Path, name: str) -> No
         assert len(choice["message"]["tool_calls"]) == 1
 
 
+def prompt_of(client: TestClient, messages: list[dict[str, Any]]) -> str:
+    tokens = ok(client, "/tokenize", messages=messages, tools=KEEPING)["tokens"]
+    return ok(client, "/detokenize", tokens=tokens)["content"]
+
+
 USER = {"role": "user", "content": "Who?"}
+ROLES = "{{ '<|' + m.role + '|>' + m.content }}"
+PHI = (
+    "{% for m in messages %}{% if m.role == 'system' and 'tools' in m and m.tools is not none %}"
+    "{{ '<|system|>' + m.content + '<|tool|>' + m.tools + '<|/tool|>' }}"
+    f"{{% else %}}{ROLES}{{% endif %}}{{% endfor %}}"
+)
+
+
+def test_a_template_may_read_the_tools_in_the_message_of_the_system(tmp_path: Path) -> None:
+    with running((make_tooled(tmp_path, template=PHI), None)) as engine:
+        client = client_of(engine)
+        for messages, text in (
+            ([USER], ""),
+            ([{"role": "system", "content": "Be calm."}, USER], "Be calm."),
+        ):
+            prompt = prompt_of(client, messages)
+            begin, _, rest = prompt.partition("<|tool|>")
+            assert begin == f"<|system|>{text}"
+            listed, _, rest = rest.partition("<|/tool|>")
+            assert [tool["name"] for tool in json.loads(listed)] == ["keep", "drop"]
+            assert rest == "<|user|>Who?"
+
+
+def test_a_template_may_take_arguments_as_text(tmp_path: Path) -> None:
+    template = (
+        f"{DEEPSEEK[0]}{{% if tools %}}[tools]{{% endif %}}{{% for m in messages %}}"
+        "{% if m.tool_calls %}{% for call in m.tool_calls %}"
+        "{{ call.function.name + '(' + call.function.arguments + ')' }}{% endfor %}"
+        f"{{% else %}}{ROLES}{{% endif %}}{{% endfor %}}"
+    )
+    call = {"type": "function", "function": {"name": "keep", "arguments": '{"name": "é"}'}}
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with running((make_tooled(tmp_path, template=template), None)) as engine:
+        assert 'keep({"name": "é"})' in prompt_of(client_of(engine), messages)
 
 
 def test_a_format_may_be_named_for_a_model_that_does_not_show_it(tmp_path: Path) -> None:
