@@ -16,7 +16,7 @@ from .formats.gguf import GgufFile
 from .formats.meta import MetaFile
 from .formats.safetensors import SafetensorsFile
 from .formats.torch import TorchFile
-from .tensors import LARGEST_EXTENT, Contents, Reader, TensorInfo
+from .tensors import LARGEST_EXTENT, Contents, TensorInfo, TensorReader
 
 CARRIED = (
     *("tokenizer*.json", "tokenizer.model", "*.tiktoken"),
@@ -32,7 +32,7 @@ _NO_VOCABULARY = re.compile(
 LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _ABOVE_0 = ("vocab_size", "hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head")
 _FROM_0 = ("intermediate_size", "num_key_value_heads", "head_dim", "num_local_experts")
-READERS: Mapping[str, Callable[[Path], Reader]] = {
+READERS: Mapping[str, Callable[[Path], TensorReader]] = {
     "safetensors": SafetensorsFile,
     "torch": TorchFile,
     "gguf": GgufFile,
@@ -41,7 +41,7 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
 """By the format that `shards.find` names."""
 
 
-class Weights(Reader):
+class Weights(TensorReader):
     """The tensors of one directory. Matrices in blocks of 8-bit floats are handed out as bfloat16.
     infos: in the order of the files' bytes."""
 

@@ -13,7 +13,7 @@ from . import shards
 from .files import Weights
 from .formats import safetensors
 from .formats.safetensors import SafetensorsFile
-from .tensors import Reader, Tensor
+from .tensors import Tensor, TensorReader
 
 FILE = "mtp.safetensors"
 QWEN = frozenset(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"))
@@ -86,7 +86,7 @@ def carried(directory: Path, config: Mapping[str, Any]) -> Carried | None:
 def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dict[str, Tensor]:
     """Return the tensors that a conversion copies. weights: of the directory."""
     if (file := directory / FILE).is_file():
-        reader: Reader = SafetensorsFile(file)
+        reader: TensorReader = SafetensorsFile(file)
         return {name: reader.tensor(name) for name in reader.infos}
     names = [*filter(known(config), weights.infos)]
     return {name: weights.tensor(name) for name in names} if is_original(weights) else {}

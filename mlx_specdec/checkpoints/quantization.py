@@ -110,7 +110,7 @@ def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class WeightFormat:
     """What a conversion does to the numbers. dtype: None for as stored. mixed: "" or of MIXED.
     any_group: the user names no group size."""
 

@@ -166,7 +166,7 @@ class Contents:
     shared: Mapping[str, str] = field(default_factory=dict)
 
 
-class Reader(ABC):
+class TensorReader(ABC):
     """The tensors of one file, or of one model in several parts. Made from a path, which raises
     CheckpointError. infos: every tensor that is handed out, from headers alone."""
 

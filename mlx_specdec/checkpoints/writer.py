@@ -21,7 +21,7 @@ _PART = "part-{}.safetensors"
 
 
 @dataclass(frozen=True)
-class Change:
+class TensorChange:
     """What becomes of one tensor: a cast, None for none, then for a matrix its quantization."""
 
     dtype: mx.Dtype | None = None
@@ -52,13 +52,13 @@ class Written:
     nbytes: int
 
 
-_Item = tuple[str, Tensor, Change]
+_Item = tuple[str, Tensor, TensorChange]
 
 
 def write_weights(
     directory: Path,
     tensors: Iterable[tuple[str, Tensor]],
-    change: Callable[[str, Tensor], Change],
+    change: Callable[[str, Tensor], TensorChange],
     *,
     shard_bytes: int,
     count: Callable[[str, Tensor], int] = lambda name, tensor: tensor.size,
@@ -96,7 +96,7 @@ def write_unchanged(
     file: Path, tensors: Mapping[str, Tensor], progress: Callable[[int], None] = lambda nbytes: None
 ) -> None:
     """Write a file of tensors as they are, as `write_weights` otherwise."""
-    items = [(name, tensor, Change()) for name, tensor in tensors.items()]
+    items = [(name, tensor, TensorChange()) for name, tensor in tensors.items()]
     _write_shard(file, items, progress, layout="pt")
 
 
@@ -113,7 +113,9 @@ def write_config(
     (directory / "config.json").write_text(text, encoding="utf-8")
 
 
-def stored_nbytes(outlines: Mapping[str, mx.array], change: Callable[[str, Tensor], Change]) -> int:
+def stored_nbytes(
+    outlines: Mapping[str, mx.array], change: Callable[[str, Tensor], TensorChange]
+) -> int:
     """Return the bytes of tensors that `write_weights` would write. outlines: lazy arrays."""
     tensors = ((name, Tensor.of(outline)) for name, outline in outlines.items())
     return sum(change(name, tensor).nbytes(name, tensor) for name, tensor in tensors)

@@ -11,13 +11,13 @@ from ..checkpoints import destination, disk, files, mtp_layers, writer
 from ..checkpoints.formats.meta import PARAMS
 from ..checkpoints.formats.safetensors import SafetensorsFile
 from ..checkpoints.hub import is_network_error
-from ..checkpoints.quantization import Q_BITS, Numbers
+from ..checkpoints.quantization import Q_BITS, WeightFormat
 from ..checkpoints.shards import FORMATS
 from ..checkpoints.source import as_directory, resolve
 from ..errors import OptionError, OutputError, first_line
 from .plan import Plan
 from .plans import plan_for
-from .report import Report as Report
+from .report import ConversionReport as ConversionReport
 from .report import digests_of
 from .verify import TextChange, Verified, check_fits, compare
 from .verify import verify as run_verify
@@ -88,7 +88,7 @@ def convert(
     working: Callable[[str], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[int, int], None] | None = None,
     download_progress: Callable[[int, int], None] | None = None,
-) -> Report:
+) -> ConversionReport:
     """Write a T5 or decoder-only checkpoint as mlx-lm would, or a drafter on hidden states, and
     check what was written.
 
@@ -103,7 +103,7 @@ def convert(
 
     Nothing appears at mlx_path unless all went well. Raises SpecdecError."""
     shard_bytes = disk.default_shard_bytes() if shard_bytes is None else shard_bytes
-    numbers = Numbers.checked(
+    numbers = WeightFormat.checked(
         dtype=dtype,
         quantize=quantize,
         bits=q_bits,
@@ -154,7 +154,7 @@ def convert(
             differences = compare(files.Weights(work), plan.tensors(scratch), change, step)
             if plan.extra:
                 extra = SafetensorsFile(work / mtp_layers.FILE)
-                compare(extra, plan.extra.items(), lambda *_: writer.Change(), step)
+                compare(extra, plan.extra.items(), lambda *_: writer.TensorChange(), step)
             shutil.rmtree(scratch, ignore_errors=True)
             verified = Verified(None, None, plan.not_run)
             if not plan.not_run:
@@ -173,7 +173,7 @@ def convert(
             with working("computing the checksums of source and result"):
                 of_source = digests_of([*plan.paths, *filter(Path.is_file, described)])
                 of_result = digests_of([*results, work / "config.json"])
-            report = Report(
+            report = ConversionReport(
                 path=path,
                 name=name,
                 revision=commit,
@@ -201,7 +201,7 @@ def _write(
     work: Path,
     directory: Path,
     plan: Plan,
-    numbers: Numbers,
+    numbers: WeightFormat,
     shard_bytes: int,
     step: Callable[[int], None],
 ) -> writer.Written:
@@ -235,7 +235,7 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
     return Path("weights") / name
 
 
-def _notes(plan: Plan, numbers: Numbers, directory: Path) -> Iterator[str]:
+def _notes(plan: Plan, numbers: WeightFormat, directory: Path) -> Iterator[str]:
     if numbers.quantization is not None:
         matrices = (*plan.quantized, *(f"{path}.weight" for path in plan.stored))
         share = sum(map(plan.parameters, matrices)) / max(1, plan.total_parameters)
@@ -249,7 +249,7 @@ def _notes(plan: Plan, numbers: Numbers, directory: Path) -> Iterator[str]:
         yield "the source has no tokenizer files: the result cannot read text yet"
 
 
-def _verdict(verified: Verified, numbers: Numbers) -> str:
+def _verdict(verified: Verified, numbers: WeightFormat) -> str:
     """Return a warning if quantizing has changed much of what the model says, or ""."""
     text, how = verified.text, numbers.quantization
     if how is None or text is None or text.same_first >= POOR:

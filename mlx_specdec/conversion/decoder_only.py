@@ -12,16 +12,16 @@ from mlx_lm.convert import mixed_quant_predicate_builder
 from mlx_lm.utils import dequantize_model
 
 from ..checkpoints import files, mtp_layers
-from ..checkpoints.quantization import Numbers, Quantization, is_known
+from ..checkpoints.quantization import Quantization, WeightFormat, is_known
 from ..checkpoints.tensors import Tensor
-from ..checkpoints.writer import Change, write_weights
+from ..checkpoints.writer import TensorChange, write_weights
 from ..errors import CheckpointError, OptionError
 from ..models.mlx_lm.loader import HEAD, embedding_of, open_model
 from .plan import Plan, gguf_notes, summary_of, unsettled
 from .report import TensorReport, report_tensors
 
 
-def plan(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan:
+def plan(directory: Path, config: Mapping[str, Any], numbers: WeightFormat) -> Plan:
     files.read_config(directory)
     source = files.Weights(directory)
     for file in source.paths:
@@ -126,7 +126,7 @@ def _arrays(source: files.Weights, scratch: Path | None = None) -> dict[str, mx.
     if not scratch.is_dir():
         scratch.mkdir()
         pairs = ((name, source.tensor(name)) for name in source.infos)
-        write_weights(scratch, pairs, lambda name, tensor: Change(), shard_bytes=2**62)
+        write_weights(scratch, pairs, lambda name, tensor: TensorChange(), shard_bytes=2**62)
     return dict(files.tensors(scratch))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..checkpoints import files, shards
 from ..checkpoints.disk import check_directory, read_json
 from ..checkpoints.source import as_directory, resolve, temporary_directory
-from ..checkpoints.tensors import LARGEST_EXTENT, Contents, Reader, TensorInfo
+from ..checkpoints.tensors import LARGEST_EXTENT, Contents, TensorInfo, TensorReader
 from ..errors import CheckpointError, SourceError, SpecdecError
 from ..models.drafters import kinds as speculators
 from ..models.drafters import medusa
@@ -29,7 +29,7 @@ _QUANTIZED = ("Q", "IQ", "TQ", "MXFP", "NVFP")  # so begin the names of GGUF's q
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorRow:
     """One tensor of the files. becomes: its name in a converted model, "" where it does not go
     there under one name. note: why not, or what else is to say."""
 
@@ -55,7 +55,7 @@ class Inspection:
     model_type: str
     files: Mapping[str, int]
     sizes: Mapping[str, int]
-    tensors: tuple[Row, ...]
+    tensors: tuple[TensorRow, ...]
     parameters: int
     nbytes: int
     kept_nbytes: int
@@ -105,7 +105,7 @@ class Inspection:
 def _inspection(
     path: Path,
     kind: str,
-    reader: Reader,
+    reader: TensorReader,
     config: Mapping[str, Any],
     *,
     tokenizer: str = "",
@@ -141,7 +141,7 @@ def _inspection(
     )
 
 
-def _row(name: str, contents: Contents, report: TensorReport | None) -> Row:
+def _row(name: str, contents: Contents, report: TensorReport | None) -> TensorRow:
     info, known = contents.stored[name], report or contents
     becomes, note = "", ""
     if name in known.tied:
@@ -154,7 +154,7 @@ def _row(name: str, contents: Contents, report: TensorReport | None) -> Row:
         becomes = report.renamed.get(name, name)
     if name in contents.shared and not note:
         note = f"the bytes of {contents.shared[name]}"
-    return Row(name, info.dtype, info.shape, info.nbytes, becomes, note)
+    return TensorRow(name, info.dtype, info.shape, info.nbytes, becomes, note)
 
 
 def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:

@@ -9,9 +9,9 @@ from typing import Any, Self
 import mlx.core as mx
 
 from ..checkpoints.files import Weights
-from ..checkpoints.quantization import Numbers, Quantization, most_common, quantization_entry
+from ..checkpoints.quantization import Quantization, WeightFormat, most_common, quantization_entry
 from ..checkpoints.tensors import Tensor
-from ..checkpoints.writer import Change
+from ..checkpoints.writer import TensorChange
 from .report import TensorReport
 
 
@@ -78,14 +78,14 @@ class Plan:
     def total_parameters(self) -> int:
         return sum(map(self.parameters, self.outlines))
 
-    def changes(self, dtype: str | None) -> Callable[[str, Tensor], Change]:
+    def changes(self, dtype: str | None) -> Callable[[str, Tensor], TensorChange]:
         """Return the function that says what becomes of each tensor. dtype: None for as stored."""
         wanted = None if dtype is None else getattr(mx, dtype)
 
-        def change(name: str, tensor: Tensor) -> Change:
+        def change(name: str, tensor: Tensor) -> TensorChange:
             casts = mx.issubdtype(tensor.dtype, mx.floating) and not self.keeps_dtype(name)
             dtype = wanted or self.natural.get(name)
-            return Change(dtype if casts else None, self.quantized.get(name))
+            return TensorChange(dtype if casts else None, self.quantized.get(name))
 
         return change
 
@@ -99,7 +99,7 @@ class Plan:
 
 
 def unsettled(
-    numbers: Numbers, stored: Mapping[str, Quantization], quantized: Mapping[str, Quantization]
+    numbers: WeightFormat, stored: Mapping[str, Quantization], quantized: Mapping[str, Quantization]
 ) -> dict[str, Quantization]:
     """Return the matrices that a conversion quantizes, by the name of the weight. Quantized ones of
     the source stay as they are if the source already is what the user asks for. stored: by path.
@@ -113,7 +113,7 @@ def unsettled(
 
 
 def gguf_notes(
-    weights: Weights, numbers: Numbers, stored: Mapping[str, Quantization]
+    weights: Weights, numbers: WeightFormat, stored: Mapping[str, Quantization]
 ) -> Iterator[str]:
     """Say what becomes of GGUF's quantized types. stored: as in `Plan`."""
     how, keeps = numbers.quantization, not stored or numbers.fits(stored)

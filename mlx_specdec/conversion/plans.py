@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.disk import read_json
 from ..checkpoints.files import Weights
-from ..checkpoints.quantization import PARTS, Numbers, Quantization
+from ..checkpoints.quantization import PARTS, Quantization, WeightFormat
 from ..checkpoints.tensors import DTYPES, Tensor, same
 from ..errors import CheckpointError, OptionError
 from ..models import families
@@ -22,10 +22,10 @@ from .plan import Plan, gguf_notes, summary_of, unsettled
 from .report import TensorReport, report_tensors
 
 
-def plan_for(directory: Path, numbers: Numbers | None = None) -> Plan:
+def plan_for(directory: Path, numbers: WeightFormat | None = None) -> Plan:
     """The plan of a directory. Raises CheckpointError, and OptionError where it cannot be quantized
     or dequantized so."""
-    numbers = numbers or Numbers()
+    numbers = numbers or WeightFormat()
     file = directory / "config.json"
     config = read_json(file) if file.is_file() else {}
     plan = _drafter(directory, config, numbers) or _encoder_decoder(directory, config, numbers)
@@ -117,7 +117,7 @@ def _outline(path: str, outlines: Mapping[str, mx.array], how: Quantization) -> 
     raise CheckpointError(f"{path} is not quantized as config.json says")
 
 
-def _drafter(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan | None:
+def _drafter(directory: Path, config: Mapping[str, Any], numbers: WeightFormat) -> Plan | None:
     """The plan of a drafter on hidden states: what it reads stays, under this program's names."""
     drafter = kinds.read(directory)
     if drafter is None:
@@ -161,7 +161,9 @@ def _quantized(drafter: DrafterFiles, default: Quantization | None) -> dict[str,
     }
 
 
-def _encoder_decoder(directory: Path, config: Mapping[str, Any], numbers: Numbers) -> Plan | None:
+def _encoder_decoder(
+    directory: Path, config: Mapping[str, Any], numbers: WeightFormat
+) -> Plan | None:
     """The plan of an encoder-decoder, whose tensors keep Hugging Face's names."""
     if not families.is_encoder_decoder(config):
         return None

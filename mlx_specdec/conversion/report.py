@@ -75,7 +75,7 @@ def report_tensors(
 
 
 @dataclass(frozen=True)
-class Report:
+class ConversionReport:
     """What a conversion wrote, from what, and how it was checked. name: of the source. revision:
     its commit on the Hub, None for what is local. format, dtype: in words. source, result: file ->
     its digest, of weights and configuration. verdict: a warning if the result is poor, or ""."""

@@ -12,8 +12,8 @@ from typing import TypeVar
 import mlx.core as mx
 
 from ..checkpoints import disk
-from ..checkpoints.tensors import Reader, Tensor
-from ..checkpoints.writer import Change
+from ..checkpoints.tensors import Tensor, TensorReader
+from ..checkpoints.writer import TensorChange
 from ..errors import CheckpointError, OptionError, OutputError, PromptError, SpecdecError
 from ..models.base import Base
 from ..models.loading import Loaded, load_model
@@ -42,9 +42,9 @@ class Differences:
 
 
 def compare(
-    written: Reader,
+    written: TensorReader,
     tensors: Iterable[tuple[str, Tensor]],
-    change: Callable[[str, Tensor], Change],
+    change: Callable[[str, Tensor], TensorChange],
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Differences:
     """Read back what was `written` of `tensors` under `change`, and compare it bit for bit with the
@@ -73,7 +73,11 @@ def compare(
 
 
 def _difference(
-    written: Reader, name: str, source: Tensor, change: Change, progress: Callable[[int], None]
+    written: TensorReader,
+    name: str,
+    source: Tensor,
+    change: TensorChange,
+    progress: Callable[[int], None],
 ) -> float:
     largest = 0.0
     for begin, piece in source.pieces():
@@ -89,7 +93,9 @@ def _difference(
     return largest
 
 
-def _distance(rows: Mapping[str, mx.array], name: str, source: mx.array, change: Change) -> float:
+def _distance(
+    rows: Mapping[str, mx.array], name: str, source: mx.array, change: TensorChange
+) -> float:
     values = rows[name]
     if source.size == 0 or (change.quantization is None and values.dtype == source.dtype):
         return 0.0

@@ -26,7 +26,7 @@ _RAW = {2: (np.uint16, mx.uint16), 4: (np.uint32, mx.uint32)}
 """numpy has no bfloat16: states are stored as integers of the same bits."""
 
 
-class Rows:
+class SampleFiles:
     """states.bin: (rows, width) of `dtype`. tokens.bin: (rows,) int32, the token after each state.
     lengths.bin: (samples,) int32, rows of each; 0 for one that was of no use."""
 
@@ -100,19 +100,19 @@ Piece = tuple[Ids, Ids]
 
 
 @dataclass(frozen=True)
-class Sample:
+class TrainingSample:
     """One text. target: what follows the prompt, where the file says so."""
 
     prompt: str
     target: str = ""
 
 
-def read_samples(file: Path, seed: int) -> list[Sample]:
+def read_samples(file: Path, seed: int) -> list[TrainingSample]:
     """Every text of a file, shuffled. Objects have "prompt" (or "text", or "turns", of which the
     first counts) and maybe "target". Raises PromptError for a file with nothing usable, and as
     `prompts.read_lines` does."""
     samples = [
-        Sample(line) if isinstance(line, str) else _from_object(line, where)
+        TrainingSample(line) if isinstance(line, str) else _from_object(line, where)
         for where, line in read_lines(file, "data")
     ]
     if not samples:
@@ -121,21 +121,21 @@ def read_samples(file: Path, seed: int) -> list[Sample]:
     return samples
 
 
-def _from_object(entry: dict[str, Any], where: str) -> Sample:
+def _from_object(entry: dict[str, Any], where: str) -> TrainingSample:
     turns = entry.get("turns")
     first = turns[0] if isinstance(turns, list) and turns else None
     prompt = entry.get("prompt", entry.get("text", first))
     target = entry.get("target", "")
     if not isinstance(prompt, str) or not prompt.strip() or not isinstance(target, str):
         raise PromptError(f'{where} needs "prompt" or "text", a string, and "target" must be one')
-    return Sample(prompt, target)
+    return TrainingSample(prompt, target)
 
 
 def collect(
     pair: Pair,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     config: DataConfig,
-    rows: Rows,
+    rows: SampleFiles,
     progress: Progress,
     taps: Sequence[str] = (),
 ) -> list[Ids]:
@@ -181,7 +181,7 @@ def batches(lengths: Sequence[int], size: int, seed: int, kinds: int = 1) -> lis
     return groups
 
 
-def _pieces(pair: Pair, samples: Sequence[Sample], config: DataConfig) -> Iterator[Piece]:
+def _pieces(pair: Pair, samples: Sequence[TrainingSample], config: DataConfig) -> Iterator[Piece]:
     """What fits of the samples."""
     own, length, encode = config.self_distill, config.length, pair.tokenizer.encode
     chat = own and pair.tokenizer.has_chat_template

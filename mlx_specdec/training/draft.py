@@ -21,7 +21,7 @@ from ..checkpoints.disk import default_shard_bytes
 from ..checkpoints.files import Weights
 from ..checkpoints.source import as_directory, resolve
 from ..checkpoints.tensors import Tensor
-from ..checkpoints.writer import Change, write_config, write_weights
+from ..checkpoints.writer import TensorChange, write_config, write_weights
 from ..conversion.report import PROVENANCE, combined, digests_of, maker
 from ..engine.pair import Pair
 from ..errors import OptionError, VocabularyError
@@ -200,7 +200,7 @@ def write_trained(
     """Weights, config.json and provenance.json, as `write` says."""
     named = [(name, Tensor.of(array)) for name, array in sorted(tensors.items())]
     shard_bytes = default_shard_bytes()
-    write_weights(directory, named, lambda name, tensor: Change(), shard_bytes=shard_bytes)
+    write_weights(directory, named, lambda name, tensor: TensorChange(), shard_bytes=shard_bytes)
     write_config(directory, config, None)
     digests = digests_of([*sorted(directory.glob("model*")), directory / "config.json"])
     written = {name: {"nbytes": d["bytes"], "sha256": d["sha256"]} for name, d in digests.items()}

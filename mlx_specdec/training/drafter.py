@@ -31,7 +31,7 @@ from ..models.drafters.network import DrafterNetwork
 from ..models.number_format import NumberFormat
 from . import anchors as behind_anchors
 from .anchors import Anchored, AnchorTask, KeysValues, compared
-from .collect import Rows
+from .collect import SampleFiles
 from .config import DataConfig, DrafterConfig
 from .draft import short_name, write_trained
 from .fit import STORED, Trained, Training, Watcher, work_directory
@@ -56,7 +56,7 @@ GAMMA = 4.0
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextStatistics:
     """What the shape and the first weights of a drafter depend on. by_use: the target's tokens, the
     most frequent first. final: (width,), the size of each number of the head's inputs. features:
     the size of the hidden states that are read."""
@@ -66,7 +66,7 @@ class Texts:
     features: float
 
     @classmethod
-    def of(cls, rows: Rows, width: int, vocabulary: int) -> Self:
+    def of(cls, rows: SampleFiles, width: int, vocabulary: int) -> Self:
         """Measure the rows of a target's texts. width: of one hidden state."""
         tokens = rows.tokens()
         used = np.bincount(tokens, minlength=vocabulary)[:vocabulary]
@@ -94,7 +94,9 @@ class DSparkTask(AnchorTask):
     network: DFlash
 
     @classmethod
-    def configuration(cls, pair: Pair, config: DrafterConfig, texts: Texts) -> dict[str, Any]:
+    def configuration(
+        cls, pair: Pair, config: DrafterConfig, texts: TextStatistics
+    ) -> dict[str, Any]:
         target = pair.target
         by_depth = min(MOST_LAYERS, max(1, round(target.layers / LAYERS_OF_TARGET)))
         with as_directory(resolve(pair.name)) as directory:
@@ -201,7 +203,9 @@ class Eagle3Task(AnchorTask):
     network: Eagle3
 
     @classmethod
-    def configuration(cls, pair: Pair, config: DrafterConfig, texts: Texts) -> dict[str, Any]:
+    def configuration(
+        cls, pair: Pair, config: DrafterConfig, texts: TextStatistics
+    ) -> dict[str, Any]:
         target, layers = pair.target, tapped(pair.target.layers)
         return {
             # Its authors' layout has no word for what the target is.
@@ -293,14 +297,14 @@ def train(
         target.open([0]).advance(tokens, taps=taps)
         target.embed(tokens)
         training = Training(pair, file, directory, data, watcher, taps)
-        texts = Texts.of(training.rows, target.width, pair.vocabulary)
+        texts = TextStatistics.of(training.rows, target.width, pair.vocabulary)
         begun = begin(directory / "start", pair, config, texts)
         task = TASKS[config.kind](begun.network, training, config)
         origin = {"target": short_name(pair.name), "data_digest": training.digest}
         return training.improve(task, output, origin, partial(write, begun=begun))
 
 
-def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: Texts) -> Begun:
+def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: TextStatistics) -> Begun:
     target, task = pair.target, TASKS[config.kind]
     described = task.configuration(pair, config, texts)
     layer = described.get("transformer_layer_config", described)
@@ -360,7 +364,7 @@ def _layer_config(target: Base, model_type: str, count: int) -> dict[str, Any]:
     }
 
 
-def _weights(shapes: Shapes, target: Base, texts: Texts, seed: int) -> dict[str, mx.array]:
+def _weights(shapes: Shapes, target: Base, texts: TextStatistics, seed: int) -> dict[str, mx.array]:
     """Draw matrices of variance 1 / inputs, norms of 1 and biases of 0. The outputs of parts of
     layers are as large as their residual, and the head's inputs in proportion to the target's."""
     draws = mx.random.split(mx.random.key(seed), len(shapes))

@@ -27,7 +27,7 @@ from ..engine.pair import Pair
 from ..engine.prompt_cache_files import fingerprint
 from ..errors import OptionError, OutputError
 from ..interfaces import Progress
-from .collect import Rows, collect, read_samples
+from .collect import SampleFiles, collect, read_samples
 from .config import DataConfig, TrainConfig
 
 HELD_OUT = 0.1
@@ -264,7 +264,7 @@ class Training:
         self._settings = {**model, **learned}
         self._resumed = _keep(directory / "rows", self._settings)
         width = pair.target.width * (len(taps) + 1)
-        self.rows = Rows(directory / "rows", width, pair.target.state_dtype)
+        self.rows = SampleFiles(directory / "rows", width, pair.target.state_dtype)
         self.prompts = collect(pair, samples, config, self.rows, watcher.collected, taps)
 
     def fit(

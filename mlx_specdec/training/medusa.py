@@ -16,7 +16,7 @@ from ..checkpoints.shards import HEADS
 from ..engine.pair import Pair
 from ..models.base import Base
 from ..models.drafters.medusa import BASE, COUNT, LAYERS, MedusaHeads
-from .collect import Rows
+from .collect import SampleFiles
 from .config import DataConfig, HeadsConfig, TrainConfig
 from .fit import HELD_OUT, Task, Trained, Training, Watcher, work_directory
 
@@ -43,7 +43,7 @@ class HeadTask(Task):
     """Task of some heads, whose examples are rows. A batch is states (n, width), and targets (n,
     heads) int32, -1 where a head has nothing to say."""
 
-    def __init__(self, heads: MedusaHeads, rows: Rows, config: TrainConfig) -> None:
+    def __init__(self, heads: MedusaHeads, rows: SampleFiles, config: TrainConfig) -> None:
         _, held_out = rows.split(HELD_OUT)
         first = rows.starts[held_out[0]]
         train, held_out = np.split(np.arange(int(rows.lengths.sum())), [first])

@@ -14,7 +14,7 @@ from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.files import Weights
 from mlx_specdec.checkpoints.mtp_layers import FILE
 from mlx_specdec.conversion.convert import convert
-from mlx_specdec.conversion.report import Report
+from mlx_specdec.conversion.report import ConversionReport
 from mlx_specdec.errors import CheckpointError, OptionError, OutputError
 from mlx_specdec.models.drafters.kinds import on_target, read
 from mlx_specdec.models.number_format import NumberFormat, on_cpu
@@ -33,7 +33,7 @@ MAKERS = {
 }
 
 
-def converted(source: Path, result: Path, **options) -> Report:
+def converted(source: Path, result: Path, **options) -> ConversionReport:
     return convert(str(source), result, **options)
 
 

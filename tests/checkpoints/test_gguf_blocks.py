@@ -19,7 +19,7 @@ from mlx_specdec.checkpoints.formats.gguf_blocks import EXACT, part_of
 from mlx_specdec.checkpoints.quantization import PARTS
 from mlx_specdec.checkpoints.source import as_directory
 from mlx_specdec.conversion.convert import convert
-from mlx_specdec.conversion.report import Report
+from mlx_specdec.conversion.report import ConversionReport
 from mlx_specdec.conversion.verify import TextChange, compare_logits
 from mlx_specdec.models import number_format
 from mlx_specdec.models.loading import load_model
@@ -40,7 +40,7 @@ def quantized(kind: Type, **others: Type) -> Gguf:
     return model
 
 
-def entry(report: Report) -> Any:
+def entry(report: ConversionReport) -> Any:
     """The quantization entry of a result."""
     return json.loads((report.path / "config.json").read_text())["quantization"]
 

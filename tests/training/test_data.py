@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.errors import PromptError
-from mlx_specdec.training.collect import Sample, read_samples
+from mlx_specdec.training.collect import TrainingSample, read_samples
 
 
-def read(tmp_path: Path, text: str | bytes, seed: int = 0) -> list[Sample]:
+def read(tmp_path: Path, text: str | bytes, seed: int = 0) -> list[TrainingSample]:
     file = tmp_path / "data"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     return read_samples(file, seed)
@@ -18,7 +18,10 @@ def read(tmp_path: Path, text: str | bytes, seed: int = 0) -> list[Sample]:
 
 def test_plain_files_hold_one_text_a_line(tmp_path: Path) -> None:
     found = read(tmp_path, "one\n\n  \ntwo\\nlines\r\n")
-    assert sorted(found, key=lambda sample: sample.prompt) == [Sample("one"), Sample("two\nlines")]
+    assert sorted(found, key=lambda sample: sample.prompt) == [
+        TrainingSample("one"),
+        TrainingSample("two\nlines"),
+    ]
 
 
 def test_json_lines_may_have_targets(tmp_path: Path) -> None:
@@ -29,9 +32,9 @@ def test_json_lines_may_have_targets(tmp_path: Path) -> None:
     ]
     found = read(tmp_path, "\n".join(lines))
     assert sorted(found, key=lambda sample: sample.prompt) == [
-        Sample("a", "b"),
-        Sample("c"),
-        Sample("d"),
+        TrainingSample("a", "b"),
+        TrainingSample("c"),
+        TrainingSample("d"),
     ]
 
 

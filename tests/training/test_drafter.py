@@ -20,7 +20,7 @@ from mlx_specdec.models.drafters import kinds as speculators
 from mlx_specdec.options import Options
 from mlx_specdec.training import drafter as drafter_files
 from mlx_specdec.training.anchors import Anchored, AnchorTask
-from mlx_specdec.training.collect import Rows, Sample, collect
+from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
 from mlx_specdec.training.config import DataConfig, DrafterConfig
 from mlx_specdec.training.drafter import TASKS
 
@@ -115,7 +115,9 @@ def test_an_eagle3_is_written_as_its_authors_have_it(
 # What drafters on hidden states are asked in training is what they are asked when they draft.
 
 
-SAMPLES = [Sample(" ".join(["some words and more"] * count)) for count in (3, 1, 2, 1, 4, 2, 1)]
+SAMPLES = [
+    TrainingSample(" ".join(["some words and more"] * count)) for count in (3, 1, 2, 1, 4, 2, 1)
+]
 COLLECTING = DataConfig(length=24, texts_at_once=4)
 SLOTS = 3
 
@@ -126,7 +128,9 @@ class Learned:
     def __init__(self, pair: Pair, directory: Path) -> None:
         self.pair = pair
         taps = tuple(map(after, drafter_files.tapped(pair.target.layers)))
-        self.rows = Rows(directory, pair.target.width * (len(taps) + 1), pair.target.state_dtype)
+        self.rows = SampleFiles(
+            directory, pair.target.width * (len(taps) + 1), pair.target.state_dtype
+        )
         ignore = lambda done, total: None  # noqa: E731
         self.prompts = collect(pair, SAMPLES, COLLECTING, self.rows, ignore, taps)
         self.leads = [len(pair.target.prefix(prompt)) - 1 for prompt in self.prompts]
@@ -147,7 +151,7 @@ def learned(request, tmp_path_factory: pytest.TempPathFactory) -> Learned:
 def task_of(learned: Learned, directory: Path, kind: str, **settings: object) -> AnchorTask:
     """A task whose drafter says much, since nothing of it is as it began."""
     pair, config = learned.pair, DrafterConfig(kind=kind, num_draft=SLOTS, batch=4, **settings)
-    texts = drafter_files.Texts.of(learned.rows, pair.target.width, pair.vocabulary)
+    texts = drafter_files.TextStatistics.of(learned.rows, pair.target.width, pair.vocabulary)
     begun = drafter_files.begin(directory / kind, pair, config, texts)
     keys = iter(mx.random.split(mx.random.key(4), 100))
     moved = tree_map(

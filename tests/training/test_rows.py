@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.training.collect import Rows
+from mlx_specdec.training.collect import SampleFiles
 
 WIDTH = 3
 
@@ -18,8 +18,8 @@ def states(count: int, first: int = 0) -> mx.array:
     return numbers.reshape(count, WIDTH).astype(mx.float32)
 
 
-def filled(directory: Path) -> Rows:
-    rows = Rows(directory, WIDTH, mx.float32)
+def filled(directory: Path) -> SampleFiles:
+    rows = SampleFiles(directory, WIDTH, mx.float32)
     rows.append([10, 11, 12], states(3))
     rows.append([], None)
     rows.append([20, 21], states(2, 100))
@@ -31,7 +31,7 @@ def test_a_sample_half_written_is_cut_off(file: str, tmp_path: Path) -> None:
     filled(tmp_path)
     with (tmp_path / file).open("ab") as stream:
         stream.write(b"abc")
-    again = Rows(tmp_path, WIDTH, mx.float32)
+    again = SampleFiles(tmp_path, WIDTH, mx.float32)
     again.append([30], states(1, 200))
     assert again.lengths.tolist() == [3, 0, 2, 1]
     assert again.states(np.array([5])).tolist() == [[200, 201, 202]]

@@ -21,7 +21,7 @@ from mlx_specdec.models.drafters.medusa import MedusaHeads
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
-from mlx_specdec.training.collect import Rows, Sample, collect
+from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
 from mlx_specdec.training.config import DataConfig, HeadsConfig
 from mlx_specdec.training.fit import Fit
 from mlx_specdec.training.medusa import HeadTask, initial_heads
@@ -74,10 +74,10 @@ def test_the_layout_is_the_published_one(own_output: bool, pair: Pair, tmp_path:
 
 
 def rows_of(
-    pair: Pair, tmp_path: Path, samples: list[Sample], **settings
-) -> tuple[Rows, list[list[int]]]:
+    pair: Pair, tmp_path: Path, samples: list[TrainingSample], **settings
+) -> tuple[SampleFiles, list[list[int]]]:
     tmp_path.mkdir(exist_ok=True)
-    rows = Rows(tmp_path, pair.target.width, pair.target.state_dtype)
+    rows = SampleFiles(tmp_path, pair.target.width, pair.target.state_dtype)
     collect(pair, samples, DataConfig(**settings), rows, lambda done, total: None)
     tokens = np.fromfile(tmp_path / "tokens.bin", np.int32).tolist()
     ends = np.cumsum(rows.lengths).tolist()
@@ -91,7 +91,7 @@ def test_texts_are_the_models_own_and_each_state_predicts_its_token(
     rows, found = rows_of(
         pair,
         tmp_path,
-        [Sample(text) for text in TEXTS[:3]],
+        [TrainingSample(text) for text in TEXTS[:3]],
         length=48,
         temperatures=(0.0,),
     )
@@ -104,7 +104,10 @@ def test_texts_are_the_models_own_and_each_state_predicts_its_token(
 
 
 def test_without_self_distillation_the_data_is_learned(pair: Pair, tmp_path: Path) -> None:
-    samples = [Sample("some words", "and more words"), Sample("other", "some words")]
+    samples = [
+        TrainingSample("some words", "and more words"),
+        TrainingSample("other", "some words"),
+    ]
     _, found = rows_of(pair, tmp_path, samples, length=100, self_distill=False)
     assert found == [pair.tokenizer.encode(sample.target) for sample in samples]
 
@@ -121,7 +124,9 @@ def test_other_weights_under_the_same_name_begin_anew(pair: Pair, tmp_path: Path
 def test_a_translator_needs_targets_without_self_distillation(tmp_path: Path) -> None:
     pair = loading.load(make_t5(tmp_path))
     with pytest.raises(PromptError, match='with "target"'):
-        rows_of(pair, tmp_path / "rows", [Sample(text) for text in TEXTS], self_distill=False)
+        rows_of(
+            pair, tmp_path / "rows", [TrainingSample(text) for text in TEXTS], self_distill=False
+        )
 
 
 # HeadsConfig: heads learn, stop in time, and lose nothing by an interruption.
@@ -135,10 +140,10 @@ def base() -> Base:
     return DecoderOnlyModel(tiny.build("llama"))
 
 
-def counting(directory: Path, width: int, samples: int = 12) -> Rows:
+def counting(directory: Path, width: int, samples: int = 12) -> SampleFiles:
     """Texts that count modulo 8, and states that tell the next number."""
     directory.mkdir(exist_ok=True)
-    rows = Rows(directory, width, mx.float32)
+    rows = SampleFiles(directory, width, mx.float32)
     marks = mx.random.normal((8, width), key=mx.random.key(1))
     for sample in range(samples):
         tokens = [(sample + place) % 8 for place in range(10)]
@@ -146,7 +151,7 @@ def counting(directory: Path, width: int, samples: int = 12) -> Rows:
     return rows
 
 
-def fit_of(heads: MedusaHeads, rows: Rows, settings: HeadsConfig, file: Path) -> Fit:
+def fit_of(heads: MedusaHeads, rows: SampleFiles, settings: HeadsConfig, file: Path) -> Fit:
     return Fit(HeadTask(heads, rows, settings), file)
 
 

@@ -15,9 +15,9 @@ from ...errors import CheckpointError
 from .. import shards
 from ..disk import open_map
 from ..quantization import PARTS, Quantization, most_common, quantization_entry
-from ..tensors import DTYPES, Contents, Malformed, Reader, TensorInfo, dtype_name, naming
+from ..tensors import DTYPES, Contents, Malformed, TensorInfo, TensorReader, dtype_name, naming
 from .gguf_blocks import EXACT, part_of
-from .gguf_families import EMBEDDING, HEAD, Finder, Place, describe
+from .gguf_families import EMBEDDING, HEAD, Finder, TensorPlace, describe
 from .gguf_header import COUNT, Metadata, Stored, read_header
 from .meta import rotary_rows
 from .vocabularies import ends_by_name, tokenizer_files
@@ -28,7 +28,7 @@ _PARTS = ("weight", *PARTS)
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-class GgufFile(Reader):
+class GgufFile(TensorReader):
     """The tensors of one model. Matrices of the types in EXACT are handed out as quantized ones.
     Other quantized tensors are handed out as F32.
 
@@ -120,18 +120,18 @@ class GgufFile(Reader):
             infos[name] = TensorInfo.of(dtype, place.shape)
         return infos
 
-    def _fits(self, place: Place, half: mx.Dtype) -> bool:
+    def _fits(self, place: TensorPlace, half: mx.Dtype) -> bool:
         """Return whether a vector, which llama.cpp widens, loses nothing in the matrices' type."""
         if len(place.shape) > 1 or place.shape[0] > _SMALL:
             return False
         values = self._read(place, slice(None))
         return bool(mx.array_equal(values.astype(half).astype(mx.float32), values).item())
 
-    def _read(self, place: Place, chosen: slice | np.ndarray[Any, Any]) -> mx.array:
+    def _read(self, place: TensorPlace, chosen: slice | np.ndarray[Any, Any]) -> mx.array:
         values = self._stored_as(place).rows(chosen)
         return values - place.excess if place.excess else values
 
-    def _stored_as(self, place: Place) -> Stored:
+    def _stored_as(self, place: TensorPlace) -> Stored:
         """Return a tensor with all of its axes: the file may leave out a first axis of 1."""
         return replace(self._stored[place.name], shape=place.shape)
 

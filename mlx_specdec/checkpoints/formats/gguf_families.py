@@ -12,13 +12,13 @@ import numpy as np
 
 from ...errors import first_line
 from ..tensors import MOST_LAYERS, Malformed
-from .gguf_header import COUNT, FLAG, NUMBER, POSITIVE, TEXT, Kind, Metadata, Stored
+from .gguf_header import COUNT, FLAG, NUMBER, POSITIVE, TEXT, Metadata, Stored, ValueType
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """One tensor.
 
     name: The name in the file, which may leave out a first axis of 1.
@@ -40,7 +40,7 @@ class Finder:
     Malformed for what is not as expected."""
 
     tensors: Mapping[str, Stored]
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, TensorPlace] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self.tensors:
@@ -51,7 +51,7 @@ class Finder:
         """At most so many first rows of a tensor, float32."""
         return np.array(self.tensors[name].rows(slice(0, count)).astype(mx.float32))
 
-    def take(self, ours: str, place: Place) -> None:
+    def take(self, ours: str, place: TensorPlace) -> None:
         shape, wanted = self.shape(place.name), place.shape
         if shape != wanted and (1, *shape) != wanted:
             raise Malformed(
@@ -94,7 +94,7 @@ def tensor_names(architecture: str, layers: int) -> Callable[[str], str]:
 
 
 @dataclass(frozen=True)
-class Family:
+class GgufFamily:
     """What one architecture has. model_type: Hugging Face's name.
 
     stated: key of config.json -> key of the metadata and its kind, without the sizes. constant:
@@ -104,7 +104,7 @@ class Family:
     positions. largest: layers of the size whose attention is scaled by its width over its heads."""
 
     model_type: str
-    stated: Mapping[str, tuple[str, Kind]] = field(default_factory=dict)
+    stated: Mapping[str, tuple[str, ValueType]] = field(default_factory=dict)
     constant: Mapping[str, Any] = field(default_factory=dict)
     epsilon: str = "rms_norm_eps"
     permuted: bool = False
@@ -135,17 +135,19 @@ _SHARED = {"shared_expert_intermediate_size": (".expert_shared_feed_forward_leng
 _SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
 _PARALLEL = {"use_parallel_residual": (".use_parallel_residual", FLAG)}
 
-MIXTRAL = Family("mixtral", {"num_local_experts": (".expert_count", COUNT), **_USED}, permuted=True)
+MIXTRAL = GgufFamily(
+    "mixtral", {"num_local_experts": (".expert_count", COUNT), **_USED}, permuted=True
+)
 """What a llama with experts is."""
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family("llama", permuted=True, scales=True),
-    "command-r": Family("cohere", _LOGITS, epsilon="layer_norm_eps"),
-    "cohere2": Family(
+FAMILIES: Mapping[str, GgufFamily] = {
+    "llama": GgufFamily("llama", permuted=True, scales=True),
+    "command-r": GgufFamily("cohere", _LOGITS, epsilon="layer_norm_eps"),
+    "cohere2": GgufFamily(
         "cohere2", {**_LOGITS, **_WINDOW}, {"sliding_window_pattern": 4}, "layer_norm_eps"
     ),
-    "gemma": Family("gemma", {}, _GELU, shifted=True),
-    "gemma2": Family("gemma2", _CAPS, _GELU, shifted=True, largest=46),
-    "gemma3": Family(
+    "gemma": GgufFamily("gemma", {}, _GELU, shifted=True),
+    "gemma2": GgufFamily("gemma2", _CAPS, _GELU, shifted=True, largest=46),
+    "gemma3": GgufFamily(
         "gemma3_text",
         _WINDOW,
         {**_GELU, "sliding_window_pattern": 6, "rope_local_base_freq": 10000.0},
@@ -153,24 +155,24 @@ FAMILIES: Mapping[str, Family] = {
         scales=True,
         largest=62,
     ),
-    "granite": Family("granite", _MULTIPLIERS, permuted=True, scales=True),
-    "nemotron": Family(
+    "granite": GgufFamily("granite", _MULTIPLIERS, permuted=True, scales=True),
+    "nemotron": GgufFamily(
         "nemotron", {}, {"hidden_act": "relu2"}, "norm_eps", shifted=True, partial=True
     ),
-    "olmo2": Family("olmo2", scales=True),
-    "olmoe": Family("olmoe", _EXPERTS, {"norm_topk_prob": False}, scales=True),
-    "phi2": Family("phi", {}, {"hidden_act": "gelu_new"}, "layer_norm_eps", partial=True),
-    "phi3": Family("phi3", partial=True),
-    "qwen2": Family("qwen2", scales=True),
-    "qwen2moe": Family(
+    "olmo2": GgufFamily("olmo2", scales=True),
+    "olmoe": GgufFamily("olmoe", _EXPERTS, {"norm_topk_prob": False}, scales=True),
+    "phi2": GgufFamily("phi", {}, {"hidden_act": "gelu_new"}, "layer_norm_eps", partial=True),
+    "phi3": GgufFamily("phi3", partial=True),
+    "qwen2": GgufFamily("qwen2", scales=True),
+    "qwen2moe": GgufFamily(
         "qwen2_moe", {**_NARROW_EXPERTS, **_SHARED}, {**_SPARSE, "norm_topk_prob": False}
     ),
-    "qwen3": Family("qwen3", scales=True),
-    "qwen3moe": Family("qwen3_moe", _NARROW_EXPERTS, _SPARSE),
-    "seed_oss": Family("seed_oss", scales=True),
-    "smollm3": Family("smollm3", permuted=True, scales=True),
-    "stablelm": Family("stablelm", _PARALLEL, epsilon="layer_norm_eps", partial=True),
-    "starcoder2": Family("starcoder2", {}, _GELU, epsilon="norm_epsilon"),
+    "qwen3": GgufFamily("qwen3", scales=True),
+    "qwen3moe": GgufFamily("qwen3_moe", _NARROW_EXPERTS, _SPARSE),
+    "seed_oss": GgufFamily("seed_oss", scales=True),
+    "smollm3": GgufFamily("smollm3", permuted=True, scales=True),
+    "stablelm": GgufFamily("stablelm", _PARALLEL, epsilon="layer_norm_eps", partial=True),
+    "starcoder2": GgufFamily("starcoder2", {}, _GELU, epsilon="norm_epsilon"),
 }
 
 
@@ -210,7 +212,7 @@ def describe(metadata: Metadata, finder: Finder) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key in known}
 
 
-def _config(metadata: Metadata, family: Family, finder: Finder) -> dict[str, Any]:
+def _config(metadata: Metadata, family: GgufFamily, finder: Finder) -> dict[str, Any]:
     """config.json with more keys than any one model has."""
     heads = metadata.get(".attention.head_count", COUNT)
     hidden = metadata.get(".embedding_length", COUNT)
@@ -260,7 +262,7 @@ def _config(metadata: Metadata, family: Family, finder: Finder) -> dict[str, Any
     return config
 
 
-def _rotated_part(metadata: Metadata, family: Family, width: int) -> float:
+def _rotated_part(metadata: Metadata, family: GgufFamily, width: int) -> float:
     """The share of a head's width that is rotated, such that mlx-lm's int(share * width) is it."""
     rotated = metadata.get(".rope.dimension_count", COUNT, width)
     if not 2 <= rotated <= width or rotated % 2 or not (rotated == width or family.partial):
@@ -282,7 +284,7 @@ def _model(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _take_tensors(
-    metadata: Metadata, finder: Finder, family: Family, config: Mapping[str, Any], model: Any
+    metadata: Metadata, finder: Finder, family: GgufFamily, config: Mapping[str, Any], model: Any
 ) -> None:
     from mlx.utils import tree_flatten
 
@@ -300,7 +302,7 @@ def _take_tensors(
             continue
         heads = turned.get(ours.split(".")[-2], 0) if family.permuted else 0
         excess = 1 if family.shifted and theirs.endswith("norm.weight") else 0
-        finder.take(ours, Place(theirs, array.shape, heads, excess, is_matrix=ours in able))
+        finder.take(ours, TensorPlace(theirs, array.shape, heads, excess, is_matrix=ours in able))
 
 
 def _name_in_map(ours: str) -> str:
@@ -318,7 +320,7 @@ def _take_single_experts(finder: Finder, ours: str, joined: str, shape: tuple[in
         raise Malformed(f"lacks the tensor {joined}: download it again")
     block, part = _name_in_map(ours).split(".experts.")
     for expert in range(finder.check_layers(shape[0])):
-        place = Place(f"{theirs}.{expert}.weight", shape[1:])
+        place = TensorPlace(f"{theirs}.{expert}.weight", shape[1:])
         finder.take(f"{block}.experts.{expert}.{part}", place)
 
 
@@ -401,7 +403,7 @@ def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
     for ours in (*head, *_t5_names(layers, decoder_layers, wide, every_layer=every_layer)):
         shape = finder.shape(theirs(ours))
         is_matrix = len(shape) > 1 and "relative_attention_bias" not in ours
-        finder.take(ours, Place(theirs(ours), shape, is_matrix=is_matrix))
+        finder.take(ours, TensorPlace(theirs(ours), shape, is_matrix=is_matrix))
     # A copy of the embedding, and the bias of cross attention that old checkpoints hold.
     unused = [f"dec.blk.{number}.cross_attn_rel_b.weight" for number in range(decoder_layers)]
     finder.check_left(model_type, HEAD, *unused)

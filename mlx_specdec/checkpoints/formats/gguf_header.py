@@ -27,7 +27,7 @@ _PLAIN = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8")
 
 
 @dataclass(frozen=True)
-class ElementType:
+class GgufType:
     """One type. A row is a whole number of blocks of `block` elements in `nbytes` bytes. stored:
     what its values become, a key of `tensors.ELEMENTS`. numpy: how it reads them without the byte
     order, "" for quantized types."""
@@ -46,7 +46,7 @@ class Stored:
     row of the last axis. order: of bytes, "<" or ">"."""
 
     data: mmap.mmap | bytes
-    kind: ElementType
+    kind: GgufType
     shape: tuple[int, ...]
     begin: int
     row_nbytes: int
@@ -169,7 +169,7 @@ class _Reader:
 
 
 @cache
-def element_type(number: int) -> ElementType:
+def element_type(number: int) -> GgufType:
     """A type by ggml's number. Raises Malformed, with its name, for one that cannot be expanded."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -182,7 +182,7 @@ def element_type(number: int) -> ElementType:
     name, plain = kind.name, kind.name in _PLAIN
     numpy = "" if not plain else "f8" if name == "F64" else ELEMENTS[name][1]
     stored = name if plain and name != "F64" else "F32"
-    known = ElementType(kind, name, block, nbytes, stored, numpy)
+    known = GgufType(kind, name, block, nbytes, stored, numpy)
     try:
         _expand(np.zeros((1, nbytes), np.uint8), known, "<")
     except NotImplementedError:
@@ -190,7 +190,7 @@ def element_type(number: int) -> ElementType:
     return known
 
 
-def _expand(raw: np.ndarray[Any, Any], kind: ElementType, order: str) -> mx.array:
+def _expand(raw: np.ndarray[Any, Any], kind: GgufType, order: str) -> mx.array:
     """Rows of bytes, shape (..., bytes of a row), -> their values, shape (..., elements)."""
     raw = np.ascontiguousarray(raw)
     if kind.numpy:
@@ -203,7 +203,7 @@ def _expand(raw: np.ndarray[Any, Any], kind: ElementType, order: str) -> mx.arra
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueType:
     """A kind of metadata value: its name in words and a test for it."""
 
     words: str
@@ -214,13 +214,13 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-COUNT = Kind("one whole number", lambda v: type(v) is int and 0 <= v <= LARGEST_EXTENT)
-NUMBER = Kind("a number", _is_number)
-POSITIVE = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
-FLAG = Kind("true or false", lambda value: type(value) is bool)
-TEXT = Kind("a text", lambda value: type(value) is str)
-TEXTS = Kind("a list of texts", lambda value: isinstance(value, list))
-NUMBERS = Kind("a list of numbers", lambda value: isinstance(value, np.ndarray))
+COUNT = ValueType("one whole number", lambda v: type(v) is int and 0 <= v <= LARGEST_EXTENT)
+NUMBER = ValueType("a number", _is_number)
+POSITIVE = ValueType("a number above 0", lambda value: _is_number(value) and value > 0)
+FLAG = ValueType("true or false", lambda value: type(value) is bool)
+TEXT = ValueType("a text", lambda value: type(value) is str)
+TEXTS = ValueType("a list of texts", lambda value: isinstance(value, list))
+NUMBERS = ValueType("a list of numbers", lambda value: isinstance(value, np.ndarray))
 
 
 class Metadata:
@@ -233,7 +233,7 @@ class Metadata:
     def __contains__(self, key: str) -> bool:
         return self._full(key) in self._values
 
-    def get(self, key: str, kind: Kind, default: Any = None) -> Any:
+    def get(self, key: str, kind: ValueType, default: Any = None) -> Any:
         """A value or a default. key: a dot in front is the architecture's. Raises Malformed."""
         key = self._full(key)
         value = self._values.get(key, default)

@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import CheckpointError
 from .. import shards
 from ..disk import read_json
-from ..tensors import LARGEST_EXTENT, Contents, Malformed, Reader, TensorInfo, naming, same
+from ..tensors import LARGEST_EXTENT, Contents, Malformed, TensorInfo, TensorReader, naming, same
 from .torch import TorchFile
 from .vocabularies import MODEL, read_tokenizer
 
@@ -181,7 +181,7 @@ _DROPPED = re.compile(r"rope\.freqs|.*\.inner_attention\.rope\.freqs")
 """Tables that follow from params.json."""
 
 
-class MetaFile(Reader):
+class MetaFile(TensorReader):
     """The tensors of one model, joined, without a head that repeats the embedding. file: the first
     part, next to the others and params.json. config: what config.json would say."""
 

@@ -13,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 from ...errors import CheckpointError, first_line
 from .. import tensors
 from ..disk import open_map, reading
-from ..tensors import Malformed, Reader, TensorInfo
+from ..tensors import Malformed, TensorInfo, TensorReader
 
 
-class SafetensorsFile(Reader):
+class SafetensorsFile(TensorReader):
     """The tensors of one file, read in pieces through a map of it."""
 
     def __init__(self, file: Path) -> None:

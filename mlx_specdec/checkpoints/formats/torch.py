@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import tensors
 from ..disk import open_map
-from ..tensors import Contents, Malformed, Reader, TensorInfo
+from ..tensors import Contents, Malformed, TensorInfo, TensorReader
 
 MOST_AXES = 16
 LONGEST_PICKLE = 1 << 23
@@ -28,7 +28,7 @@ _BROKEN = "is truncated or damaged: download it again"
 
 
 @dataclass(frozen=True)
-class Kind:
+class TorchType:
     """An element type. numpy: how its bytes are read, as integers where numpy lacks the type;
     stored: its name in a safetensors file."""
 
@@ -45,7 +45,7 @@ class Storage:
     """A run of `count` elements in the file."""
 
     key: str
-    kind: Kind
+    kind: TorchType
     count: int
 
     @property
@@ -54,11 +54,11 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TorchTensor:
     """A view of a storage; offset and strides count elements of `kind`, not bytes."""
 
     storage: Storage
-    kind: Kind
+    kind: TorchType
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -82,12 +82,12 @@ def _ordered_dict(pairs: Any = ()) -> Entries:
     return entries
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Tensor:
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> TorchTensor:
     """rest: Whether there is a gradient, hooks, perhaps the type, and perhaps marks."""
     if any(isinstance(value, dict) and value for value in rest):
         raise Malformed("holds a tensor that is marked as negated or conjugated: not read here")
     _check(isinstance(storage, Storage), "tensor")
-    kind = next((value for value in rest if isinstance(value, Kind)), storage.kind)
+    kind = next((value for value in rest if isinstance(value, TorchType)), storage.kind)
     extents, places = (shape, strides) if type(shape) is type(strides) is tuple else ((), (None,))
     sized = all(_is_size(number) for number in (offset, *extents, *places))
     fits = sized and max(extents, default=0) <= tensors.LARGEST_EXTENT and len(rest) <= 4
@@ -95,7 +95,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> 
     last = sum((extent - 1) * stride for extent, stride in zip(extents, places, strict=True))
     if math.prod(extents) and (offset + last + 1) * kind.size > storage.nbytes:
         raise Malformed("is damaged: a tensor reaches beyond its storage")
-    return Tensor(storage, kind, offset, shape, strides)
+    return TorchTensor(storage, kind, offset, shape, strides)
 
 
 def _tensor_of_class(function: Any, _class: Any, arguments: Any, _attributes: Any) -> Any:
@@ -130,7 +130,7 @@ _TYPES = (
 )
 """torch's name, that of its class of storages, and that of a safetensors file."""
 KINDS = {
-    name: Kind("f8" if name == "float64" else tensors.ELEMENTS[stored][1], stored)
+    name: TorchType("f8" if name == "float64" else tensors.ELEMENTS[stored][1], stored)
     for name, _, stored in _TYPES
 }
 ADMITTED: Mapping[tuple[str, str], Any] = {
@@ -187,7 +187,7 @@ class Unpickler(_Base):
         if not (type(identity) is tuple and len(identity) in (5, 6) and identity[0] == "storage"):
             raise Malformed("is damaged or no state dict: its pickle refers to what is no storage")
         _, kind, key, _, count, *view = identity
-        sound = isinstance(kind, Kind) and type(key) is str and _is_size(count)
+        sound = isinstance(kind, TorchType) and type(key) is str and _is_size(count)
         _check(sound and view in ([], [None]), "storage")
         self.storages[key] = storage = Storage(key, kind, count)
         return storage
@@ -208,12 +208,12 @@ def load(data: mmap.mmap, begin: int) -> tuple[Any, Mapping[str, Storage], int]:
         raise Malformed("is truncated or damaged in its pickle: download it again") from None
 
 
-def named_tensors(value: Any) -> dict[str, Tensor]:
+def named_tensors(value: Any) -> dict[str, TorchTensor]:
     """Return the tensors of a state dict by name, without its other values. Raises Malformed."""
     outer = value if isinstance(value, dict) else {}
     inner = (outer.get(key) for key in ("state_dict", "model"))
     entries = next((entry for entry in inner if isinstance(entry, dict)), outer)
-    found = {name: entry for name, entry in entries.items() if isinstance(entry, Tensor)}
+    found = {name: entry for name, entry in entries.items() if isinstance(entry, TorchTensor)}
     for name in found:
         tensors.check_name(name)
     if not found:
@@ -221,7 +221,7 @@ def named_tensors(value: Any) -> dict[str, Tensor]:
     return found
 
 
-class TorchFile(Reader):
+class TorchFile(TensorReader):
     """The tensors of one file, tied ones under each of their names."""
 
     def __init__(self, file: Path) -> None:
@@ -239,7 +239,7 @@ class TorchFile(Reader):
 
     @property
     def contents(self) -> Contents:
-        first: dict[Tensor, str] = {}
+        first: dict[TorchTensor, str] = {}
         shared = {n: first[t] for n, t in self._tensors.items() if first.setdefault(t, n) != n}
         return Contents(self.infos, {name: name for name in self.infos}, shared=shared)
 
@@ -256,7 +256,7 @@ class TorchFile(Reader):
         values = np.ndarray(shape, f"{self._order}{kind.numpy}", self._data, place, strides)
         return tensors.to_mlx(values, kind.stored)
 
-    def _info(self, name: str, tensor: Tensor) -> TensorInfo:
+    def _info(self, name: str, tensor: TorchTensor) -> TensorInfo:
         span = self._spans.get(tensor.storage.key)
         if span is None:
             raise Malformed(f"is damaged: the bytes of {name} are not in it")

@@ -23,7 +23,7 @@ PLAIN = "default"
 
 
 @dataclass(frozen=True)
-class Rule:
+class SplitRule:
     """How a byte-level vocabulary splits text before it merges. then_gpt2: GPT-2's pattern comes
     after `split`. ignores_merges: a piece that is a token stays one whatever the merges say.
     composes: text is brought to NFC. begins: prompts begin with BOS unless the file denies it."""
@@ -47,21 +47,21 @@ _SMALL, _CAPITAL = f"{_BEFORE}{_UPPER}*{_LOWER}+", f"{_BEFORE}{_UPPER}+{_LOWER}*
 _TEKKEN = rf"{_SMALL}|{_CAPITAL}|\p{{N}}|{_REST_WITH_SLASH}"
 _GPT4O = rf"{_SMALL}{_CONTRACTIONS}?|{_CAPITAL}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}"
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, SplitRule] = {
     name: rule
     for names, rule in (
-        (f"{PLAIN} gpt-2 phi-2 mpt olmo", Rule(then_gpt2=True)),
-        ("smollm starcoder refact", Rule(r"\p{N}", then_gpt2=True)),
-        ("command-r", Rule(r"\p{N}", then_gpt2=True, composes=True)),
+        (f"{PLAIN} gpt-2 phi-2 mpt olmo", SplitRule(then_gpt2=True)),
+        ("smollm starcoder refact", SplitRule(r"\p{N}", then_gpt2=True)),
+        ("command-r", SplitRule(r"\p{N}", then_gpt2=True, composes=True)),
         (
             "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
-            Rule(_BY_THREE, ignores_merges=True, begins=True),
+            SplitRule(_BY_THREE, ignores_merges=True, begins=True),
         ),
-        ("dbrx smaug-bpe", Rule(_BY_THREE)),
-        ("qwen2 deepseek-r1-qwen megrez", Rule(_BY_ONE, composes=True)),
-        ("stablelm2", Rule(_BY_ONE)),
-        ("tekken", Rule(_TEKKEN, ignores_merges=True, begins=True)),
-        ("gpt-4o llama4 kanana2", Rule(_GPT4O)),
+        ("dbrx smaug-bpe", SplitRule(_BY_THREE)),
+        ("qwen2 deepseek-r1-qwen megrez", SplitRule(_BY_ONE, composes=True)),
+        ("stablelm2", SplitRule(_BY_ONE)),
+        ("tekken", SplitRule(_TEKKEN, ignores_merges=True, begins=True)),
+        ("gpt-4o llama4 kanana2", SplitRule(_GPT4O)),
     )
     for name in names.split()
 }

@@ -17,7 +17,7 @@ from ...checkpoints.disk import read_json
 from ...checkpoints.files import whole_number
 from ...checkpoints.formats.safetensors import SafetensorsFile
 from ...checkpoints.formats.torch import TorchFile
-from ...checkpoints.tensors import Reader, check_weights
+from ...checkpoints.tensors import TensorReader, check_weights
 from ...errors import CheckpointError
 from ..base import Base
 
@@ -71,7 +71,7 @@ def read(directory: Path) -> MedusaFiles:
     count = whole_number(config, COUNT, most=MOST)
     layers = whole_number(config, LAYERS, 1, MOST)
     file = file_of(directory)
-    opened: Reader = SafetensorsFile(file) if file.name == shards.HEADS else TorchFile(file)
+    opened: TensorReader = SafetensorsFile(file) if file.name == shards.HEADS else TorchFile(file)
     shapes = {name: info.shape for name, info in opened.infos.items()}
     width, vocabulary = _length(shapes, "0.0.linear.weight"), _length(shapes, f"0.{layers}.weight")
     own_output = vocabulary is not None
