@@ -18,7 +18,7 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .conversion.convert import convert as convert
-    from .conversion.report import Report as Report
+    from .conversion.report import ConversionReport as ConversionReport
     from .conversion.verify import TextChange as TextChange
     from .decoding.sequence import Emission as Emission
     from .decoding.sequence import Piece as Piece
@@ -75,7 +75,7 @@ _HOMES = {
     "PromptCache": "engine.prompt_cache",
     "PromptError": "errors",
     "Proposer": "interfaces",
-    "Report": "conversion.report",
+    "ConversionReport": "conversion.report",
     "Request": "engine.request",
     "Result": "engine.request",
     "RewindError": "errors",

@@ -1,1 +1,1 @@
-"""Training of what drafts: heads for a model that stays as it is."""
+"""Training of Medusa heads, draft models and hidden-state drafters. The target is not changed."""

@@ -1,5 +1,6 @@
-"""Attention of many drafts at once, each behind its own anchor of a text. A query sees the rows of
-its text before its anchor, and whatever stands behind the same anchor."""
+"""Training of hidden-state drafters at many anchors of a sequence in one pass. An anchor is a row
+of the sequence at which a draft begins. A query attends to the rows of its sequence before its
+anchor, and to the draft tokens of the same anchor."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,58 +24,78 @@ KeysValues = tuple[mx.array, mx.array]
 
 
 def attend(
-    attention: Attention, queries: mx.array, seen: KeysValues, own: KeysValues, anchors: mx.array
+    attention: Attention,
+    queries: mx.array,
+    sequence: KeysValues,
+    block: KeysValues,
+    anchors: mx.array,
 ) -> mx.array:
-    """-> (texts, anchors x m, width).
+    """Attend from the draft tokens of all anchors.
 
-    queries: (texts x anchors, heads, m, head_dim). seen: keys and values of the texts' rows,
-    (texts, kv_heads, rows, head_dim) each. own: of what stands behind each anchor, (texts x
-    anchors, kv_heads, k, head_dim). anchors: (texts, anchors) int32, how many rows each sees."""
-    (texts, count), (keys, values) = anchors.shape, own
+    Args:
+        attention: The layer whose output projection is applied.
+        queries: Shape (sequences x anchors, heads, m, head_dim).
+        sequence: Keys and values of the sequences, shape (sequences, kv_heads, rows, head_dim).
+        block: Keys and values of each anchor's draft tokens, shape (sequences x anchors, kv_heads,
+            k, head_dim).
+        anchors: The number of rows that each anchor attends to, (sequences, anchors) int32.
+
+    Returns:
+        Shape (sequences, anchors x m, width).
+    """
+    (sequences, count), (keys, values) = anchors.shape, block
     together, heads, slots, depth = queries.shape
-    kv_heads, rows = keys.shape[1], seen[0].shape[2]
+    kv_heads, rows = keys.shape[1], sequence[0].shape[2]
     groups = heads // kv_heads
     by_anchor = (together, kv_heads, groups * slots)
-    by_text = (texts, kv_heads, groups * count * slots)
+    by_sequence = (sequences, kv_heads, groups * count * slots)
 
     queries = queries.reshape(*by_anchor, depth) * depth**-0.5
-    inside = _by_text(queries @ keys.swapaxes(-1, -2), count, groups)
-    before = _by_text(queries, count, groups).reshape(*by_text, depth) @ seen[0].swapaxes(-1, -2)
-    before = before.reshape(*inside.shape[:-1], rows)
+    inside = _by_sequence(queries @ keys.swapaxes(-1, -2), count, groups)
+    flat = _by_sequence(queries, count, groups).reshape(*by_sequence, depth)
+    before = (flat @ sequence[0].swapaxes(-1, -2)).reshape(*inside.shape[:-1], rows)
     hidden = mx.arange(rows) >= anchors[:, None, None, :, None, None]
     scores = mx.concatenate([mx.where(hidden, -mx.inf, before), inside], axis=-1)
     before, inside = mx.split(mx.softmax(scores, axis=-1), [rows], axis=-1)
     mixed = _by_anchor(
-        (before.reshape(*by_text, rows) @ seen[1]).reshape(*inside.shape[:-1], depth)
+        (before.reshape(*by_sequence, rows) @ sequence[1]).reshape(*inside.shape[:-1], depth)
     )
     mixed = mixed + _by_anchor(inside) @ values
 
-    by_slot = mixed.reshape(texts, count, heads, slots, depth).swapaxes(2, 3)
-    return attention.o_proj(by_slot.reshape(texts, count * slots, heads * depth))
+    by_slot = mixed.reshape(sequences, count, heads, slots, depth).swapaxes(2, 3)
+    return attention.o_proj(by_slot.reshape(sequences, count * slots, heads * depth))
 
 
-def _by_text(array: mx.array, count: int, groups: int) -> mx.array:
-    """(texts x anchors, kv_heads, groups x m, n) -> (texts, kv_heads, groups, anchors, m, n)."""
+def _by_sequence(array: mx.array, count: int, groups: int) -> mx.array:
+    """Move the axis of anchors after the heads: (sequences x anchors, kv_heads, groups x m, n) ->
+    (sequences, kv_heads, groups, anchors, m, n)."""
     together, kv_heads, rows, width = array.shape
     parts = array.reshape(together // count, count, kv_heads, groups, rows // groups, width)
     return parts.transpose(0, 2, 3, 1, 4, 5)
 
 
 def _by_anchor(array: mx.array) -> mx.array:
-    texts, kv_heads, groups, count, slots, width = array.shape
-    return array.transpose(0, 3, 1, 2, 4, 5).reshape(texts * count, kv_heads, groups * slots, width)
+    """Undo `_by_sequence`."""
+    sequences, kv_heads, groups, count, slots, width = array.shape
+    flat = array.transpose(0, 3, 1, 2, 4, 5)
+    return flat.reshape(sequences * count, kv_heads, groups * slots, width)
 
 
 SPACING = 4
-"""Tokens of a text for one anchor: others are drawn in every epoch."""
+"""Number of tokens per anchor. Every epoch draws new anchors."""
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """What would be accepted of drafts in held-out texts, as far as their own tokens tell. loss:
-    what is minimized. greedy, sampled: at temperatures 0 and 1, share of the anchors behind which
-    the first 1, 2, ... tokens are accepted. The second is what speculative sampling accepts
-    (Leviathan et al., arXiv 2211.17192, corollary 3.6)."""
+    """Estimated acceptance of drafts in held-out sequences, if the sequences are what is generated.
+
+    Attributes:
+        loss: The loss that training minimizes.
+        greedy: For each draft length 1, 2, ..., the share of the anchors at which the whole draft
+            is accepted at temperature 0.
+        sampled: The shares under speculative sampling at temperature 1 (Leviathan et al., arXiv
+            2211.17192, corollary 3.6).
+    """
 
     loss: float
     greedy: tuple[float, ...]
@@ -82,7 +103,7 @@ class Drafted:
 
     @property
     def tokens(self) -> tuple[float, float]:
-        """A target's pass, its own token included, at both temperatures."""
+        """Tokens per target pass at temperatures 0 and 1, the bonus token included."""
         return 1 + sum(self.greedy), 1 + sum(self.sampled)
 
     @property
@@ -91,15 +112,19 @@ class Drafted:
 
 
 class Anchored:
-    """One batch, texts side by side; what is padded counts nowhere.
+    """A batch of padded sequences. Padding contributes nothing to the loss.
 
-    hidden: (texts, rows, taps x width), of the target. following: (texts, rows) int32, the token
-    after each row. anchors: (texts, anchors) int32, how many rows each may look at. tokens: (texts,
-    anchors, slots) int32, the anchor itself and those behind it. wanted: (n,) int32, places in the
-    flattened `tokens` behind which something is drafted. logits: (m, vocabulary), the target's.
-    which: (n,) int32, the one among them for each that is wanted. encoded: what the target's
-    encoder made of the texts' sources, (texts, n, width), and where they have tokens, (texts, n)
-    bool; empty where it has none."""
+    Attributes:
+        hidden: The target's hidden states, (sequences, rows, taps x width).
+        following: The token after each row, (sequences, rows) int32.
+        anchors: The number of rows that each anchor attends to, (sequences, anchors) int32.
+        tokens: The token at each anchor and the tokens after it, (sequences, anchors, slots) int32.
+        wanted: Indices into the flattened `tokens` after which a token is drafted, (n,) int32.
+        logits: The target's logits at the distinct rows of `wanted`, (m, vocabulary).
+        which: The row in `logits` of each index in `wanted`, (n,) int32.
+        encoded: The encoder's output of the prompts, (sequences, n, width), and the mask of their
+            tokens, (sequences, n) bool; empty if the target has no encoder.
+    """
 
     def __init__(self, *arrays: mx.array) -> None:
         self.hidden, self.following, self.anchors, self.tokens = arrays[:4]
@@ -111,20 +136,20 @@ class Anchored:
         return self.tokens.shape[2]
 
     def chosen(self, rows: mx.array) -> mx.array:
-        """(texts, anchors x slots, ...) -> (n, ...), of what is wanted."""
+        """Select the entries at `wanted`: (sequences, anchors x slots, ...) -> (n, ...)."""
         return rows.reshape(-1, *rows.shape[2:])[self.wanted]
 
 
 class AnchorTask(TextTask):
-    """Task of a drafter on hidden states."""
+    """A training task of a hidden-state drafter."""
 
     decay: float
-    """A token counts so much less than the one before it."""
+    """Factor between the loss weights of one token of a draft and the next."""
 
     def __init__(self, network: DrafterNetwork, training: Training, config: DrafterConfig) -> None:
         super().__init__(network, training, config)
         self.network, rows = network, self._rows
-        # Rows that only predict what the prompt says.
+        # The number of leading rows whose next token belongs to the prompt.
         self._leads = np.array([len(self._base.prefix(prompt)) - 1 for prompt in self._prompts])
         self._starts, self._lengths = rows.starts, rows.lengths.astype(np.int64)
         self._tokens = rows.tokens()
@@ -139,7 +164,7 @@ class AnchorTask(TextTask):
         return int((self._lengths - self._leads)[examples].sum())
 
     def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
-        """The arrays of `Anchored`."""
+        """Return the arrays of `Anchored`."""
         starts, lengths = self._starts[examples], self._lengths[examples]
         places = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
         rows = starts[:, None] + places
@@ -150,37 +175,41 @@ class AnchorTask(TextTask):
         inside = some[..., None] & (slots < lengths[:, None, None])
         slots = np.minimum(slots, lengths[:, None, None] - 1)
         following = self._tokens[rows]
-        # The token that a row is about stands behind the anchor's own.
+        # A row stores the token after it, so the input token of a row is stored one row earlier.
         tokens = self._tokens[starts[:, None, None] + slots - 1]
         wanted = np.flatnonzero(inside)
         predicting = slots + np.arange(len(examples))[:, None, None] * rows.shape[1]
         unique, which = np.unique(predicting.reshape(-1)[wanted], return_inverse=True)
-        seen = final.reshape(-1, final.shape[-1])[mx.array(unique.astype(np.int32))]
-        logits = self._base.head(seen[None])[0, :, : self._vocabulary]
+        final_states = final.reshape(-1, final.shape[-1])[mx.array(unique.astype(np.int32))]
+        logits = self._base.head(final_states[None])[0, :, : self._vocabulary]
         numbers = (following, anchors, tokens, wanted, which)
-        arrays = [mx.array(each.astype(np.int32)) for each in numbers]
+        arrays = [mx.array(array.astype(np.int32)) for array in numbers]
         encoded = self._encoded([self._prompts[sample] for sample in examples])
         return hidden.astype(mx.float32), *arrays[:4], logits, arrays[4], *encoded
 
     def loss(self, *batch: mx.array) -> mx.array:
-        """Cross-entropy with the target's distribution at temperature 1, averaged."""
-        given = Anchored(*batch)
-        entropy, _ = compared(self.draft(given), self._probabilities(given))
-        return self._averaged(given, entropy)
+        """Return the mean cross-entropy with the target's distribution at temperature 1."""
+        anchored = Anchored(*batch)
+        entropy, _ = compared(self.draft(anchored), self._probabilities(anchored))
+        return self._averaged(anchored, entropy)
 
     def sums(self, *batch: mx.array) -> mx.array:
-        """(4, slots): the loss in all of them, accepted at temperature 0 and 1, and anchors."""
-        given = Anchored(*batch)
-        draft = self.draft(given)
-        entropy, accepted = compared(draft, self._probabilities(given))
+        """Return sums over the anchors, shape (4, slots).
+
+        The first row is the mean loss times the number of anchors. The next two rows are the drafts
+        accepted up to this slot at temperatures 0 and 1. The last row is the number of anchors.
+        """
+        anchored = Anchored(*batch)
+        draft = self.draft(anchored)
+        entropy, accepted = compared(draft, self._probabilities(anchored))
         first = mx.argmax(draft, axis=-1)
         first = first if self._ids is None else self._ids[first]
-        agreeing = first == mx.argmax(given.logits, axis=-1)[given.which]
-        ones = mx.ones(given.wanted.shape)
-        by_slot = [self._by_anchor(given, each) for each in (agreeing, accepted, ones)]
+        agreeing = first == mx.argmax(anchored.logits, axis=-1)[anchored.which]
+        ones = mx.ones(anchored.wanted.shape)
+        by_slot = [self._by_anchor(anchored, values) for values in (agreeing, accepted, ones)]
         count = by_slot[2].sum(axis=0)
-        shares = [mx.cumprod(each, axis=1).sum(axis=0) for each in by_slot[:2]]
-        return mx.stack([self._averaged(given, entropy) * count, *shares, count])
+        shares = [mx.cumprod(values, axis=1).sum(axis=0) for values in by_slot[:2]]
+        return mx.stack([self._averaged(anchored, entropy) * count, *shares, count])
 
     def figures(self, total: mx.array) -> Drafted:
         lost, greedy, sampled, count = np.array(total)
@@ -190,17 +219,17 @@ class AnchorTask(TextTask):
 
     @classmethod
     def zeros(cls, config: Mapping[str, Any], target: Base) -> Shapes:
-        """Return the tensors that are zero at first."""
+        """Return the shapes of the tensors that are zero before the first step."""
         return {}
 
     @classmethod
     def file_name(cls, path: str) -> str:
-        """Return the name of a parameter in files."""
+        """Return the name in weight files of the parameter at `path`."""
         return path
 
     @abstractmethod
-    def draft(self, given: Anchored) -> mx.array:
-        """Logits (n, the drafter's vocabulary) of the tokens behind those that are wanted."""
+    def draft(self, anchored: Anchored) -> mx.array:
+        """Return the drafter's logits after each token of `wanted`, (n, drafter's vocabulary)."""
 
     def _encoded(self, prompts: Sequence[Ids]) -> tuple[mx.array, ...]:
         if not isinstance(self._base, EncoderDecoderModel):
@@ -209,16 +238,20 @@ class AnchorTask(TextTask):
         mask = mx.arange(max(map(len, prompts))) < lengths[:, None]
         return self._base.network.encode(rectangle(prompts), mask), mask
 
-    def _sources(self, given: Anchored) -> list[Source | None]:
-        """Per layer what it sees of the sources."""
+    def _sources(self, anchored: Anchored) -> list[Source | None]:
+        """Return each layer's keys and values of the encoder's output, None without an encoder."""
         layers = self.network.layers
-        return self.network.sources(*given.encoded) if given.encoded else [None] * len(layers)
+        return self.network.sources(*anchored.encoded) if anchored.encoded else [None] * len(layers)
 
     def _anchors(
         self, examples: np.ndarray, chance: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(texts, anchors): rows before the anchor, and whether it is one. The first that may be
-        one is the first token that the target writes."""
+        """Draw anchors, from the first token of the completion on.
+
+        Returns:
+            The number of rows before each anchor, and a mask that is false for padding; both of
+            shape (sequences, anchors).
+        """
         first = self._leads[examples] + 1
         among = self._lengths[examples] - first
         counts = -(-among // SPACING)
@@ -227,23 +260,31 @@ class AnchorTask(TextTask):
             anchors[row, :count] += np.sort(chance.choice(places, count, replace=False))
         return anchors, np.arange(counts.max()) < counts[:, None]
 
-    def _probabilities(self, given: Anchored) -> mx.array:
-        """(n, the drafter's vocabulary): the target's, without those of tokens that it lacks."""
-        p = mx.softmax(given.logits.astype(mx.float32), axis=-1)
-        return (p if self._ids is None else p[:, self._ids])[given.which]
+    def _probabilities(self, anchored: Anchored) -> mx.array:
+        """Return the target's probabilities of the drafter's tokens, (n, drafter's vocabulary)."""
+        p = mx.softmax(anchored.logits.astype(mx.float32), axis=-1)
+        return (p if self._ids is None else p[:, self._ids])[anchored.which]
 
-    def _averaged(self, given: Anchored, entropy: mx.array) -> mx.array:
-        weights = self.decay ** (given.wanted % given.slots)
+    def _averaged(self, anchored: Anchored, entropy: mx.array) -> mx.array:
+        weights = self.decay ** (anchored.wanted % anchored.slots)
         return (weights * entropy).sum() / weights.sum()
 
-    def _by_anchor(self, given: Anchored, rows: mx.array) -> mx.array:
-        every = mx.zeros((given.tokens.size,))
-        return every.at[given.wanted].add(rows.astype(mx.float32)).reshape(-1, given.slots)
+    def _by_anchor(self, anchored: Anchored, rows: mx.array) -> mx.array:
+        every = mx.zeros((anchored.tokens.size,))
+        return every.at[anchored.wanted].add(rows.astype(mx.float32)).reshape(-1, anchored.slots)
 
 
 def compared(draft: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
-    """(n, vocabulary) logits and the target's probabilities -> (n,) cross-entropies, and the shares
-    that speculative sampling accepts, which have no gradient here."""
+    """Compare the drafter with the target.
+
+    Args:
+        draft: The drafter's logits, (n, vocabulary).
+        target: The target's probabilities, (n, vocabulary).
+
+    Returns:
+        The cross-entropies, and the probabilities that speculative sampling accepts a draft token,
+        both (n,). The second carries no gradient.
+    """
     log_q = draft - mx.logsumexp(draft, axis=-1, keepdims=True)
     accepted = mx.minimum(target, mx.exp(mx.stop_gradient(log_q))).sum(axis=-1)
     return -(target * log_q).sum(axis=-1), accepted

@@ -1,5 +1,6 @@
-"""Hidden states and the tokens after them, on disk: written sample by sample, read row by row. A
-sample is there once its length is written; what lies behind it is cut off on opening."""
+"""Training data on disk: hidden states of the target and the token after each. Samples are appended
+one at a time, and single rows are read. A sample counts as soon as its length is written. Opening
+the files truncates an incomplete sample."""
 
 import os
 import random
@@ -23,12 +24,16 @@ from ..text.prompts import read_lines
 from .config import DataConfig
 
 _RAW = {2: (np.uint16, mx.uint16), 4: (np.uint32, mx.uint32)}
-"""numpy has no bfloat16: states are stored as integers of the same bits."""
+"""Bytes of a dtype -> the numpy and MLX integers that hold its bits. numpy has no bfloat16."""
 
 
 class SampleFiles:
-    """states.bin: (rows, width) of `dtype`. tokens.bin: (rows,) int32, the token after each state.
-    lengths.bin: (samples,) int32, rows of each; 0 for one that was of no use."""
+    """Three files with the rows of all samples.
+
+    states.bin holds hidden states, (rows, width) of `dtype`. tokens.bin holds the token after each
+    state, (rows,) int32. lengths.bin holds the number of rows of each sample, (samples,) int32. The
+    number is 0 for a sample that is too short.
+    """
 
     def __init__(self, directory: Path, width: int, dtype: mx.Dtype) -> None:
         self._width = width
@@ -48,20 +53,28 @@ class SampleFiles:
         return np.fromfile(self._lengths, np.int32)
 
     def append(self, tokens: Sequence[int], states: mx.array | None) -> None:
-        """One sample: states (len(tokens), width), row j predicting token j; None if no tokens."""
+        """Append a sample.
+
+        Args:
+            tokens: The tokens of the sample; empty for one that is too short.
+            states: The state that predicts each token, (len(tokens), width); None without tokens.
+        """
         if states is not None:
             _append(self._states, np.array(states.astype(self._dtype).view(self._view)))
             _append(self._tokens, np.array(tokens, np.int32))
         _append(self._lengths, np.array([len(tokens)], np.int32))
 
     def states(self, rows: np.ndarray) -> mx.array:
-        """(n, width) of these rows; only they are read."""
+        """Read the hidden states of some rows, (len(rows), width)."""
         every = np.memmap(self._states, self._raw, "r").reshape(-1, self._width)
         return mx.array(np.ascontiguousarray(every[rows])).view(self._dtype)
 
     def targets(self, count: int) -> np.ndarray:
-        """(rows, count) int32: for head i the token i + 1 places after the one that a row predicts,
-        -1 behind the end of a sample."""
+        """Return what `count` Medusa heads predict at each row, (rows, count) int32.
+
+        Head i predicts the token i + 1 positions after the token that the row itself predicts. The
+        value is -1 after the end of a sample.
+        """
         tokens, lengths = self.tokens(), self.lengths
         ends = np.repeat(np.cumsum(lengths), lengths)
         places = np.arange(len(tokens))[:, None] + 1 + np.arange(count)
@@ -69,23 +82,28 @@ class SampleFiles:
         return np.where(places < ends[:, None], following, -1).astype(np.int32)
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the samples with tokens to learn from, and of those held out: the last ones,
-        at least one, with that share of them or less."""
+        """Split the samples that have tokens.
+
+        Returns:
+            The indices of the samples to train on, and of the held-out samples. The last samples
+            are held out: at least one, and at most `share` of all if that is more.
+        """
         used = np.flatnonzero(self.lengths)
         held = max(1, int(share * len(used)))
         return used[:-held], used[-held:]
 
     @property
     def starts(self) -> np.ndarray:
-        """(samples,) int64: the first row of each."""
+        """The first row of each sample, (samples,) int64."""
         lengths = self.lengths.astype(np.int64)
         return np.cumsum(lengths) - lengths
 
     def tokens(self) -> np.ndarray:
-        """(rows,) int32: the token after each."""
+        """Return the token after each row, (rows,) int32."""
         return np.fromfile(self._tokens, np.int32)
 
     def texts(self) -> list[list[int]]:
+        """Return the tokens of each sample."""
         return [part.tolist() for part in np.split(self.tokens(), self.starts[1:])]
 
 
@@ -96,21 +114,26 @@ def _append(file: Path, values: np.ndarray) -> None:
 
 Ids = tuple[int, ...]
 Piece = tuple[Ids, Ids]
-"""A prompt and its continuation, which is empty where the model is to write it."""
+"""A prompt and its completion, which is empty if the model generates it."""
 
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """One text. target: what follows the prompt, where the file says so."""
+    """A text of the data file, with the completion if the file has one."""
 
     prompt: str
     target: str = ""
 
 
 def read_samples(file: Path, seed: int) -> list[TrainingSample]:
-    """Every text of a file, shuffled. Objects have "prompt" (or "text", or "turns", of which the
-    first counts) and maybe "target". Raises PromptError for a file with nothing usable, and as
-    `prompts.read_lines` does."""
+    """Read and shuffle the texts of a data file.
+
+    A JSON object has "prompt", "text" or "turns", a list whose first entry is the prompt. It may
+    have "target", the completion.
+
+    Raises:
+        PromptError: If the file has no texts, or `prompts.read_lines` refuses it.
+    """
     samples = [
         TrainingSample(line) if isinstance(line, str) else _from_object(line, where)
         for where, line in read_lines(file, "data")
@@ -139,9 +162,20 @@ def collect(
     progress: Progress,
     taps: Sequence[str] = (),
 ) -> list[Ids]:
-    """Fill `rows`, going on behind the samples that they have; returns the prompt of each sample.
-    taps: hidden states to keep before the final one, side by side; a sample's rows then begin with
-    those of its prompt. Raises PromptError where fewer than two samples are of use."""
+    """Append the samples that `rows` lacks, and return the prompt of every sample.
+
+    Args:
+        pair: The target whose hidden states are collected.
+        samples: The texts of the data file.
+        config: Which texts are used.
+        rows: The files, which may hold samples of an interrupted call.
+        progress: Called with (done, total) samples.
+        taps: Names of hidden states that are stored in front of the final state. If there are any,
+            the rows of a sample begin with its prompt.
+
+    Raises:
+        PromptError: If fewer than two samples are long enough.
+    """
     longest = pair.target.max_length or config.length
     config = replace(config, length=min(config.length, longest))
     pieces = list(islice(_pieces(pair, samples, config), config.samples))
@@ -152,7 +186,7 @@ def collect(
     done = len(rows.lengths)
     progress(min(done, len(pieces)), len(pieces))
     for prompt, tokens in _completed(pair, pieces, groups, config, done):
-        # One token has a state that predicts it, and none after it for a head to guess.
+        # After a single token, a head has nothing to predict.
         if len(tokens) < 2:
             rows.append((), None)
         else:
@@ -171,8 +205,20 @@ def collect(
 
 
 def batches(lengths: Sequence[int], size: int, seed: int, kinds: int = 1) -> list[list[int]]:
-    """Numbers of the prompts, `size` together whose lengths are close; the batches shuffled, so
-    that the last ones are no longer than others. kinds: so many take turns, never together."""
+    """Group prompts of similar length into batches, in random order.
+
+    The order is random because batches of long prompts should not all come last.
+
+    Args:
+        lengths: The length of each prompt.
+        size: The largest number of prompts in a batch.
+        seed: Seed of the order.
+        kinds: Number of sampling temperatures. Prompt i has temperature i modulo this number, so
+            most batches have a single temperature.
+
+    Returns:
+        The indices of the prompts in each batch.
+    """
     order = sorted(
         range(len(lengths)), key=lambda number: (number % kinds, lengths[number], number)
     )
@@ -182,18 +228,18 @@ def batches(lengths: Sequence[int], size: int, seed: int, kinds: int = 1) -> lis
 
 
 def _pieces(pair: Pair, samples: Sequence[TrainingSample], config: DataConfig) -> Iterator[Piece]:
-    """What fits of the samples."""
-    own, length, encode = config.self_distill, config.length, pair.tokenizer.encode
-    chat = own and pair.tokenizer.has_chat_template
+    """Encode the samples, cut to the lengths of `config`."""
+    generates, length, encode = config.self_distill, config.length, pair.tokenizer.encode
+    chat = generates and pair.tokenizer.has_chat_template
     for sample in samples:
         text = missing_prefix(pair, sample.prompt, Options()) + sample.prompt
         prompt = tuple((pair.tokenizer.apply_chat if chat else encode)(text))
-        target = () if own or not sample.target.strip() else tuple(encode(sample.target))
+        target = () if generates or not sample.target.strip() else tuple(encode(sample.target))
         if pair.target.kind == "encoder-decoder":
-            if 0 < len(prompt) <= length and (own or target):
+            if 0 < len(prompt) <= length and (generates or target):
                 yield prompt, target[:length]
-        elif own:
-            # Half of the length is for what the model writes.
+        elif generates:
+            # Half of the length is for the completion.
             yield from ((part, ()) for part in _parts(prompt, length // 2))
         elif target:
             if prompt and length - len(prompt) > 1:
@@ -209,10 +255,10 @@ def _parts(ids: Ids, length: int) -> Iterator[Ids]:
 def _completed(
     pair: Pair, pieces: Sequence[Piece], groups: list[list[int]], config: DataConfig, done: int
 ) -> Iterator[Piece]:
-    """Every piece but the first `done`, group after group, with its continuation."""
+    """Yield every piece with its completion, group after group, without the first `done`."""
     shared = pair.target.kind == "decoder-only"
     for group in groups:
-        # Of a group that was cut off, the rest: a completion is the same in whatever batch.
+        # A group that was interrupted is completed: a completion does not depend on its batch.
         rest, done = group[done:], max(0, done - len(group))
         if not config.self_distill:
             yield from (pieces[number] for number in rest)
@@ -232,7 +278,7 @@ def _completed(
 
 
 def _states(pair: Pair, prompt: Ids, tokens: Ids, taps: Sequence[str]) -> mx.array:
-    """(rows, taps x width): of everything that the model is given."""
+    """Return the states of the whole prompt and of the completion, (rows, taps x width)."""
     context = pair.target.open(prompt)
     fed = [*pair.target.prefix(prompt), *tokens[:-1]]
     size = chunk(1, holds_scores=pair.target.holds_scores)

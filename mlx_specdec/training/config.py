@@ -1,4 +1,4 @@
-"""The settings of a training, checked before any model is loaded. Imports no MLX."""
+"""The settings of a training run, checked before any model is loaded. Imports no MLX."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,14 +6,22 @@ from typing import Literal
 from ..errors import OptionError
 
 MOST_DRAFTED = 32
-"""In a round, that a drafter learns. Of longer ones hardly any is accepted to the end."""
+"""Largest draft length that a drafter can learn. Longer drafts are hardly ever accepted whole."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which texts are learned from. samples: most texts. length: tokens of one, prompt included (of
-    the continuation alone for encoder-decoder models). self_distill: the model continues the
-    prompts itself, `texts_at_once` in one pass, as many at each of the `temperatures`."""
+    """The texts to train on.
+
+    Attributes:
+        samples: The largest number of texts.
+        length: The most tokens of a sequence; for encoder-decoder models the most tokens of the
+            prompt and of the completion.
+        self_distill: Whether the target model generates the completions.
+        temperatures: Sampling temperatures of these completions, each used equally often.
+        seed: Seed of the order of the texts and of the completions.
+        texts_at_once: The number of completions in a batch.
+    """
 
     samples: int = 500
     length: int = 256
@@ -33,9 +41,16 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How anything learns. batch: what one step sees. patience: epochs without progress on held-out
-    texts that end the training. The learning rate rises over the first `warm_up` of all steps, then
-    falls as a cosine."""
+    """Settings that all training runs share.
+
+    Attributes:
+        batch: The number of examples in a step.
+        epochs: The largest number of epochs.
+        learning_rate: The highest learning rate. It falls along a cosine after the warm-up.
+        warm_up: The share of all steps during which the learning rate rises linearly.
+        patience: Training ends after this many epochs without progress on held-out examples.
+        seed: Seed of the batches and of random weights.
+    """
 
     batch: int = 256
     epochs: int = 20
@@ -52,8 +67,14 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class HeadsConfig(TrainConfig):
-    """What heads are, and how they learn. own_output: an output layer for each, from which the
-    base's is the start; else the base's own. batch: hidden states of one step."""
+    """The shape of Medusa heads, and how they are trained. A batch counts hidden states.
+
+    Attributes:
+        heads: The number of heads.
+        layers: The number of residual layers of a head.
+        own_output: Whether every head gets an output layer, which begins as the base model's. If
+            not, the heads share the base model's output layer.
+    """
 
     heads: int = 3
     layers: int = 1
@@ -68,9 +89,12 @@ class HeadsConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class DistillConfig(TrainConfig):
-    """How a draft learns its target's distribution. batch: texts of one step. divergence: what is
-    minimized: forward is KL(target || draft), reverse the other way round, jsd between, tvd the
-    rejected share itself."""
+    """How a draft model is trained. A batch counts sequences.
+
+    Attributes:
+        divergence: The loss. forward is KL(target || draft), reverse is KL(draft || target), jsd is
+            the Jensen-Shannon divergence, tvd is the rejection rate at temperature 1.
+    """
 
     batch: int = 8
     learning_rate: float = 5e-4
@@ -79,9 +103,13 @@ class DistillConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class DrafterConfig(TrainConfig):
-    """What a drafter on hidden states is, and how it learns. batch: texts of one step. layers: the
-    transformer layers of one that drafts blocks; None: by the target's depth. num_draft: how many
-    tokens it learns to draft in a round."""
+    """The shape of a hidden-state drafter, and how it is trained. A batch counts sequences.
+
+    Attributes:
+        kind: The architecture.
+        layers: The number of a DSpark's layers; None derives it from the target's depth.
+        num_draft: The draft length that it is trained for.
+    """
 
     kind: Literal["dspark", "eagle3"] = "dspark"
     batch: int = 8
@@ -98,8 +126,12 @@ class DrafterConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """A draft to begin with where there is none. layers: how many, of the target's own, evenly
-    chosen. width: of hidden states; all weights are then random, and have to be learned."""
+    """The shape of a new draft model.
+
+    Attributes:
+        layers: The number of layers, copied from layers of the target that are evenly spaced.
+        width: The width of hidden states. All weights are random if a width is set.
+    """
 
     layers: int
     width: int | None = None

@@ -1,6 +1,6 @@
-"""A draft and the texts that it learns its target's distribution on, as a task to fit. A batch
-holds texts of about one length; memory holds one batch of logits. Source of the divergences:
-DistillSpec (Zhou et al., arXiv 2310.08461, sections 3 and 4)."""
+"""Training of a draft model on its target's distribution. A batch holds sequences of similar
+length, and the logits of one batch are in memory. Source of the divergences: DistillSpec (Zhou et
+al., arXiv 2310.08461, sections 3 and 4)."""
 
 import json
 import shutil
@@ -38,47 +38,52 @@ from .config import DataConfig, DistillConfig, DraftConfig
 from .fit import STORED, TextTask, Trained, Training, Watcher, stored_type, work_directory
 
 _FLOOR = -80.0
-"""Smallest log-probability: less is no number in float32 once it is a probability."""
+"""Smallest log-probability. The probability of a much smaller one is 0 in float32."""
 
 
 def log_probabilities(logits: mx.array) -> mx.array:
-    """(..., vocabulary) logits of any type -> float32 log-probabilities at temperature 1."""
+    """Return float32 log-probabilities at temperature 1 of logits (..., vocabulary)."""
     wide = logits.astype(mx.float32)
     return mx.maximum(wide - mx.logsumexp(wide, axis=-1, keepdims=True), _FLOOR)
 
 
 def forward(target: mx.array, draft: mx.array) -> mx.array:
-    """KL(target || draft): the draft covers whatever the target may say."""
+    """Return KL(target || draft). It is large if the draft misses tokens of the target."""
     return (mx.exp(target) * (target - draft)).sum(axis=-1)
 
 
 def jensen_shannon(target: mx.array, draft: mx.array) -> mx.array:
-    """The mean of both distributions' KL to the distribution between them."""
+    """Return the Jensen-Shannon divergence: the mean KL of both distributions to their average."""
     middle = mx.logaddexp(target, draft) - mx.log(mx.array(2.0))
     return (forward(target, middle) + forward(draft, middle)) / 2
 
 
 def total_variation(target: mx.array, draft: mx.array) -> mx.array:
-    """Half of sum |p - q|: the share that speculative sampling rejects."""
+    """Return half of sum |p - q|, the rejection rate of speculative sampling."""
     return mx.abs(mx.exp(target) - mx.exp(draft)).sum(axis=-1) / 2
 
 
 DIVERGENCES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
     "forward": forward,
-    # The draft says nothing that the target would not.
+    # It is large if the draft has tokens that are unlikely for the target.
     "reverse": lambda target, draft: forward(draft, target),
     "jsd": jensen_shannon,
     "tvd": total_variation,
 }
-"""By the names of DistillConfig; each takes (rows, vocabulary) log p, gives (rows,)."""
+"""Name in DistillConfig -> function from the target's and the draft's log-probabilities, both
+(rows, vocabulary), to (rows,)."""
 
 
 @dataclass(frozen=True)
 class Closeness:
-    """On texts that were held out, averaged over their tokens. loss: the divergence that is
-    minimized. acceptance: probability that a token drafted at temperature 1 is accepted, sum min(p,
-    q) (Leviathan et al., arXiv 2211.17192, corollary 3.6). agreement: share of rows with the same
-    likeliest token, accepted at temperature 0."""
+    """Averages over the tokens of the held-out sequences.
+
+    Attributes:
+        loss: The divergence that training minimizes.
+        acceptance: The acceptance rate at temperature 1, sum min(p, q) (Leviathan et al., arXiv
+            2211.17192, corollary 3.6).
+        agreement: The acceptance rate at temperature 0: the share of equal most likely tokens.
+    """
 
     loss: float
     acceptance: float
@@ -90,7 +95,7 @@ class Closeness:
 
 
 class DraftTask(TextTask):
-    """Task of a draft."""
+    """The training task of a draft model."""
 
     def __init__(self, draft: Trainable, training: Training, config: DistillConfig) -> None:
         super().__init__(draft.network, training, config)
@@ -106,7 +111,7 @@ class DraftTask(TextTask):
         return sum(len(self._texts[sample]) for sample in examples)
 
     def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
-        """The target's logits (tokens, vocabulary), and what the draft is given."""
+        """Return the target's logits (tokens, vocabulary), and the draft model's inputs."""
         texts = [self._texts[sample] for sample in examples]
         spans = zip(self._rows.starts[examples], texts, strict=True)
         rows = np.concatenate([np.arange(start, start + len(text)) for start, text in spans])
@@ -114,11 +119,12 @@ class DraftTask(TextTask):
         return logits, *self._draft.inputs([self._prompts[sample] for sample in examples], texts)
 
     def loss(self, *batch: mx.array) -> mx.array:
-        """The divergence, averaged over tokens."""
+        """Return the mean divergence of the tokens."""
         return self._divergence(*map(log_probabilities, self._logits(*batch))).mean()
 
     def sums(self, *batch: mx.array) -> mx.array:
-        """(4,): the divergence, the accepted share, equal first choices, and how many tokens."""
+        """Return sums over tokens, shape (4,): the divergence, the acceptance rates at temperatures
+        1 and 0, and the number of tokens."""
         target, draft = self._logits(*batch)
         p, q = log_probabilities(target), log_probabilities(draft)
         accepted = mx.exp(mx.minimum(p, q)).sum()
@@ -134,8 +140,14 @@ class DraftTask(TextTask):
 
 @dataclass(frozen=True)
 class Initial:
-    """model: before its first step. config: its config.json. directory: where its tokenizer files
-    are. origin: in words, where it comes from."""
+    """A draft model before its first step.
+
+    Attributes:
+        model: The draft model.
+        config: The draft model's config.json.
+        directory: The directory of the tokenizer files.
+        origin: A description of the origin of the weights.
+    """
 
     model: Base
     config: Mapping[str, Any]
@@ -145,9 +157,15 @@ class Initial:
 
 @contextmanager
 def initial(pair: Pair, shape: DraftConfig | None, seed: int) -> Iterator[Initial]:
-    """Return the pair's own draft or, where it has none, a new one of a shape; its files exist
-    during the block. Raises OptionError for a target that is heads, VocabularyError for a draft
-    that lacks tokens of the target, CheckpointError as loading does."""
+    """Yield the pair's draft model, or a new one of `shape` if the pair has none.
+
+    The files of the draft model exist until the block ends.
+
+    Raises:
+        OptionError: If the pair has Medusa heads, or a draft that has no weights to train.
+        VocabularyError: If the draft model lacks tokens of the target.
+        CheckpointError: If the files cannot be loaded.
+    """
     if pair.heads is not None:
         raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
     if pair.drafter_network is not None and pair.draft_name is not None:
@@ -175,13 +193,13 @@ def initial(pair: Pair, shape: DraftConfig | None, seed: int) -> Iterator[Initia
 
 
 def short_name(model: str) -> str:
-    """A directory's own name, a Hub name as it is."""
+    """Return the last part of a directory's path, or a Hub name unchanged."""
     path = Path(model).expanduser()
     return path.resolve().name if path.exists() else model
 
 
 def write(directory: Path, facts: Mapping[str, Any], network: nn.Module, initial: Initial) -> None:
-    """Write all files of the model; facts: of provenance.json, besides digests. Raises OSError."""
+    """Write all files of the model, with `facts` in provenance.json. Raises OSError."""
     tensors = {
         name: array.astype(stored_type(network, name, array))
         for name, array in tree_flatten(network.parameters())
@@ -197,7 +215,7 @@ def write_trained(
     config: Mapping[str, Any],
     facts: Mapping[str, Any],
 ) -> None:
-    """Weights, config.json and provenance.json, as `write` says."""
+    """Write weights, config.json and provenance.json; see `write`."""
     named = [(name, Tensor.of(array)) for name, array in sorted(tensors.items())]
     shard_bytes = default_shard_bytes()
     write_weights(directory, named, lambda name, tensor: TensorChange(), shard_bytes=shard_bytes)
@@ -227,10 +245,16 @@ def train(
     config: DistillConfig,
     watcher: Watcher,
 ) -> Trained:
-    """Train a draft for `pair`'s target and write it as a directory that loads. pair: its draft is
-    the start, unless a shape is given. The best draft on held-out texts is written, and that may be
-    the start. Raises PromptError for data with nothing usable, OptionError and VocabularyError for
-    models that cannot be trained so, OutputError where `output` exists or cannot be written."""
+    """Train a draft model for the target of `pair` and write it to the directory `output`.
+
+    Training begins with the draft model of `pair`, or with a new one of `shape` if the pair has
+    none. The best model on held-out sequences is written, which may be the initial one.
+
+    Raises:
+        PromptError: If the data has too few usable texts.
+        OptionError, VocabularyError: If the pair does not suit; see `initial`.
+        OutputError: If `output` exists or cannot be written.
+    """
     with work_directory(output) as directory, initial(pair, shape, config.seed) as begun:
         student = trainable(begun.model)
         training = Training(pair, file, directory, data, watcher)
@@ -247,14 +271,28 @@ def train(
 
 
 EMBEDDING_SPREAD = 0.02
+"""Standard deviation of random embeddings, as in GPT-2 and Llama."""
 
 
 def shaped(
     model: Base, config: Mapping[str, Any], layers: int, width: int | None, seed: int
 ) -> tuple[Base, dict[str, Any]]:
-    """A model with `layers` of the decoder's layers, and its config.json. config: the model's.
-    width: of hidden states; None keeps it and takes the model's own layers, evenly chosen, with all
-    that is around them. seed: of random weights. Raises OptionError for an impossible shape."""
+    """Make a model with fewer decoder layers.
+
+    Args:
+        model: The target.
+        config: The target's config.json.
+        layers: The number of decoder layers.
+        width: The width of hidden states; all weights are then random. None keeps the target's
+            width and copies the weights of layers that are evenly spaced.
+        seed: Seed of random weights.
+
+    Returns:
+        The model and its config.json.
+
+    Raises:
+        OptionError: If the shape is impossible.
+    """
     family, network = families.of_model(model), model.network
     depth = len(family.layers(network))
     chosen = evenly(layers, depth)
@@ -264,8 +302,10 @@ def shaped(
         shape = family.with_width(shape, width)
     model = family.empty(shape, network)
     small = model.network
-    own = family.layers(network)
-    weights = _copied(network, own, small, chosen) if width is None else _random(small, seed)
+    target_layers = family.layers(network)
+    weights = (
+        _copied(network, target_layers, small, chosen) if width is None else _random(small, seed)
+    )
     small.update(tree_unflatten(list(weights)))
     mx.eval(small.parameters())
     return model, shape
@@ -274,27 +314,28 @@ def shaped(
 def _copied(
     network: nn.Module, layers: Sequence[nn.Module], small: nn.Module, chosen: Sequence[int]
 ) -> Iterator[tuple[str, mx.array]]:
-    """Each of the small network's arrays, from the layer that it stands for."""
+    """Yield the arrays of the small network, from the layers of the target that it copies."""
     path = next((path for path, module in network.named_modules() if module is layers[0]), "")
     before = path.removesuffix("0")
-    whole = twin_of(network)
-    dequantize(whole)
-    given = dict(tree_flatten(whole.parameters()))
+    dequantized = twin_of(network)
+    dequantize(dequantized)
+    arrays = dict(tree_flatten(dequantized.parameters()))
     for name, array in tree_flatten(small.parameters()):
         source = name
         if before and name.startswith(before):
             number, _, rest = name.removeprefix(before).partition(".")
             source = f"{before}{chosen[int(number)]}.{rest}"
-        if source not in given or given[source].shape != array.shape:
+        if source not in arrays or arrays[source].shape != array.shape:
             raise OptionError(
                 "the target's layers are not alike, and a few of them are no model: give a draft "
                 "model to begin with"
             )
-        yield name, given[source]
+        yield name, arrays[source]
 
 
 def _random(network: nn.Module, seed: int) -> Iterator[tuple[str, mx.array]]:
-    """Matrices of variance 1 / inputs, embeddings as their families begin with; vectors stay."""
+    """Yield random weights: matrices of variance 1 / inputs, and embeddings with the family's
+    standard deviation. Vectors keep their values."""
     tables = {
         f"{path}.weight" for path, m in network.named_modules() if isinstance(m, nn.Embedding)
     }

@@ -1,7 +1,7 @@
-"""Training of a hidden-state drafter: a directory of random weights, its tasks, and its end. It
-begins as a directory like any other drafter's, which is read as those are. Layouts: DSpark as the
-package `speculators` writes it, EAGLE-3 as its authors do. Source: arXiv 2602.06036, section 4
-(DFlash), arXiv 2607.05147 (DSpark), arXiv 2503.01840 (EAGLE-3)."""
+"""Training of a hidden-state drafter. Random weights are written as a drafter's directory, loaded
+like any other drafter, and trained. DSpark has the layout of the package `speculators`, EAGLE-3 the
+layout of its authors. Source: arXiv 2602.06036, section 4 (DFlash), arXiv 2607.05147 (DSpark),
+arXiv 2503.01840 (EAGLE-3)."""
 
 import json
 import math
@@ -37,29 +37,37 @@ from .draft import short_name, write_trained
 from .fit import STORED, Trained, Training, Watcher, work_directory
 
 TAPS = 3
+"""Number of the target's layers whose hidden states a drafter reads, as in EAGLE-3."""
 LAYERS_OF_TARGET = 4
-"""Layers of the target for each layer of a drafter of blocks."""
+"""Layers of the target for each layer of a DSpark."""
 MOST_LAYERS = 5
+"""Largest default number of a DSpark's layers."""
 MOST_OWN_TOKENS = 32000
-"""Tokens of an EAGLE-3, whose own head is read once a token; the published ones have as many."""
+"""Largest vocabulary of an EAGLE-3, as in published ones. Its head is read for every draft token,
+so a larger one costs time."""
 MOST_RANK = 256
+"""Largest rank of a DSpark's Markov head."""
 SHORT_TEXTS = 8192
-"""Positions up to which rotary positions turn as fast as Llama's first ones."""
+"""Context length up to which the base of rotary positions is 10,000, as in Llama 1 and 2."""
 SEEN_ROWS, SEEN_TOKENS = 4096, 1024
-"""Hidden states and embeddings of the target whose size is measured."""
+"""Number of hidden states, and of embeddings of the target, whose magnitude is measured."""
 QUIET = 0.3
-"""Size of a new drafter's output, relative to the target's. As loud, it first has to unlearn that a
-token follows itself, whose embedding its states begin with."""
+"""Magnitude of a new drafter's output relative to the target's. The output begins close to the
+last token's embedding; a larger one must first unlearn to repeat this token."""
 SPECULATORS_VERSION = "0.9.0"
 GAMMA = 4.0
-"""Tokens of a block within which their weight falls to 1 / e."""
+"""Number of draft tokens over which the loss weight falls to 1 / e."""
 
 
 @dataclass(frozen=True)
 class TextStatistics:
-    """What the shape and the first weights of a drafter depend on. by_use: the target's tokens, the
-    most frequent first. final: (width,), the size of each number of the head's inputs. features:
-    the size of the hidden states that are read."""
+    """Statistics of the training data from which a drafter is initialized.
+
+    Attributes:
+        by_use: The target's tokens, the most frequent first.
+        final: The root mean square of each dimension of the head's input, (width,).
+        features: The root mean square of the hidden states that the drafter reads.
+    """
 
     by_use: np.ndarray
     final: mx.array
@@ -67,7 +75,7 @@ class TextStatistics:
 
     @classmethod
     def of(cls, rows: SampleFiles, width: int, vocabulary: int) -> Self:
-        """Measure the rows of a target's texts. width: of one hidden state."""
+        """Measure the rows of the training data. width: The width of one hidden state."""
         tokens = rows.tokens()
         used = np.bincount(tokens, minlength=vocabulary)[:vocabulary]
         states = rows.states(np.arange(min(SEEN_ROWS, len(tokens)))).astype(mx.float32)
@@ -80,7 +88,8 @@ class TextStatistics:
 
 
 def tapped(layers: int) -> tuple[int, ...]:
-    """Return the layers whose outputs are read: evenly from the second to the last but one."""
+    """Return the layers whose outputs a drafter reads, evenly from the second to the last but one.
+    layers: The number of the target's layers."""
     last = max(0, layers - 2)
     first = min(1, last)
     every = (first + round(at * (last - first) / (TAPS - 1)) for at in range(TAPS))
@@ -88,7 +97,7 @@ def tapped(layers: int) -> tuple[int, ...]:
 
 
 class DSparkTask(AnchorTask):
-    """Task of a DSpark: blocks behind anchors, with its Markov head and its confidence head."""
+    """The training task of a DSpark, with its Markov head and its confidence head."""
 
     decay = math.exp(-1 / GAMMA)
     network: DFlash
@@ -127,8 +136,7 @@ class DSparkTask(AnchorTask):
 
     @classmethod
     def more_shapes(cls, config: Mapping[str, Any], sizes: LayerSizes) -> Shapes:
-        """Return the tensors that it has beyond those that config.json asks for: Qwen 3's layers
-        norm queries and keys by head."""
+        """Return the shapes of optional tensors: Qwen 3's norms of queries and keys."""
         return {
             f"layers.{number}.self_attn.{part}_norm.weight": (sizes.head_dim,)
             for number in range(sizes.count)
@@ -140,64 +148,64 @@ class DSparkTask(AnchorTask):
         return {CONFIDENCE: (1, target.width + config["markov_rank"]), CONFIDENCE_BIAS: (1,)}
 
     def loss(self, *batch: mx.array) -> mx.array:
-        """See AnchorTask; the confidence head learns the shares that are accepted."""
-        given = Anchored(*batch)
-        states, before = self._states(given)
-        entropy, accepted = compared(self._logits(states, before), self._probabilities(given))
-        tokens = given.chosen(given.tokens.reshape(given.tokens.shape[0], -1))
+        """Add the confidence head's loss: the head learns the acceptance probability."""
+        anchored = Anchored(*batch)
+        states, before = self._states(anchored)
+        entropy, accepted = compared(self._logits(states, before), self._probabilities(anchored))
+        tokens = anchored.chosen(anchored.tokens.reshape(anchored.tokens.shape[0], -1))
         embedded = self.network.markov_head.markov_w1(tokens)
         inputs = mx.stop_gradient(states), mx.stop_gradient(embedded)
         sure = self.network.confidence_head.logits(*inputs)
-        return self._averaged(given, entropy) + nn.losses.binary_cross_entropy(sure, accepted)
+        return self._averaged(anchored, entropy) + nn.losses.binary_cross_entropy(sure, accepted)
 
-    def draft(self, given: Anchored) -> mx.array:
-        return self._logits(*self._states(given))
+    def draft(self, anchored: Anchored) -> mx.array:
+        return self._logits(*self._states(anchored))
 
     def _logits(self, states: mx.array, before: mx.array) -> mx.array:
         network = self.network
         logits = network.own_logits(states[None])[0].astype(mx.float32)
         return (logits + network.markov_head.markov_w2(before))[:, : self._vocabulary]
 
-    def _states(self, given: Anchored) -> tuple[mx.array, mx.array]:
-        """Return the inputs of the head, (n, width), and of `markov_w2`, (n, rank)."""
-        states = self._blocks(given)
-        blocks = states.reshape(-1, given.slots, states.shape[-1])
-        tokens = given.tokens.reshape(-1, given.slots)
+    def _states(self, anchored: Anchored) -> tuple[mx.array, mx.array]:
+        """Return the inputs of the output head, (n, width), and of `markov_w2`, (n, rank)."""
+        states = self._blocks(anchored)
+        blocks = states.reshape(-1, anchored.slots, states.shape[-1])
+        tokens = anchored.tokens.reshape(-1, anchored.slots)
         latents, carried = [], None
-        for slot in range(given.slots):
+        for slot in range(anchored.slots):
             at = tokens[:, slot : slot + 1], blocks[:, slot : slot + 1]
             latent, carried = self.network.markov_head.latent(*at, carried)
             latents.append(latent)
         before = mx.concatenate(latents, axis=1).reshape(*states.shape[:2], -1)
-        return given.chosen(states), given.chosen(before)
+        return anchored.chosen(states), anchored.chosen(before)
 
-    def _blocks(self, given: Anchored) -> mx.array:
-        """Return the output of the last norm, (texts, anchors x slots, width)."""
-        network, slots = self.network, given.slots
+    def _blocks(self, anchored: Anchored) -> mx.array:
+        """Return the output of the final norm, (sequences, anchors x slots, width)."""
+        network, slots = self.network, anchored.slots
         first = mx.arange(slots) == 0
-        tokens = mx.where(first, given.tokens, network.mask_token)
+        tokens = mx.where(first, anchored.tokens, network.mask_token)
         tokens = tokens.reshape(tokens.shape[0], -1)
-        context = network.context(given.hidden)
+        context = network.context(anchored.hidden)
         states = mx.stop_gradient(network.embed(tokens))
-        for layer, source in zip(network.layers, self._sources(given), strict=True):
-            attend = partial(_attend, layer.self_attn, context, given.anchors)
+        for layer, source in zip(network.layers, self._sources(anchored), strict=True):
+            attend = partial(_attend, layer.self_attn, context, anchored.anchors)
             states = network.through(layer, states, attend, source)
         normed: mx.array = network.norm(states)
         return normed
 
 
 def _attend(attention: Attention, context: mx.array, anchors: mx.array, rows: mx.array) -> mx.array:
-    """Rows (texts, anchors x slots, width) of all blocks."""
+    """Attend from the rows of all blocks, (sequences, anchors x slots, width)."""
     blocks = rows.reshape(anchors.size, -1, rows.shape[-1])
     offsets = anchors.reshape(-1)
-    own = attention.keys_values(blocks, offsets)
+    block = attention.keys_values(blocks, offsets)
     queries = attention.queries(blocks, offsets)
-    return behind_anchors.attend(attention, queries, attention.keys_values(context), own, anchors)
+    return behind_anchors.attend(attention, queries, attention.keys_values(context), block, anchors)
 
 
 class Eagle3Task(AnchorTask):
-    """Task of an EAGLE-3. The first step is made for all rows, since later ones look at them; the
-    others behind anchors alone."""
+    """The training task of an EAGLE-3. The first step runs on all rows, because later steps attend
+    to them. Later steps run at the anchors only."""
 
     decay = 0.8
     network: Eagle3
@@ -208,73 +216,78 @@ class Eagle3Task(AnchorTask):
     ) -> dict[str, Any]:
         target, layers = pair.target, tapped(pair.target.layers)
         return {
-            # Its authors' layout has no word for what the target is.
+            # The layout of EAGLE-3's authors has no key for the target's type.
             ATTENDS: False,
             **_layer_config(target, "llama", 1),
             "architectures": ["LlamaForCausalLMEagle3"],
             "bias": False,
             "draft_vocab_size": min(MOST_OWN_TOKENS, target.vocabulary),
-            # Each program reads one of the two, which count differently.
+            # Programs read one of the two keys. The first counts layers from 1, the second from 0.
             "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in layers],
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(layers)},
         }
 
     @classmethod
     def more_shapes(cls, config: Mapping[str, Any], sizes: LayerSizes) -> Shapes:
-        """Return the tensors that it has beyond those that config.json asks for: its own head."""
+        """Return the shape of an optional tensor: the drafter's own output head."""
         return {"lm_head.weight": (config["draft_vocab_size"], sizes.width)}
 
     @classmethod
     def file_name(cls, path: str) -> str:
         return re.sub(r"^layers\.0\.", "midlayer.", path)
 
-    def draft(self, given: Anchored) -> mx.array:
-        heads = mx.stack(self._heads(given), axis=2)
-        states = given.chosen(heads.reshape(heads.shape[0], -1, heads.shape[-1]))
+    def draft(self, anchored: Anchored) -> mx.array:
+        heads = mx.stack(self._heads(anchored), axis=2)
+        states = anchored.chosen(heads.reshape(heads.shape[0], -1, heads.shape[-1]))
         logits = self.network.own_logits(states[None])[0].astype(mx.float32)
         return logits if self._ids is not None else logits[:, : self._vocabulary]
 
-    def _heads(self, given: Anchored) -> list[mx.array]:
-        """Return the inputs of the head in each step, (texts, anchors, width)."""
+    def _heads(self, anchored: Anchored) -> list[mx.array]:
+        """Return the inputs of the output head in each step, (sequences, anchors, width)."""
         network = self.network
-        sources = self._sources(given)
-        seen: list[KeysValues] = []
+        sources = self._sources(anchored)
+        sequences: list[KeysValues] = []
         made: list[list[KeysValues]] = [[] for _ in network.layers]
 
         def attend_all(number: int, attention: Attention, rows: mx.array) -> mx.array:
-            seen.append(attention.keys_values(rows, 0))
-            return attention.attend(attention.queries(rows, 0), *seen[-1], "causal")
+            sequences.append(attention.keys_values(rows, 0))
+            return attention.attend(attention.queries(rows, 0), *sequences[-1], "causal")
 
         def attend_behind(number: int, attention: Attention, rows: mx.array) -> mx.array:
-            # The row before an anchor is the first of its chain.
-            offsets = given.anchors.reshape(-1) + len(made[number])
-            each = rows.reshape(offsets.size, 1, rows.shape[-1])
-            made[number].append(attention.keys_values(each, offsets))
+            # A draft begins at the row before its anchor.
+            offsets = anchored.anchors.reshape(-1) + len(made[number])
+            row = rows.reshape(offsets.size, 1, rows.shape[-1])
+            made[number].append(attention.keys_values(row, offsets))
             keys, values = (
                 mx.concatenate(list(parts), axis=2) for parts in zip(*made[number], strict=True)
             )
-            queries = attention.queries(each, offsets)
-            behind = seen[number], (keys, values), given.anchors
+            queries = attention.queries(row, offsets)
+            behind = sequences[number], (keys, values), anchored.anchors
             return behind_anchors.attend(attention, queries, *behind)
 
-        features = network.features(given.hidden)
-        states = network.through(given.following, features, sources, attend_all)
-        states = mx.take_along_axis(states, (given.anchors - 1)[..., None], axis=1)
+        features = network.features(anchored.hidden)
+        states = network.through(anchored.following, features, sources, attend_all)
+        states = mx.take_along_axis(states, (anchored.anchors - 1)[..., None], axis=1)
         heads = [network.norm(states)]
-        for step in range(1, given.slots):
-            states = network.through(given.tokens[..., step], states, sources, attend_behind)
+        for step in range(1, anchored.slots):
+            states = network.through(anchored.tokens[..., step], states, sources, attend_behind)
             heads.append(network.norm(states))
         return heads
 
 
 TASKS: Mapping[str, type[DSparkTask | Eagle3Task]] = {"dspark": DSparkTask, "eagle3": Eagle3Task}
-"""The kinds that can be trained."""
+"""Name of an architecture that can be trained -> its task."""
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A drafter of random weights on its target. config: its config.json. fixed: tensors of its
-    files that are not learned."""
+    """A drafter with random weights, attached to its target.
+
+    Attributes:
+        network: The drafter.
+        config: The drafter's config.json.
+        fixed: Tensors of the files that are not trained.
+    """
 
     network: DrafterNetwork
     config: Mapping[str, Any]
@@ -284,15 +297,20 @@ class Begun:
 def train(
     pair: Pair, file: Path, output: Path, data: DataConfig, config: DrafterConfig, watcher: Watcher
 ) -> Trained:
-    """Train a drafter for `pair`'s target and write it as a directory that loads with it. pair: as
-    engine.loading.load returns it, without a draft. The target's hidden states of all texts are
-    saved beside `output` until the end: they never change, and a pass of the target would take a
-    third of every step. Raises PromptError for data with nothing usable, OptionError for a target
-    that shows no hidden states, OutputError where `output` exists or cannot be written."""
+    """Train a drafter for the target of `pair` and write it to the directory `output`.
+
+    The target's hidden states of all sequences are stored next to `output` until the end, because
+    computing them would take a third of every step.
+
+    Raises:
+        PromptError: If the data has too few usable texts.
+        OptionError: If the target does not give out its hidden states or embeddings.
+        OutputError: If `output` exists or cannot be written.
+    """
     with work_directory(output) as directory:
         target = pair.target
         taps = tuple(map(after, tapped(target.layers)))
-        # A target that does not show or lend what is needed refuses before any text is written.
+        # Raise early for a target that does not give out its hidden states or embeddings.
         tokens = mx.zeros((1, 1), dtype=mx.int32)
         target.open([0]).advance(tokens, taps=taps)
         target.embed(tokens)
@@ -305,6 +323,7 @@ def train(
 
 
 def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: TextStatistics) -> Begun:
+    """Write a drafter with random weights to `directory`, and load it."""
     target, task = pair.target, TASKS[config.kind]
     described = task.configuration(pair, config, texts)
     layer = described.get("transformer_layer_config", described)
@@ -328,7 +347,7 @@ def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: TextStatist
 
 
 def write(directory: Path, facts: Mapping[str, Any], begun: Begun) -> None:
-    """Write all files of a trained drafter; facts: of provenance.json. Raises OSError."""
+    """Write all files of a trained drafter, with `facts` in provenance.json. Raises OSError."""
     task = TASKS[begun.network.kind]
     tensors = dict(begun.fixed)
     for path, array in tree_flatten(begun.network.parameters()):
@@ -337,7 +356,7 @@ def write(directory: Path, facts: Mapping[str, Any], begun: Begun) -> None:
 
 
 def _layer_config(target: Base, model_type: str, count: int) -> dict[str, Any]:
-    """Return layers of the target's width, in the usual proportions."""
+    """Return the configuration of transformer layers of the target's width."""
     width = target.width
     head_dim = min(128 if width >= 2048 else 64, width + width % 2)
     heads = max(1, width // head_dim)
@@ -365,8 +384,11 @@ def _layer_config(target: Base, model_type: str, count: int) -> dict[str, Any]:
 
 
 def _weights(shapes: Shapes, target: Base, texts: TextStatistics, seed: int) -> dict[str, mx.array]:
-    """Draw matrices of variance 1 / inputs, norms of 1 and biases of 0. The outputs of parts of
-    layers are as large as their residual, and the head's inputs in proportion to the target's."""
+    """Draw the first weights.
+
+    Matrices have the variance 1 / inputs, norms are 1 and biases 0. Output projections are scaled
+    to the residual stream, and the final norm to QUIET times the target's.
+    """
     draws = mx.random.split(mx.random.key(seed), len(shapes))
     chains = "lm_head.weight" in shapes
     embedded = target.embed(mx.array(texts.by_use[None, :SEEN_TOKENS], dtype=mx.int32))
@@ -378,7 +400,7 @@ def _weights(shapes: Shapes, target: Base, texts: TextStatistics, seed: int) -> 
         elif len(shape) == 1:
             made[name] = mx.zeros(shape) if name.endswith("bias") else mx.ones(shape)
         elif name == "lm_head.weight":
-            # The columns of the target's output layer, whatever holds them.
+            # This gives the target's output matrix even if it is tied or quantized.
             unit = mx.eye(target.width, dtype=target.state_dtype)[None]
             made[name] = target.head(unit)[0].astype(mx.float32).T
         elif name == "markov_head.markov_w2.weight":

@@ -1,6 +1,6 @@
-"""What all trainings share: texts and their hidden states, steps, held-out figures, early stop,
-checkpoints, and a hidden directory beside the output to resume from. Interrupted at any moment and
-started again with the same settings, a training ends with the weights that it would have had."""
+"""Training data, steps, evaluation, early stopping and checkpoints of all training runs. A run that
+is interrupted resumes from a hidden directory next to the output. With the same settings it ends
+with the same weights as without the interruption."""
 
 import hashlib
 import json
@@ -31,23 +31,31 @@ from .collect import SampleFiles, collect, read_samples
 from .config import DataConfig, TrainConfig
 
 HELD_OUT = 0.1
+"""Share of the samples that are held out for evaluation."""
 WINDOW = 16
-"""Batches whose examples, next to each other in an epoch's order, are put in order together."""
+"""Number of batches whose examples are sorted by length together, so that a batch holds examples of
+similar length and the order stays nearly random."""
 STEPS_BETWEEN = 50
-"""Steps between two checkpoints: all that an interruption can lose."""
+"""Steps between two checkpoints. An interruption loses at most this many steps."""
 
 Step = Callable[[int, int, float], None]
-"""Called after each step with (done, total, its loss)."""
+"""Called after each step with (done steps, total steps, loss of the step)."""
 Write = Callable[[Path, Mapping[str, Any]], None]
-"""Writes all files to a directory, with facts about the training."""
+"""Writes all files to a directory, with facts about the training run."""
 Measured = Callable[[int, Any], None]
-"""Called after each epoch with its number, from 1, and figures of the held-out texts."""
+"""Called after each epoch with its number, from 1, and the figures of the held-out examples."""
 
 
 @dataclass(eq=False)
 class Task(ABC):
-    """Something to train. module: whose trainable parameters are learned. train, held_out: numbers
-    of the examples to learn from and to evaluate on. Its figures have a `score`: less is better."""
+    """A module with its loss and its examples. The figures have a `score`; a lower score is better.
+
+    Attributes:
+        module: The module whose trainable parameters are trained.
+        config: The settings of the training run.
+        train: The indices of the examples to train on.
+        held_out: The indices of the examples to evaluate on.
+    """
 
     module: nn.Module
     config: TrainConfig
@@ -59,11 +67,11 @@ class Task(ABC):
 
     @property
     def steps(self) -> int:
-        """Batches in an epoch, one or more."""
+        """The number of batches in an epoch."""
         return -(-len(self.train) // self.config.batch)
 
     def batch(self, epoch: int, place: int) -> tuple[mx.array, ...]:
-        """One batch of an epoch, the same at every call; epochs and places from 0."""
+        """Return a batch of an epoch, the same at every call. epoch, place: Counted from 0."""
         if self._order[0] != epoch:
             draw = np.random.default_rng((self.config.seed, epoch))
             self._order = epoch, self.shuffled(draw)
@@ -71,6 +79,7 @@ class Task(ABC):
         return self.take(self._order[1][place], chance)
 
     def evaluate(self) -> Any:
+        """Return the figures of the held-out examples."""
         total = mx.array(0.0)
         for number, part in enumerate(self.cut(self.ordered(self.held_out))):
             total = total + self.sums(*self.take(part, np.random.default_rng(number)))
@@ -78,42 +87,51 @@ class Task(ABC):
         return self.figures(total)
 
     def cut(self, examples: np.ndarray) -> list[np.ndarray]:
+        """Split examples into batches, in their order."""
         return np.split(examples, range(self.config.batch, len(examples), self.config.batch))
 
     def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
-        """Return every example to learn from once, in as many batches as `steps`: as `ordered`
-        within a few batches of a random order."""
+        """Return an epoch's batches. Examples are in random order, and sorted by `ordered` within
+        WINDOW batches."""
         order, reach = draw.permutation(self.train), self.config.batch * WINDOW
         parts = [self.ordered(order[at : at + reach]) for at in range(0, len(order), reach)]
         batches = [batch for part in parts for batch in self.cut(part)]
         return [batches[number] for number in draw.permutation(len(batches))]
 
     def ordered(self, examples: np.ndarray) -> np.ndarray:
+        """Sort examples so that neighbors fit into one batch."""
         return examples
 
     def count(self, examples: np.ndarray) -> int:
+        """Count the rows of some examples."""
         return len(examples)
 
     @abstractmethod
     def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
-        """What `loss` and `sums` are given for these examples. chance: for whatever is drawn."""
+        """Return the arguments of `loss` and `sums`. chance: The generator of random choices."""
 
     @abstractmethod
     def loss(self, *batch: mx.array) -> mx.array:
-        """Of the module as it is, one number; gradients are taken through it."""
+        """Return the loss of the module, a differentiable scalar."""
 
     @abstractmethod
     def sums(self, *batch: mx.array) -> mx.array:
-        """What is added up over the held-out examples, of one shape."""
+        """Return what `evaluate` adds up over all batches, an array of one fixed shape."""
 
     @abstractmethod
     def figures(self, total: mx.array) -> Any:
-        """From what was added up."""
+        """Return the figures of the total of `sums`."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """figures: of the best epoch. best: its number, 0 for the start. epochs: their number."""
+    """The result of a training run.
+
+    Attributes:
+        figures: The held-out figures of the best epoch.
+        best: The number of the best epoch, 0 for the initial weights.
+        epochs: The number of epochs.
+    """
 
     figures: Any
     best: int
@@ -122,9 +140,13 @@ class Outcome:
 
 @dataclass(eq=False)
 class Fit:
-    """One training of a task's module, which ends as the best of all epochs. file: the checkpoint,
-    read where it exists and written on the way. start: figures of the module as it is, where that
-    is one of those that may be the best; it is then epoch 0."""
+    """A training run of a task's module, which ends with the weights of the best epoch.
+
+    Attributes:
+        task: The module, its loss and its examples.
+        file: The checkpoint, which is read if it exists.
+        start: Held-out figures of the initial weights if they may be the best, as epoch 0.
+    """
 
     task: Task
     file: Path
@@ -135,7 +157,7 @@ class Fit:
         self._total = self.task.steps * self._config.epochs
         self._optimizer = optimizers.AdamW(self._rate(), bias_correction=True)
         self._step = self._best_epoch = 0
-        # As a checkpoint has it, so that an interruption changes no comparison.
+        # float32 as in a checkpoint, so that an interruption changes no comparison.
         self._best_score = np.float32(math.inf if self.start is None else self.start.score)
         self._best = self._module.parameters()
         self._optimizer.init(self._module.trainable_parameters())
@@ -143,6 +165,7 @@ class Fit:
             self._read()
 
     def run(self, step: Step, measured: Measured) -> Outcome:
+        """Train until the last epoch or early stopping."""
         learn = nn.value_and_grad(self._module, self.task.loss)
         while self._step < self._total:
             is_between = self._step % self.task.steps == 0
@@ -172,7 +195,7 @@ class Fit:
         return optimizers.join_schedules([warm_up, cosine], [rising])
 
     def _evaluate(self) -> Any:
-        """At the end of an epoch: keep the module if it is the best."""
+        """Evaluate an epoch, and store the weights if they are the best."""
         figures = self.task.evaluate()
         score = np.float32(figures.score)
         if score < self._best_score:
@@ -206,8 +229,13 @@ class Fit:
 
 @dataclass(frozen=True)
 class Watcher:
-    """Receives the progress. collected: texts that have their hidden states. measured: figures of
-    each epoch; epoch 0 is the start."""
+    """Callbacks for progress.
+
+    Attributes:
+        collected: Called when the hidden states of a text are collected.
+        stepped: Called after each step.
+        measured: Called after each epoch. Epoch 0 is the initial weights.
+    """
 
     collected: Progress
     stepped: Step
@@ -216,9 +244,17 @@ class Watcher:
 
 @dataclass(frozen=True)
 class Trained:
-    """The report of a training. start: figures of its start on the same held-out texts; None where
-    they mean nothing. rows, held_out: tokens that were learned from, and that were not. seconds: of
-    this run alone. resumed: an earlier run had left its texts, and maybe a checkpoint."""
+    """The report of a training run.
+
+    Attributes:
+        output: The directory of the result.
+        start: Held-out figures of the initial weights; None if they mean nothing.
+        outcome: The best epoch and its figures.
+        rows: The number of tokens in the training examples.
+        held_out: The number of tokens in the held-out examples.
+        seconds: The time of this run, without interrupted runs before it.
+        resumed: Whether hidden states of an interrupted run were used.
+    """
 
     output: Path
     start: Any
@@ -230,9 +266,17 @@ class Trained:
 
 
 class Training:
-    """Texts with the hidden states of a pair's target, in `directory`, and the fit to them.
-    prompts: those of the rows' samples. taps: see `collect`. Raises PromptError for data with
-    nothing usable."""
+    """Training data in `directory`, and training runs on it. taps: See `collect`.
+
+    Attributes:
+        pair: The target and its tokenizer.
+        digest: The SHA-256 of the data file.
+        rows: The samples and the hidden states of the target.
+        prompts: The prompt of each sample.
+
+    Raises:
+        PromptError: If the data has too few usable texts.
+    """
 
     def __init__(
         self,
@@ -270,15 +314,18 @@ class Training:
     def fit(
         self, task: Task, start: Any = None, origin: Mapping[str, str] | None = None
     ) -> Outcome:
-        """Train to the end. start: see Fit. origin: tells this start from others."""
+        """Train to the end. start: See `Fit`. origin: The identity of the initial weights."""
         directory = self._directory / "fit"
         _keep(directory, {**self._settings, "fit": asdict(task.config), "origin": origin})
         fit = Fit(task, directory / "checkpoint.safetensors", start)
         return fit.run(self._watcher.stepped, self._watcher.measured)
 
     def improve(self, task: Task, output: Path, origin: Mapping[str, str], write: Write) -> Trained:
-        """Train a task whose start may already be its best, and write the result, rounded as it is
-        stored. origin: tells this start from others."""
+        """Train a task whose initial weights may be the best, and write the result.
+
+        The report has the figures of the weights as rounded for storage. origin: The identity of
+        the initial weights. write: Writes the files of the result.
+        """
         start = task.evaluate()
         self._watcher.measured(0, start)
         outcome = self.fit(task, start, origin)
@@ -297,14 +344,14 @@ class Training:
         return self.trained(output, task, outcome, start)
 
     def trained(self, output: Path, task: Task, outcome: Outcome, start: Any = None) -> Trained:
-        """Return the report of the training."""
+        """Return the report of a finished training run."""
         rows, held_out = task.count(task.train), task.count(task.held_out)
         seconds = time.perf_counter() - self._started
         return Trained(output, start, outcome, rows, held_out, seconds, self._resumed)
 
 
 class TextTask(Task):
-    """A task of whole texts: its examples are the samples of a training."""
+    """A task whose examples are whole samples, each a prompt with its completion."""
 
     def __init__(self, module: nn.Module, training: Training, config: TrainConfig) -> None:
         super().__init__(module, config, *training.rows.split(HELD_OUT))
@@ -313,10 +360,11 @@ class TextTask(Task):
 
 
 STORED = mx.bfloat16
+"""Dtype of trained weights in files."""
 
 
 def round_as_stored(network: nn.Module) -> None:
-    """Round every weight to what will be read again; all stay float32."""
+    """Round every weight to its value after storing and loading. The dtype stays float32."""
 
     def rounded(path: str, array: mx.array) -> mx.array:
         return array.astype(stored_type(network, path, array)).astype(array.dtype)
@@ -326,16 +374,18 @@ def round_as_stored(network: nn.Module) -> None:
 
 
 def stored_type(network: nn.Module, name: str, array: mx.array) -> mx.Dtype:
-    """Return half precision, except for weights that the model keeps as they are."""
+    """Return the dtype in which a weight is stored: STORED, unless the model must not cast it."""
     may = getattr(network, "cast_predicate", lambda _: True)
     return STORED if may(name) and mx.issubdtype(array.dtype, mx.floating) else array.dtype
 
 
 @contextmanager
 def work_directory(output: Path) -> Iterator[Path]:
-    """Enter the hidden directory; it is removed when the block ends well, and stays otherwise.
-    Raises OutputError where `output` exists or has a name that MLX cannot write to, and for
-    anything the system refuses in the block."""
+    """Yield the path of the hidden directory, which is removed if the block ends without an error.
+
+    Raises:
+        OutputError: If `output` exists, its name is not UTF-8, or the block raises OSError.
+    """
     try:
         str(output).encode("utf-8")
     except UnicodeError:
@@ -354,8 +404,11 @@ def work_directory(output: Path) -> Iterator[Path]:
 
 
 def _keep(directory: Path, settings: Mapping[str, Any]) -> bool:
-    """Make the directory, or empty it unless it was made for the same settings; return whether it
-    was."""
+    """Make the directory, or empty it if it was made for other settings.
+
+    Returns:
+        Whether the directory was made for the same settings.
+    """
     note = directory / "settings.json"
     text = json.dumps(settings, sort_keys=True)
     if note.is_file() and note.read_text(encoding="utf-8") == text:

@@ -1,5 +1,5 @@
-"""Medusa heads before their first step, and the rows that they learn, as a task to fit. Source of
-the loss: Medusa (Cai et al., arXiv 2401.10774, section 2.2.1)."""
+"""Training of Medusa heads. Source of the loss: Medusa (Cai et al., arXiv 2401.10774, section
+2.2.1)."""
 
 import json
 import os
@@ -21,14 +21,20 @@ from .config import DataConfig, HeadsConfig, TrainConfig
 from .fit import HELD_OUT, Task, Trained, Training, Watcher, work_directory
 
 DECAY = 0.8
-"""Head i counts DECAY ** i: what it says matters only where those before it were right."""
+"""Head i has the loss weight DECAY ** i: its token is accepted only if all earlier heads' are."""
 TOP = 5
+"""Accuracy is also reported for the TOP most likely tokens of a head."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """On texts that were held out: the weighted loss, and per head the share of rows whose token
-    is the likeliest, and among the likeliest TOP."""
+    """Accuracy on held-out rows.
+
+    Attributes:
+        loss: The loss, averaged over heads with the weights DECAY ** i.
+        top1: For each head the share of rows whose token is the most likely one.
+        top5: For each head the share of rows whose token is among the TOP most likely ones.
+    """
 
     loss: float
     top1: tuple[float, ...]
@@ -40,8 +46,8 @@ class Accuracy:
 
 
 class HeadTask(Task):
-    """Task of some heads, whose examples are rows. A batch is states (n, width), and targets (n,
-    heads) int32, -1 where a head has nothing to say."""
+    """The training task of Medusa heads, whose examples are rows. A batch is hidden states, (n,
+    width), and the tokens to predict, (n, heads) int32, which are -1 after the end of a sample."""
 
     def __init__(self, heads: MedusaHeads, rows: SampleFiles, config: TrainConfig) -> None:
         _, held_out = rows.split(HELD_OUT)
@@ -53,7 +59,7 @@ class HeadTask(Task):
         self._targets = rows.targets(heads.count)
 
     def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
-        """Sorted within a batch, because they are read from a disk."""
+        """Return random batches. Rows are sorted within a batch to read the disk in order."""
         return [np.sort(part) for part in self.cut(draw.permutation(self.train))]
 
     def take(self, examples: np.ndarray, chance: np.random.Generator) -> tuple[mx.array, ...]:
@@ -64,7 +70,8 @@ class HeadTask(Task):
         return _weighted(entropy.sum(axis=1), valid.sum(axis=1))
 
     def sums(self, *batch: mx.array) -> mx.array:
-        """(4, heads): losses, how many there are, and those whose token is first or among TOP."""
+        """Return sums over rows, (4, heads): the loss, rows with a token, rows whose token is the
+        most likely one, and rows whose token is among the TOP most likely ones."""
         states, targets = batch
         logits, entropy, valid = self._entropy(states, targets)
         right = mx.take_along_axis(logits, mx.maximum(targets.T, 0)[..., None], axis=-1)
@@ -73,7 +80,7 @@ class HeadTask(Task):
         return mx.stack([part.sum(axis=1).astype(mx.float32) for part in parts])
 
     def figures(self, total: mx.array) -> Accuracy:
-        """Average over the tokens that heads predict."""
+        """Return averages over the tokens that the heads predict."""
         lost, count, first, among = np.array(total)
         count = np.maximum(count, 1)
         top1, top5 = ((part / count).round(4).tolist() for part in (first, among))
@@ -81,8 +88,8 @@ class HeadTask(Task):
         return Accuracy(float(np.array(loss)), tuple(top1), tuple(top5))
 
     def _entropy(self, states: mx.array, targets: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Logits (heads, n, vocabulary), cross-entropy (heads, n), and where heads predict;
-        the cross-entropy is 0 elsewhere."""
+        """Return logits (heads, n, vocabulary), cross-entropy (heads, n), and the mask (heads, n)
+        of the rows with a token. The cross-entropy of the others is 0."""
         heads = self._heads
         refined = heads.refine(states.astype(mx.float32), heads.count)
         logits = heads.project(refined).astype(mx.float32)
@@ -91,13 +98,15 @@ class HeadTask(Task):
 
 
 def initial_heads(base: Base, count: int, layers: int, *, own_output: bool) -> MedusaHeads:
-    """Heads that say what the base says of the next token: residual layers that add nothing.
-    float32, whatever the base's dtype: steps are too small for half precision."""
+    """Return heads that predict what the base predicts: their residual layers add zero.
+
+    The weights are float32 for every dtype of the base, because steps are too small for 16 bits.
+    """
     width = base.width
     zeros = [(mx.zeros((count, width, width)), mx.zeros((count, width))) for _ in range(layers)]
     heads = MedusaHeads(base, zeros)
     if own_output:
-        # The columns of the base's output layer, whatever holds them: tied, quantized or neither.
+        # This gives the base's output matrix even if it is tied or quantized.
         unit = mx.eye(width, dtype=base.state_dtype)[None]
         columns = base.head(unit)[0].astype(mx.float32).T
         heads.output = mx.repeat(columns[None], count, axis=0)
@@ -106,7 +115,7 @@ def initial_heads(base: Base, count: int, layers: int, *, own_output: bool) -> M
 
 
 def _weighted(sums: mx.array, counts: mx.array) -> mx.array:
-    """Averages per head, averaged over heads with DECAY."""
+    """Return the mean of each head, averaged over heads with the weights DECAY ** i."""
     weights = DECAY ** mx.arange(len(sums))
     return (sums / mx.maximum(counts, 1) * weights).sum() / weights.sum()
 
@@ -114,9 +123,13 @@ def _weighted(sums: mx.array, counts: mx.array) -> mx.array:
 def train(
     pair: Pair, file: Path, output: Path, data: DataConfig, config: HeadsConfig, watcher: Watcher
 ) -> Trained:
-    """Train heads for `pair`'s target and write them as a directory that loads with it. pair: as
-    `load` gives it. Raises PromptError for data with nothing usable, OptionError for a model that
-    is heads, OutputError where `output` exists or cannot be written."""
+    """Train heads for the target of `pair` and write them to the directory `output`.
+
+    Raises:
+        PromptError: If the data has too few usable texts.
+        OptionError: If the pair has Medusa heads already.
+        OutputError: If `output` exists or cannot be written.
+    """
     with work_directory(output) as directory:
         training = Training(pair, file, directory, data, watcher)
         shape = config.heads, config.layers
@@ -124,7 +137,7 @@ def train(
         task = HeadTask(heads, training.rows, config)
         outcome = training.fit(task)
         with destination.directory(output) as made:
-            # A directory is named as seen from `output`, a Hub name as it is.
+            # A local base is stored as a path relative to `output`.
             path = os.path.expanduser(pair.name)
             base = os.path.relpath(path, output) if os.path.isdir(path) else pair.name
             write(made, heads, base)
@@ -132,7 +145,7 @@ def train(
 
 
 def write(directory: Path, heads: MedusaHeads, base: str) -> None:
-    """config.json and the heads in bfloat16, in the layout that text-generation-inference loads."""
+    """Write config.json and bfloat16 heads in the layout that text-generation-inference loads."""
     tensors = {name: array.astype(mx.bfloat16) for name, array in heads.tensors().items()}
     shapes = next(iter(tensors.values())).shape
     config = {
