@@ -1,4 +1,4 @@
-"""A checkpoint as mlx-lm would have it: planned, written, read back, put in place, and uploaded."""
+"""Conversion of a checkpoint to mlx-lm's layout: plan, write, verify, move into place, upload."""
 
 import os
 import re
@@ -26,8 +26,17 @@ _REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
 def upload(directory: Path, repository: str, *, base_model: str | None, drafts: bool) -> None:
-    """Write a model card into `directory` and upload all of it. base_model: the Hub name that it
-    was converted from, if it was one. drafts: it is no whole model. Raises OutputError."""
+    """Write a model card into `directory` and upload the directory.
+
+    Args:
+        directory: The converted model.
+        repository: The Hub name to upload to.
+        base_model: The Hub name of the source, None for a local source.
+        drafts: Whether the result is a drafter, which needs a target.
+
+    Raises:
+        OutputError: If the upload fails.
+    """
     import huggingface_hub as hub
 
     usage = f"--model TARGET --draft-model {repository}" if drafts else f"--model {repository}"
@@ -42,7 +51,7 @@ def upload(directory: Path, repository: str, *, base_model: str | None, drafts: 
         api = hub.HfApi()
         api.create_repo(repo_id=repository, exist_ok=True)
         api.upload_folder(folder_path=str(directory), repo_id=repository, repo_type="model")
-    except Exception as problem:  # whatever its HTTP library raises has no common base
+    except Exception as problem:  # exceptions of huggingface_hub's HTTP library have no common base
         first = "check the network" if is_network_error(problem) else "run `hf auth login`"
         raise OutputError(
             f"{directory} is converted, and cannot be uploaded to {repository}: "
@@ -51,19 +60,20 @@ def upload(directory: Path, repository: str, *, base_model: str | None, drafts: 
 
 
 SCRATCH = "scratch"
+"""Directory for temporary files within the result, which is removed in the end."""
 WRITTEN = (
     *("config.json", "model*.safetensors", "model.safetensors.index.json"),
     *(mtp_layers.FILE, "provenance.json", "README.md", *files.CARRIED),
 )
 """Patterns of the files of a result."""
 OTHER_FILES_BYTES = 10_000_000
-"""For configuration and tokenizer."""
+"""Disk space for configuration and tokenizer files, in bytes."""
 POOR = 0.9
-"""Share of equal first choices on the fixed text, below which a quantized result gets a warning. A
-4-bit file of a Llama of 135 M weights, quantized again to 4, 5 and 6 bits, keeps 60, 78 and 91 %
-of them, and answers simple questions wrongly at 60 %."""
+"""Share of positions with the same most likely token on the fixed text, below which a quantized
+result gets a warning. A Llama with 135 M weights answered simple questions wrongly at 0.6."""
 GROWTH_TO_ANNOUNCE, SHARE_TO_QUANTIZE = 1.5, 0.5
-"""The user reads of a result that is larger, and of one of which less is quantized."""
+"""The user gets a notice if the result is larger than this multiple of the source, or if less than
+this share of the weights is quantized."""
 
 
 def convert(
@@ -89,21 +99,37 @@ def convert(
     progress: Callable[[int, int], None] | None = None,
     download_progress: Callable[[int, int], None] | None = None,
 ) -> ConversionReport:
-    """Write a T5 or decoder-only checkpoint as mlx-lm would, or a drafter on hidden states, and
-    check what was written.
+    """Convert a model or a hidden-state drafter to mlx-lm's layout, and verify the result.
 
-    The names are those of mlx-lm's converter and of the command's flags. None means weights/NAME
-    for mlx_path, as stored for dtype, q_mode's for q_bits and q_group_size, and 4 GB or a quarter
-    of a small machine's memory for shard_bytes, the most bytes in one file of the result. A
-    conversion takes less memory than 1.2 times that and 300 MB. compare_logits, compare_text: see
-    `verify.verify`. progress: called with (done, total) bytes, read once to write and once to
-    check; download_progress: with those of a download. announce: called before the work begins with
-    what the user may not expect of the result's size. working: given what is being done, returns a
-    context in which work goes on without progress.
+    The result appears at `mlx_path` only if every step succeeds. A conversion takes at most 1.2
+    times `shard_bytes` plus 300 MB of memory.
 
-    Nothing appears at mlx_path unless all went well. Raises SpecdecError."""
+    Args:
+        model: A directory, a file, or a repository of the Hub.
+        mlx_path: The directory of the result; None means weights/NAME.
+        dtype: The dtype of weights that are not quantized; None keeps the stored one.
+        quantize: Whether matrices are quantized.
+        q_bits, q_group_size: Size of the quantization; None means the default of `q_mode`.
+        q_mode: MLX's name of the quantization format.
+        quant_predicate: mlx-lm's name of a mixture of bits.
+        dequantize: Whether quantized matrices of the source are dequantized.
+        upload_repo: The Hub name to upload the result to.
+        revision: A branch, tag or commit of the Hub.
+        overwrite: Whether a model at `mlx_path` is replaced.
+        shard_bytes: The most bytes in a file of the result; None means 4 GB, or a quarter of a
+            small machine's memory.
+        verify: Whether the models are compared even if that takes long.
+        compare_logits, compare_text: See `verify.verify`.
+        announce: Called before the work begins, with a sentence about an unexpected size.
+        working: Returns a context for a step without progress, whose description it gets.
+        progress: Called with (done, total) bytes. Each byte is read to write and to verify it.
+        download_progress: Called with (done, total) bytes of a download.
+
+    Raises:
+        SpecdecError: If the source, an option or the destination does not permit the conversion.
+    """
     shard_bytes = disk.default_shard_bytes() if shard_bytes is None else shard_bytes
-    numbers = WeightFormat.checked(
+    weight_format = WeightFormat.checked(
         dtype=dtype,
         quantize=quantize,
         bits=q_bits,
@@ -126,7 +152,7 @@ def convert(
     if not os.path.exists(local):
         name, commit = model, source.name if source.parent.name == "snapshots" else None
     with as_directory(source) as directory:
-        plan = plan_for(directory, numbers)
+        plan = plan_for(directory, weight_format)
         change = plan.changes(dtype)
         nbytes = writer.stored_nbytes(plan.outlines, change) + plan.extra_nbytes
         before = sum(file.stat().st_size for file in plan.paths)
@@ -149,7 +175,7 @@ def convert(
         step(0)
         described = [source / name for name in ("config.json", PARAMS)]
         with destination.directory(path, nbytes) as work:
-            written = _write(work, directory, plan, numbers, shard_bytes, step)
+            written = _write(work, directory, plan, weight_format, shard_bytes, step)
             scratch = work / SCRATCH
             differences = compare(files.Weights(work), plan.tensors(scratch), change, step)
             if plan.extra:
@@ -180,13 +206,13 @@ def convert(
                 format=FORMATS[plan.format],
                 source=of_source,
                 result=of_result,
-                dtype=numbers.describe(),
+                dtype=weight_format.describe(),
                 written=written,
                 tensor_report=plan.report,
-                notes=(*plan.notes, *_notes(plan, numbers, directory)),
+                notes=(*plan.notes, *_notes(plan, weight_format, directory)),
                 differences=differences,
                 verified=verified,
-                verdict=_verdict(verified, numbers),
+                verdict=_verdict(verified, weight_format),
             )
             report.write(work)
         if progress is not None:
@@ -201,14 +227,14 @@ def _write(
     work: Path,
     directory: Path,
     plan: Plan,
-    numbers: WeightFormat,
+    weight_format: WeightFormat,
     shard_bytes: int,
     step: Callable[[int], None],
 ) -> writer.Written:
     written = writer.write_weights(
         work,
         plan.tensors(work / SCRATCH),
-        plan.changes(numbers.dtype),
+        plan.changes(weight_format.dtype),
         shard_bytes=shard_bytes,
         count=lambda name, tensor: plan.parameters(name),
         progress=step,
@@ -217,9 +243,9 @@ def _write(
         writer.write_unchanged(work / mtp_layers.FILE, plan.extra, step)
     for file in files.tokenizer_files(directory):
         shutil.copyfile(file, work / file.name)
-    names = {"dtype", "torch_dtype"} & plan.config.keys() if numbers.dtype is not None else ()
-    config = {**plan.config, **dict.fromkeys(names, numbers.dtype)}
-    writer.write_config(work, config, plan.quantization_entry(numbers.quantization))
+    names = {"dtype", "torch_dtype"} & plan.config.keys() if weight_format.dtype is not None else ()
+    config = {**plan.config, **dict.fromkeys(names, weight_format.dtype)}
+    writer.write_config(work, config, plan.quantization_entry(weight_format.quantization))
     return written
 
 
@@ -235,27 +261,31 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
     return Path("weights") / name
 
 
-def _notes(plan: Plan, numbers: WeightFormat, directory: Path) -> Iterator[str]:
-    if numbers.quantization is not None:
+def _notes(plan: Plan, weight_format: WeightFormat, directory: Path) -> Iterator[str]:
+    if weight_format.quantization is not None:
         matrices = (*plan.quantized, *(f"{path}.weight" for path in plan.stored))
         share = sum(map(plan.parameters, matrices)) / max(1, plan.total_parameters)
         if share < SHARE_TO_QUANTIZE:
-            groups = f"groups of {numbers.quantization.group_size}, try a smaller --q-group-size"
-            others = f"the rows of the others do not divide into {groups}"
-            yield f"quantized only {share:.0%} of the weights: {others}"
-    # ByT5's tokenizer is the class alone.
+            groups = (
+                f"groups of {weight_format.quantization.group_size}, try a smaller --q-group-size"
+            )
+            remaining = f"the rows of the others do not divide into {groups}"
+            yield f"quantized only {share:.0%} of the weights: {remaining}"
+    # ByT5's tokenizer needs no files.
     alone = plan.config.get("tokenizer_class") == "ByT5Tokenizer"
     if not plan.not_run and not alone and not files.has_vocabulary(directory):
         yield "the source has no tokenizer files: the result cannot read text yet"
 
 
-def _verdict(verified: Verified, numbers: WeightFormat) -> str:
-    """Return a warning if quantizing has changed much of what the model says, or ""."""
-    text, how = verified.text, numbers.quantization
+def _verdict(verified: Verified, weight_format: WeightFormat) -> str:
+    """Return a warning if quantization changed many of the most likely tokens, or ""."""
+    text, how = verified.text, weight_format.quantization
     if how is None or text is None or text.same_first >= POOR:
         return ""
     changed = f"the likeliest token changed at {1 - text.same_first:.0%} of the positions"
     more = next((bits for bits in Q_BITS if bits > how.bits), None)
-    other = " in place of the mode or predicate" if how.mode != "affine" or numbers.mixed else ""
-    advice = "" if more is None else f"take --q-bits {more}{other}, or "
+    instead = (
+        " in place of the mode or predicate" if how.mode != "affine" or weight_format.mixed else ""
+    )
+    advice = "" if more is None else f"take --q-bits {more}{instead}, or "
     return f"this conversion loses a lot, {changed}: {advice}leave --quantize out"

@@ -1,5 +1,6 @@
-"""The plan of a decoder-only model: whatever mlx-lm makes of the source. What mlx-lm only renames
-is read from the source piece by piece; what it computes (joined experts, for one) as a whole."""
+"""The plan of a decoder-only model, with the tensors that mlx-lm makes of the source. A tensor that
+mlx-lm only renames is read piece by piece. A tensor that mlx-lm computes, such as joined experts,
+is in memory at once."""
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -21,27 +22,28 @@ from .plan import Plan, gguf_notes, summary_of, unsettled
 from .report import TensorReport, report_tensors
 
 
-def plan(directory: Path, config: Mapping[str, Any], numbers: WeightFormat) -> Plan:
+def plan(directory: Path, config: Mapping[str, Any], weight_format: WeightFormat) -> Plan:
+    """Return the plan of a directory. Raises CheckpointError, OptionError."""
     files.read_config(directory)
     source = files.Weights(directory)
     for file in source.paths:
         if source.format == "safetensors" and not file.name.startswith("model"):
             raise CheckpointError(f"{file} needs a name that starts with model, for mlx-lm")
-    given = _arrays(source)
-    opened = open_model(directory, config, source, given)
-    whole = opened.config
-    stored_as = {id(array): name for name, array in given.items()}
+    arrays = _arrays(source)
+    opened = open_model(directory, config, source, arrays)
+    full_config = opened.config
+    stored_as = {id(array): name for name, array in arrays.items()}
     places = {name: stored_as.get(id(array)) for name, array in opened.weights.items()}
     origins = {name: place for name, place in places.items() if place is not None}
-    how = numbers.quantization
+    how = weight_format.quantization
     stored = opened.quantized
     quantized: dict[str, Quantization] = {}
     if how is not None:
-        # A matrix that a GGUF file has quantized may be quantized again.
+        # Quantized matrices of a GGUF file may be quantized again.
         model = dequantize_model(opened.model) if source.format == "gguf" else opened.model
-        quantized = unsettled(numbers, stored, _choose(model, how, numbers.mixed))
+        quantized = unsettled(weight_format, stored, _choose(model, how, weight_format.mixed))
     if "vision_tower" not in getattr(opened.model, "model", {}):
-        whole.pop("vision_config", None)
+        full_config.pop("vision_config", None)
     casts = getattr(opened.model, "cast_predicate", lambda name: True)
     outlines = {
         name: mx.zeros(array.shape, dtype=array.dtype) for name, array in opened.weights.items()
@@ -49,7 +51,7 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: WeightFormat) -> P
     scratch_nbytes = sum(info.nbytes for info in source.infos.values())
     computed = outlines.keys() - origins.keys()
     extra = mtp_layers.tensors(directory, config, source)
-    del opened, given  # their arrays keep what they were made from
+    del opened, arrays  # lazy arrays hold the memory of their sources
 
     def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
         fresh = {}
@@ -60,17 +62,17 @@ def plan(directory: Path, config: Mapping[str, Any], numbers: WeightFormat) -> P
             yield name, source.tensor(origins[name]) if here else Tensor.of(fresh.pop(name))
 
     return Plan(
-        config=whole,
+        config=full_config,
         tensors=tensors,
         outlines=outlines,
-        report=_report(source, origins, sorted(computed), whole, extra),
+        report=_report(source, origins, sorted(computed), full_config, extra),
         format=source.format,
         paths=source.paths,
         scratch_nbytes=0 if source.lazy or not computed else scratch_nbytes,
         stored=stored,
         quantized=quantized,
         keeps_dtype=lambda name: not casts(name),
-        notes=(*gguf_notes(source, numbers, stored), *_notes(how, quantized, extra)),
+        notes=(*gguf_notes(source, weight_format, stored), *_notes(how, quantized, extra)),
         extra=extra,
     )
 
@@ -83,9 +85,9 @@ def _notes(
             f"the layers for multi-token prediction ({len(extra)} tensors) are kept as they are, "
             f"in {mtp_layers.FILE}"
         )
-    for other in dict.fromkeys(how for how in quantized.values() if how != default):
-        names = [name for name, how in quantized.items() if how == other]
-        yield f"quantized to {other.bits} bits, as mlx-lm asks: {summary_of(names)}"
+    for exception in dict.fromkeys(how for how in quantized.values() if how != default):
+        names = [name for name, how in quantized.items() if how == exception]
+        yield f"quantized to {exception.bits} bits, as mlx-lm asks: {summary_of(names)}"
 
 
 def _report(
@@ -95,7 +97,7 @@ def _report(
     config: Mapping[str, Any],
     extra: Collection[str],
 ) -> TensorReport:
-    """What mlx-lm makes of each tensor: joined where it is not known to keep it or leave it out."""
+    """Report every tensor. A tensor counts as joined if mlx-lm neither keeps nor drops it."""
     places = {**origins, **{name: name for name in extra if name in source.infos}}
     left = sorted(source.infos.keys() - places.values())
     tied: dict[str, str] = {}
@@ -117,8 +119,11 @@ def _report(
 
 
 def _arrays(source: files.Weights, scratch: Path | None = None) -> dict[str, mx.array]:
-    """Lazy arrays for mlx-lm. Those of other formats than safetensors have values only if they are
-    written into `scratch` first."""
+    """Return lazy arrays for mlx-lm.
+
+    Tensors of other formats than safetensors are first written to `scratch`. Without `scratch`
+    their arrays have only shapes and dtypes.
+    """
     if source.lazy:
         return {name: source.read(name) for name in source.infos}
     if scratch is None:
@@ -131,16 +136,16 @@ def _arrays(source: files.Weights, scratch: Path | None = None) -> dict[str, mx.
 
 
 def _choose(model: Any, default: Quantization, mixed: str) -> dict[str, Quantization]:
-    """Choose what mlx-lm's converter would quantize, and how. Raises OptionError."""
-    own = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+    """Return the matrices that mlx-lm's converter would quantize, and how. Raises OptionError."""
+    predicate = getattr(model, "quant_predicate", None) or (lambda path, module: True)
     if mixed:
         try:
-            own = mixed_quant_predicate_builder(mixed, model, default.group_size)
+            predicate = mixed_quant_predicate_builder(mixed, model, default.group_size)
         except ValueError as problem:
             raise OptionError(f"{mixed} does not suit this model: {problem}") from problem
     chosen = {}
     for path, module in tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module):
-        answer = own(path, module) if hasattr(module, "to_quantized") else False
+        answer = predicate(path, module) if hasattr(module, "to_quantized") else False
         how = default
         if isinstance(answer, Mapping):
             how = Quantization(**{**default.as_dict(), "mode": "affine", **answer})

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and what a conversion would make of it, from its headers alone."""
+"""Inspection of a checkpoint from its headers: its tensors, and the result of a conversion."""
 
 import math
 import os
@@ -25,13 +25,13 @@ _SIZES = (
     *("num_layers", "num_hidden_layers", "n_layer", "num_decoder_layers"),
     *("num_heads", "num_attention_heads", "n_head", "num_key_value_heads", "vocab_size"),
 )
-_QUANTIZED = ("Q", "IQ", "TQ", "MXFP", "NVFP")  # so begin the names of GGUF's quantized types
+_QUANTIZED = ("Q", "IQ", "TQ", "MXFP", "NVFP")  # prefixes of GGUF's quantized types
 
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One tensor of the files. becomes: its name in a converted model, "" where it does not go
-    there under one name. note: why not, or what else is to say."""
+    """A tensor of the files. becomes: The name in a converted model, "" if the tensor is dropped or
+    joined. note: The reason, or a remark."""
 
     name: str
     dtype: str
@@ -43,12 +43,24 @@ class TensorRow:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
-    files: name -> bytes, of the weights. sizes: from the configuration. nbytes: of all tensors,
-    those that share bytes counted once; kept_nbytes, parameters: without copies and what is
-    dropped. quantization, tokenizer: in words, "" for none. tensor_report: of a conversion, None
-    where `problem` says why there is none. drafter: `DrafterFiles.facts`."""
+    Attributes:
+        path: The directory, file or Hub name.
+        format: A description of the file format.
+        model_type: The type in config.json, "" without one.
+        files: Name of a file of weights -> its bytes.
+        sizes: The sizes of the model in config.json.
+        tensors: All tensors of the files.
+        parameters: The number of weights, without copies and dropped tensors.
+        nbytes: The bytes of all tensors. Tensors that share bytes are counted once.
+        kept_nbytes: The bytes of the tensors, without copies and dropped tensors.
+        quantization: A description of the quantization, "" for none.
+        tokenizer: A description of the tokenizer, "" for none.
+        tensor_report: The report of a conversion; None if it is impossible.
+        problem: Why a conversion is impossible, or "".
+        drafter: `DrafterFiles.facts` of a drafter.
+    """
 
     path: Path
     format: str
@@ -67,7 +79,7 @@ class Inspection:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits per weight of what a conversion would write, scales included."""
+        """Bits per weight of the tensors that a conversion keeps, scales included."""
         return 8 * self.kept_nbytes / max(1, self.parameters)
 
     @property
@@ -80,7 +92,7 @@ class Inspection:
         return dict(sorted(sums.items(), key=lambda pair: -pair[1][1]))
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """Return all attributes as values of JSON."""
         report = self.tensor_report
         return {
             "path": str(self.path),
@@ -113,16 +125,16 @@ def _inspection(
     problem: str = "",
     drafter: Mapping[str, Any] | None = None,
 ) -> Inspection:
-    """kind: a key of `shards.FORMATS`."""
+    """Return the inspection of some tensors. kind: A key of `shards.FORMATS`."""
     contents, report = reader.contents, None if plan is None else plan.report
     rows = tuple(_row(name, contents, report) for name in contents.stored)
-    known = report or contents
-    left = {*contents.shared, *known.tied, *known.dropped}
-    kept = [row for row in rows if row.name not in left]
-    whole = dict(config)
+    listed = report or contents
+    left = {*contents.shared, *listed.tied, *listed.dropped}
+    remaining = [row for row in rows if row.name not in left]
+    merged = dict(config)
     for name in ("text_config", "transformer_layer_config"):
-        whole.update(config[name] if isinstance(config.get(name), Mapping) else {})
-    sizes = {name: whole[name] for name in _SIZES if type(whole.get(name)) is int}
+        merged.update(config[name] if isinstance(config.get(name), Mapping) else {})
+    sizes = {name: merged[name] for name in _SIZES if type(merged.get(name)) is int}
     return Inspection(
         path=path,
         format=shards.FORMATS[kind],
@@ -130,9 +142,11 @@ def _inspection(
         files={file.name: file.stat().st_size for file in reader.paths},
         sizes={name: size for name, size in sizes.items() if size <= LARGEST_EXTENT},
         tensors=rows,
-        parameters=plan.total_parameters if plan else sum(math.prod(row.shape) for row in kept),
+        parameters=plan.total_parameters
+        if plan
+        else sum(math.prod(row.shape) for row in remaining),
         nbytes=sum(row.nbytes for row in rows if row.name not in contents.shared),
-        kept_nbytes=sum(row.nbytes for row in kept),
+        kept_nbytes=sum(row.nbytes for row in remaining),
         quantization=_quantization(contents.stored, plan),
         tokenizer=tokenizer,
         tensor_report=report,
@@ -142,12 +156,12 @@ def _inspection(
 
 
 def _row(name: str, contents: Contents, report: TensorReport | None) -> TensorRow:
-    info, known = contents.stored[name], report or contents
+    info, listed = contents.stored[name], report or contents
     becomes, note = "", ""
-    if name in known.tied:
-        note = f"tied to {known.tied[name]}"
-    elif name in known.dropped:
-        note = f"dropped: {known.dropped[name]}" if report else known.dropped[name]
+    if name in listed.tied:
+        note = f"tied to {listed.tied[name]}"
+    elif name in listed.dropped:
+        note = f"dropped: {listed.dropped[name]}" if report else listed.dropped[name]
     elif report is not None and name in report.joined:
         note = "joined"
     elif report is not None:
@@ -158,28 +172,33 @@ def _row(name: str, contents: Contents, report: TensorReport | None) -> TensorRo
 
 
 def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
-    """Say how weights are quantized; "" where they are not, or nothing says how."""
+    """Describe the quantization; return "" if there is none, or if it is not known."""
     if names := sorted({i.dtype for i in stored.values() if i.dtype.startswith(_QUANTIZED)}):
         return ", ".join(names)
     if plan is not None and plan.stored:
-        (how, _), *others = Counter(plan.stored.values()).most_common()
+        (how, _), *rest = Counter(plan.stored.values()).most_common()
         mode = "" if how.mode == "affine" else f", {how.mode}"
-        bits = sorted({other.bits for other, _ in others} - {how.bits})
+        bits = sorted({rare.bits for rare, _ in rest} - {how.bits})
         some = f"; some matrices {', '.join(map(str, bits))}" if bits else ""
         return f"{how.bits} bits in groups of {how.group_size}{mode}{some}"
     return ""
 
 
 _SINGLE = {".safetensors": "safetensors", **dict.fromkeys((".bin", ".pt", ".pth"), "torch")}
-"""Suffixes of files that hold tensors and no whole model -> their formats."""
+"""Suffix of files that hold tensors without a configuration -> their format."""
 
 
 def inspect(
     name: str, *, revision: str | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Inspection:
-    """Return what the checkpoint in a directory, a file or a repository of the Hub holds. Of the
-    Hub's safetensors files only headers are fetched; other formats are downloaded, which revision
-    and progress are about. Raises SourceError, CheckpointError."""
+    """Inspect a directory, a file or a repository of the Hub.
+
+    For safetensors files on the Hub, only headers are downloaded. Other formats are downloaded
+    whole, and `progress` is called with (done, total) bytes.
+
+    Raises:
+        SourceError, CheckpointError: If there is no such checkpoint, or it is damaged.
+    """
     path = Path(os.path.expanduser(name))
     if os.path.lexists(path):
         return _inspect(path)
@@ -190,7 +209,7 @@ def inspect(
             source = resolve(name, revision=revision, progress=progress, headers_in=Path(place))
             found = _inspect(source)
         except CheckpointError as caught:
-            # The user knows nothing of the temporary directory.
+            # The user does not know the temporary directory.
             raise CheckpointError(str(caught).replace(place, name)) from caught
     return replace(found, path=Path(name), problem=found.problem.replace(place, name))
 
@@ -210,7 +229,7 @@ def _inspect(path: Path) -> Inspection:
             base = f"{config.get(medusa.BASE)!a:.200}"
             problem = f"Medusa heads of the base model {base} are used as they are"
             return _inspect_file(path, medusa.file_of(path), config, problem)
-        # Of one that is not supported what is there is shown all the same.
+        # A drafter that is not supported is shown as a model, below.
         with suppress(CheckpointError):
             if drafter := speculators.read(path):
                 config = {**read_json(path / "config.json"), "model_type": drafter.kind}
@@ -241,10 +260,10 @@ def _inspect_model(path: Path, directory: Path) -> Inspection:
 
 def _tokenizer(directory: Path, made: bool) -> str:
     file = directory / "tokenizer.json"
-    names = [each.name for each in files.tokenizer_files(directory)]
+    names = [path.name for path in files.tokenizer_files(directory)]
     if not file.is_file():
-        known = (".model", ".spm", "vocab.json", "vocab.txt", ".tiktoken")
-        return next((name for name in names if name.endswith(known)), "")
+        suffixes = (".model", ".spm", "vocab.json", "vocab.txt", ".tiktoken")
+        return next((name for name in names if name.endswith(suffixes)), "")
     try:
         model = read_json(file).get("model")
     except CheckpointError:

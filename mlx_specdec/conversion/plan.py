@@ -1,4 +1,4 @@
-"""What a conversion will write: the plan of one source, and what several kinds of models share."""
+"""The plan of a conversion, and helpers for the plans of several kinds of models."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,17 +17,26 @@ from .report import TensorReport
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be written for a source: its tensors under final names, and what becomes of each.
+    """The tensors to write for a source, and how each of them is changed.
 
-    config: config.json of the result, with the source's quantization entry. tensors: starts over at
-    each call and gives (name, tensor) as the source holds them, not read yet; what it writes on the
-    way, at most scratch_nbytes, goes into the directory that it is given. outlines: name -> a lazy
-    array of the type and shape. stored: path of a matrix that the source has quantized -> how.
-    quantized: name -> how the conversion quantizes it. natural: name -> the type to write it in
-    where the user names none, if not its stored type. keeps_dtype: whether a tensor stays in its
-    type whatever the user names. paths: the source's files of weights. notes: sentences for the
-    user. extra: tensors for a file that mlx-lm does not read; see `mtp_layers`. not_run: why the
-    result cannot be run to see what it computes; "" for models."""
+    Attributes:
+        config: config.json of the result, with the source's quantization entry.
+        tensors: Returns all (final name, tensor of the source) in order, not read yet. The argument
+            is a directory for temporary files.
+        outlines: Final name -> a lazy array of the source's dtype and shape.
+        report: The fate of every tensor of the source.
+        format: The source's format, a key of `shards.FORMATS`.
+        paths: The source's files of weights.
+        scratch_nbytes: The most bytes of temporary files.
+        stored: Path of a matrix that is quantized in the source -> its quantization.
+        quantized: Final name of a matrix -> how the conversion quantizes it.
+        natural: Final name -> the dtype if the user names none, for tensors whose stored dtype is
+            not suitable.
+        keeps_dtype: Whether a tensor keeps its dtype even if the user names another.
+        notes: Sentences for the user.
+        extra: Tensors for a file that mlx-lm does not read; see `mtp_layers`.
+        not_run: Why the result cannot be run to verify it; "" if it can.
+    """
 
     config: Mapping[str, Any]
     tensors: Callable[[Path], Iterator[tuple[str, Tensor]]]
@@ -48,15 +57,15 @@ class Plan:
     def renamed(
         cls, weights: Weights, places: Mapping[str, str], config: Mapping[str, Any], **rest: Any
     ) -> Self:
-        """A plan that only renames. places: final name -> the name in `weights`."""
+        """Return a plan that only renames. places: Final name -> the name in `weights`."""
 
         def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
             for name, place in places.items():
                 yield name, weights.tensor(place)
 
         outlines = {name: weights.tensor(place).outline for name, place in places.items()}
-        whole = {"format": weights.format, "paths": weights.paths, **rest}
-        return cls(config=config, tensors=tensors, outlines=outlines, **whole)
+        settings = {"format": weights.format, "paths": weights.paths, **rest}
+        return cls(config=config, tensors=tensors, outlines=outlines, **settings)
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +76,7 @@ class Plan:
         return sum(tensor.nbytes for tensor in self.extra.values())
 
     def parameters(self, name: str) -> int:
-        """Count the weights that a tensor stands for; scales stand for none."""
+        """Count the weights in a tensor, which are packed if it is quantized. Scales are none."""
         path, _, part = name.rpartition(".")
         how, size = self.stored.get(path), self.outlines[name].size
         if how is not None and part in how.parts:
@@ -79,7 +88,7 @@ class Plan:
         return sum(map(self.parameters, self.outlines))
 
     def changes(self, dtype: str | None) -> Callable[[str, Tensor], TensorChange]:
-        """Return the function that says what becomes of each tensor. dtype: None for as stored."""
+        """Return a function that returns a tensor's change. dtype: None keeps the stored one."""
         wanted = None if dtype is None else getattr(mx, dtype)
 
         def change(name: str, tensor: Tensor) -> TensorChange:
@@ -99,12 +108,20 @@ class Plan:
 
 
 def unsettled(
-    numbers: WeightFormat, stored: Mapping[str, Quantization], quantized: Mapping[str, Quantization]
+    weight_format: WeightFormat,
+    stored: Mapping[str, Quantization],
+    quantized: Mapping[str, Quantization],
 ) -> dict[str, Quantization]:
-    """Return the matrices that a conversion quantizes, by the name of the weight. Quantized ones of
-    the source stay as they are if the source already is what the user asks for. stored: by path.
-    quantized: every matrix that can be quantized."""
-    keeps = bool(stored) and numbers.fits(stored)
+    """Return the matrices that a conversion quantizes, by the name of the weight.
+
+    Matrices that are quantized in the source stay unchanged if they have the requested format.
+
+    Args:
+        weight_format: The requested format.
+        stored: Path of a matrix that is quantized in the source -> its quantization.
+        quantized: Name of every matrix that can be quantized -> its quantization.
+    """
+    keeps = bool(stored) and weight_format.fits(stored)
     return {
         name: how
         for name, how in quantized.items()
@@ -113,10 +130,10 @@ def unsettled(
 
 
 def gguf_notes(
-    weights: Weights, numbers: WeightFormat, stored: Mapping[str, Quantization]
+    weights: Weights, weight_format: WeightFormat, stored: Mapping[str, Quantization]
 ) -> Iterator[str]:
-    """Say what becomes of GGUF's quantized types. stored: as in `Plan`."""
-    how, keeps = numbers.quantization, not stored or numbers.fits(stored)
+    """Yield sentences about GGUF's quantized types. stored: See `Plan`."""
+    how, keeps = weight_format.quantization, not stored or weight_format.fits(stored)
     expanded = [*weights.expanded, *([] if keeps else weights.exact)]
     names = ", ".join(expanded)
     if names and how is not None:
@@ -125,10 +142,10 @@ def gguf_notes(
             "more --q-bits cost less, and without --quantize nothing is lost"
         )
     elif names:
-        halves = "" if numbers.dtype else "--dtype float16 halves the result, "
+        halves = "" if weight_format.dtype else "--dtype float16 halves the result, "
         yield (
-            f"expanded {names} to {numbers.dtype or 'float32'}: {halves}--quantize makes it small "
-            "again, and rounds a second time"
+            f"expanded {names} to {weight_format.dtype or 'float32'}: {halves}--quantize makes it "
+            "small again, and rounds a second time"
         )
     if keeps and weights.exact:
         yield f"kept {', '.join(weights.exact)} bit for bit, in MLX's groups of 32"
@@ -138,12 +155,12 @@ _LAYER = re.compile(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", re.DOTALL)
 
 
 def summary_of(names: Iterable[str]) -> str:
-    """Tensors in words, those of several layers as one: "model.layers.{0,1}.mlp.gate.weight"."""
+    """List tensors, with layers in one entry: "model.layers.{0,1}.mlp.gate.weight"."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name in names:
         before, number, after = _LAYER.fullmatch(name).groups("")  # type: ignore[union-attr]
         groups.setdefault((before, after), []).append(number)
     return ", ".join(
-        f"{before}{numbers[0] if len(numbers) == 1 else '{' + ','.join(numbers) + '}'}{after}"
-        for (before, after), numbers in groups.items()
+        f"{before}{layers[0] if len(layers) == 1 else '{' + ','.join(layers) + '}'}{after}"
+        for (before, after), layers in groups.items()
     )

@@ -1,4 +1,4 @@
-"""Make the plan of a conversion before anything is read."""
+"""Plans of conversions, made from headers before any weight is read."""
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
@@ -22,33 +22,41 @@ from .plan import Plan, gguf_notes, summary_of, unsettled
 from .report import TensorReport, report_tensors
 
 
-def plan_for(directory: Path, numbers: WeightFormat | None = None) -> Plan:
-    """The plan of a directory. Raises CheckpointError, and OptionError where it cannot be quantized
-    or dequantized so."""
-    numbers = numbers or WeightFormat()
+def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan:
+    """Return the plan of a directory.
+
+    Raises:
+        CheckpointError: If the model is damaged or not supported.
+        OptionError: If the model cannot have the requested format.
+    """
+    weight_format = weight_format or WeightFormat()
     file = directory / "config.json"
     config = read_json(file) if file.is_file() else {}
-    plan = _drafter(directory, config, numbers) or _encoder_decoder(directory, config, numbers)
+    plan = _drafter(directory, config, weight_format) or _encoder_decoder(
+        directory, config, weight_format
+    )
     if plan is None:
         from . import decoder_only  # imports mlx-lm, which a T5 does not need
 
-        plan = decoder_only.plan(directory, config, numbers)
-    how = numbers.quantization
+        plan = decoder_only.plan(directory, config, weight_format)
+    how = weight_format.quantization
     if how is not None and plan.stored and plan.format != "gguf":
         raise OptionError(f"{directory} is quantized already: leave --quantize out")
     if how is not None and not (plan.quantized or plan.stored):
         problem = f"no rows divide into groups of {how.group_size}"
         raise OptionError(f"{problem}: give a smaller --q-group-size")
-    if numbers.dequantize and not plan.stored:
+    if weight_format.dequantize and not plan.stored:
         raise OptionError("the source is not quantized: leave --dequantize out")
     again = {path for path in plan.stored if f"{path}.weight" in plan.quantized}
-    return _dequantized(plan, {*plan.stored} if numbers.dequantize else again)
+    return _dequantized(plan, {*plan.stored} if weight_format.dequantize else again)
 
 
 def _dequantized(plan: Plan, paths: Set[str]) -> Plan:
-    """Return the plan with whole matrices in the place of the quantized ones at `paths`. If the
-    user names no type, they are written in the type of their scales, in bfloat16 if those are
-    powers of two. Raises CheckpointError."""
+    """Return the plan with the quantized matrices at `paths` dequantized.
+
+    If the user names no dtype, the matrices get the dtype of their scales, or bfloat16 if the
+    scales are powers of two. Raises CheckpointError.
+    """
     if not paths:
         return plan
     packed = {path: how for path, how in plan.stored.items() if path in paths}
@@ -61,7 +69,7 @@ def _dequantized(plan: Plan, paths: Set[str]) -> Plan:
         scales = plan.outlines[f"{path}.scales"].dtype
         natural[weight] = scales if mx.issubdtype(scales, mx.floating) else mx.bfloat16
     report = plan.report
-    if plan.format != "gguf":  # whose files have each matrix as one tensor
+    if plan.format != "gguf":  # a matrix is a single tensor in GGUF files
         joined, computed = (*report.joined, *parts), (*report.computed, *natural)
         report = replace(report, joined=joined, computed=computed)
     return replace(
@@ -76,7 +84,7 @@ def _dequantized(plan: Plan, paths: Set[str]) -> Plan:
 
 
 def _part(matrices: Mapping[str, Quantization], name: str) -> tuple[str, str]:
-    """The path and part of a tensor that belongs to a quantized matrix; ("", "") for another."""
+    """Split the name of a tensor of a quantized matrix into path and part; else return ("", "")."""
     path, _, part = name.rpartition(".")
     return (path, part) if path in matrices and part in ("weight", *PARTS) else ("", "")
 
@@ -84,7 +92,7 @@ def _part(matrices: Mapping[str, Quantization], name: str) -> tuple[str, str]:
 def _tensors(
     plan: Plan, packed: Mapping[str, Quantization], scratch: Path
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor. A matrix of `packed` comes as one tensor, after the last of its parts."""
+    """Yield every tensor. The parts of a matrix in `packed` are joined into one tensor."""
     waiting: dict[str, dict[str, Tensor]] = {}
     for name, tensor in plan.tensors(scratch):
         path, part = _part(packed, name)
@@ -108,7 +116,8 @@ def _whole(parts: Mapping[str, Tensor], how: Quantization) -> Tensor:
 
 
 def _outline(path: str, outlines: Mapping[str, mx.array], how: Quantization) -> mx.array:
-    """Raises CheckpointError where the parts of a matrix do not fit together."""
+    """Return a lazy array of a dequantized matrix's shape. Raises CheckpointError if the parts of
+    the matrix do not fit together."""
     if all(f"{path}.{part}" in outlines for part in ("weight", *how.parts)):
         weight, scales = outlines[f"{path}.weight"], outlines[f"{path}.scales"]
         shape = (*scales.shape[:-1], scales.shape[-1] * how.group_size)
@@ -117,19 +126,22 @@ def _outline(path: str, outlines: Mapping[str, mx.array], how: Quantization) -> 
     raise CheckpointError(f"{path} is not quantized as config.json says")
 
 
-def _drafter(directory: Path, config: Mapping[str, Any], numbers: WeightFormat) -> Plan | None:
-    """The plan of a drafter on hidden states: what it reads stays, under this program's names."""
+def _drafter(
+    directory: Path, config: Mapping[str, Any], weight_format: WeightFormat
+) -> Plan | None:
+    """Return the plan of a hidden-state drafter, with the tensors that drafting reads, renamed to
+    this program's names; None for another model."""
     drafter = kinds.read(directory)
     if drafter is None:
         return None
-    if numbers.mixed:
-        raise OptionError(f"{numbers.mixed} is for whole models: leave --quant-predicate out")
+    if weight_format.mixed:
+        raise OptionError(f"{weight_format.mixed} is for whole models: leave --quant-predicate out")
     stored = drafter.tensors
     if not stored.names:
         raise OptionError(f"{directory} is a part of its target: convert that")
     weights = Weights(directory)
     unread = sorted(weights.infos.keys() - stored.names.values())
-    quantized = _quantized(drafter, numbers.quantization)
+    quantized = _quantized(drafter, weight_format.quantization)
     return Plan.renamed(
         weights,
         stored.names,
@@ -148,7 +160,7 @@ def _drafter(directory: Path, config: Mapping[str, Any], numbers: WeightFormat) 
 
 
 def _quantized(drafter: DrafterFiles, default: Quantization | None) -> dict[str, Quantization]:
-    """All matrices whose rows divide into groups, but what stays in 16 bits."""
+    """Return all matrices whose rows divide into groups, except those that stay in 16 bits."""
     if default is None:
         return {}
     return {
@@ -162,9 +174,10 @@ def _quantized(drafter: DrafterFiles, default: Quantization | None) -> dict[str,
 
 
 def _encoder_decoder(
-    directory: Path, config: Mapping[str, Any], numbers: WeightFormat
+    directory: Path, config: Mapping[str, Any], weight_format: WeightFormat
 ) -> Plan | None:
-    """The plan of an encoder-decoder, whose tensors keep Hugging Face's names."""
+    """Return the plan of an encoder-decoder model, whose tensors keep Hugging Face's names; None
+    for another model."""
     if not families.is_encoder_decoder(config):
         return None
     family = families.of_config(config)
@@ -177,14 +190,14 @@ def _encoder_decoder(
     }
     for name, place in places.items():
         kind = weights.infos[place].dtype
-        whole = name.rpartition(".")[0] not in stored
-        if whole and not mx.issubdtype(DTYPES[kind], mx.floating):
+        is_plain = name.rpartition(".")[0] not in stored
+        if is_plain and not mx.issubdtype(DTYPES[kind], mx.floating):
             raise CheckpointError(f"{directory}: {place} holds {kind} instead of weights")
     quantized: dict[str, Quantization] = {}
-    if numbers.quantization is not None:
+    if weight_format.quantization is not None:
         plain = family.network(config, places)
-        chosen = family.quantized(plain, config, numbers.quantization, numbers.mixed)
-        quantized = unsettled(numbers, stored, chosen)
+        chosen = family.quantized(plain, config, weight_format.quantization, weight_format.mixed)
+        quantized = unsettled(weight_format, stored, chosen)
     return Plan.renamed(
         weights,
         places,
@@ -193,8 +206,8 @@ def _encoder_decoder(
         stored=stored,
         quantized=quantized,
         notes=(
-            *gguf_notes(weights, numbers, stored),
-            *_notes(numbers.quantization, quantized),
+            *gguf_notes(weights, weight_format, stored),
+            *_notes(weight_format.quantization, quantized),
         ),
     )
 
@@ -202,7 +215,7 @@ def _encoder_decoder(
 def _report(
     family: EncoderDecoderFamily, weights: Weights, places: Mapping[str, str]
 ) -> TensorReport:
-    """What was left out, and why: copies, tables that only look like copies, what nothing reads."""
+    """Report tensors that are left out: copies, and tensors that the model does not read."""
     tied, dropped = {}, {}
     for name in sorted(weights.infos.keys() - places.values()):
         original = places.get(family.copies.get(name, ""))

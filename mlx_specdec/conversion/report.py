@@ -1,4 +1,4 @@
-"""What became of every tensor, and what a conversion did and checked: in lines, and as JSON."""
+"""Reports of conversions, as lines of text and as JSON."""
 
 import hashlib
 import json
@@ -17,14 +17,21 @@ from .verify import Differences, Verified
 
 PROVENANCE = "provenance.json"
 Digests = Mapping[str, Mapping[str, Any]]
-"""File's name -> "bytes", its size, and "sha256", what sha256sum gives."""
+"""Name of a file -> its size as "bytes", and its SHA-256 as "sha256"."""
 
 
 @dataclass(frozen=True)
 class TensorReport:
-    """Every tensor of a source, in the source's names. renamed: -> the result's name. tied: left
-    out -> the tensor with the same values that stays. joined: went into tensors that were
-    `computed` from them. dropped: left out -> why."""
+    """The fate of every tensor of a source. Keys are the source's names.
+
+    Attributes:
+        read: The number of the source's tensors.
+        renamed: Name -> the result's name.
+        tied: Name of a tensor that was left out -> the tensor with the same values.
+        joined: Tensors that were joined into the tensors of `computed`.
+        computed: Names of the result's tensors that were computed from several.
+        dropped: Name of another tensor that was left out -> the reason.
+    """
 
     read: int
     renamed: Mapping[str, str]
@@ -34,7 +41,7 @@ class TensorReport:
     dropped: Mapping[str, str]
 
     def describe(self) -> tuple[str, ...]:
-        """Return sentences in which every tied and dropped tensor is named with its reason."""
+        """Return lines that name every tied and dropped tensor with the reason."""
         joined = f"joined into {len(self.computed)}"
         kinds = {"renamed": self.renamed, joined: self.joined, "tied": self.tied}
         kinds["dropped"] = self.dropped
@@ -43,7 +50,7 @@ class TensorReport:
         reasons = {name: f"tied, {twin} has the same values" for name, twin in self.tied.items()}
         reasons |= {name: f"dropped, {why}" for name, why in self.dropped.items()}
         for why in dict.fromkeys(reasons.values()):
-            lines.append(f"{why}: {', '.join(n for n, each in reasons.items() if each == why)}")
+            lines.append(f"{why}: {', '.join(n for n, reason in reasons.items() if reason == why)}")
         return tuple(lines)
 
 
@@ -56,8 +63,13 @@ def report_tensors(
     joined: Iterable[str] = (),
     computed: Iterable[str] = (),
 ) -> TensorReport:
-    """Report every tensor that a reader has, and what it left out. written: result's name -> the
-    reader's name. tied, dropped and joined name tensors as the reader does."""
+    """Return the report of all tensors of a reader.
+
+    Args:
+        contents: The tensors of the files.
+        written: The result's name -> the reader's name.
+        tied, dropped, joined, computed: See `TensorReport`, with the reader's names.
+    """
     origins = contents.origins
     twins = {origins[name]: origins.get(twin, twin) for name, twin in tied.items()}
     return TensorReport(
@@ -76,9 +88,18 @@ def report_tensors(
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What a conversion wrote, from what, and how it was checked. name: of the source. revision:
-    its commit on the Hub, None for what is local. format, dtype: in words. source, result: file ->
-    its digest, of weights and configuration. verdict: a warning if the result is poor, or ""."""
+    """The report of a conversion.
+
+    Attributes:
+        path: The directory of the result.
+        name: The name of the source.
+        revision: The source's commit on the Hub, None for a local source.
+        format: A description of the source's format.
+        source, result: Digests of the files of weights and configuration.
+        dtype: A description of the result's dtype and quantization.
+        notes: Sentences for the user.
+        verdict: A warning if the result is poor, or "".
+    """
 
     path: Path
     name: str
@@ -111,7 +132,7 @@ class ConversionReport:
         """Write provenance.json. Raises OSError."""
         differences, text = self.differences, self.verified.text
         named = {"name": self.name, "revision": self.revision, "format": self.format}
-        whole = {
+        provenance = {
             **maker(),
             "source": {**named, "digest": combined(self.source), "files": self.source},
             "result": {
@@ -129,15 +150,15 @@ class ConversionReport:
             },
             "tensors": asdict(self.tensor_report),
         }
-        # Bytes of a name that are no text become escapes, which JSON has as well.
+        # Bytes of a file name that are not UTF-8 are written as escapes.
         (directory / PROVENANCE).write_text(
-            json.dumps(whole, indent=2, ensure_ascii=False) + "\n",
+            json.dumps(provenance, indent=2, ensure_ascii=False) + "\n",
             encoding="utf-8",
             errors="backslashreplace",
         )
 
     def describe(self) -> str:
-        """Return all of it in a few lines; digests are short, the file has them in full."""
+        """Return a few lines of text, with shortened digests."""
         plain, quantized = self.differences.plain, self.differences.quantized
         size = f"{self.parameters:,} weights, {self.nbytes / 1e6:,.1f} MB"
         checked = f"read back {self.differences.tensors} tensors: largest difference {plain:.3g}"
@@ -159,21 +180,21 @@ class ConversionReport:
 
 
 def maker() -> dict[str, str]:
-    """The versions that made a model, as provenance.json has them."""
+    """Return the versions of the programs that made a model, for provenance.json."""
     return {"tool": f"mlx-specdec {__version__}", "mlx": mx.__version__}  # type: ignore[attr-defined]
 
 
 def digests_of(files: Iterable[Path]) -> Digests:
-    """Read files as provenance.json describes them. Raises CheckpointError."""
+    """Return the sizes and digests of files. Raises CheckpointError."""
     found = {}
     for file in files:
         with reading(file), file.open("rb") as stream:
-            whole = hashlib.file_digest(stream, "sha256")
-        found[file.name] = {"bytes": file.stat().st_size, "sha256": whole.hexdigest()}
+            digest = hashlib.file_digest(stream, "sha256")
+        found[file.name] = {"bytes": file.stat().st_size, "sha256": digest.hexdigest()}
     return found
 
 
 def combined(files: Digests) -> str:
-    """One digest of several files: that of sha256sum's lines, by name."""
+    """Return one digest of several files: the SHA-256 of sha256sum's output, sorted by name."""
     lines = (f"{files[name]['sha256']}  {name}\n" for name in sorted(files))
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -1,5 +1,5 @@
-"""A converted checkpoint against its source: every tensor read back, and what both models compute
-on fixed inputs, one after the other in float32."""
+"""Verification of a converted checkpoint. Every tensor is read back, and both models compute a
+fixed input, one after the other, in float32."""
 
 import json
 import math
@@ -20,19 +20,26 @@ from ..models.loading import Loaded, load_model
 from ..text.tokenizer import load_tokenizer
 
 SHARE_OF_MEMORY, SHARE_OF_SHARD, QUICK_BYTES = 0.5, 1.2, 600_000_000
-"""What a model may take when its logits are computed: of the machine's memory; of a shard, unless
-the user has chosen the comparison; and nor more than this, unless the user has chosen it or weights
-were quantized, since running both models takes longer than converting them."""
+"""Limits of a model's size in memory when its logits are compared. The first is a share of the
+machine's memory. The second is a multiple of `shard_bytes`, and the third is in bytes. Only the
+first holds if the user asks for the comparison, and the third does not hold for quantized results:
+running both models takes longer than the conversion."""
 LOADED_BYTES = 6
-"""Of one weight while its model is loaded in float32: the result and what it was read as."""
+"""Bytes per weight while a model is loaded in float32: 4 for the weight and 2 for its source."""
 SAME_LOGITS = 1e-3
-"""How far log-probabilities may lie apart where not one weight changed its value."""
+"""Largest difference of log-probabilities if no weight has changed."""
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Largest absolute differences from the source's values, each with the tensor that has it.
-    plain: of tensors that were not quantized here. quantized: None where there are none."""
+    """Largest absolute differences from the source's values.
+
+    Attributes:
+        tensors: The number of tensors.
+        plain, plain_name: The largest difference in tensors that this conversion did not quantize,
+            and the tensor's name.
+        quantized, quantized_name: The same of tensors that it did quantize; None without any.
+    """
 
     tensors: int
     plain: float
@@ -47,8 +54,17 @@ def compare(
     change: Callable[[str, Tensor], TensorChange],
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Differences:
-    """Read back what was `written` of `tensors` under `change`, and compare it bit for bit with the
-    same change made anew. Raises OutputError for the first tensor that differs."""
+    """Compare written tensors bit for bit with tensors computed from the source again.
+
+    Args:
+        written: The files that were written.
+        tensors: Final name and tensor of the source.
+        change: Returns the change of a tensor.
+        progress: Called with the source bytes of each piece.
+
+    Raises:
+        OutputError: If a tensor differs.
+    """
     largest: dict[bool, tuple[float, str]] = {}
     expected: set[str] = set()
     count = 0
@@ -56,10 +72,10 @@ def compare(
         changed = change(name, source)
         outlines = changed.outlines(name, source)
         expected |= outlines.keys()
-        for each, outline in outlines.items():
-            if each not in written.infos:
+        for part, outline in outlines.items():
+            if part not in written.infos:
                 raise _wrong(name, "is missing")
-            result = written.tensor(each)
+            result = written.tensor(part)
             if (result.dtype, result.shape) != (outline.dtype, outline.shape):
                 raise _wrong(name, "is of another type or shape than was asked for")
         quantized = changed.quantization is not None
@@ -83,8 +99,8 @@ def _difference(
     for begin, piece in source.pieces():
         end = begin + (piece.shape[0] if piece.ndim else 1)
         again = change.stored(name, change.cast(piece))
-        rows = {each: written.rows(each, begin, end) for each in again}
-        if not all(mx.array_equal(_bits(rows[each]), _bits(again[each])).item() for each in again):
+        rows = {part: written.rows(part, begin, end) for part in again}
+        if not all(mx.array_equal(_bits(rows[part]), _bits(again[part])).item() for part in again):
             raise _wrong(name, "differs from its source")
         largest = max(largest, _distance(rows, name, piece, change))
         progress(piece.nbytes)
@@ -119,9 +135,14 @@ def _wrong(name: str, problem: str) -> OutputError:
 
 @dataclass(frozen=True)
 class TextChange:
-    """The scores of a fixed text with source and result, teacher-forced. Perplexities are exp(-mean
-    log p). mean, largest: of the absolute change of the tokens' log p, in nats. same_first: share
-    of positions where the same token is the likeliest."""
+    """The scores of a fixed text under the source and the result, teacher-forced.
+
+    Attributes:
+        tokens: The number of tokens.
+        source_perplexity, result_perplexity: exp(-mean log p).
+        mean, largest: Mean and largest absolute change of the tokens' log p, in nats.
+        same_first: The share of positions with the same most likely token.
+    """
 
     tokens: int
     source_perplexity: float
@@ -140,8 +161,13 @@ class TextChange:
 
 @dataclass(frozen=True)
 class Verified:
-    """What comparing the models showed. logits: the largest difference of log-probabilities, None
-    where they were not compared. note: why not, or why `text` is None."""
+    """The result of comparing what the models compute.
+
+    Attributes:
+        logits: The largest difference of log-probabilities, None if they were not compared.
+        text: The scores of the fixed text, None if it was not scored.
+        note: Why something was not compared.
+    """
 
     logits: float | None
     text: TextChange | None
@@ -157,7 +183,7 @@ class Verified:
 
 
 def check_fits(parameters: int) -> None:
-    """Raises OptionError where models of so many weights cannot be loaded to be compared."""
+    """Raise OptionError if models with `parameters` weights do not fit in memory."""
     needed, room = parameters * LOADED_BYTES, SHARE_OF_MEMORY * disk.memory()
     if needed > room:
         sizes = f"to verify takes {disk.show(needed)} of memory, and {disk.show(int(room))} may be"
@@ -176,8 +202,22 @@ def verify(
     chosen: bool,
     shard_bytes: int,
 ) -> Verified:
-    """Compare the models where that costs little, where weights were quantized, and where the user
-    has `chosen` it; then on a fixed text too. Raises CheckpointError."""
+    """Compare what source and result compute, if that is fast enough.
+
+    The models are compared on a fixed text as well if weights were quantized or `chosen` is true.
+
+    Args:
+        source, result: The directories of the models.
+        parameters: The number of weights.
+        differences: The result of comparing every tensor.
+        compare_logits: Returns the largest difference of log-probabilities; None to skip.
+        compare_text: Scores the fixed text; None to skip.
+        chosen: Whether the user asks for the comparison.
+        shard_bytes: The most bytes in a file of the result, which also limits the memory.
+
+    Raises:
+        CheckpointError: If the result computes something else than the source.
+    """
     quantized = differences.quantized is not None
     needed, reason = parameters * LOADED_BYTES, ""
     if compare_logits is None:
@@ -199,31 +239,32 @@ def verify(
         return Verified(difference, None, "")
     try:
         return Verified(difference, compare_text(source, result), "")
-    except SpecdecError as problem:  # both models were loaded: it is the text that cannot be read
+    except SpecdecError as problem:  # both models were loaded, so the tokenizer is the problem
         return Verified(difference, None, str(problem))
 
 
 LONGEST = 256
-"""Tokens of one text."""
+"""The most tokens of a fixed text that are scored."""
 STEP = 32
-"""Tokens of one pass, whose rows of logits are in memory."""
+"""Tokens per pass. The logits of one pass are in memory."""
 _TEXTS = json.loads(Path(__file__).with_name("fixed_texts.json").read_text(encoding="utf-8"))
 PAIRS: list[list[str]] = _TEXTS["pairs"]
-"""(input of the encoder, what the decoder is to say), for encoder-decoder models. Changing a word
-of these texts changes every perplexity that was reported."""
+"""[prompt, completion] for encoder-decoder models. Do not change the fixed texts: perplexities
+would no longer be comparable with reported ones."""
 PASSAGE = "\n".join(_TEXTS["passage"])
-"""For decoder-only models."""
+"""The fixed text for decoder-only models."""
 _Answer = TypeVar("_Answer")
 
 
 def compare_logits(source: Path, result: Path) -> float:
-    """The largest difference of log-probabilities on a fixed input. Raises CheckpointError."""
+    """Return the largest difference of log-probabilities on a fixed input, or raise
+    CheckpointError."""
     first, second = (_with_model(directory, _fixed_rows) for directory in (source, result))
     return float(mx.max(mx.abs(first - second)).item())  # type: ignore[arg-type]
 
 
 def compare_text(source: Path, result: Path) -> TextChange:
-    """Score the fixed text, by the result's tokenizer. Raises CheckpointError, PromptError."""
+    """Score the fixed text with the result's tokenizer. Raises CheckpointError, PromptError."""
     score = partial(_score_text, tokenizer=result)
     (first, first_top), (second, second_top) = (_with_model(d, score) for d in (source, result))
     changes = mx.abs(second - first)
@@ -238,7 +279,7 @@ def compare_text(source: Path, result: Path) -> TextChange:
 
 
 def _with_model(directory: Path, answer: Callable[[Loaded], _Answer]) -> _Answer:
-    # Whole weights have the same values, and on a CPU they take a fraction of the time.
+    # Dequantized weights have the same values and are much faster on a CPU.
     loaded = load_model(directory, dtype="float32", expand=True)
     try:
         return answer(loaded)
@@ -254,14 +295,15 @@ def _fixed_rows(loaded: Loaded) -> mx.array:
 
 
 def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
-    """Log-probability of every token of the text and the likeliest token there, each (tokens,)."""
+    """Return the log-probability of every token of the text, and the most likely token at its
+    position, both (tokens,)."""
     encode = load_tokenizer(tokenizer, kind=loaded.kind).encode
     if loaded.kind == "encoder-decoder":
         texts = [(encode(prompt), encode(text)) for prompt, text in PAIRS]
     else:
         ids = encode(PASSAGE)
         texts = [(ids[:1], ids[1:])]
-    own, top = [], []
+    scores, top = [], []
     for prompt, text in texts:
         longest = loaded.model.max_length
         text = text[: LONGEST if longest is None else min(LONGEST, longest - 1)]
@@ -270,17 +312,17 @@ def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
         place = 0
         for rows in _log_probabilities(loaded.model, prompt, text):
             token = mx.array(text[place : place + len(rows)])[:, None]
-            own.append(mx.take_along_axis(rows, token, axis=-1)[:, 0])
+            scores.append(mx.take_along_axis(rows, token, axis=-1)[:, 0])
             top.append(mx.argmax(rows, axis=-1))
-            mx.eval(own[-1], top[-1])
+            mx.eval(scores[-1], top[-1])
             place += len(rows)
-    return mx.concatenate(own), mx.concatenate(top)
+    return mx.concatenate(scores), mx.concatenate(top)
 
 
 def _log_probabilities(
     model: Base, prompt: Sequence[int], text: Sequence[int]
 ) -> Iterator[mx.array]:
-    """Log-probabilities that predict a text, (tokens, vocabulary), STEP tokens at a time."""
+    """Yield the log-probabilities that predict a text, (tokens, vocabulary), of STEP tokens."""
     context = model.open(prompt)
     fed = [*model.prefix(prompt)[-1:], *text[:-1]]
     for begin in range(0, len(fed), STEP):
