@@ -1,1 +1,1 @@
-"""Files of checkpoints: where they come from, how they are read, renamed and written."""
+"""Files of checkpoints: download, formats, names of tensors, and writing."""

@@ -1,5 +1,5 @@
-"""Where a result goes: into a hidden directory next to its place, which is moved there when it is
-complete. What a killed process leaves, the next one removes."""
+"""The directory of a result. Files are written to a hidden directory next to the destination, which
+is renamed when it is complete. A later process removes what a killed process has left."""
 
 import contextlib
 import errno
@@ -17,15 +17,15 @@ from . import disk
 def check_free(
     destination: Path, *, overwrite: bool, source: Path, written: Collection[str]
 ) -> None:
-    """Raises OutputError where something is in the way. Removes what killed conversions left.
-    written: patterns of what conversions write; nothing else is overwritten."""
+    """Raise OutputError if the destination cannot be written, and remove what killed conversions
+    have left. written: Patterns of the files that may be overwritten."""
     if remove_leftovers(destination):
         raise OutputError(f"another conversion is writing {destination}: wait until it has ended")
     if not os.path.lexists(destination):
         return
     if not destination.is_dir() or destination.is_symlink():
         raise OutputError(f"{destination} is no directory: choose another --mlx-path")
-    # Files are compared, not names: on most disks of Macs, capital and small letters are equal.
+    # Files are compared, not names, because most disks of Macs ignore the case of names.
     inside = (source.resolve(), *source.resolve().parents) if os.path.exists(source) else ()
     if any(os.path.samefile(place, destination) for place in inside):
         raise OutputError(f"{destination} holds the model to convert: choose another --mlx-path")
@@ -42,8 +42,8 @@ def check_free(
 
 @contextmanager
 def directory(destination: Path, nbytes: int = 0) -> Iterator[Path]:
-    """A new directory, which becomes `destination` when the block ends well. nbytes: what is to be
-    written, for the message where the disk is full. Raises OutputError for any OSError."""
+    """Yield a new directory, which is renamed to `destination` if the block ends without an error.
+    nbytes: The bytes to write, for the message about a full disk. Raises OutputError."""
     hidden = f".{destination.name}.{os.getpid()}"
     work, old = (destination.with_name(f"{hidden}.{kind}") for kind in ("partial", "old"))
     replaces = os.path.lexists(destination)
@@ -54,7 +54,7 @@ def directory(destination: Path, nbytes: int = 0) -> Iterator[Path]:
         yield work
         if replaces:
             destination.rename(old)
-        work.rename(destination)  # refused where another process has just put a model there
+        work.rename(destination)  # fails if another process has just put a model there
         shutil.rmtree(old, ignore_errors=True)
     except BaseException as problem:
         if old.exists() and not destination.exists():
@@ -74,8 +74,8 @@ def directory(destination: Path, nbytes: int = 0) -> Iterator[Path]:
 
 
 def remove_leftovers(destination: Path) -> bool:
-    """Remove what killed processes left next to `destination`, but move back a model that one had
-    moved aside and not replaced. Returns whether a living process is writing there."""
+    """Remove what killed processes have left next to `destination`, and move back a model that they
+    moved aside and did not replace. Return whether a running process writes there."""
     name = re.compile(rf"\.{re.escape(destination.name)}\.(\d{{1,9}})\.(partial|old)")
     alive = False
     for path in destination.parent.glob(".*"):
@@ -90,14 +90,14 @@ def remove_leftovers(destination: Path) -> bool:
             else:
                 shutil.rmtree(path, ignore_errors=True)
             continue
-        except PermissionError:  # another user's
+        except PermissionError:  # a process of another user
             pass
         alive = True
     return alive
 
 
 def check_room(destination: Path, nbytes: int) -> None:
-    """Raises OutputError where the disk of `destination` has less than `nbytes` free."""
+    """Raise OutputError if the disk of `destination` has less than `nbytes` free."""
     free = disk.free(destination)
     if nbytes > free:
         raise OutputError(

@@ -1,5 +1,4 @@
-"""A directory with a model's files: its configuration, held to what can be, and its tensors of any
-format, one at a time."""
+"""The files of a model's directory: the checked configuration, and tensors of any format."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ CARRIED = (
     *("special_tokens_map.json", "added_tokens.json", "*vocab.json", "vocab.txt", "merges.txt"),
     *("chat_template*", "generation_config.json"),
 )
+"""Patterns of the files, other than weights, that a conversion copies."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The sampling settings that are read from generation_config.json."""
 _NO_VOCABULARY = re.compile(
@@ -38,15 +38,15 @@ READERS: Mapping[str, Callable[[Path], TensorReader]] = {
     "gguf": GgufFile,
     "meta": MetaFile,
 }
-"""By the format that `shards.find` names."""
+"""Format as in `shards.FORMATS` -> the reader of its files."""
 
 
 class Weights(TensorReader):
-    """The tensors of one directory. Matrices in blocks of 8-bit floats are handed out as bfloat16.
-    infos: in the order of the files' bytes."""
+    """The tensors of a directory, in the order of the files' bytes. Matrices of 8-bit floats with
+    block scales are returned as bfloat16."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises CheckpointError for damaged or missing files and names in two of them."""
+        """Raise CheckpointError for damaged or missing files, or a name that two files have."""
         parts = shards.find(directory)
         infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
@@ -84,12 +84,12 @@ class Weights(TensorReader):
 
     @property
     def exact(self) -> list[str]:
-        """GGUF's names of the quantized types that are handed out as MLX's, bit for bit."""
+        """GGUF's names of the quantized types that MLX represents exactly, which stay quantized."""
         return [kind for model in self._models for kind in model.exact]
 
     @property
     def expanded(self) -> list[str]:
-        """GGUF's names of the quantized types that are handed out as float32."""
+        """GGUF's names of the quantized types that are returned as float32."""
         return [kind for model in self._models for kind in model.expanded]
 
     @property
@@ -97,7 +97,7 @@ class Weights(TensorReader):
         return [file for file in self._files.values() if isinstance(file, GgufFile)]
 
     def read(self, name: str) -> mx.array:
-        """One tensor, lazily where `lazy` is true."""
+        """Return a tensor, as a lazy array if `lazy` is true."""
         if not self.lazy:
             return self.rows(name, 0, self.infos[name].extent)
         array = self._lazy(name)
@@ -107,7 +107,7 @@ class Weights(TensorReader):
     def _lazy(self, name: str) -> mx.array:
         file = self._places[name]
         if name not in self._loaded.get(file, {}):
-            # A file opened anew is a fresh set of lazy arrays, so reading twice costs no memory.
+            # Opening a file again gives new lazy arrays. Their data is read only when it is used.
             self._loaded[file] = safetensors.load(file)
         return self._loaded[file].pop(name)
 
@@ -123,13 +123,13 @@ class Weights(TensorReader):
 
 
 def tensors(directory: Path) -> Iterator[tuple[str, mx.array]]:
-    """Every tensor by name, lazily. Raises CheckpointError before the first."""
+    """Yield every tensor's name and lazy array. Raises CheckpointError before the first."""
     weights = Weights(directory)
     yield from ((name, weights.read(name)) for name in weights.infos)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json. Raises CheckpointError where it is absent, no JSON object, or has no type."""
+    """Read config.json. Raises CheckpointError if it is missing or has no model_type."""
     file = directory / "config.json"
     if not file.is_file():
         if shards.format_of(directory) == "gguf":
@@ -155,7 +155,7 @@ def described(source: Path) -> dict[str, Any]:
 def whole_number(
     config: Mapping[str, Any], name: str, default: int | None = None, most: int = LARGEST_EXTENT
 ) -> int:
-    """A size in config.json, from 1 to `most`. Raises CheckpointError for what is none."""
+    """Return a size in config.json. Raises CheckpointError unless it is from 1 to `most`."""
     value = config.get(name)
     value = default if value is None else value
     if type(value) is not int or not 1 <= value <= most:
@@ -166,15 +166,15 @@ def whole_number(
 
 
 def check_runs_no_code(name: object, config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for a model that brings its own Python file."""
+    """Raise CheckpointError for a model that needs its own Python file."""
     if config.get("model_file"):
         code = f"{config['model_file']!a:.80}"
         raise CheckpointError(f"{name} needs code of its own, {code}: none is run")
 
 
 def check_numbers(directory: Path, config: Mapping[str, Any], tensors: int) -> None:
-    """Raises CheckpointError for a size or a number of layers that cannot be. tensors: how many the
-    weights have; each layer has at least one. What is no number is for mlx-lm to understand."""
+    """Raise CheckpointError for an impossible size or number of layers. Values that are not numbers
+    are left to mlx-lm. tensors: The number of tensors, which bounds the number of layers."""
     file, inner = directory / "config.json", config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         for name in (*_ABOVE_0, *_FROM_0, *LAYERS):
@@ -187,7 +187,7 @@ def check_numbers(directory: Path, config: Mapping[str, Any], tensors: int) -> N
 
 
 def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids that end a text, from generation_config.json or else config.json; maybe none."""
+    """Return the ids that end a sequence, from generation_config.json or else config.json."""
     file = directory / "generation_config.json"
     for part in (read_json(file) if file.is_file() else {}, config):
         if (ids := part.get("eos_token_id")) is not None:
@@ -210,7 +210,7 @@ def sampling_settings(directory: Path) -> dict[str, object]:
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """The files, apart from weights, that a converted model needs. Raises CheckpointError for a
+    """List the files, other than weights, that a conversion copies. Raises CheckpointError for a
     link out of the directory."""
     carried = {file for pattern in CARRIED for file in directory.glob(pattern) if file.is_file()}
     for file in carried:
@@ -219,5 +219,5 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 
 def has_vocabulary(directory: Path) -> bool:
-    """Return whether one of the tokenizer's files may name its tokens."""
+    """Return whether one of the tokenizer's files may hold the vocabulary."""
     return not all(_NO_VOCABULARY.fullmatch(file.name) for file in tokenizer_files(directory))

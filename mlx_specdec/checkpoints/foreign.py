@@ -1,5 +1,5 @@
-"""Weights that other programs than MLX's have quantized: GPTQ's in MLX's layout, and messages about
-those that cannot be read."""
+"""Weights that were not quantized by MLX: conversion of GPTQ's layout to MLX's, and error messages
+about other layouts."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,6 +10,7 @@ from ..errors import CheckpointError, first_line
 from .quantization import Q_GROUP_SIZES, Quantization
 
 _WORD = 32
+"""Bits of an integer that holds several quantized weights."""
 _BITS = (2, 4, 8)
 """Bits per weight for which GPTQ and MLX fill a word of 32 bits in the same way."""
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
@@ -18,7 +19,7 @@ _SECOND = "gptq_v2"
 
 
 def entry_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what config.json says of another program's quantization, {} for nothing."""
+    """Return the entry in config.json about another program's quantization, {} without one."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         entry = part.get("quantization_config")
@@ -28,21 +29,21 @@ def entry_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_entry(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration that says nothing of another program's quantization."""
+    """Return the configuration without the entry about another program's quantization."""
     text = config.get("text_config")
     rest = {key: value for key, value in config.items() if key != "quantization_config"}
     return {**rest, "text_config": without_entry(text)} if isinstance(text, Mapping) else rest
 
 
 def is_packed(dtypes: Iterable[mx.Dtype]) -> bool:
-    """Return whether some tensors hold quantized weights, whatever config.json says."""
+    """Return whether tensors of these dtypes include quantized weights."""
     plain = (mx.int64, mx.bool_)  # counters and masks of old checkpoints
     return any(not mx.issubdtype(dtype, mx.floating) and dtype not in plain for dtype in dtypes)
 
 
 def explain(problem: Exception, entry: Mapping[str, Any], otherwise: str = "") -> str:
-    """Return the message of an error about packed weights, which names their quantization.
-    otherwise: the message if the entry names none, by default the error's own."""
+    """Return an error message about packed weights that names their quantization. otherwise: The
+    message if the entry names none; by default the message of `problem`."""
     if not isinstance(method := entry.get("quant_method"), str):
         return otherwise or str(problem)
     layout = f" ({entry['format']!s:.40})" if "format" in entry else ""
@@ -54,14 +55,14 @@ def explain(problem: Exception, entry: Mapping[str, Any], otherwise: str = "") -
 
 
 def is_gptq(names: Iterable[str], entry: Mapping[str, Any]) -> bool:
-    """Return whether there are GPTQ's matrices among tensors. entry: see `entry_of`."""
+    """Return whether tensors with these names include GPTQ matrices. entry: See `entry_of`."""
     return entry.get("quant_method") == "gptq" and any(n.endswith(".qweight") for n in names)
 
 
 def gptq_as_mlx(
     arrays: Mapping[str, mx.array], entry: Mapping[str, Any]
 ) -> tuple[dict[str, mx.array], Quantization]:
-    """Return GPTQ's tensors as MLX's, lazily, and how they are quantized.
+    """Return lazy tensors with GPTQ matrices in MLX's layout, and their quantization.
 
     Args:
         arrays: All tensors of a checkpoint. A matrix has `qweight`, int32 of shape (inputs * bits /

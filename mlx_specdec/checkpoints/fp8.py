@@ -1,5 +1,5 @@
-"""Matrices in 8-bit floats (E4M3) with one factor for each block of 128 x 128 weights, which the
-makers of DeepSeek and Qwen publish. A tensor's factors are stored under its name and SUFFIX."""
+"""Matrices of 8-bit floats (E4M3) with one factor per block of 128 x 128 weights, as DeepSeek and
+Qwen publish them. The factors of a tensor are stored under the tensor's name plus SUFFIX."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ BLOCK = 128
 
 
 def factors_of(infos: Mapping[str, TensorInfo]) -> dict[str, str]:
-    """Return the matrices in blocks: the name of each -> the name of its factors."""
+    """Return the name of every matrix that has factors -> the name of the factors."""
     return {
         name: f"{name}{SUFFIX}"
         for name, info in infos.items()
@@ -34,10 +34,10 @@ def dequantize(weight: mx.array, factors: mx.array, first: int = 0) -> mx.array:
     Args:
         weight: E4M3 as uint8, shape (..., rows, columns).
         factors: The factors of the blocks that hold the rows.
-        first: The place of the first row in its block.
+        first: The position of the first row in its block.
 
     Returns:
-        The values, bfloat16, as the makers' own code has them.
+        The values in bfloat16, as computed by the code that DeepSeek publishes.
     """
     values = mx.from_fp8(weight, dtype=mx.float32)
     rows = (mx.arange(weight.shape[-2]) + first) // BLOCK

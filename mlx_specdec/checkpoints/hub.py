@@ -1,5 +1,5 @@
-"""A model's files on the Hugging Face Hub, by way of huggingface_hub's cache, which serves alone
-without a network; and one sentence for whatever goes wrong."""
+"""Download of a model's files from the Hugging Face Hub into huggingface_hub's cache. Without a
+network the cache is used alone. Every error becomes one sentence."""
 
 import hashlib
 import os
@@ -21,9 +21,11 @@ from .formats.safetensors import read_header
 
 CONFIG = "config.json"
 GUESS = 100_000
-"""Bytes in which most headers fit; a second request brings the rest of a longer one."""
+"""Bytes of a file that are requested for its header. A longer header needs a second request."""
 LONGEST_HEADER = 100_000_000
+"""Most bytes of a header, which is also the limit of the library safetensors."""
 PIECE = 1 << 16
+"""Bytes from the middle of a tensor that are fetched to find out whether it is a copy."""
 _PLAIN = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
 _SMALL = re.compile(
     r"(?!.*\.index\.).*(\.json|\.tiktoken|\.jinja)"
@@ -35,13 +37,17 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, list[str]]:
-    """Choose what to fetch of the repository `name`, whose paths are `files`: the small files, the
-    index of the weights or None, and the weights, without those that the index gives. Raises
-    SourceError where there are no weights, or several models."""
+    """Choose the files to download from the repository `name`, whose paths are `files`.
+
+    Raises SourceError if there are no weights, or several models.
+
+    Returns:
+        The small files, the index of the weights or None, and weights that are not in the index.
+    """
     plain = sorted(file for file in files if _PLAIN.fullmatch(file))
     heads = [file for file in (shards.HEADS, shards.TORCH_HEADS) if file in plain][:1]
     alone = [*heads, *(file for file in plain if file == mtp_layers.FILE)]
-    # Of the rest mlx-lm reads none: adapters, and Mistral's own layout.
+    # mlx-lm does not read other safetensors files, such as adapters and Mistral's layout.
     kind, weights = shards.choose([f for f in plain if re.match(r"model|(?!.*\.safetensors$)", f)])
     if not weights and not alone:
         raise SourceError(f"{name} holds no weights that are read here: choose safetensors files")
@@ -56,11 +62,11 @@ def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, li
 
 
 class Repository:
-    """A repository of the Hub at one commit, or what the cache holds of it."""
+    """A repository of the Hub at one commit, or its files in the cache."""
 
     def __init__(self, name: str, revision: str | None) -> None:
         if "HF_HUB_VERBOSITY" not in os.environ:
-            # It logs every attempt; what the user needs is the sentence at the end.
+            # huggingface_hub logs every attempt. The final error message is enough for the user.
             hub.logging.set_verbosity_error()
         self._name = name
         self._revision = revision or hub.constants.DEFAULT_REVISION
@@ -72,15 +78,18 @@ class Repository:
     ) -> Path:
         """Download the model's files and return their directory. Raises SpecdecError.
 
-        progress: called with (done, total) bytes of what is not in the cache. headers_in: an empty
-        directory for the small files and for safetensors files that have only a header; it is
-        returned unless the cache has the weights, or they have another format."""
+        Args:
+            progress: Called with (done, total) bytes of the files that are not in the cache.
+            headers_in: If set, an empty directory for the small files and the headers of
+                safetensors files. It is not used if the cache has the weights, or if they have
+                another format.
+        """
         if (problem := self._list()) is not None:
             return self._cached(problem)
         small, weights = self._chosen(self._listed, self._file)
         cached = all(self._in_cache(file, self._commit) for file in weights)
         if headers_in is None or cached or not all(f.endswith(".safetensors") for f in weights):
-            return self._download([*small, *weights], progress)  # weights last: the rest is there
+            return self._download([*small, *weights], progress)  # with weights, all files are there
         for file in small:
             shutil.copyfile(self._file(file), headers_in / file)
         for file in weights:
@@ -99,14 +108,14 @@ class Repository:
         if CONFIG not in self._listed:
             raise SourceError(f"{self._name} has no {CONFIG}: choose a repository with a model")
         directory = self._file(CONFIG).parent
-        # An earlier state of this revision may be whole in the cache, and this one is not.
+        # The cache may hold an older commit of this revision with all files.
         if self._in_cache(CONFIG, self._revision) is None:
             self._remember(CONFIG)
         return directory
 
     def _list(self) -> Exception | None:
-        """List the repository's files. Returns the error where no Hub answers, since the cache may
-        serve. Raises SourceError."""
+        """List the repository's files. Return the error if the Hub cannot be reached, because the
+        cache may have the files. Raises SourceError for other errors."""
         try:
             answer = hub.HfApi().model_info(
                 self._name,
@@ -127,14 +136,15 @@ class Repository:
         except (ValueError, TypeError, KeyError, AttributeError):
             no_hub = "what answers is no Hub: check HF_ENDPOINT, the proxy and the network"
             return SourceError(f"{self._name} cannot be downloaded, {no_hub}")
-        except Exception as problem:  # whatever its HTTP library raises has no common base
+        except Exception as problem:  # exceptions of the HTTP library have no common base
             return problem
         return None
 
     def _chosen(
         self, files: Collection[str], locate: Callable[[str], Path]
     ) -> tuple[list[str], list[str]]:
-        """Choose among `files`, with what the index names. locate: returns the path of one."""
+        """Choose small files and weights, with the files in the index. locate: Returns the local
+        path of a file."""
         small, index, weights = choose(self._name, files)
         if index is None:
             return small, weights
@@ -160,7 +170,7 @@ class Repository:
             if progress is not None and missing:
                 progress(min(done, total), total)
 
-        # One by one, not by snapshot_download: its threads make Ctrl-C wait for whole files.
+        # The threads of snapshot_download would make Ctrl-C wait until files are complete.
         paths = [self._file(file, report) for file in files]
         report(total - done)
         self._remember(files[0])
@@ -179,9 +189,11 @@ class Repository:
             raise self._error(problem, file) from problem
 
     def _resume(self, listed: RepoSibling, bar: type[utils.tqdm]) -> None:
-        """Download a large file to where hf_hub_download looks for it, and check its digest:
-        hf_hub_download deletes what it has when it is interrupted. It still does the files that
-        HTTP is not allowed for, and all of them where the user has chosen Xet's speed."""
+        """Download a large file to where hf_hub_download expects it, and check its digest.
+
+        hf_hub_download itself cannot resume: it deletes a partial file when it is interrupted. It
+        still downloads files too large for HTTP, and all files if the user has chosen Xet's speed.
+        """
         lfs, most = listed.lfs, hub.constants.MAX_HTTP_DOWNLOAD_SIZE
         if lfs is None or lfs.size > most or hub.constants.HF_XET_HIGH_PERFORMANCE:
             return
@@ -218,8 +230,8 @@ class Repository:
             partial.replace(blob)
 
     def _fetch_header(self, listed: RepoSibling, file: Path) -> None:
-        """Write a safetensors file as long as the Hub's, with its header and the middle of each
-        tensor that may be a copy of another; the rest is a hole of zeros."""
+        """Write a safetensors file with the Hub's size and header, and the middle of each tensor
+        that may be a copy of another. The rest of the file is a sparse hole."""
         url = hub.hf_hub_url(self._name, listed.rfilename, revision=self._commit)
         size = listed.size or 0
         start = _part(url, 0, min(GUESS, size))
@@ -239,13 +251,13 @@ class Repository:
             place += info.nbytes
 
     def _remember(self, file: str) -> None:
-        """Let the cache know the revision by its name, for use without a network."""
+        """Store the name of the revision in the cache, for use without a network."""
         if self._in_cache(file, self._revision) != self._in_cache(file, self._commit):
-            with suppress(Exception):  # all files are there; a later start tries again
+            with suppress(Exception):  # the files are complete, and a later run tries again
                 hub.hf_hub_download(self._name, file, revision=self._revision)
 
     def _cached(self, problem: Exception) -> Path:
-        """The model's directory in the cache. Raises SourceError where it is not there whole."""
+        """Return the model's directory in the cache. Raises SourceError unless it is complete."""
         reason = self._error(problem)
         try:
             cached = hub.snapshot_download(
@@ -267,7 +279,7 @@ class Repository:
         return Path(path) if isinstance(path, str) else None
 
     def _error(self, problem: Exception, file: str = "") -> SpecdecError:
-        """Turn what huggingface_hub raised into one sentence. file: the one that was fetched."""
+        """Turn an exception of huggingface_hub into one sentence. file: The requested file."""
         if isinstance(problem, SpecdecError):
             return problem
         cause = problem.__cause__
@@ -304,13 +316,13 @@ class Repository:
 
 def is_network_error(problem: Exception) -> bool:
     """Return whether a server could not be reached, took too long, or the connection broke."""
-    # By name: which library does HTTP is huggingface_hub's affair, and has changed.
+    # Names are compared, because huggingface_hub has changed its HTTP library.
     kinds = {kind.__name__ for kind in type(problem).__mro__}
     return bool(kinds & {"TransportError", "ConnectionError", "TimeoutError"})
 
 
 def _part(url: str, begin: int, count: int) -> bytes:
-    """Up to `count` bytes of a file. Raises SourceError where the server sends no parts."""
+    """Return up to `count` bytes of a file. Raises SourceError if the server sends no parts."""
     if count <= 0:
         return b""
     headers = {**utils.build_hf_headers(), "Range": f"bytes={begin}-{begin + count - 1}"}
@@ -328,10 +340,10 @@ def _part(url: str, begin: int, count: int) -> bytes:
 
 
 def _bar(report: Callable[[int], None]) -> type[utils.tqdm]:
-    """A progress bar for huggingface_hub that shows nothing and passes numbers of bytes on."""
+    """Return a progress bar for huggingface_hub that shows nothing and reports bytes."""
 
     class Bar(utils.tqdm):
-        def __init__(self, *given: Any, initial: int = 0, **options: Any) -> None:
+        def __init__(self, *arguments: Any, initial: int = 0, **options: Any) -> None:
             super().__init__(disable=True, initial=initial)
             report(initial)
 
@@ -342,7 +354,7 @@ def _bar(report: Callable[[int], None]) -> type[utils.tqdm]:
         def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
             super().__exit__(kind, *rest)
             if kind is not None:
-                report(-self.n)  # what stays of it is the next one's `initial`
+                report(-self.n)  # the bytes that are kept are the next bar's `initial`
 
         def update_transfer(self, n: float | None = 1) -> None:
             """Ignore the bytes of Xet's network traffic."""

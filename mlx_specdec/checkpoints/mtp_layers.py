@@ -1,5 +1,5 @@
 """Layers for multi-token prediction in a model's checkpoint, which mlx-lm drops. A conversion
-copies them as they are into a file that mlx-lm does not read."""
+copies them unchanged into a file that mlx-lm does not read."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -17,12 +17,12 @@ from .tensors import Tensor, TensorReader
 
 FILE = "mtp.safetensors"
 QWEN = frozenset(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"))
-"""Their files name the layers `mtp`, and store the norms' distance from 1."""
+"""Types of models whose layers are named `mtp`, with norms stored as the difference from 1."""
 NUMBERED = frozenset(("deepseek_v3", "glm4_moe", "glm4_moe_lite"))
-"""Theirs number the layers behind those of the model."""
+"""Types of models whose layers are numbered after the layers of the model."""
 SPLIT = frozenset(("qwen3_5_mtp", "glm4_moe_lite_mtp"))
-"""Types of the folders that mlx-vlm's `split_mtp` writes. They hold such layers alone, as MLX
-programs lay them out, and the type of the target is in `text_config`."""
+"""Types of the directories that mlx-vlm's `split_mtp` writes. They hold only such layers, in MLX's
+layout, and have the type of the target in `text_config`."""
 CONVOLUTION = "conv1d.weight"
 _NAMED = re.compile(r"(?:(?:language_)?model\.)*mtp\.")
 _NUMBERED = re.compile(r"model\.layers\.(\d+)\.")
@@ -32,8 +32,8 @@ _MENTIONS = re.compile(r".*(?:mtp|nextn).*")
 
 @dataclass(frozen=True)
 class Carried:
-    """The layers in a checkpoint. names: of the tensors. read: returns one of them, lazily.
-    original: they are laid out as the model's makers have it."""
+    """The layers in a checkpoint. names: The names of the tensors. read: Returns a lazy tensor.
+    original: Whether the tensors have the layout of the model's authors."""
 
     names: Collection[str]
     read: Callable[[str], mx.array]
@@ -41,36 +41,37 @@ class Carried:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that is about the language model."""
+    """Return the part of a configuration that describes the language model."""
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) else config
 
 
 def is_split(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json describes a folder of such layers alone; see SPLIT."""
+    """Return whether config.json has a type in SPLIT."""
     return config.get("model_type") in SPLIT
 
 
 def family(config: Mapping[str, Any]) -> str:
-    """Return the type of the model whose layers these would be."""
+    """Return the type of the model to which the layers belong."""
     return str(text_config(config).get("model_type") or config.get("model_type"))
 
 
 def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Return whether names of tensors are those of such layers, never for unknown families."""
+    """Return a function that tests by a tensor's name whether it belongs to such layers. The
+    function is always false for an unknown family."""
     if is_split(config):
         return lambda name: True
     if family(config) in QWEN:
         return lambda name: _NAMED.match(name) is not None
     layers = text_config(config).get("num_hidden_layers")
     if family(config) in NUMBERED and type(layers) is int:
-        # Never smaller than the number of layers where there is no match.
+        # The layers of the model itself have smaller numbers.
         return lambda name: (layer := _NUMBERED.match(name)) is not None and int(layer[1]) >= layers
     return lambda name: False
 
 
 def carried(directory: Path, config: Mapping[str, Any]) -> Carried | None:
-    """Return the layers in a directory, None where none are known. Raises CheckpointError."""
+    """Return the layers in a directory, None without any. Raises CheckpointError."""
     if family(config) not in QWEN | NUMBERED:
         return None
     if (file := directory / FILE).is_file():
@@ -84,7 +85,7 @@ def carried(directory: Path, config: Mapping[str, Any]) -> Carried | None:
 
 
 def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dict[str, Tensor]:
-    """Return the tensors that a conversion copies. weights: of the directory."""
+    """Return the tensors that a conversion copies. weights: The weights in `directory`."""
     if (file := directory / FILE).is_file():
         reader: TensorReader = SafetensorsFile(file)
         return {name: reader.tensor(name) for name in reader.infos}
@@ -93,7 +94,8 @@ def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dic
 
 
 def is_original(weights: Weights) -> bool:
-    """Return whether this is the makers' layout; mlx-lm turns convolutions and adds 1 to norms."""
+    """Return whether the weights have the layout of the model's authors. mlx-lm transposes
+    convolutions and adds 1 to norms."""
     shapes = [info.shape for name, info in weights.infos.items() if name.endswith(CONVOLUTION)]
     if shapes:
         return any(shape[-1:] != (1,) for shape in shapes)
@@ -101,7 +103,7 @@ def is_original(weights: Weights) -> bool:
 
 
 def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Return whether there are such layers of an unknown family. Raises CheckpointError."""
+    """Return whether a directory has such layers of an unknown family. Raises CheckpointError."""
     mentioned = any(_MENTIONS.fullmatch(key) for key in (*config, *text_config(config)))
     if not mentioned or family(config) in QWEN | NUMBERED or not shards.format_of(directory):
         return False
@@ -109,5 +111,5 @@ def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
 
 
 def looks_so(name: str) -> bool:
-    """Return whether a tensor may be one of such layers, of whatever family."""
+    """Return whether a tensor of any family may belong to such layers."""
     return _ANY.fullmatch(name) is not None

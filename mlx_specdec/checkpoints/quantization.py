@@ -1,4 +1,4 @@
-"""How matrices are quantized: MLX's number formats, what config.json says, what the user wants."""
+"""Quantization of matrices: MLX's formats, entries of config.json, and the user's request."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from ..errors import CheckpointError, OptionError, check_one_of
 Q_BITS = (2, 3, 4, 5, 6, 8)
 Q_GROUP_SIZES = (32, 64, 128)
 PARTS = ("scales", "biases")
-"""The parts of a quantized matrix apart from its weight; only affine ones have biases."""
+"""The parts of a quantized matrix besides its weight. Only the affine format has biases."""
 DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How one matrix is quantized: bits per weight, and weights that share a scale and a bias.
-    mode: MLX's name of the number format."""
+    """The quantization of a matrix. bits: Bits per weight. group_size: The number of weights that
+    share a scale. mode: MLX's name of the format."""
 
     bits: int
     group_size: int
@@ -27,26 +27,27 @@ class Quantization:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], path: str) -> Self:
-        own = entry.get(path)
-        how = own if isinstance(own, Mapping) else entry
+        """Return the quantization of the matrix at `path`. entry: See `stored_quantization`."""
+        exception = entry.get(path)
+        how = exception if isinstance(exception, Mapping) else entry
         return cls(how["bits"], how["group_size"], how.get("mode") or "affine")
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The entries of PARTS that it has."""
+        """The parts that a matrix has besides its weight."""
         return PARTS if self.mode == "affine" else PARTS[:1]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry of config.json, which nn.quantize takes too."""
+        """Return the entry of config.json, whose keys are arguments of nn.quantize too."""
         return {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
 
     def quantize(self, rows: mx.array) -> dict[str, mx.array]:
-        """Rows of a matrix as "weight" and `parts`; single rows give the same as many."""
+        """Quantize rows of a matrix to "weight" and `parts`. Every row is quantized on its own."""
         arrays = mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
         return dict(zip(("weight", *self.parts), arrays, strict=True))
 
     def dequantize(self, weight: mx.array, scales: mx.array, biases: mx.array | None) -> mx.array:
-        """The values, float32. Raises ValueError where the parts do not fit."""
+        """Return the float32 values. Raises ValueError if the parts do not fit together."""
         if self.mode == "affine" and biases is not None:
             scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
         values = mx.dequantize(
@@ -61,12 +62,13 @@ MODES = {
     "nvfp4": Quantization(4, 16, "nvfp4"),
     "mxfp8": Quantization(8, 32, "mxfp8"),
 }
-"""MLX's number formats with mlx-lm's default sizes; all but affine have no other."""
+"""MLX's formats with mlx-lm's default sizes. Only the affine format has other sizes."""
 MIXED = {"mixed_2_6": (2, 6), "mixed_3_4": (3, 4), "mixed_3_6": (3, 6), "mixed_4_6": (4, 6)}
-"""mlx-lm's mixed predicates: the bits of most matrices, and of those that suffer more."""
+"""mlx-lm's mixed predicates -> the bits of most matrices, and of the most sensitive ones."""
 
 
 def is_known(how: Quantization) -> bool:
+    """Return whether MLX supports a quantization."""
     if type(how.bits) is not int or type(how.group_size) is not int:
         return False
     if how.mode == "affine":
@@ -77,8 +79,8 @@ def is_known(how: Quantization) -> bool:
 def quantization_entry(
     default: Quantization, matrices: Mapping[str, Quantization]
 ) -> dict[str, Any]:
-    """Return the "quantization" entry of config.json, as mlx-lm writes it. matrices: path -> how;
-    those that differ from the default are named."""
+    """Return the "quantization" entry of config.json as mlx-lm writes it, with the matrices that
+    differ from the default. matrices: Path -> quantization."""
     entry = default.as_dict()
     for path, how in matrices.items():
         if how != default:
@@ -90,18 +92,18 @@ def quantization_entry(
 
 
 def most_common(matrices: Mapping[str, Quantization]) -> Quantization:
-    """Return how most of some matrices are quantized. matrices: path -> how, not empty."""
+    """Return the most common quantization. matrices: Path -> quantization, not empty."""
     return Counter(matrices.values()).most_common(1)[0][0]
 
 
 def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The "quantization" entry of a converted T5, None for none. Raises CheckpointError."""
+    """Return the checked "quantization" entry of config.json, or None. Raises CheckpointError."""
     entry = config.get("quantization")
     if entry is None:
         return None
     if not isinstance(entry, Mapping):
         raise CheckpointError("config.json has a quantization entry that is no object")
-    for part in (entry, *(each for each in entry.values() if isinstance(each, Mapping))):
+    for part in (entry, *(value for value in entry.values() if isinstance(value, Mapping))):
         bits, group_size = part.get("bits"), part.get("group_size")
         how = Quantization(bits, group_size, part.get("mode") or "affine")  # type: ignore[arg-type]
         if not is_known(how):
@@ -111,8 +113,15 @@ def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """What a conversion does to the numbers. dtype: None for as stored. mixed: "" or of MIXED.
-    any_group: the user names no group size."""
+    """The dtype and quantization that a conversion produces.
+
+    Attributes:
+        dtype: The dtype of weights that are not quantized; None keeps the stored one.
+        quantization: The quantization of matrices; None if the conversion does not quantize.
+        mixed: A key of MIXED, or "".
+        dequantize: Whether quantized matrices of the source are dequantized.
+        any_group: Whether the user has left the group size open.
+    """
 
     dtype: str | None = None
     quantization: Quantization | None = None
@@ -132,7 +141,7 @@ class WeightFormat:
         mixed: str | None,
         dequantize: bool,
     ) -> Self:
-        """Check what a user gives; None is the mode's default. Raises OptionError."""
+        """Check the user's options; None means the mode's default. Raises OptionError."""
         if dtype is not None:
             check_one_of("dtype", dtype, DTYPES)
         if quantize and dequantize:
@@ -163,8 +172,8 @@ class WeightFormat:
         return cls(dtype, how, mixed or "", any_group=group_size is None)
 
     def fits(self, matrices: Mapping[str, Quantization]) -> bool:
-        """Return whether a quantized source already is what the user asks for. Most matrices have
-        the bits, and the group size if the user names one. matrices: path -> how, not empty."""
+        """Return whether a quantized source already has the requested format: the most common bits
+        agree, and the group size if the user names one. matrices: Path -> quantization."""
         wanted, most = self.quantization, most_common(matrices)
         if wanted is None:
             return not self.dequantize
@@ -173,7 +182,7 @@ class WeightFormat:
         return same and not self.mixed
 
     def describe(self) -> str:
-        """Return words such as "4-bit, types as stored"."""
+        """Return a description such as "4-bit, types as stored"."""
         words, how = self.dtype or "types as stored", self.quantization
         if how is None:
             return f"dequantized, {words}" if self.dequantize else words
@@ -182,6 +191,6 @@ class WeightFormat:
 
 
 def check_affine(bits: int, group_size: int) -> None:
-    """Raises OptionError for bits or a group size that MLX does not have."""
+    """Raise OptionError for bits or a group size that MLX does not support."""
     check_one_of("q-bits", bits, Q_BITS)
     check_one_of("q-group-size", group_size, Q_GROUP_SIZES)

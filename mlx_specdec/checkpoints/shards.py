@@ -1,6 +1,7 @@
-"""Which files hold a model's weights, here or on the Hub, and which tensor an index expects where.
-Only the index is opened, and names that lead out of the directory are refused. Files of weights may
-be links to another place: what is no weights there cannot be read as such, and is not copied."""
+"""Choice of the files that hold a model's weights, in a directory or on the Hub.
+
+Only the index is opened, and file names in it that lead out of the directory are refused. Files of
+weights may be links out of the directory: another file there cannot be parsed as weights."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -12,7 +13,7 @@ from ..errors import CheckpointError
 from .disk import check_regular, read_json
 
 HEADS, TORCH_HEADS = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
-"""Files of Medusa heads."""
+"""Names of files with Medusa heads."""
 INDEX, _TORCH_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 _ORDER = (
     ("safetensors", re.escape(INDEX)),
@@ -25,21 +26,22 @@ _ORDER = (
     ("meta", r"consolidated\..*\.pth"),
     ("gguf", r".*\.gguf"),
 )
-"""Of these patterns the first that has files is taken."""
+"""Formats and patterns of file names. The first pattern that matches a file is used."""
 INDEXES = {INDEX: ".safetensors", _TORCH_INDEX: ".bin"}
+"""Name of an index -> the suffix of the files in it."""
 FORMATS: Mapping[str, str] = {
     "safetensors": "safetensors",
     "torch": "torch archive",
     "gguf": "GGUF",
     "meta": "Meta's layout",
 }
-"""In words, by the name that `choose` has for each."""
+"""Name of a format -> its description."""
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
 
 
 def choose(names: Collection[str]) -> tuple[str, list[str]]:
-    """The weights among the files of a directory or repository: their format, a key of FORMATS, ""
-    for none, and the files, sorted; of an index it alone."""
+    """Choose the weights among the files of a directory or repository. Return their format, a key
+    of FORMATS or "", and the sorted files. If there is an index, it is the only file."""
     for kind, pattern in _ORDER:
         if chosen := sorted(name for name in names if re.fullmatch(pattern, name)):
             return kind, chosen
@@ -47,21 +49,22 @@ def choose(names: Collection[str]) -> tuple[str, list[str]]:
 
 
 def format_of(source: Path) -> str:
-    """Return the format of a directory's weights, or of a GGUF file; "" where there are none."""
+    """Return the format of a directory's weights, or of a GGUF file; "" without weights."""
     if not source.is_dir():
         return "gguf" if source.name.endswith(".gguf") else ""
     return choose([file.name for file in source.glob("*")])[0]
 
 
 def models(names: Collection[str]) -> list[str]:
-    """Name the models in some GGUF files, each of one file or several parts."""
+    """Return the names of the models in GGUF files. A model may have several parts."""
     return sorted({_PART.sub(r"\1\4", name) for name in names})
 
 
 @dataclass(frozen=True)
 class Shards:
-    """The files of one model, of one in GGUF or Meta's layout only the first. format: a key of
-    FORMATS. places: tensor -> file, as the index has it; {} where there is none."""
+    """The files of a model; only the first part in GGUF's and Meta's formats. format: A key of
+    FORMATS. index: The name of the index, "" without one. places: Tensor -> file, from the index.
+    """
 
     format: str
     files: list[Path]
@@ -70,8 +73,8 @@ class Shards:
 
 
 def find(directory: Path) -> Shards:
-    """The files of the model in a directory. Raises CheckpointError for none, a missing shard,
-    several models, or an index that names no plain file."""
+    """Find the files of the model in a directory. Raises CheckpointError if there are none or
+    several models, if a shard is missing, or if the index has a wrong file name."""
     kind, names = choose([file.name for file in directory.glob("*")])
     if not names:
         problem = "has no .safetensors files nor others: no weights to read"
@@ -96,7 +99,7 @@ def find(directory: Path) -> Shards:
 
 
 def parts_of(file: Path) -> list[Path]:
-    """All files of the model of which `file` is one, by their numbers. Raises CheckpointError."""
+    """Return all parts of the model to which `file` belongs, in order. Raises CheckpointError."""
     part = _PART.fullmatch(file.name)
     if part is None:
         return [file]
@@ -112,8 +115,8 @@ def _present(file: Path) -> Path:
 
 def inside(file: Path) -> Path:
     """Return a file that is to be copied. Raises CheckpointError for a link to a file of another
-    name out of its directory, since a stranger may have made the link to copy a file of the user's.
-    The Hub's cache has the files of its snapshots elsewhere."""
+    name out of the directory: a malicious model could make it copy a private file of the user."""
+    # The Hub's cache stores the files of its snapshots in another directory of the repository.
     home = file.parent.resolve()
     if home.parent.name == "snapshots" and home.parents[1].name.startswith("models--"):
         home = home.parents[2]
@@ -124,7 +127,7 @@ def inside(file: Path) -> Path:
 
 
 def places_of(index: Path) -> dict[str, str]:
-    """Tensor -> file, by an index. Raises CheckpointError for what is no file of its directory."""
+    """Read an index: tensor -> file. Raises CheckpointError for a file out of the directory."""
     places: Any = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map: download it again")

@@ -1,5 +1,5 @@
-"""A model's name as a local directory, laid out as Hugging Face does it, while it is needed. The
-Hub and other programs' formats are imported where something needs them."""
+"""Local directories for the names of models, in Hugging Face's layout. The Hub and the formats of
+other programs are imported only when they are needed."""
 
 import os
 import re
@@ -14,9 +14,9 @@ from .shards import format_of
 
 PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = PACKAGE if (PACKAGE / "weights").is_dir() else PACKAGE.parent
-"""Where weights/ and prompts/ are: in an installed wheel the package, in a clone its root."""
+"""Directory of weights/ and prompts/: the package in an installed wheel, the root in a clone."""
 SHIPPED = "weights/"
-"""How names of models begin that come with the program."""
+"""Prefix of the names of models that come with the program."""
 _PAGE = re.compile(
     r"https?://(www\.)?(huggingface\.co|hf\.co)/(?P<name>[^/?#]+/[^/?#]+)"
     r"(/tree/(?P<revision>[^/?#]+))?/?([?#].*)?"
@@ -31,12 +31,14 @@ def resolve(
     progress: Callable[[int, int], None] | None = None,
     headers_in: Path | None = None,
 ) -> Path:
-    """Return a local path as it is, or that of a repository of the Hub, which is downloaded unless
-    it is in the cache; a download that was interrupted goes on where it was. Raises SourceError.
+    """Return the local path of a model. A repository of the Hub is downloaded unless it is in the
+    cache. An interrupted download is resumed. Raises SourceError.
 
-    name: a directory, a .gguf file, or a repository of the Hub, by its name or by the address of
-    its page. revision: a branch, tag or commit of the Hub; None takes the address's, or main.
-    progress, headers_in: see `hub.Repository.fetch`."""
+    Args:
+        name: A directory, a .gguf file, the name of a repository on the Hub, or its page's address.
+        revision: A branch, tag or commit of the Hub; None means the address's revision, or main.
+        progress, headers_in: See `hub.Repository.fetch`.
+    """
     name, revision = _of_page(name, revision)
     if (local := _local(name)) is not None:
         return local
@@ -46,7 +48,7 @@ def resolve(
 
 
 def resolve_config(name: str, *, revision: str | None = None) -> Path:
-    """The same as `resolve`, but of the Hub only config.json is downloaded."""
+    """Do the same as `resolve`, but download only config.json from the Hub."""
     name, revision = _of_page(name, revision)
     if (local := _local(name)) is not None:
         return local
@@ -56,9 +58,11 @@ def resolve_config(name: str, *, revision: str | None = None) -> Path:
 
 
 def names_of(name: str) -> tuple[str, ...]:
-    """Return the names by which a model may be called, from the shortest. A local path is called by
-    its last part, by every longer end of it, and as it was typed, wherever the program was started;
-    a name on the Hub stays as it is. Raises SourceError as `resolve` does."""
+    """Return the names by which a client may request a model, the shortest first.
+
+    They are every trailing part of a local path, and the path as it was typed. A name on the Hub is
+    the only name. Raises SourceError as `resolve` does.
+    """
     name, _ = _of_page(name, None)
     local = _local(name)
     if local is None:
@@ -69,14 +73,15 @@ def names_of(name: str) -> tuple[str, ...]:
 
 
 def _of_page(name: str, revision: str | None) -> tuple[str, str | None]:
-    """Return name and revision of a repository by the address of its page; others as they are."""
+    """Return name and revision of a repository from its page's address. Other names are not
+    changed."""
     if (page := _PAGE.fullmatch(name)) is None:
         return name, revision
     return page["name"], revision or page["revision"]
 
 
 def _local(name: str) -> Path | None:
-    """A directory; None for what may be a name on the Hub. Raises SourceError for neither."""
+    """Return a local path, None if the name may be on the Hub, or raise SourceError."""
     path = os.path.expanduser(name)
     if name.startswith(SHIPPED) and (ROOT / name).is_dir() and not os.path.lexists(path):
         path = str(ROOT / name)
@@ -100,8 +105,8 @@ def _local(name: str) -> Path | None:
 
 @contextmanager
 def as_directory(source: Path) -> Iterator[Path]:
-    """Give `source` itself if it is a directory as Hugging Face has them, else a temporary one:
-    config.json, tokenizer files, and links to the weights. Raises CheckpointError, OutputError."""
+    """Yield `source` if it is a directory in Hugging Face's layout, else a temporary directory with
+    config.json, tokenizer files and links to the weights. Raises CheckpointError, OutputError."""
     layout = format_of(source)
     if layout == "gguf":
         from .formats.gguf import lay_down
@@ -124,11 +129,11 @@ def as_directory(source: Path) -> Iterator[Path]:
         try:
             yield made
         except CheckpointError as problem:
-            # The user knows nothing of the temporary directory.
+            # The user does not know the temporary directory.
             message = str(problem).replace(str(made), str(source))
             raise CheckpointError(message) from problem.__cause__
 
 
 def temporary_directory() -> tempfile.TemporaryDirectory[str]:
-    """A directory for temporary files, which leaves with the block."""
+    """Return a context manager that makes a temporary directory and removes it."""
     return tempfile.TemporaryDirectory(prefix="mlx-specdec-", ignore_cleanup_errors=True)

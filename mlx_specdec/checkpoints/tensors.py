@@ -1,4 +1,4 @@
-"""Tensors by name, not read yet: their types and shapes now, their values piece by piece."""
+"""Tensors of files: dtypes and shapes from headers, and values that are read piece by piece."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,12 +16,12 @@ from ..errors import CheckpointError
 from .disk import drop_pages
 
 PIECE_BYTES = 1 << 22
-"""What is worked on at once; a piece and its copies are all that a conversion holds in memory."""
+"""Bytes of a piece. A conversion holds only a piece and its copies in memory."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """rows: gives entries begin .. end - 1 along the first axis, the whole of a scalar."""
+    """A tensor that is not read yet. rows: Reads entries begin .. end - 1 along the first axis."""
 
     dtype: mx.Dtype
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class Tensor:
 
     @classmethod
     def of(cls, array: mx.array) -> Self:
-        """Wrap an array, which may be computed as a whole when its first rows are read."""
+        """Wrap an array. A lazy array is computed whole when its first rows are read."""
         return cls(
             array.dtype, array.shape, lambda begin, end: array[begin:end] if array.ndim else array
         )
@@ -44,11 +44,11 @@ class Tensor:
 
     @property
     def outline(self) -> mx.array:
-        """A lazy array of this type and shape."""
+        """A lazy array of the tensor's dtype and shape, for computing sizes."""
         return mx.zeros(self.shape, dtype=self.dtype)
 
     def pieces(self, nbytes: int = PIECE_BYTES) -> Iterator[tuple[int, mx.array]]:
-        """All rows in order, in pieces of about `nbytes`, each with the number of its first row."""
+        """Yield the number of the first row and the rows of every piece of about `nbytes`."""
         extent = self.shape[0] if self.shape else 1
         step = max(1, nbytes * extent // max(1, self.nbytes))
         for begin in range(0, extent, step):
@@ -65,19 +65,20 @@ def same(first: Tensor, second: Tensor) -> bool:
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
-    """For example "bfloat16"."""
+    """Return a name such as "bfloat16"."""
     return str(dtype).rpartition(".")[2]
 
 
 LARGEST_EXTENT = 2**31 - 1
+"""Largest size of an axis: MLX stores shapes as 32-bit integers."""
 MOST_LAYERS = 1_000
-"""Of a stack; more would only build for minutes."""
+"""Most layers of a model. Building the network of a larger number would take minutes."""
 LONGEST_NAME = 1000
 ELEMENTS: Mapping[str, tuple[mx.Dtype, str]] = {
     "BOOL": (mx.bool_, "u1"),
     "U8": (mx.uint8, "u1"),
     "I8": (mx.int8, "i1"),
-    # MLX has no such type; its reader hands out the bytes, and mlx-lm's models know them.
+    # MLX has no such dtype. It returns the bytes, which mlx-lm's models convert.
     "F8_E4M3": (mx.uint8, "u1"),
     "U16": (mx.uint16, "u2"),
     "I16": (mx.int16, "i2"),
@@ -89,17 +90,18 @@ ELEMENTS: Mapping[str, tuple[mx.Dtype, str]] = {
     "U64": (mx.uint64, "u8"),
     "I64": (mx.int64, "i8"),
 }
-"""Element type as safetensors writes it -> what MLX has for it, and how numpy reads its bytes."""
+"""Element type in safetensors files -> dtype in MLX, and the numpy type that reads its bytes."""
 DTYPES = {name: dtype for name, (dtype, _) in ELEMENTS.items()}
 
 
 class Malformed(Exception):
-    """The rest of a sentence that begins with the file's name: "is truncated: get it again"."""
+    """An error whose message is the rest of a sentence that begins with the file's name, such as
+    "is truncated: get it again"."""
 
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Raises CheckpointError about `file` where the block raises Malformed."""
+    """Turn Malformed in the block into a CheckpointError that names `file`."""
     try:
         yield
     except Malformed as problem:
@@ -112,19 +114,19 @@ def check_name(name: object, what: str = "a tensor") -> None:
 
 
 def shortened(value: object) -> str:
-    """A value of a file in at most 60 characters, all of them harmless."""
+    """Return a value of a file in at most 60 characters of printable ASCII."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def to_mlx(values: np.ndarray, stored: str) -> mx.array:
-    """A copy of `values`, in either byte order, with any strides, perhaps integers with the bits of
-    other types, as MLX has the type `stored`, a key of ELEMENTS."""
+    """Copy numpy values, in either byte order and with any strides, into an MLX array. stored: A
+    key of ELEMENTS, with the numpy type of the values and the dtype of the array."""
     native = np.asarray(values, values.dtype.newbyteorder("="), order="C")
     if stored == "BOOL":
         return mx.array(native.astype(np.bool_))
     if stored == "F32":
-        # Too large for float32, or no number: whoever wants weights refuses it.
+        # Infinite and NaN values are refused later by the code that reads weights.
         with np.errstate(over="ignore", invalid="ignore"):
             return mx.array(native.astype(np.float32, copy=False))
     array = mx.array(native)
@@ -133,7 +135,7 @@ def to_mlx(values: np.ndarray, stored: str) -> mx.array:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Type and shape of one tensor. dtype: as safetensors writes it, for example "BF16"."""
+    """Type, shape and size of a tensor. dtype: A name as in safetensors files, such as "BF16"."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -150,13 +152,15 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Contents:
-    """The tensors of files under the names and types that these have.
+    """The tensors of files under the names and types in the files.
 
-    origins: The name that a reader gives -> the name in the file. If the reader makes a quantized
-        matrix of one tensor, only the matrix's weight is here.
-    tied: A name that the reader leaves out -> the tensor with the same values.
-    dropped: Another name that the reader leaves out -> why.
-    shared: A name -> an earlier one that has the same bytes of the file.
+    Attributes:
+        stored: Name in the file -> type and shape.
+        origins: Name in the reader -> name in the file. If the reader makes a quantized matrix of
+            one tensor, only the matrix's weight is here.
+        tied: Name of a tensor that the reader leaves out -> the tensor with the same values.
+        dropped: Name of another tensor that the reader leaves out -> the reason.
+        shared: Name of a tensor -> an earlier tensor with the same bytes in the file.
     """
 
     stored: Mapping[str, TensorInfo]
@@ -167,38 +171,43 @@ class Contents:
 
 
 class TensorReader(ABC):
-    """The tensors of one file, or of one model in several parts. Made from a path, which raises
-    CheckpointError. infos: every tensor that is handed out, from headers alone."""
+    """The tensors of a file, or of a model in several parts. The constructor takes a path, reads
+    headers alone, and raises CheckpointError. infos: Name -> type and shape of every tensor."""
 
     paths: tuple[Path, ...]
     infos: Mapping[str, TensorInfo]
 
     @abstractmethod
     def rows(self, name: str, begin: int, end: int) -> mx.array:
-        """Entries begin .. end - 1 along the first axis, or a scalar; nothing else is read."""
+        """Read entries begin .. end - 1 along the first axis, or a scalar."""
 
     @property
     def contents(self) -> Contents:
-        """The tensors under the file's names and types, with those that are not handed out."""
+        """The tensors under the names and types in the files, with those that are left out."""
         return Contents(self.infos, {name: name for name in self.infos})
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor, to be read in pieces."""
+        """Return a tensor that can be read in pieces."""
         info = self.infos[name]
         return Tensor(DTYPES[info.dtype], info.shape, partial(self.rows, name))
 
 
 def check_weights(
-    expected: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]
+    expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raises CheckpointError for the first tensor missing, left over, or of another shape."""
-    missing, extra = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
+    """Raise CheckpointError for a tensor that is missing, superfluous, or has a wrong shape.
+    expected, actual: Name -> shape."""
+    missing, extra = (
+        sorted(expected.keys() - actual.keys()),
+        sorted(actual.keys() - expected.keys()),
+    )
     if names := missing or extra:
         problem = "is missing" if missing else "is not part of the model that config.json describes"
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         raise CheckpointError(f"weight {names[0]} {problem}{more}: download the model again")
     for name in sorted(expected):
-        if expected[name] != given[name]:
+        if expected[name] != actual[name]:
             raise CheckpointError(
-                f"weight {name} has shape {given[name]} where config.json asks for {expected[name]}"
+                f"weight {name} has shape {actual[name]} where config.json asks for "
+                f"{expected[name]}"
             )

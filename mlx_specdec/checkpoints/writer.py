@@ -1,5 +1,5 @@
-"""Tensors -> safetensors shards with an index, as mlx-lm writes them; and config.json. A shard's
-header follows from lazy arrays; then each piece is read, changed and written in its place."""
+"""Writing of safetensors shards, their index and config.json in mlx-lm's layout. The header of a
+shard is computed from lazy arrays. Then pieces are read, changed and written one by one."""
 
 import json
 import os
@@ -22,7 +22,7 @@ _PART = "part-{}.safetensors"
 
 @dataclass(frozen=True)
 class TensorChange:
-    """What becomes of one tensor: a cast, None for none, then for a matrix its quantization."""
+    """The change of a tensor: a cast, then the quantization of a matrix. None means no change."""
 
     dtype: mx.Dtype | None = None
     quantization: Quantization | None = None
@@ -45,7 +45,7 @@ class TensorChange:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written. parameters: weights counted before quantizing, scales not counted."""
+    """The totals of a written model. parameters: The number of weights; scales do not count."""
 
     tensors: int
     parameters: int
@@ -65,10 +65,15 @@ def write_weights(
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Written:
     """Write model.safetensors, or model-0000i-of-0000n.safetensors, and the index. Raises OSError,
-    and CheckpointError for values that are not finite.
+    and CheckpointError if values are not finite.
 
-    shard_bytes: the most bytes of tensors in one file, unless a single tensor has more. count: how
-    many weights a tensor stands for. progress: called with the source bytes of each piece done."""
+    Args:
+        tensors: Final name and tensor of the source.
+        change: Returns the change of a tensor.
+        shard_bytes: The most bytes in one file, unless a single tensor has more.
+        count: Returns the number of weights in a tensor.
+        progress: Called with the source bytes of each piece.
+    """
     shards: list[list[str]] = []
     waiting: list[_Item] = []
     size = total = parameters = 0
@@ -95,7 +100,7 @@ def write_weights(
 def write_unchanged(
     file: Path, tensors: Mapping[str, Tensor], progress: Callable[[int], None] = lambda nbytes: None
 ) -> None:
-    """Write a file of tensors as they are, as `write_weights` otherwise."""
+    """Write a single file of tensors without a change; see `write_weights`."""
     items = [(name, tensor, TensorChange()) for name, tensor in tensors.items()]
     _write_shard(file, items, progress, layout="pt")
 
@@ -103,20 +108,20 @@ def write_unchanged(
 def write_config(
     directory: Path, config: Mapping[str, Any], quantization: Mapping[str, Any] | None
 ) -> None:
-    """config.json as mlx-lm writes it: sorted, quantization under both names that are in use."""
-    whole = {key: value for key, value in config.items() if key != "_name_or_path"}
+    """Write config.json as mlx-lm does: sorted, with the quantization under both common names."""
+    entries = {key: value for key, value in config.items() if key != "_name_or_path"}
     if quantization is not None:
-        whole["quantization"] = dict(quantization)
-    if "quantization" in whole:
-        whole["quantization_config"] = whole["quantization"]
-    text = json.dumps(dict(sorted(whole.items())), indent=4)
+        entries["quantization"] = dict(quantization)
+    if "quantization" in entries:
+        entries["quantization_config"] = entries["quantization"]
+    text = json.dumps(dict(sorted(entries.items())), indent=4)
     (directory / "config.json").write_text(text, encoding="utf-8")
 
 
 def stored_nbytes(
     outlines: Mapping[str, mx.array], change: Callable[[str, Tensor], TensorChange]
 ) -> int:
-    """Return the bytes of tensors that `write_weights` would write. outlines: lazy arrays."""
+    """Return the bytes of the tensors that `write_weights` would write. outlines: Lazy arrays."""
     tensors = ((name, Tensor.of(outline)) for name, outline in outlines.items())
     return sum(change(name, tensor).nbytes(name, tensor) for name, tensor in tensors)
 
@@ -124,8 +129,8 @@ def stored_nbytes(
 def _write_shard(
     file: Path, items: list[_Item], progress: Callable[[int], None], layout: str = "mlx"
 ) -> list[str]:
-    """Write one file, dropping each of `items` on the way. Returns the names in it. layout: the
-    program that the file says laid its tensors out."""
+    """Write one file, remove its tensors from `items` to free memory, and return their names.
+    layout: The value of "format" in the file's metadata."""
     offsets, header = _header(items, layout)
     with file.open("xb") as stream:
         stream.write(header)
@@ -151,7 +156,7 @@ def _write_shard(
 
 
 def _header(items: list[_Item], layout: str) -> tuple[dict[str, int], bytes]:
-    """Return the offset of each array, the widest types first to align all, and the header."""
+    """Return each array's offset, and the header. The widest types come first, for alignment."""
     arrays = [pair for name, source, how in items for pair in how.outlines(name, source).items()]
     arrays.sort(key=lambda pair: -pair[1].dtype.size)
     offsets: dict[str, int] = {}
@@ -174,7 +179,7 @@ def _header(items: list[_Item], layout: str) -> tuple[dict[str, int], bytes]:
 
 def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:
     def finite(array: mx.array) -> bool:
-        # Many times as fast on a CPU as mx.isfinite.
+        # numpy is many times faster here than mx.isfinite on a CPU.
         return bool(np.isfinite(np.array(array.astype(mx.float32), copy=False)).all())
 
     if not mx.issubdtype(piece.dtype, mx.floating):
@@ -189,7 +194,7 @@ def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:
 
 
 def _name_shards(directory: Path, shards: list[list[str]], total: int, parameters: int) -> None:
-    """Give the files names that say how many there are, and write the index."""
+    """Rename the shards to names with their final number, and write the index."""
     places: dict[str, str] = {}
     for number, names in enumerate(shards):
         numbered = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"

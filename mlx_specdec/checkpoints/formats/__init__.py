@@ -1,1 +1,1 @@
-"""File formats of checkpoints, one room each; every reader is a `reader.Reader`."""
+"""File formats of checkpoints. Every reader is a `tensors.TensorReader`."""

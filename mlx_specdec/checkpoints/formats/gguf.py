@@ -1,5 +1,5 @@
-"""One GGUF model, of one file or several parts, as tensors under Hugging Face's names, and as the
-other files of a directory."""
+"""Reader of a GGUF model, of one file or several parts. Tensors get Hugging Face's names, and the
+metadata become the other files of a model's directory."""
 
 import json
 import shutil
@@ -24,17 +24,18 @@ from .vocabularies import ends_by_name, tokenizer_files
 
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
 _SMALL = 1 << 20
+"""Longest vector that is read to see whether 16 bits hold its values exactly."""
 _PARTS = ("weight", *PARTS)
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 class GgufFile(TensorReader):
-    """The tensors of one model. Matrices of the types in EXACT are handed out as quantized ones.
-    Other quantized tensors are handed out as F32.
+    """The tensors of one model. Matrices of the types in EXACT stay quantized. Other quantized
+    tensors are returned as F32.
 
-    file: The model or the first of its parts.
-    config: What config.json would say.
-    exact, expanded: Names of the quantized types that stay quantized and of the others, sorted.
+    Attributes:
+        config: The config.json of the model.
+        exact, expanded: Names of the quantized types that stay quantized, and of the others.
     """
 
     def __init__(self, file: Path) -> None:
@@ -86,7 +87,7 @@ class GgufFile(TensorReader):
     def contents(self) -> Contents:
         return Contents(
             {name: stored.info for name, stored in self._stored.items()},
-            {ours: place.name for ours, place in self._places.items()},
+            {name: place.name for name, place in self._places.items()},
             {name: EMBEDDING for name in self._left if name == HEAD},
             {name: "config.json says what it says" for name in self._left if name != HEAD},
         )
@@ -121,7 +122,8 @@ class GgufFile(TensorReader):
         return infos
 
     def _fits(self, place: TensorPlace, half: mx.Dtype) -> bool:
-        """Return whether a vector, which llama.cpp widens, loses nothing in the matrices' type."""
+        """Return whether the matrices' dtype holds a vector exactly. llama.cpp stores all vectors
+        in float32."""
         if len(place.shape) > 1 or place.shape[0] > _SMALL:
             return False
         values = self._read(place, slice(None))
@@ -132,7 +134,7 @@ class GgufFile(TensorReader):
         return values - place.excess if place.excess else values
 
     def _stored_as(self, place: TensorPlace) -> Stored:
-        """Return a tensor with all of its axes: the file may leave out a first axis of 1."""
+        """Return a tensor with all axes. The file may leave out a first axis of size 1."""
         return replace(self._stored[place.name], shape=place.shape)
 
 
@@ -145,7 +147,7 @@ def _parts(path: str, how: Quantization, shape: tuple[int, ...]) -> dict[str, Te
 
 def lay_down(source: Path, directory: Path) -> None:
     """Write config.json, generation_config.json and tokenizer files into `directory`, and links to
-    the file or its parts. A tokenizer.json next to the file is taken. Raises CheckpointError."""
+    the parts. A tokenizer.json next to the file has precedence. Raises CheckpointError."""
     file = shards.find(source).files[0] if source.is_dir() else source
     if not file.is_file():
         raise CheckpointError(f"{file} is no file")
@@ -155,10 +157,10 @@ def lay_down(source: Path, directory: Path) -> None:
         (directory / part.name).symlink_to(part.absolute())
     with naming(file):
         ends = _ends(model.metadata)
-        beside = (file.with_name(name) for name in _TOKENIZER)
+        neighbors = (file.with_name(name) for name in _TOKENIZER)
         if file.with_name(_TOKENIZER[0]).is_file():
-            for each in filter(Path.is_file, beside):
-                shutil.copyfile(shards.inside(each), directory / each.name)
+            for path in filter(Path.is_file, neighbors):
+                shutil.copyfile(shards.inside(path), directory / path.name)
         else:
             for name, text in tokenizer_files(model.metadata).items():
                 (directory / name).write_text(text, encoding="utf-8")
@@ -168,7 +170,7 @@ def lay_down(source: Path, directory: Path) -> None:
 
 
 def _ends(metadata: Metadata) -> dict[str, Any]:
-    """Return the ids of the tokens that begin, end and pad a sequence; several may end it."""
+    """Return the ids of the tokens that begin, end and pad a sequence, as in config.json."""
     ids = {
         name: metadata.get(key, COUNT)
         for name in ("bos", "padding", "eos", "eot", "eom")

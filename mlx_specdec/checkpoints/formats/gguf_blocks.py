@@ -1,5 +1,6 @@
-"""GGUF's types whose blocks MLX computes with as they are: affine, in groups of 32 weights. Of a
-block of weights q with the scale d, Q4_0 means d * (q - 8), Q4_1 d * q + m, and Q8_0 d * q."""
+"""Quantized types of GGUF that MLX can represent exactly: affine, in groups of 32 weights. A block
+has integers q, a scale d and maybe a minimum m. The values are d * (q - 8) in Q4_0, d * q + m in
+Q4_1, and d * q in Q8_0."""
 
 import mlx.core as mx
 import numpy as np
@@ -7,13 +8,13 @@ import numpy as np
 from ..quantization import Quantization
 
 EXACT = {"Q4_0": Quantization(4, 32), "Q4_1": Quantization(4, 32), "Q8_0": Quantization(8, 32)}
-"""Type -> how MLX has it."""
+"""GGUF type -> MLX quantization."""
 _ZERO = {"Q4_0": 8, "Q8_0": 128}
-"""Type -> the unsigned number that stands for 0. Only Q4_1 stores the smallest value of a block."""
+"""GGUF type -> the zero point, an unsigned integer that stands for 0. Q4_1 has none."""
 
 
 def part_of(part: str, kind: str, raw: np.ndarray) -> mx.array:
-    """Return one part of a matrix, bit for bit.
+    """Return one part of a matrix in MLX's layout, with exactly the same values.
 
     Args:
         part: "weight", "scales" or "biases".
@@ -38,7 +39,7 @@ def part_of(part: str, kind: str, raw: np.ndarray) -> mx.array:
     if how.bits == 8:
         packed = numbers ^ np.uint8(128)
     else:
-        # A byte holds weights i and i + 16 of its block; MLX wants neighbors in it.
+        # A byte holds weights i and i + 16 of its block in GGUF, and two neighbors in MLX.
         ordered = np.concatenate([numbers & 15, numbers >> 4], axis=-1)
         packed = ordered[..., ::2] | ordered[..., 1::2] << 4
     rows = np.ascontiguousarray(packed.reshape(*raw.shape[:-1], -1))

@@ -1,5 +1,4 @@
-"""Which architectures are read of GGUF files, and what llama.cpp's converter does to each. A test
-holds the logits of every family to those of the same weights in mlx-lm."""
+"""Architectures that can be read from GGUF files, and how llama.cpp's converter changes each."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -19,12 +18,14 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """One tensor.
+    """The tensor in a GGUF file from which a tensor of the model is read.
 
-    name: The name in the file, which may leave out a first axis of 1.
-    heads: The number of rotary heads whose rows are in llama.cpp's order; 0 for other tensors.
-    excess: What llama.cpp's converter added to every value.
-    is_matrix: Whether the model can compute with the tensor quantized.
+    Attributes:
+        name: The name in the file.
+        shape: The shape in the model. The file may leave out a first axis of 1.
+        heads: The number of rotary heads whose rows are in llama.cpp's order; 0 for other tensors.
+        excess: The constant that llama.cpp's converter added to every value.
+        is_matrix: Whether the model supports the tensor in quantized form.
     """
 
     name: str
@@ -36,8 +37,8 @@ class TensorPlace:
 
 @dataclass
 class Finder:
-    """Collects the places of `tensors` while an architecture is described; each method raises
-    Malformed for what is not as expected."""
+    """Collector of the places of a model's tensors. Methods raise Malformed for missing tensors and
+    wrong shapes. tensors: Name in the file -> tensor. places: Hugging Face's name -> place."""
 
     tensors: Mapping[str, Stored]
     places: dict[str, TensorPlace] = field(default_factory=dict)
@@ -48,16 +49,16 @@ class Finder:
         return self.tensors[name].shape
 
     def read(self, name: str, count: int) -> np.ndarray[Any, Any]:
-        """At most so many first rows of a tensor, float32."""
+        """Return at most `count` first rows of a tensor, float32."""
         return np.array(self.tensors[name].rows(slice(0, count)).astype(mx.float32))
 
-    def take(self, ours: str, place: TensorPlace) -> None:
+    def take(self, hf_name: str, place: TensorPlace) -> None:
         shape, wanted = self.shape(place.name), place.shape
         if shape != wanted and (1, *shape) != wanted:
             raise Malformed(
                 f"is damaged: {place.name} has shape {shape} where its metadata asks for {wanted}"
             )
-        self.places[ours] = place
+        self.places[hf_name] = place
 
     def check_layers(self, layers: int) -> int:
         count = len(self.tensors)
@@ -69,13 +70,13 @@ class Finder:
     def left(self) -> set[str]:
         return self.tensors.keys() - {place.name for place in self.places.values()}
 
-    def check_left(self, model_type: str, *known: str) -> None:
-        if extra := self.left - {*known}:
+    def check_left(self, model_type: str, *expected: str) -> None:
+        if extra := self.left - {*expected}:
             raise Malformed(f"holds {min(extra)}, which a {model_type} model does not have here")
 
 
 def tensor_names(architecture: str, layers: int) -> Callable[[str], str]:
-    """Return a function from Hugging Face's names of tensors to llama.cpp's. Raises Malformed."""
+    """Return a function that maps Hugging Face's names of tensors to GGUF's. Raises Malformed."""
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
 
@@ -84,24 +85,31 @@ def tensor_names(architecture: str, layers: int) -> Callable[[str], str]:
         raise Malformed(f"holds {architecture} weights, which the gguf package is too old for")
     names = get_tensor_name_map(numbers[architecture], layers)
 
-    def theirs(ours: str) -> str:
-        name = names.get_name(ours, (".weight", ".bias"))
+    def gguf_name(hf_name: str) -> str:
+        name = names.get_name(hf_name, (".weight", ".bias"))
         if name is None:
-            raise Malformed(f"cannot hold {ours}, which the model needs")
+            raise Malformed(f"cannot hold {hf_name}, which the model needs")
         return name
 
-    return theirs
+    return gguf_name
 
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """What one architecture has. model_type: Hugging Face's name.
+    """The properties of an architecture in GGUF files.
 
-    stated: key of config.json -> key of the metadata and its kind, without the sizes. constant:
-    what the metadata do not say. epsilon: what config.json calls that of the norms. permuted: rows
-    of rotary heads are in the order of Meta's code. shifted: norms' weights w are stored as 1 + w.
-    partial: a part of each head's width may be rotated. scales: mlx-lm can scale its rotary
-    positions. largest: layers of the size whose attention is scaled by its width over its heads."""
+    Attributes:
+        model_type: Hugging Face's name.
+        stated: Key of config.json -> key and type in the metadata, in addition to the sizes.
+        constant: Entries of config.json that the metadata lack.
+        epsilon: The key in config.json of the norms' epsilon.
+        permuted: Whether rows of rotary heads are in the order of Meta's code.
+        shifted: Whether the weights w of norms are stored as 1 + w.
+        partial: Whether rotation may apply to only a part of each head.
+        scales: Whether mlx-lm supports scaled rotary positions for this family.
+        largest: The number of layers of the model whose attention is scaled by hidden size over
+            heads instead of head width; 0 if there is none.
+    """
 
     model_type: str
     stated: Mapping[str, tuple[str, ValueType]] = field(default_factory=dict)
@@ -114,6 +122,7 @@ class GgufFamily:
     largest: int = 0
 
 
+# Part of a model_type -> its spelling in "architectures", if it is not capitalized as usual.
 _SPELLED = {"text": "", "smollm3": "SmolLM3", "stablelm": "StableLm"}
 _GELU = {"hidden_act": "gelu_pytorch_tanh"}
 _USED = {"num_experts_per_tok": (".expert_used_count", COUNT)}
@@ -138,7 +147,7 @@ _PARALLEL = {"use_parallel_residual": (".use_parallel_residual", FLAG)}
 MIXTRAL = GgufFamily(
     "mixtral", {"num_local_experts": (".expert_count", COUNT), **_USED}, permuted=True
 )
-"""What a llama with experts is."""
+"""The family of a file of the architecture llama that has experts."""
 FAMILIES: Mapping[str, GgufFamily] = {
     "llama": GgufFamily("llama", permuted=True, scales=True),
     "command-r": GgufFamily("cohere", _LOGITS, epsilon="layer_norm_eps"),
@@ -178,14 +187,14 @@ FAMILIES: Mapping[str, GgufFamily] = {
 
 _FACTORS = "rope_freqs.weight"
 _ORIGINAL_LENGTH, _LOW, _HIGH = 8192, 1.0, 4.0
-"""Of Llama 3.1's rotary scaling, the same in all of its models."""
+"""Constants of Llama 3.1's rotary scaling, which all Llama models since 3.1 share."""
 _ALWAYS = ("architectures", "hidden_act", "max_position_embeddings", "tie_word_embeddings")
-"""Keys of config.json that other readers want, whether mlx-lm does or not."""
+"""Keys of config.json that are written even if mlx-lm's arguments lack them."""
 _MIXTRAL_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def describe(metadata: Metadata, finder: Finder) -> dict[str, Any]:
-    """config.json of the model, whose tensors `finder` takes. Raises Malformed."""
+    """Return config.json of the model, and collect the tensors in `finder`. Raises Malformed."""
     architecture, kind = metadata.architecture, metadata.get("general.type", TEXT, "model")
     if kind != "model":
         raise Malformed(f"holds no model but {kind!r:.40}: give the file of the model")
@@ -208,12 +217,12 @@ def describe(metadata: Metadata, finder: Finder) -> dict[str, Any]:
     model, arguments = _model(config)
     _take_tensors(metadata, finder, family, config, model)
     finder.check_left(family.model_type, _FACTORS)
-    known = {field.name for field in dataclasses.fields(arguments)} | {*_ALWAYS}
-    return {key: value for key, value in config.items() if key in known}
+    keys = {field.name for field in dataclasses.fields(arguments)} | {*_ALWAYS}
+    return {key: value for key, value in config.items() if key in keys}
 
 
 def _config(metadata: Metadata, family: GgufFamily, finder: Finder) -> dict[str, Any]:
-    """config.json with more keys than any one model has."""
+    """Return config.json with the keys of all families."""
     heads = metadata.get(".attention.head_count", COUNT)
     hidden = metadata.get(".embedding_length", COUNT)
     inner = metadata.get(".feed_forward_length", COUNT)
@@ -263,7 +272,8 @@ def _config(metadata: Metadata, family: GgufFamily, finder: Finder) -> dict[str,
 
 
 def _rotated_part(metadata: Metadata, family: GgufFamily, width: int) -> float:
-    """The share of a head's width that is rotated, such that mlx-lm's int(share * width) is it."""
+    """Return the share of a head's width that is rotated. mlx-lm computes int(share * width), so
+    the share is rounded up if necessary."""
     rotated = metadata.get(".rope.dimension_count", COUNT, width)
     if not 2 <= rotated <= width or rotated % 2 or not (rotated == width or family.partial):
         raise Malformed("turns only part of each head's width, which is not supported")
@@ -272,13 +282,13 @@ def _rotated_part(metadata: Metadata, family: GgufFamily, width: int) -> float:
 
 
 def _model(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """mlx-lm's model for a config, its arrays lazy, and the class of its arguments."""
+    """Return mlx-lm's model with lazy arrays, and the class of its arguments."""
     from mlx_lm.utils import _get_classes
 
     try:
         model, arguments = _get_classes(dict(config))
         return model(arguments.from_dict(dict(config))), arguments
-    except Exception as problem:  # its classes check nothing: whatever fails first tells
+    except Exception as problem:  # mlx-lm does not validate, so any exception may occur
         reason = first_line(problem)
         raise Malformed(f"is no {config['model_type']} for mlx-lm: {reason:.200}") from None
 
@@ -291,36 +301,38 @@ def _take_tensors(
     names = tensor_names(metadata.architecture, config["num_hidden_layers"])
     turned = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     able = {f"{p}.weight" for p, m in model.named_modules() if hasattr(m, "to_quantized")}
-    # Of a tied model that it has made with a head mlx-lm leaves the head out, if it can.
+    # mlx-lm makes the head of some tied models and drops it when weights are loaded.
     ties = config["tie_word_embeddings"] and hasattr(model, "tie_word_embeddings")
-    for ours, array in tree_flatten(model.parameters()):
-        if ours == "lm_head.weight" and ties:
+    for hf_name, array in tree_flatten(model.parameters()):
+        if hf_name == "lm_head.weight" and ties:
             continue
-        theirs = names(_name_in_map(ours))
-        if family is MIXTRAL and ".switch_mlp." in ours and theirs not in finder.tensors:
-            _take_single_experts(finder, ours, theirs, array.shape)
+        gguf_name = names(_name_in_map(hf_name))
+        if family is MIXTRAL and ".switch_mlp." in hf_name and gguf_name not in finder.tensors:
+            _take_single_experts(finder, hf_name, gguf_name, array.shape)
             continue
-        heads = turned.get(ours.split(".")[-2], 0) if family.permuted else 0
-        excess = 1 if family.shifted and theirs.endswith("norm.weight") else 0
-        finder.take(ours, TensorPlace(theirs, array.shape, heads, excess, is_matrix=ours in able))
+        heads = turned.get(hf_name.split(".")[-2], 0) if family.permuted else 0
+        excess = 1 if family.shifted and gguf_name.endswith("norm.weight") else 0
+        finder.take(
+            hf_name, TensorPlace(gguf_name, array.shape, heads, excess, is_matrix=hf_name in able)
+        )
 
 
-def _name_in_map(ours: str) -> str:
-    """A tensor of mlx-lm's as the gguf package knows it: joined experts have other names there."""
-    block, _, part = ours.rpartition(".switch_mlp.")
+def _name_in_map(hf_name: str) -> str:
+    """Return the name for the gguf package of mlx-lm's tensor. Joined experts differ."""
+    block, _, part = hf_name.rpartition(".switch_mlp.")
     if block.endswith("block_sparse_moe"):
         part = f"{_MIXTRAL_PARTS[part.split('.')[0]]}.weight"
-    return f"{block}.experts.{part}" if block else ours
+    return f"{block}.experts.{part}" if block else hf_name
 
 
-def _take_single_experts(finder: Finder, ours: str, joined: str, shape: tuple[int, ...]) -> None:
-    """Files of 2023 hold each expert by itself."""
-    theirs = joined.removesuffix("_exps.weight")
-    if f"{theirs}.0.weight" not in finder.tensors:
+def _take_single_experts(finder: Finder, hf_name: str, joined: str, shape: tuple[int, ...]) -> None:
+    """Collect experts that are stored separately, as in files of 2023."""
+    gguf_name = joined.removesuffix("_exps.weight")
+    if f"{gguf_name}.0.weight" not in finder.tensors:
         raise Malformed(f"lacks the tensor {joined}: download it again")
-    block, part = _name_in_map(ours).split(".experts.")
+    block, part = _name_in_map(hf_name).split(".experts.")
     for expert in range(finder.check_layers(shape[0])):
-        place = TensorPlace(f"{theirs}.{expert}.weight", shape[1:])
+        place = TensorPlace(f"{gguf_name}.{expert}.weight", shape[1:])
         finder.take(f"{block}.experts.{expert}.{part}", place)
 
 
@@ -340,11 +352,11 @@ def _scaling(metadata: Metadata, finder: Finder, width: int, theta: float) -> di
 
 
 def _llama3(factors: np.ndarray[Any, Any], width: int, theta: float) -> dict[str, Any] | None:
-    """Llama 3.1's four numbers for `factors`, by which each frequency is divided, held to them."""
+    """Return Llama 3.1's scaling if it gives `factors`, the divisors of the rotary frequencies."""
     if (factors == 1).all():
         return None
     factor = float(factors.max())
-    with np.errstate(all="ignore"):  # what does not make sense does not fit
+    with np.errstate(all="ignore"):  # invalid values fail the comparison below
         waves = 2 * np.pi * theta ** (np.arange(0, width, 2) / width)
         smooth = np.clip((_ORIGINAL_LENGTH / waves - _LOW) / (_HIGH - _LOW), 0, 1)
         expected = 1 / ((1 - smooth) / factor + smooth)
@@ -361,8 +373,10 @@ def _llama3(factors: np.ndarray[Any, Any], width: int, theta: float) -> dict[str
 
 _ENCODER_ALONE = "holds an encoder alone, which cannot generate text"
 _SAMPLED_ROWS = 256
+"""Rows that are read to compare the head with the embedding."""
 _SAME_DIRECTION = 0.8
-"""Above this cosine a head is the embedding, packed another way; trained apart they are near 0."""
+"""Cosine above which a head counts as a copy of the embedding in another quantization. The cosine
+of a head that was trained separately is near 0."""
 
 
 def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
@@ -387,7 +401,7 @@ def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
         "num_decoder_layers": decoder_layers,
         "num_heads": metadata.get(".attention.head_count", COUNT),
         "relative_attention_num_buckets": metadata.get(".attention.relative_buckets_count", COUNT),
-        # llama.cpp computes with these two whatever the original had.
+        # llama.cpp uses these values for all models.
         "relative_attention_max_distance": 128,
         "feed_forward_proj": "gated-gelu" if gated else "relu",
         "layer_norm_epsilon": metadata.get(".attention.layer_norm_rms_epsilon", POSITIVE, epsilon),
@@ -397,14 +411,14 @@ def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
         "tie_word_embeddings": not own_head,
         "scale_decoder_outputs": not own_head,
     }
-    theirs = tensor_names(metadata.architecture, max(layers, decoder_layers))
+    gguf_name = tensor_names(metadata.architecture, max(layers, decoder_layers))
     wide = ("wi_0", "wi_1") if gated else ("wi",)
     head = ("lm_head.weight",) if own_head else ()
-    for ours in (*head, *_t5_names(layers, decoder_layers, wide, every_layer=every_layer)):
-        shape = finder.shape(theirs(ours))
-        is_matrix = len(shape) > 1 and "relative_attention_bias" not in ours
-        finder.take(ours, TensorPlace(theirs(ours), shape, is_matrix=is_matrix))
-    # A copy of the embedding, and the bias of cross attention that old checkpoints hold.
+    for hf_name in (*head, *_t5_names(layers, decoder_layers, wide, every_layer=every_layer)):
+        shape = finder.shape(gguf_name(hf_name))
+        is_matrix = len(shape) > 1 and "relative_attention_bias" not in hf_name
+        finder.take(hf_name, TensorPlace(gguf_name(hf_name), shape, is_matrix=is_matrix))
+    # These are not needed: a copy of the embedding, and a bias in old checkpoints.
     unused = [f"dec.blk.{number}.cross_attn_rel_b.weight" for number in range(decoder_layers)]
     finder.check_left(model_type, HEAD, *unused)
     return config
@@ -413,7 +427,8 @@ def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
 def _t5_names(
     layers: int, decoder_layers: int, wide: tuple[str, ...], *, every_layer: bool
 ) -> Iterator[str]:
-    """Every tensor by Hugging Face's name, without a head. wide: matrices that widen."""
+    """Yield Hugging Face's names of all tensors except the head. wide: Names of the first matrices
+    of a feed-forward layer."""
     attention, dense = ("SelfAttention", tuple("qkvo")), ("DenseReluDense", (*wide, "wo"))
     cross = ("EncDecAttention", attention[1])
     encoder, decoder = (attention, dense), (attention, cross, dense)
@@ -428,7 +443,7 @@ def _t5_names(
 
 
 def _has_own_head(finder: Finder) -> bool:
-    """Return whether there is a head that is more than a copy of the embedding."""
+    """Return whether there is a head that is not a copy of the embedding."""
     if HEAD not in finder.tensors:
         return False
     if finder.shape(HEAD) != finder.shape(EMBEDDING):

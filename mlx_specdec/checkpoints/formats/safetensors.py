@@ -1,5 +1,5 @@
-"""One safetensors file (https://huggingface.co/docs/safetensors): its header, which the library
-checks against the file, and its tensors in pieces."""
+"""Reader of a safetensors file (https://huggingface.co/docs/safetensors). The library safetensors
+validates the header. Tensors are read in pieces."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from ..tensors import Malformed, TensorInfo, TensorReader
 
 
 class SafetensorsFile(TensorReader):
-    """The tensors of one file, read in pieces through a map of it."""
+    """The tensors of a file, which are read in pieces through a memory map."""
 
     def __init__(self, file: Path) -> None:
         self.paths = (file,)
@@ -38,7 +38,7 @@ class SafetensorsFile(TensorReader):
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """The library's view of a file, whose header it has checked. Raises CheckpointError."""
+    """Open a file with the library, which validates the header. Raises CheckpointError."""
     with tensors.naming(file), reading(file):
         try:
             with safe_open(file, framework="numpy") as opened:
@@ -48,7 +48,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """One file's tensors by name, in the order of their bytes. Raises CheckpointError."""
+    """Return the tensors of a file by name, in the order of their bytes. Raises CheckpointError."""
     infos = {}
     with _opened(file) as opened:
         for name in opened.offset_keys():
@@ -64,13 +64,13 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def of_mlx(file: Path) -> bool:
-    """Return whether a file says that an MLX program wrote it. Raises CheckpointError."""
+    """Return whether the metadata name MLX as the file's writer. Raises CheckpointError."""
     with _opened(file) as opened:
         return (opened.metadata() or {}).get("format") == "mlx"
 
 
 def load(file: Path) -> dict[str, mx.array]:
-    """One file's tensors as lazy arrays. Raises CheckpointError."""
+    """Return a file's tensors as lazy arrays. Raises CheckpointError."""
     try:
         return dict(mx.load(str(file)))  # type: ignore[arg-type]
     except (RuntimeError, UnicodeEncodeError) as problem:

@@ -1,5 +1,5 @@
-"""One file that torch.save wrote, zip archive or older stream, as named tensors, without torch. Its
-pickle makes plain values, and calls nothing but the functions in ADMITTED."""
+"""Reader of a file that torch.save has written, without torch: a zip archive, or an older stream.
+The pickle may create plain values and call the functions in ADMITTED, and nothing else."""
 
 import io
 import math
@@ -21,7 +21,8 @@ from ..tensors import Contents, Malformed, TensorInfo, TensorReader
 
 MOST_AXES = 16
 LONGEST_PICKLE = 1 << 23
-"""Bytes, of some 50,000 tensors. A hostile pickle makes at most about 80 bytes of each byte."""
+"""Most bytes of a pickle, enough for 50,000 tensors. A hostile pickle needs about 80 times as much
+memory as it has bytes."""
 ZIP_MAGIC, OLD_MAGIC = b"PK\x03\x04", 0x1950A86A20F9469CFC6C
 _LOCAL_BYTES, _ENCRYPTED = 30, 0x1
 _BROKEN = "is truncated or damaged: download it again"
@@ -29,8 +30,8 @@ _BROKEN = "is truncated or damaged: download it again"
 
 @dataclass(frozen=True)
 class TorchType:
-    """An element type. numpy: how its bytes are read, as integers where numpy lacks the type;
-    stored: its name in a safetensors file."""
+    """An element type of torch. numpy: The numpy type that reads the bytes, an integer if numpy
+    lacks the type. stored: The name in safetensors files."""
 
     numpy: str
     stored: str
@@ -42,7 +43,7 @@ class TorchType:
 
 @dataclass(frozen=True)
 class Storage:
-    """A run of `count` elements in the file."""
+    """A contiguous block of `count` elements in the file."""
 
     key: str
     kind: TorchType
@@ -55,7 +56,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class TorchTensor:
-    """A view of a storage; offset and strides count elements of `kind`, not bytes."""
+    """A view of a storage. offset and strides count elements of `kind`."""
 
     storage: Storage
     kind: TorchType
@@ -65,7 +66,8 @@ class TorchTensor:
 
 
 class Entries(dict[Any, Any]):
-    """A dictionary of a pickle. Hashing a deeply nested tuple would overrun the stack."""
+    """A dictionary in a pickle. Keys must be plain values, because hashing a deeply nested tuple
+    would overflow the stack."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not isinstance(key, str | int | float | bytes | None):
@@ -78,12 +80,13 @@ def _ordered_dict(pairs: Any = ()) -> Entries:
     for key, value in pairs:
         entries[key] = value
     if pairs:
-        pairs.clear()  # a list that is handed to many calls would be copied by each
+        pairs.clear()  # a hostile pickle could pass the same list to many calls, to fill memory
     return entries
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> TorchTensor:
-    """rest: Whether there is a gradient, hooks, perhaps the type, and perhaps marks."""
+    """Make a tensor, as torch._utils._rebuild_tensor does. rest: Whether the tensor has a gradient,
+    the hooks, and in some versions the element type and flags."""
     if any(isinstance(value, dict) and value for value in rest):
         raise Malformed("holds a tensor that is marked as negated or conjugated: not read here")
     _check(isinstance(storage, Storage), "tensor")
@@ -128,7 +131,8 @@ _TYPES = (
     ("uint8", "ByteStorage", "U8"),
     ("bool", "BoolStorage", "BOOL"),
 )
-"""torch's name, that of its class of storages, and that of a safetensors file."""
+"""torch's name of an element type, the name of its storage class, and the name in safetensors
+files."""
 KINDS = {
     name: TorchType("f8" if name == "float64" else tensors.ELEMENTS[stored][1], stored)
     for name, _, stored in _TYPES
@@ -150,31 +154,32 @@ ADMITTED: Mapping[tuple[str, str], Any] = {
     ("torch", "Tensor"): None,
     ("torch.nn.parameter", "Parameter"): None,
 }
-"""Every name that a pickle may use, (module, name) -> what it gets."""
+"""Every name that a pickle may use: (module, name) -> the object that it gets instead."""
 _OPERATIONS = """
 PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT SHORT_BINUNICODE
 BINUNICODE BINUNICODE8 SHORT_BINSTRING BINSTRING SHORT_BINBYTES BINBYTES BINBYTES8 EMPTY_TUPLE
 TUPLE1 TUPLE2 TUPLE3 TUPLE EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS BINPUT LONG_BINPUT
 MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID
 """
-"""What state dicts need. The others hash tuples, or reserve what the pickle claims."""
+"""The pickle operations that state dicts need. Other operations hash tuples, or allocate memory of
+a size that the pickle states."""
 _CODES = b"".join(getattr(pickle, name) for name in _OPERATIONS.split())
 _Base: Any = pickle._Unpickler
 
 
 class Unpickler(_Base):
-    """Python's own unpickler in Python: the one in C allots what an index of its memo claims.
-    storages: those that the pickle mentions, by key."""
+    """The unpickler in Python. The one in C allocates memory up to the largest index of its memo.
+    storages: Key -> storage that the pickle mentions."""
 
     dispatch: ClassVar = {
         **{code: _Base.dispatch[code] for code in _CODES},
         pickle.EMPTY_DICT[0]: lambda self: self.append(Entries()),
-        # The state of a dictionary is metadata, which nobody needs.
+        # The state of a dictionary is metadata, which is not needed.
         pickle.BUILD[0]: lambda self: self.stack.pop(),
     }
 
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, encoding="latin1")  # texts of Python 2
+        super().__init__(file, encoding="latin1")  # for strings of Python 2
         self.storages: dict[str, Storage] = {}
 
     def find_class(self, module: str, name: str) -> Any:
@@ -194,22 +199,22 @@ class Unpickler(_Base):
 
 
 def load(data: mmap.mmap, begin: int) -> tuple[Any, Mapping[str, Storage], int]:
-    """Return the value of the pickle that begins at `begin`, the storages that it mentions, and
-    where it ends. Raises Malformed."""
+    """Return the value of the pickle at position `begin`, the storages by key, and the position
+    after the pickle. Raises Malformed."""
     stream = io.BytesIO(data[begin : begin + LONGEST_PICKLE])
     unpickler = Unpickler(stream)
     try:
         return unpickler.load(), unpickler.storages, begin + stream.tell()
     except Malformed:
         raise
-    except Exception:  # damage makes operations fail in many ways
+    except Exception:  # operations on damaged data raise many types
         if stream.tell() == LONGEST_PICKLE:
             raise Malformed(f"is refused: its pickle has over {LONGEST_PICKLE:,} bytes") from None
         raise Malformed("is truncated or damaged in its pickle: download it again") from None
 
 
 def named_tensors(value: Any) -> dict[str, TorchTensor]:
-    """Return the tensors of a state dict by name, without its other values. Raises Malformed."""
+    """Return the tensors of a state dict by name, without other values. Raises Malformed."""
     outer = value if isinstance(value, dict) else {}
     inner = (outer.get(key) for key in ("state_dict", "model"))
     entries = next((entry for entry in inner if isinstance(entry, dict)), outer)
@@ -222,7 +227,7 @@ def named_tensors(value: Any) -> dict[str, TorchTensor]:
 
 
 class TorchFile(TensorReader):
-    """The tensors of one file, tied ones under each of their names."""
+    """The tensors of a file. A tied tensor has an entry under each name."""
 
     def __init__(self, file: Path) -> None:
         self.paths = (file,)
@@ -262,15 +267,15 @@ class TorchFile(TensorReader):
             raise Malformed(f"is damaged: the bytes of {name} are not in it")
         if tensor.storage.nbytes > span.stop - span.start:
             raise Malformed(f"is truncated or damaged in {name}: download it again")
-        # A stride of zero lets a few bytes claim to be a tensor of any size.
+        # With a stride of zero, a few bytes could pretend to be a tensor of any size.
         if math.prod(tensor.shape) * tensor.kind.size > len(self._data):
             raise Malformed(f"is refused: {name} claims more bytes than the file has")
         return TensorInfo.of(tensor.kind.stored, tensor.shape)
 
 
 def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, slice], str]:
-    """Return the saved value, the bytes of each storage, and their order, of the archive that
-    torch.save writes since 1.6. Its records are not compressed."""
+    """Read the archive that torch.save writes since 1.6, whose records are not compressed. Return
+    the saved value, the span of each storage in the file by key, and the byte order."""
     records = _records(file, data)
     roots = [name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")]
     if len(roots) != 1 or any(name.startswith(f"{roots[0]}code/") for name in records):
@@ -296,7 +301,7 @@ def _records(file: Path, data: mmap.mmap) -> dict[str, slice]:
         stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == size
         if not stored or entry.flag_bits & _ENCRYPTED:
             raise Malformed(f"compresses or encrypts {shown}: save it with torch")
-        # The header has the lengths of what follows it: the record's name and an extra field.
+        # The header has the lengths of the record's name and of an extra field, which follow it.
         header = data[at : at + _LOCAL_BYTES].ljust(_LOCAL_BYTES)
         begin = at + _LOCAL_BYTES + sum(struct.unpack_from("<2H", header, 26))
         if header[:4] != ZIP_MAGIC or begin + size > len(data):
@@ -306,8 +311,8 @@ def _records(file: Path, data: mmap.mmap) -> dict[str, slice]:
 
 
 def _read_old(data: mmap.mmap) -> tuple[Any, dict[str, slice]]:
-    """Return the saved value and the bytes of each storage of a stream that torch.save wrote before
-    1.6. Five pickles come first. The storages follow, each after its number of elements."""
+    """Read the stream that torch.save wrote before 1.6: five pickles, then the storages, each after
+    its number of elements. Return the saved value, and the span of each storage by key."""
     magic, _, at = load(data, 0)
     if magic != OLD_MAGIC:
         raise Malformed("is a pickle, but none that torch.save wrote")

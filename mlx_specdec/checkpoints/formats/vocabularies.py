@@ -1,5 +1,5 @@
-"""Vocabularies of other programs as tokenizer.json and tokenizer_config.json: those in the metadata
-of a GGUF file, and Meta's tokenizer.model, which is SentencePiece's or tiktoken's."""
+"""Conversion of vocabularies to tokenizer.json and tokenizer_config.json, from the metadata of a
+GGUF file or from Meta's tokenizer.model, which has SentencePiece's or tiktoken's format."""
 
 import base64
 import binascii
@@ -20,13 +20,20 @@ from ..tensors import Malformed, naming
 from .gguf_header import COUNT, FLAG, NUMBERS, TEXT, TEXTS, Metadata
 
 PLAIN = "default"
+"""llama.cpp's name of the rule for files that name none."""
 
 
 @dataclass(frozen=True)
 class SplitRule:
-    """How a byte-level vocabulary splits text before it merges. then_gpt2: GPT-2's pattern comes
-    after `split`. ignores_merges: a piece that is a token stays one whatever the merges say.
-    composes: text is brought to NFC. begins: prompts begin with BOS unless the file denies it."""
+    """How a byte-level tokenizer splits text into pieces before merging.
+
+    Attributes:
+        split: The pattern of the pieces, "" for none.
+        then_gpt2: Whether GPT-2's pattern splits the pieces again.
+        ignores_merges: Whether a piece that is a token stays whole, without merging.
+        composes: Whether text is normalized to NFC.
+        begins: Whether prompts begin with BOS by default.
+    """
 
     split: str = ""
     then_gpt2: bool = False
@@ -65,29 +72,30 @@ RULES: Mapping[str, SplitRule] = {
     )
     for name in names.split()
 }
-"""By llama.cpp's names."""
+"""llama.cpp's name -> the rule."""
 
 ENDS = (
     *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"),
     *("<end_of_turn>", "<end_of_utterance>", "<eos>", "</s>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
     *("<|return|>", "<|call|>", "<｜end▁of▁sentence｜>"),
 )
-"""Names of control tokens that end a sequence in llama.cpp, whatever the metadata say."""
+"""Names of control tokens that always end a sequence in llama.cpp."""
 _RETURN, _END = "<|return|>", "<|end|>"
-"""In a vocabulary that has the first, the second ends a message and not the sequence."""
+"""If a vocabulary has the first, the second ends a message but not the sequence."""
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "▁"
 _PREFIX = "tokenizer.ggml."
 _LONGEST_MERGED = 256
-"""Characters of a token whose merges are looked for, in the time of their square."""
+"""Longest token, in characters, whose merges are reconstructed. The time is quadratic in it."""
 _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-"""What llama.cpp and Hugging Face call the tokens that have a use."""
+"""llama.cpp's name of a special token -> Hugging Face's name."""
 _PUT_BESIDE = "put the model's tokenizer.json beside it"
 _SETTINGS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
 class _Vocabulary:
-    """Tokens by id with types and scores. ids: token -> first id. special: a token's use -> id."""
+    """The tokens of a GGUF file by id, with types and scores. ids: Token -> the first id. special:
+    Name in _SPECIAL -> id."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
@@ -113,7 +121,8 @@ class _Vocabulary:
 
 
 def tokenizer_files(metadata: Metadata) -> dict[str, str]:
-    """tokenizer.json and tokenizer_config.json, {} without a vocabulary. Raises Malformed."""
+    """Return the content of tokenizer.json and tokenizer_config.json by name, {} without a
+    vocabulary. Raises Malformed."""
     kind = metadata.get(f"{_PREFIX}model", TEXT, "none")
     builders = {"llama": _sentencepiece_bpe, "t5": _unigram, "gpt2": _byte_bpe}
     if kind in ("none", "no_vocab"):
@@ -138,7 +147,7 @@ def tokenizer_files(metadata: Metadata) -> dict[str, str]:
 
 
 def ends_by_name(metadata: Metadata) -> list[int]:
-    """Return the ids of the control tokens that are called as one of ENDS. Raises Malformed."""
+    """Return the ids of the control tokens with a name in ENDS. Raises Malformed."""
     tokens = metadata.get(f"{_PREFIX}tokens", TEXTS, [])
     types = metadata.get(f"{_PREFIX}token_type", NUMBERS, np.zeros(0))[: len(tokens)]
     controls = {tokens[id]: int(id) for id in np.flatnonzero(types == _CONTROL)}
@@ -152,7 +161,7 @@ def _files(tokenizer: str, settings: Mapping[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def _library_errors() -> Iterator[None]:
-    """Raise Malformed for what `tokenizers` raises; its PanicException is no Exception."""
+    """Turn errors of `tokenizers` into Malformed. PanicException is not a subclass of Exception."""
     try:
         yield
     except (Malformed, KeyboardInterrupt, SystemExit, MemoryError):
@@ -195,7 +204,7 @@ def _unigram(vocabulary: _Vocabulary) -> Any:
     unknown = vocabulary.of_type(_UNKNOWN)
     end = len(vocabulary.tokens)
     while end and vocabulary.tokens[end - 1] == f"[PAD{end - 1}]":
-        end -= 1  # llama.cpp's converter fills it up with these
+        end -= 1  # llama.cpp's converter pads the vocabulary with these
     tokenizer = Tokenizer(
         models.Unigram(
             list(zip(vocabulary.tokens[:end], vocabulary.scores[:end], strict=True)),
@@ -213,7 +222,7 @@ def _unigram(vocabulary: _Vocabulary) -> Any:
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" +"), " ")]
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme)
     else:
-        # Metaspace takes a space that is there for the one in front that belongs to every text.
+        # Metaspace would not prepend a space to a text that begins with one.
         steps += [normalizers.Prepend(_SPACE)] if leading else []
         steps.append(normalizers.Replace(" ", _SPACE))
     tokenizer.normalizer = normalizers.Sequence(steps)
@@ -247,8 +256,8 @@ def _byte_bpe(vocabulary: _Vocabulary) -> Any:
 
 
 def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """All pairs that make a token, the highest score first, as SentencePiece joins neighbors; of
-    Gemma the first token first."""
+    """Return all pairs of tokens that join to a token, in SentencePiece's order of merging. This is
+    the order of the joined token's score, or of its id for Gemma."""
     ids, tokens = vocabulary.ids, vocabulary.tokens
     usable = {tokens[id] for id in vocabulary.of_type(_NORMAL, _USER, _UNUSED)}
     by_id = vocabulary.metadata.architecture.startswith("gemma")
@@ -259,8 +268,8 @@ def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 
 
 def _finish(tokenizer: Any, vocabulary: _Vocabulary, *, begins: bool, ends: bool) -> Any:
-    """Add the special tokens, and those around a prompt. begins, ends: whether BOS and EOS stand
-    there where the metadata are silent."""
+    """Add special tokens, and the template that puts BOS and EOS around a prompt. begins, ends:
+    Whether a prompt has BOS and EOS by default."""
     from tokenizers import AddedToken, processors
 
     tokens = vocabulary.tokens
@@ -285,14 +294,15 @@ def _finish(tokenizer: Any, vocabulary: _Vocabulary, *, begins: bool, ends: bool
 
 MODEL = "tokenizer.model"
 LARGEST_FILE = 16_000_000
+"""Most bytes of a tokenizer.model."""
 LONGEST = 256
-"""Bytes of a token; cutting one in every way takes the square of its length."""
+"""Most bytes of a token. The time to find the merges of a token is quadratic in this length."""
 _LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+")
 _SPECIAL_TOKENS = 256
 _NAMED_3 = {0: "begin_of_text", 1: "end_of_text", 6: "start_header_id", 7: "end_header_id"}
 _NAMED_3[9] = "eot_id"
 _NAMED_31 = {**_NAMED_3, 4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}
-"""Places among Llama 3's special tokens; the others are reserved."""
+"""Position among Llama 3's special tokens -> name. The other tokens are reserved."""
 _ADVICE = "take the one that belongs to the model"
 _TRIAL = "Once upon a time, a girl said: I don't  know!\n\n\t3.14 ünïcödé ﬁ 漢字 🙂 f(x):\n    x"
 
@@ -300,10 +310,12 @@ _TRIAL = "Once upon a time, a girl said: I don't  know!\n\n\t3.14 ünïcödé �
 def read_tokenizer(
     file: Path, vocabulary: int, *, since_31: bool = False
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Read a tokenizer.model of Meta's. Returns files of Hugging Face's, name -> text, and the ids
-    that begin and end a text, as config.json has them. Raises CheckpointError.
+    """Convert Meta's tokenizer.model. Return the content of Hugging Face's files by name, and the
+    entries of config.json for BOS and EOS. Raises CheckpointError.
 
-    vocabulary: the most tokens. since_31: with the names of Llama 3.1's special tokens, not 3's."""
+    vocabulary: The largest number of tokens. since_31: Whether special tokens have the names of
+    Llama 3.1 instead of 3.
+    """
     with naming(file), reading(file):
         if file.stat().st_size > LARGEST_FILE:
             raise Malformed(f"is too large for a tokenizer: {_ADVICE}")
@@ -327,7 +339,7 @@ def _sentencepiece(data: bytes, vocabulary: int) -> tuple[dict[str, str], dict[s
             raise Malformed(f"has {size} tokens where the model knows {vocabulary}: {_ADVICE}")
         metadata = Metadata(_described(processor))
         expected = processor.encode(_TRIAL)
-    # A damaged one loads at times: its tokens are no text then, or its ids not among them.
+    # A damaged file may load, and then have tokens that are not text, or ids out of range.
     except (RuntimeError, OSError, ValueError, LookupError):
         raise Malformed("is neither SentencePiece's nor tiktoken's, or damaged") from None
     files = tokenizer_files(metadata)
@@ -339,7 +351,7 @@ def _sentencepiece(data: bytes, vocabulary: int) -> tuple[dict[str, str], dict[s
 
 
 def _described(processor: Any) -> dict[str, Any]:
-    """A SentencePiece vocabulary as the metadata of a GGUF file."""
+    """Return a SentencePiece vocabulary in the form of a GGUF file's metadata."""
     every = range(processor.get_piece_size())
     kinds = {_UNKNOWN: processor.is_unknown, _CONTROL: processor.is_control}
     kinds |= {_UNUSED: processor.is_unused, _BYTE: processor.is_byte}
@@ -381,12 +393,12 @@ def _tiktoken(
 def _ranks(data: bytes) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
     for rank, line in enumerate(line.strip() for line in data.splitlines() if line.strip()):
-        encoded, _, said = line.partition(b" ")
+        encoded, _, stated_rank = line.partition(b" ")
         try:
             token = base64.b64decode(encoded, validate=True) if _LINE.fullmatch(line) else b""
         except binascii.Error:
             token = b""
-        if not 0 < len(token) <= LONGEST or token in ranks or said != b"%d" % rank:
+        if not 0 < len(token) <= LONGEST or token in ranks or stated_rank != b"%d" % rank:
             raise Malformed(f"is damaged in its line {rank + 1}: {_ADVICE}")
         ranks[token] = rank
     if not {bytes([byte]) for byte in range(256)} <= ranks.keys():
@@ -395,8 +407,8 @@ def _ranks(data: bytes) -> dict[bytes, int]:
 
 
 def _tiktoken_json(ranks: dict[bytes, int], special: list[str]) -> str:
-    """The text of tokenizer.json. special: the tokens after `ranks`; the first begins a text."""
-    # Without torch the import would warn.
+    """Return the content of tokenizer.json. special: The tokens after `ranks`, BOS first."""
+    # Without torch, importing transformers would log a warning.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from tokenizers import processors
     from transformers.convert_slow_tokenizer import TikTokenConverter
