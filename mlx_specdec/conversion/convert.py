@@ -26,17 +26,8 @@ _REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
 def upload(directory: Path, repository: str, *, base_model: str | None, drafts: bool) -> None:
-    """Write a model card into `directory` and upload the directory.
-
-    Args:
-        directory: The converted model.
-        repository: The Hub name to upload to.
-        base_model: The Hub name of the source, None for a local source.
-        drafts: Whether the result is a drafter, which needs a target.
-
-    Raises:
-        OutputError: If the upload fails.
-    """
+    """Write a model card into `directory` and upload the directory. base_model: The Hub name of the
+    source, None for a local source. drafts: Whether the result is a drafter. Raises OutputError."""
     import huggingface_hub as hub
 
     usage = f"--model TARGET --draft-model {repository}" if drafts else f"--model {repository}"
@@ -102,7 +93,7 @@ def convert(
     """Convert a model or a hidden-state drafter to mlx-lm's layout, and verify the result.
 
     The result appears at `mlx_path` only if every step succeeds. A conversion takes at most 1.2
-    times `shard_bytes` plus 300 MB of memory.
+    times `shard_bytes` plus 300 MB of memory. Raises SpecdecError.
 
     Args:
         model: A directory, a file, or a repository of the Hub.
@@ -114,8 +105,6 @@ def convert(
         quant_predicate: mlx-lm's name of a mixture of bits.
         dequantize: Whether quantized matrices of the source are dequantized.
         upload_repo: The Hub name to upload the result to.
-        revision: A branch, tag or commit of the Hub.
-        overwrite: Whether a model at `mlx_path` is replaced.
         shard_bytes: The most bytes in a file of the result; None means 4 GB, or a quarter of a
             small machine's memory.
         verify: Whether the models are compared even if that takes long.
@@ -124,9 +113,6 @@ def convert(
         working: Returns a context for a step without progress, whose description it gets.
         progress: Called with (done, total) bytes. Each byte is read to write and to verify it.
         download_progress: Called with (done, total) bytes of a download.
-
-    Raises:
-        SpecdecError: If the source, an option or the destination does not permit the conversion.
     """
     shard_bytes = disk.default_shard_bytes() if shard_bytes is None else shard_bytes
     weight_format = WeightFormat.checked(

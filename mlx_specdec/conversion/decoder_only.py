@@ -119,11 +119,8 @@ def _report(
 
 
 def _arrays(source: files.Weights, scratch: Path | None = None) -> dict[str, mx.array]:
-    """Return lazy arrays for mlx-lm.
-
-    Tensors of other formats than safetensors are first written to `scratch`. Without `scratch`
-    their arrays have only shapes and dtypes.
-    """
+    """Return lazy arrays for mlx-lm. Tensors of other formats than safetensors are first written to
+    `scratch`. Without `scratch` their arrays have only shapes and dtypes."""
     if source.lazy:
         return {name: source.read(name) for name in source.infos}
     if scratch is None:

@@ -46,15 +46,10 @@ class Inspection:
     """The contents of a checkpoint.
 
     Attributes:
-        path: The directory, file or Hub name.
-        format: A description of the file format.
-        model_type: The type in config.json, "" without one.
         files: Name of a file of weights -> its bytes.
         sizes: The sizes of the model in config.json.
-        tensors: All tensors of the files.
-        parameters: The number of weights, without copies and dropped tensors.
         nbytes: The bytes of all tensors. Tensors that share bytes are counted once.
-        kept_nbytes: The bytes of the tensors, without copies and dropped tensors.
+        parameters, kept_nbytes: Number and bytes of weights, without copies and dropped tensors.
         quantization: A description of the quantization, "" for none.
         tokenizer: A description of the tokenizer, "" for none.
         tensor_report: The report of a conversion; None if it is impossible.
@@ -191,13 +186,10 @@ _SINGLE = {".safetensors": "safetensors", **dict.fromkeys((".bin", ".pt", ".pth"
 def inspect(
     name: str, *, revision: str | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Inspection:
-    """Inspect a directory, a file or a repository of the Hub.
+    """Inspect a directory, a file or a repository of the Hub. Raises SourceError, CheckpointError.
 
     For safetensors files on the Hub, only headers are downloaded. Other formats are downloaded
     whole, and `progress` is called with (done, total) bytes.
-
-    Raises:
-        SourceError, CheckpointError: If there is no such checkpoint, or it is damaged.
     """
     path = Path(os.path.expanduser(name))
     if os.path.lexists(path):

@@ -24,7 +24,6 @@ class Plan:
         tensors: Returns all (final name, tensor of the source) in order, not read yet. The argument
             is a directory for temporary files.
         outlines: Final name -> a lazy array of the source's dtype and shape.
-        report: The fate of every tensor of the source.
         format: The source's format, a key of `shards.FORMATS`.
         paths: The source's files of weights.
         scratch_nbytes: The most bytes of temporary files.
@@ -112,15 +111,9 @@ def unsettled(
     stored: Mapping[str, Quantization],
     quantized: Mapping[str, Quantization],
 ) -> dict[str, Quantization]:
-    """Return the matrices that a conversion quantizes, by the name of the weight.
-
-    Matrices that are quantized in the source stay unchanged if they have the requested format.
-
-    Args:
-        weight_format: The requested format.
-        stored: Path of a matrix that is quantized in the source -> its quantization.
-        quantized: Name of every matrix that can be quantized -> its quantization.
-    """
+    """Return the entries of `quantized`, all matrices that can be quantized, that a conversion has
+    to quantize. Matrices in `stored` are quantized in the source already, and stay unchanged if
+    they have the requested format."""
     keeps = bool(stored) and weight_format.fits(stored)
     return {
         name: how

@@ -23,12 +23,8 @@ from .report import TensorReport, report_tensors
 
 
 def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan:
-    """Return the plan of a directory.
-
-    Raises:
-        CheckpointError: If the model is damaged or not supported.
-        OptionError: If the model cannot have the requested format.
-    """
+    """Return the plan of a directory. Raises CheckpointError, and OptionError if the model cannot
+    have the requested format."""
     weight_format = weight_format or WeightFormat()
     file = directory / "config.json"
     config = read_json(file) if file.is_file() else {}
@@ -52,11 +48,8 @@ def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan
 
 
 def _dequantized(plan: Plan, paths: Set[str]) -> Plan:
-    """Return the plan with the quantized matrices at `paths` dequantized.
-
-    If the user names no dtype, the matrices get the dtype of their scales, or bfloat16 if the
-    scales are powers of two. Raises CheckpointError.
-    """
+    """Return the plan with the matrices at `paths` dequantized. By default they get the dtype of
+    their scales, or bfloat16 if scales are powers of two. Raises CheckpointError."""
     if not paths:
         return plan
     packed = {path: how for path, how in plan.stored.items() if path in paths}

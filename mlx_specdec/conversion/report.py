@@ -63,13 +63,8 @@ def report_tensors(
     joined: Iterable[str] = (),
     computed: Iterable[str] = (),
 ) -> TensorReport:
-    """Return the report of all tensors of a reader.
-
-    Args:
-        contents: The tensors of the files.
-        written: The result's name -> the reader's name.
-        tied, dropped, joined, computed: See `TensorReport`, with the reader's names.
-    """
+    """Return the report of all tensors of a reader. written: The result's name -> the reader's.
+    tied, dropped, joined, computed: See `TensorReport`, with the reader's names."""
     origins = contents.origins
     twins = {origins[name]: origins.get(twin, twin) for name, twin in tied.items()}
     return TensorReport(
@@ -91,7 +86,6 @@ class ConversionReport:
     """The report of a conversion.
 
     Attributes:
-        path: The directory of the result.
         name: The name of the source.
         revision: The source's commit on the Hub, None for a local source.
         format: A description of the source's format.

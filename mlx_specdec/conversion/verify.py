@@ -32,14 +32,8 @@ SAME_LOGITS = 1e-3
 
 @dataclass(frozen=True)
 class Differences:
-    """Largest absolute differences from the source's values.
-
-    Attributes:
-        tensors: The number of tensors.
-        plain, plain_name: The largest difference in tensors that this conversion did not quantize,
-            and the tensor's name.
-        quantized, quantized_name: The same of tensors that it did quantize; None without any.
-    """
+    """The largest absolute differences from the source's values, with the tensors' names. Tensors
+    that the conversion has quantized are separate; `quantized` is None without any."""
 
     tensors: int
     plain: float
@@ -54,17 +48,9 @@ def compare(
     change: Callable[[str, Tensor], TensorChange],
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Differences:
-    """Compare written tensors bit for bit with tensors computed from the source again.
-
-    Args:
-        written: The files that were written.
-        tensors: Final name and tensor of the source.
-        change: Returns the change of a tensor.
-        progress: Called with the source bytes of each piece.
-
-    Raises:
-        OutputError: If a tensor differs.
-    """
+    """Compare written tensors bit for bit with tensors computed from the source again. Raises
+    OutputError if one differs. tensors: Final name and tensor of the source. change: Returns the
+    change of a tensor. progress: Called with the source bytes of each piece."""
     largest: dict[bool, tuple[float, str]] = {}
     expected: set[str] = set()
     count = 0
@@ -161,13 +147,9 @@ class TextChange:
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of comparing what the models compute.
-
-    Attributes:
-        logits: The largest difference of log-probabilities, None if they were not compared.
-        text: The scores of the fixed text, None if it was not scored.
-        note: Why something was not compared.
-    """
+    """The result of comparing the models. logits: The largest difference of log-probabilities, None
+    if they were not compared. text: The scores of the fixed text, None if it was not scored. note:
+    The reason."""
 
     logits: float | None
     text: TextChange | None
@@ -205,18 +187,15 @@ def verify(
     """Compare what source and result compute, if that is fast enough.
 
     The models are compared on a fixed text as well if weights were quantized or `chosen` is true.
+    Raises CheckpointError if the result computes something else than the source.
 
     Args:
-        source, result: The directories of the models.
         parameters: The number of weights.
         differences: The result of comparing every tensor.
         compare_logits: Returns the largest difference of log-probabilities; None to skip.
         compare_text: Scores the fixed text; None to skip.
         chosen: Whether the user asks for the comparison.
         shard_bytes: The most bytes in a file of the result, which also limits the memory.
-
-    Raises:
-        CheckpointError: If the result computes something else than the source.
     """
     quantized = differences.quantized is not None
     needed, reason = parameters * LOADED_BYTES, ""

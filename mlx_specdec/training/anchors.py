@@ -141,7 +141,8 @@ class Anchored:
 
 
 class AnchorTask(TextTask):
-    """A training task of a hidden-state drafter."""
+    """A training task of a hidden-state drafter, whose examples are samples. Drafts begin at random
+    anchors of the completion."""
 
     decay: float
     """Factor between the loss weights of one token of a draft and the next."""
@@ -246,12 +247,8 @@ class AnchorTask(TextTask):
     def _anchors(
         self, examples: np.ndarray, chance: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw anchors, from the first token of the completion on.
-
-        Returns:
-            The number of rows before each anchor, and a mask that is false for padding; both of
-            shape (sequences, anchors).
-        """
+        """Draw anchors in the completions. Return the number of rows before each anchor, and a mask
+        that is false for padding, both (sequences, anchors)."""
         first = self._leads[examples] + 1
         among = self._lengths[examples] - first
         counts = -(-among // SPACING)
@@ -275,15 +272,10 @@ class AnchorTask(TextTask):
 
 
 def compared(draft: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
-    """Compare the drafter with the target.
+    """Return the cross-entropies and the acceptance rates of speculative sampling, both (n,).
 
-    Args:
-        draft: The drafter's logits, (n, vocabulary).
-        target: The target's probabilities, (n, vocabulary).
-
-    Returns:
-        The cross-entropies, and the probabilities that speculative sampling accepts a draft token,
-        both (n,). The second carries no gradient.
+    draft: The drafter's logits, (n, vocabulary). target: The target's probabilities. The acceptance
+    rates carry no gradient.
     """
     log_q = draft - mx.logsumexp(draft, axis=-1, keepdims=True)
     accepted = mx.minimum(target, mx.exp(mx.stop_gradient(log_q))).sum(axis=-1)

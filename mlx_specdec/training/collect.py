@@ -28,12 +28,9 @@ _RAW = {2: (np.uint16, mx.uint16), 4: (np.uint32, mx.uint32)}
 
 
 class SampleFiles:
-    """Three files with the rows of all samples.
-
-    states.bin holds hidden states, (rows, width) of `dtype`. tokens.bin holds the token after each
-    state, (rows,) int32. lengths.bin holds the number of rows of each sample, (samples,) int32. The
-    number is 0 for a sample that is too short.
-    """
+    """Files with the rows of all samples. states.bin has hidden states, (rows, width) of `dtype`.
+    The file tokens.bin has the token after each state, (rows,) int32. The file lengths.bin has the
+    number of rows of each sample, (samples,) int32, which is 0 for a sample that is too short."""
 
     def __init__(self, directory: Path, width: int, dtype: mx.Dtype) -> None:
         self._width = width
@@ -53,12 +50,8 @@ class SampleFiles:
         return np.fromfile(self._lengths, np.int32)
 
     def append(self, tokens: Sequence[int], states: mx.array | None) -> None:
-        """Append a sample.
-
-        Args:
-            tokens: The tokens of the sample; empty for one that is too short.
-            states: The state that predicts each token, (len(tokens), width); None without tokens.
-        """
+        """Append a sample, which may be empty. states: The hidden state that predicts each token,
+        (len(tokens), width); None without tokens."""
         if states is not None:
             _append(self._states, np.array(states.astype(self._dtype).view(self._view)))
             _append(self._tokens, np.array(tokens, np.int32))
@@ -70,11 +63,8 @@ class SampleFiles:
         return mx.array(np.ascontiguousarray(every[rows])).view(self._dtype)
 
     def targets(self, count: int) -> np.ndarray:
-        """Return what `count` Medusa heads predict at each row, (rows, count) int32.
-
-        Head i predicts the token i + 1 positions after the token that the row itself predicts. The
-        value is -1 after the end of a sample.
-        """
+        """Return the tokens that Medusa heads learn to predict, (rows, count) int32. Head i has the
+        token i + 1 positions after the token of its row, or -1 after the end of the sample."""
         tokens, lengths = self.tokens(), self.lengths
         ends = np.repeat(np.cumsum(lengths), lengths)
         places = np.arange(len(tokens))[:, None] + 1 + np.arange(count)
@@ -82,12 +72,8 @@ class SampleFiles:
         return np.where(places < ends[:, None], following, -1).astype(np.int32)
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Split the samples that have tokens.
-
-        Returns:
-            The indices of the samples to train on, and of the held-out samples. The last samples
-            are held out: at least one, and at most `share` of all if that is more.
-        """
+        """Return the indices of the samples to train on, and of the held-out samples. These are the
+        last `share` of the samples that are not empty, and at least one."""
         used = np.flatnonzero(self.lengths)
         held = max(1, int(share * len(used)))
         return used[:-held], used[-held:]
@@ -126,13 +112,8 @@ class TrainingSample:
 
 
 def read_samples(file: Path, seed: int) -> list[TrainingSample]:
-    """Read and shuffle the texts of a data file.
-
-    A JSON object has "prompt", "text" or "turns", a list whose first entry is the prompt. It may
-    have "target", the completion.
-
-    Raises:
-        PromptError: If the file has no texts, or `prompts.read_lines` refuses it.
+    """Read and shuffle the texts of a data file. A JSON object has "prompt", "text" or "turns", a
+    list whose first entry is the prompt. It may have "target", the completion. Raises PromptError.
     """
     samples = [
         TrainingSample(line) if isinstance(line, str) else _from_object(line, where)
@@ -164,17 +145,13 @@ def collect(
 ) -> list[Ids]:
     """Append the samples that `rows` lacks, and return the prompt of every sample.
 
+    Raises PromptError if fewer than two samples are long enough.
+
     Args:
-        pair: The target whose hidden states are collected.
-        samples: The texts of the data file.
-        config: Which texts are used.
         rows: The files, which may hold samples of an interrupted call.
         progress: Called with (done, total) samples.
         taps: Names of hidden states that are stored in front of the final state. If there are any,
             the rows of a sample begin with its prompt.
-
-    Raises:
-        PromptError: If fewer than two samples are long enough.
     """
     longest = pair.target.max_length or config.length
     config = replace(config, length=min(config.length, longest))
@@ -205,19 +182,11 @@ def collect(
 
 
 def batches(lengths: Sequence[int], size: int, seed: int, kinds: int = 1) -> list[list[int]]:
-    """Group prompts of similar length into batches, in random order.
+    """Group prompts of similar length into batches, and return their indices.
 
-    The order is random because batches of long prompts should not all come last.
-
-    Args:
-        lengths: The length of each prompt.
-        size: The largest number of prompts in a batch.
-        seed: Seed of the order.
-        kinds: Number of sampling temperatures. Prompt i has temperature i modulo this number, so
-            most batches have a single temperature.
-
-    Returns:
-        The indices of the prompts in each batch.
+    The order is random, because batches of long prompts should not all come last. kinds: The number
+    of sampling temperatures. Prompt i has temperature i modulo this number, so that most batches
+    have a single temperature.
     """
     order = sorted(
         range(len(lengths)), key=lambda number: (number % kinds, lengths[number], number)

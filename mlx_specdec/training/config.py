@@ -19,7 +19,6 @@ class DataConfig:
             prompt and of the completion.
         self_distill: Whether the target model generates the completions.
         temperatures: Sampling temperatures of these completions, each used equally often.
-        seed: Seed of the order of the texts and of the completions.
         texts_at_once: The number of completions in a batch.
     """
 
@@ -45,11 +44,9 @@ class TrainConfig:
 
     Attributes:
         batch: The number of examples in a step.
-        epochs: The largest number of epochs.
         learning_rate: The highest learning rate. It falls along a cosine after the warm-up.
         warm_up: The share of all steps during which the learning rate rises linearly.
         patience: Training ends after this many epochs without progress on held-out examples.
-        seed: Seed of the batches and of random weights.
     """
 
     batch: int = 256
@@ -69,11 +66,8 @@ class TrainConfig:
 class HeadsConfig(TrainConfig):
     """The shape of Medusa heads, and how they are trained. A batch counts hidden states.
 
-    Attributes:
-        heads: The number of heads.
-        layers: The number of residual layers of a head.
-        own_output: Whether every head gets an output layer, which begins as the base model's. If
-            not, the heads share the base model's output layer.
+    own_output: Whether every head gets an output layer, which begins as the base model's. If not,
+    all heads use the base model's output layer.
     """
 
     heads: int = 3
@@ -89,12 +83,9 @@ class HeadsConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class DistillConfig(TrainConfig):
-    """How a draft model is trained. A batch counts sequences.
-
-    Attributes:
-        divergence: The loss. forward is KL(target || draft), reverse is KL(draft || target), jsd is
-            the Jensen-Shannon divergence, tvd is the rejection rate at temperature 1.
-    """
+    """How a draft model is trained. A batch counts sequences. divergence: The loss. forward is
+    KL(target || draft), reverse is KL(draft || target), jsd is the Jensen-Shannon divergence, tvd
+    is the rejection rate at temperature 1."""
 
     batch: int = 8
     learning_rate: float = 5e-4
@@ -103,13 +94,9 @@ class DistillConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class DrafterConfig(TrainConfig):
-    """The shape of a hidden-state drafter, and how it is trained. A batch counts sequences.
-
-    Attributes:
-        kind: The architecture.
-        layers: The number of a DSpark's layers; None derives it from the target's depth.
-        num_draft: The draft length that it is trained for.
-    """
+    """The shape of a hidden-state drafter, and how it is trained. A batch counts sequences. layers:
+    The number of a DSpark's layers; None derives it from the target's depth. num_draft: The draft
+    length for which the drafter is trained."""
 
     kind: Literal["dspark", "eagle3"] = "dspark"
     batch: int = 8
@@ -126,12 +113,8 @@ class DrafterConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """The shape of a new draft model.
-
-    Attributes:
-        layers: The number of layers, copied from layers of the target that are evenly spaced.
-        width: The width of hidden states. All weights are random if a width is set.
-    """
+    """The shape of a new draft model. layers: The number of layers, copied from evenly spaced
+    layers of the target. width: The width of hidden states; all weights are then random."""
 
     layers: int
     width: int | None = None

@@ -140,14 +140,8 @@ class DraftTask(TextTask):
 
 @dataclass(frozen=True)
 class Initial:
-    """A draft model before its first step.
-
-    Attributes:
-        model: The draft model.
-        config: The draft model's config.json.
-        directory: The directory of the tokenizer files.
-        origin: A description of the origin of the weights.
-    """
+    """A draft model before its first step, with its config.json, the directory of its tokenizer
+    files, and a description of the origin of its weights."""
 
     model: Base
     config: Mapping[str, Any]
@@ -157,9 +151,8 @@ class Initial:
 
 @contextmanager
 def initial(pair: Pair, shape: DraftConfig | None, seed: int) -> Iterator[Initial]:
-    """Yield the pair's draft model, or a new one of `shape` if the pair has none.
-
-    The files of the draft model exist until the block ends.
+    """Yield the pair's draft model, or a new one of `shape` if the pair has none. The files of the
+    draft model exist until the block ends.
 
     Raises:
         OptionError: If the pair has Medusa heads, or a draft that has no weights to train.
@@ -277,21 +270,11 @@ EMBEDDING_SPREAD = 0.02
 def shaped(
     model: Base, config: Mapping[str, Any], layers: int, width: int | None, seed: int
 ) -> tuple[Base, dict[str, Any]]:
-    """Make a model with fewer decoder layers.
+    """Make a model with fewer decoder layers, and return it with its config.json.
 
-    Args:
-        model: The target.
-        config: The target's config.json.
-        layers: The number of decoder layers.
-        width: The width of hidden states; all weights are then random. None keeps the target's
-            width and copies the weights of layers that are evenly spaced.
-        seed: Seed of random weights.
-
-    Returns:
-        The model and its config.json.
-
-    Raises:
-        OptionError: If the shape is impossible.
+    Raises OptionError if the shape is impossible. config: The target's config.json. width: The
+    width of hidden states; all weights are then random. None keeps the target's width and copies
+    the weights of evenly spaced layers.
     """
     family, network = families.of_model(model), model.network
     depth = len(family.layers(network))

@@ -29,8 +29,8 @@ from ..models.drafters.kinds import attach, describe, read
 from ..models.drafters.layers import Attention
 from ..models.drafters.network import DrafterNetwork
 from ..models.number_format import NumberFormat
-from . import anchors as behind_anchors
 from .anchors import Anchored, AnchorTask, KeysValues, compared
+from .anchors import attend as attend_at_anchors
 from .collect import SampleFiles
 from .config import DataConfig, DrafterConfig
 from .draft import short_name, write_trained
@@ -200,7 +200,7 @@ def _attend(attention: Attention, context: mx.array, anchors: mx.array, rows: mx
     offsets = anchors.reshape(-1)
     block = attention.keys_values(blocks, offsets)
     queries = attention.queries(blocks, offsets)
-    return behind_anchors.attend(attention, queries, attention.keys_values(context), block, anchors)
+    return attend_at_anchors(attention, queries, attention.keys_values(context), block, anchors)
 
 
 class Eagle3Task(AnchorTask):
@@ -253,7 +253,7 @@ class Eagle3Task(AnchorTask):
             sequences.append(attention.keys_values(rows, 0))
             return attention.attend(attention.queries(rows, 0), *sequences[-1], "causal")
 
-        def attend_behind(number: int, attention: Attention, rows: mx.array) -> mx.array:
+        def attend_drafts(number: int, attention: Attention, rows: mx.array) -> mx.array:
             # A draft begins at the row before its anchor.
             offsets = anchored.anchors.reshape(-1) + len(made[number])
             row = rows.reshape(offsets.size, 1, rows.shape[-1])
@@ -262,15 +262,17 @@ class Eagle3Task(AnchorTask):
                 mx.concatenate(list(parts), axis=2) for parts in zip(*made[number], strict=True)
             )
             queries = attention.queries(row, offsets)
-            behind = sequences[number], (keys, values), anchored.anchors
-            return behind_anchors.attend(attention, queries, *behind)
+            drafts = keys, values
+            return attend_at_anchors(
+                attention, queries, sequences[number], drafts, anchored.anchors
+            )
 
         features = network.features(anchored.hidden)
         states = network.through(anchored.following, features, sources, attend_all)
         states = mx.take_along_axis(states, (anchored.anchors - 1)[..., None], axis=1)
         heads = [network.norm(states)]
         for step in range(1, anchored.slots):
-            states = network.through(anchored.tokens[..., step], states, sources, attend_behind)
+            states = network.through(anchored.tokens[..., step], states, sources, attend_drafts)
             heads.append(network.norm(states))
         return heads
 
@@ -281,13 +283,8 @@ TASKS: Mapping[str, type[DSparkTask | Eagle3Task]] = {"dspark": DSparkTask, "eag
 
 @dataclass(frozen=True)
 class Begun:
-    """A drafter with random weights, attached to its target.
-
-    Attributes:
-        network: The drafter.
-        config: The drafter's config.json.
-        fixed: Tensors of the files that are not trained.
-    """
+    """A drafter with random weights, attached to its target, and its config.json. fixed: Tensors of
+    the files that are not trained."""
 
     network: DrafterNetwork
     config: Mapping[str, Any]
@@ -384,11 +381,8 @@ def _layer_config(target: Base, model_type: str, count: int) -> dict[str, Any]:
 
 
 def _weights(shapes: Shapes, target: Base, texts: TextStatistics, seed: int) -> dict[str, mx.array]:
-    """Draw the first weights.
-
-    Matrices have the variance 1 / inputs, norms are 1 and biases 0. Output projections are scaled
-    to the residual stream, and the final norm to QUIET times the target's.
-    """
+    """Draw matrices of variance 1 / inputs, norms of 1 and biases of 0. Output projections are
+    scaled to the residual stream, and the final norm to QUIET times the target's."""
     draws = mx.random.split(mx.random.key(seed), len(shapes))
     chains = "lm_head.weight" in shapes
     embedded = target.embed(mx.array(texts.by_use[None, :SEEN_TOKENS], dtype=mx.int32))

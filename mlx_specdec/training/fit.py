@@ -49,13 +49,7 @@ Measured = Callable[[int, Any], None]
 @dataclass(eq=False)
 class Task(ABC):
     """A module with its loss and its examples. The figures have a `score`; a lower score is better.
-
-    Attributes:
-        module: The module whose trainable parameters are trained.
-        config: The settings of the training run.
-        train: The indices of the examples to train on.
-        held_out: The indices of the examples to evaluate on.
-    """
+    train, held_out: The indices of the examples to train on, and to evaluate on."""
 
     module: nn.Module
     config: TrainConfig
@@ -125,13 +119,8 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a training run.
-
-    Attributes:
-        figures: The held-out figures of the best epoch.
-        best: The number of the best epoch, 0 for the initial weights.
-        epochs: The number of epochs.
-    """
+    """The held-out figures and the number of the best epoch, 0 for the initial weights, and the
+    number of epochs."""
 
     figures: Any
     best: int
@@ -140,13 +129,9 @@ class Outcome:
 
 @dataclass(eq=False)
 class Fit:
-    """A training run of a task's module, which ends with the weights of the best epoch.
-
-    Attributes:
-        task: The module, its loss and its examples.
-        file: The checkpoint, which is read if it exists.
-        start: Held-out figures of the initial weights if they may be the best, as epoch 0.
-    """
+    """A training run of a task's module, which ends with the weights of the best epoch. file: The
+    checkpoint, which is read if it exists. start: Held-out figures of the initial weights, if these
+    may be the best, as epoch 0."""
 
     task: Task
     file: Path
@@ -229,13 +214,8 @@ class Fit:
 
 @dataclass(frozen=True)
 class Watcher:
-    """Callbacks for progress.
-
-    Attributes:
-        collected: Called when the hidden states of a text are collected.
-        stepped: Called after each step.
-        measured: Called after each epoch. Epoch 0 is the initial weights.
-    """
+    """Callbacks that report the collection of hidden states, each step, and each epoch. Epoch 0 is
+    the initial weights."""
 
     collected: Progress
     stepped: Step
@@ -249,9 +229,7 @@ class Trained:
     Attributes:
         output: The directory of the result.
         start: Held-out figures of the initial weights; None if they mean nothing.
-        outcome: The best epoch and its figures.
-        rows: The number of tokens in the training examples.
-        held_out: The number of tokens in the held-out examples.
+        rows, held_out: The number of tokens to train on, and of held-out tokens.
         seconds: The time of this run, without interrupted runs before it.
         resumed: Whether hidden states of an interrupted run were used.
     """
@@ -266,17 +244,9 @@ class Trained:
 
 
 class Training:
-    """Training data in `directory`, and training runs on it. taps: See `collect`.
-
-    Attributes:
-        pair: The target and its tokenizer.
-        digest: The SHA-256 of the data file.
-        rows: The samples and the hidden states of the target.
-        prompts: The prompt of each sample.
-
-    Raises:
-        PromptError: If the data has too few usable texts.
-    """
+    """Training data in `directory`, and training runs on it. taps: See `collect`. digest: The
+    SHA-256 of the data file. prompts: The prompt of each sample. Raises PromptError if the data has
+    too few usable texts."""
 
     def __init__(
         self,
@@ -382,10 +352,7 @@ def stored_type(network: nn.Module, name: str, array: mx.array) -> mx.Dtype:
 @contextmanager
 def work_directory(output: Path) -> Iterator[Path]:
     """Yield the path of the hidden directory, which is removed if the block ends without an error.
-
-    Raises:
-        OutputError: If `output` exists, its name is not UTF-8, or the block raises OSError.
-    """
+    Raises OutputError if `output` exists, its name is not UTF-8, or the block raises OSError."""
     try:
         str(output).encode("utf-8")
     except UnicodeError:
@@ -404,11 +371,8 @@ def work_directory(output: Path) -> Iterator[Path]:
 
 
 def _keep(directory: Path, settings: Mapping[str, Any]) -> bool:
-    """Make the directory, or empty it if it was made for other settings.
-
-    Returns:
-        Whether the directory was made for the same settings.
-    """
+    """Make the directory, or empty it if it was made for other settings. Return whether it was made
+    for the same settings."""
     note = directory / "settings.json"
     text = json.dumps(settings, sort_keys=True)
     if note.is_file() and note.read_text(encoding="utf-8") == text:

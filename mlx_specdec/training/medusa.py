@@ -28,13 +28,8 @@ TOP = 5
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Accuracy on held-out rows.
-
-    Attributes:
-        loss: The loss, averaged over heads with the weights DECAY ** i.
-        top1: For each head the share of rows whose token is the most likely one.
-        top5: For each head the share of rows whose token is among the TOP most likely ones.
-    """
+    """Loss and accuracy on held-out rows. top1, top5: For each head the share of rows whose token
+    is the most likely one, or among the TOP most likely ones."""
 
     loss: float
     top1: tuple[float, ...]
@@ -70,8 +65,8 @@ class HeadTask(Task):
         return _weighted(entropy.sum(axis=1), valid.sum(axis=1))
 
     def sums(self, *batch: mx.array) -> mx.array:
-        """Return sums over rows, (4, heads): the loss, rows with a token, rows whose token is the
-        most likely one, and rows whose token is among the TOP most likely ones."""
+        """Return sums over rows, (4, heads): the loss, the number of tokens, and the tokens that
+        are the most likely one or among the TOP most likely ones."""
         states, targets = batch
         logits, entropy, valid = self._entropy(states, targets)
         right = mx.take_along_axis(logits, mx.maximum(targets.T, 0)[..., None], axis=-1)
@@ -98,10 +93,8 @@ class HeadTask(Task):
 
 
 def initial_heads(base: Base, count: int, layers: int, *, own_output: bool) -> MedusaHeads:
-    """Return heads that predict what the base predicts: their residual layers add zero.
-
-    The weights are float32 for every dtype of the base, because steps are too small for 16 bits.
-    """
+    """Return heads that predict the same as the base: their residual layers add zero. The weights
+    are float32, because steps are too small for 16 bits."""
     width = base.width
     zeros = [(mx.zeros((count, width, width)), mx.zeros((count, width))) for _ in range(layers)]
     heads = MedusaHeads(base, zeros)
