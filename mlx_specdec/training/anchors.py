@@ -13,7 +13,7 @@ import numpy as np
 from ..interfaces import rectangle
 from ..models.base import Base
 from ..models.drafters.files import Shapes
-from ..models.drafters.layers import Attention, Source
+from ..models.drafters.layers import Attention, SourceKeysValues
 from ..models.drafters.network import DrafterNetwork
 from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..models.trainable import Ids
@@ -239,7 +239,7 @@ class AnchorTask(TextTask):
         mask = mx.arange(max(map(len, prompts))) < lengths[:, None]
         return self._base.network.encode(rectangle(prompts), mask), mask
 
-    def _sources(self, anchored: Anchored) -> list[Source | None]:
+    def _sources(self, anchored: Anchored) -> list[SourceKeysValues | None]:
         """Return each layer's keys and values of the encoder's output, None without an encoder."""
         layers = self.network.layers
         return self.network.sources(*anchored.encoded) if anchored.encoded else [None] * len(layers)

@@ -24,7 +24,7 @@ from ..interfaces import after
 from ..models.base import Base
 from ..models.drafters.dflash import CONFIDENCE, CONFIDENCE_BIAS, DFlash
 from ..models.drafters.eagle import Eagle3
-from ..models.drafters.files import ATTENDS, LayerSizes, Settings, Shapes, layer_sizes
+from ..models.drafters.files import ATTENDS, ConfigEntries, LayerSizes, Shapes, layer_sizes
 from ..models.drafters.kinds import attach, describe, read
 from ..models.drafters.layers import Attention
 from ..models.drafters.network import DrafterNetwork
@@ -324,7 +324,7 @@ def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: TextStatist
     target, task = pair.target, TASKS[config.kind]
     described = task.configuration(pair, config, texts)
     layer = described.get("transformer_layer_config", described)
-    sizes = layer_sizes(Settings(directory / "config.json", layer), layer["model_type"])
+    sizes = layer_sizes(ConfigEntries(directory / "config.json", layer), layer["model_type"])
     shapes = describe(config.kind, directory, described).tensors.shapes
     shapes |= task.more_shapes(described, sizes)
     tensors = _weights(shapes, target, texts, config.seed)

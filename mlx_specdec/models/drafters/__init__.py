@@ -1,5 +1,5 @@
-"""Hidden-state drafters: networks that draft from a target's hidden states, one module a family.
-Imports no MLX: options name the kinds."""
+"""Hidden-state drafters: networks that draft from a target's hidden states, one module per family.
+This module imports no MLX, so that the command line can list the kinds quickly."""
 
 from collections.abc import Mapping
 
@@ -13,5 +13,5 @@ KINDS: Mapping[str, str] = {
     "eagle": "eagle:EAGLE",
     "gemma4_assistant": "gemma4_assistant:ASSISTANT",
 }
-"""Name of a kind -> the module and the name of its `network.Kind`. Directories are recognized in
-this order: a DSpark is a DFlash with more, and a P-EAGLE an EAGLE-3."""
+"""The module and the name of each kind's `network.DrafterKind`. Directories are recognized in this
+order: the files of a DSpark also look like a DFlash, and those of a P-EAGLE like an EAGLE-3."""

@@ -1,7 +1,7 @@
 """DFlash, which drafts a block of tokens in one pass, and DSpark, a DFlash with two more heads.
-DSpark's Markov head adds to the logits of a slot what the token before it says, and its confidence
-head estimates how likely each slot is to be accepted. Source: arXiv 2602.06036 (DFlash) and arXiv
-2607.05147 (DSpark)."""
+DSpark's Markov head adds a bias to the logits of a slot, depending on the token before it. Its
+confidence head estimates how likely each slot is to be accepted. Source: arXiv 2602.06036 (DFlash)
+and arXiv 2607.05147 (DSpark)."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -13,9 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import Weights
-from .files import Description, DrafterFiles, Settings, StoredTensors, is_named, nested
-from .layers import Layer, Source
-from .network import Config, DrafterNetwork, Kind, Reading
+from .files import ConfigEntries, Description, DrafterFiles, StoredTensors, is_named, nested
+from .layers import Layer, SourceKeysValues
+from .network import Config, DrafterKind, DrafterNetwork, Reading
 
 IDS = "aux_hidden_state_layer_ids"
 USUAL_TAPS = 5
@@ -29,11 +29,19 @@ CONFIDENCE_BIAS = "confidence_head.proj.bias"
 
 @dataclass(frozen=True, kw_only=True)
 class BlockFiles(DrafterFiles):
-    """slots: of one block, the newest token's included. skipped: the number of slots that draft
-    nothing. mask_token: stands in a slot that is to be filled. windows: how many positions each
-    layer looks back, None without limit. window_behind_block: that is counted from the block's
-    first slot, and not from each. causal: whether a slot sees only those before it, for each layer.
-    markov: the type of the Markov head, None without one. rank: of its matrices."""
+    """A DFlash or a DSpark in a directory.
+
+    Attributes:
+        slots: Number of slots of a block, including the slot of the newest token.
+        skipped: Number of slots at the beginning that draft no token.
+        mask_token: The input token of slots that are to be drafted.
+        windows: For each layer, how many positions it looks back; None without a limit.
+        window_behind_block: Whether a window is counted from the block's first slot. Otherwise it
+            is counted from the slot that looks back.
+        causal: For each layer, whether a slot attends only to itself and to slots before it.
+        markov: The type of the Markov head; None without one.
+        rank: Rank of the Markov head's matrices.
+    """
 
     slots: int
     skipped: int
@@ -45,7 +53,7 @@ class BlockFiles(DrafterFiles):
     rank: int
 
     def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """From the second layer to the third from the end, evenly."""
+        """Return layers at even distances, from the second to the third from the end."""
         if self.taps == 1:
             return (layers // 2,)
         return tuple(round(1 + at * (layers - 4) / (self.taps - 1)) for at in range(self.taps))
@@ -66,7 +74,7 @@ def read(kind: str, directory: Path, config: Config, weights: Weights | None) ->
     if config.get("model_type") not in (None, "qwen3", "llama", "speculator_model") and not layered:
         raise settings.wrong("model_type", "qwen3")
     vocabulary, drafted = described.vocabulary, described.drafted
-    # What some files repeat of the target, since training freezes it.
+    # Training freezes the embedding and the head, so that files may contain copies of the target's.
     own_head = () if drafted != vocabulary else ("lm_head.weight",)
     stored = StoredTensors.of(directory, weights, _own_name, ("embed_tokens.weight", *own_head))
     tapped = settings.tapped(IDS)
@@ -108,17 +116,19 @@ def _own_name(name: str) -> str:
     return re.sub(r"_codebook$", "_codebook.weight", name.removeprefix("model."))
 
 
-def _windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
+def _windows(settings: ConfigEntries, layers: int) -> tuple[int | None, ...]:
     kinds = settings.get("layer_types") or ["full_attention"] * layers
     if len(kinds) != layers or not {*kinds} <= {"full_attention", "sliding_attention"}:
         raise settings.wrong("layer_types", "full_attention or sliding_attention for each layer")
     sliding = (kind == "sliding_attention" for kind in kinds)
-    return tuple(int(settings["sliding_window"]) if each else None for each in sliding)
+    return tuple(int(settings["sliding_window"]) if slides else None for slides in sliding)
 
 
-def _causal(settings: Settings, windows: tuple[int | None, ...], kind: str) -> tuple[bool, ...]:
-    """Whether a slot sees only those before it, for each layer. Silent layers with a window are
-    causal, except those of a DFlash 2 of `speculators`."""
+def _causal(
+    settings: ConfigEntries, windows: tuple[int | None, ...], kind: str
+) -> tuple[bool, ...]:
+    """Return `BlockFiles.causal`. If config.json does not say it, layers with a window are causal,
+    except in a DFlash 2 of `speculators`."""
     if (stated := settings.get("is_causal")) is not None:
         return (bool(stated),) * len(windows)
     seeing = kind == "dflash2" and "speculators_model_type" in settings
@@ -127,7 +137,8 @@ def _causal(settings: Settings, windows: tuple[int | None, ...], kind: str) -> t
 
 
 class MarkovHead(nn.Module):
-    """Adds to the logits of a slot what the token before it says; named as in files."""
+    """The head that adds a bias to the logits of a slot, computed from the token before the slot.
+    Parameters are named as in files."""
 
     def __init__(self, files: BlockFiles) -> None:
         super().__init__()
@@ -143,15 +154,22 @@ class MarkovHead(nn.Module):
     def step(
         self, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
-        """(1, 1) int32, the token before a slot, and the slot's state, (1, 1, width) -> what is
-        added to its logits, (1, 1, the drafter's vocabulary), and `carried` of the next slot."""
+        """Return the bias of a slot's logits, (1, 1, the drafter's vocabulary), and `carried` for
+        the next slot.
+
+        Args:
+            token: The token before the slot, (1, 1) int32.
+            state: The slot's state, (1, 1, width).
+            carried: The recurrent state of the type "rnn"; None for the first slot.
+        """
         latent, carried = self.latent(token, state, carried)
         return self.markov_w2(latent), carried
 
     def latent(
         self, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
-        """Return the same before the last matrix, of width `rank`; of many blocks at once."""
+        """Return the inputs of `markov_w2`, of width `rank`, and `carried` for the next slot.
+        Arguments are as in `step`, but may hold many blocks."""
         latent = self.markov_w1(token)
         if self._kind == "gated":
             gate = mx.sigmoid(self.gate_proj(mx.concatenate([state, latent], axis=-1)))
@@ -167,8 +185,9 @@ class MarkovHead(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """Estimates how likely the target is to accept the draft of a slot, if it accepts all before.
-    It may look at the token before, in the Markov head's embedding."""
+    """The head that estimates the probability that the target accepts the token of a slot if it
+    accepts all tokens before it. Some files also feed it the Markov head's embedding of the token
+    before the slot."""
 
     def __init__(self, files: BlockFiles) -> None:
         super().__init__()
@@ -178,18 +197,23 @@ class ConfidenceHead(nn.Module):
         self.proj = nn.Linear(inputs, 1, bias=CONFIDENCE_BIAS in files.tensors)
 
     def logits(self, state: mx.array, before: mx.array | None) -> mx.array:
-        """(..., width) of slots, and the embeddings (..., rank) of the tokens before -> (...)
-        float32, whose sigmoid is the probability."""
+        """Return (...) float32, whose sigmoid is the probability.
+
+        Args:
+            state: The states of slots, (..., width).
+            before: The Markov head's embeddings of the tokens before the slots, (..., rank).
+        """
         inputs = [state] if self._alone or before is None else [state, before]
         logits: mx.array = self.proj(mx.concatenate(inputs, axis=-1))
         return logits.astype(mx.float32)[..., 0]
 
 
 Attend = Callable[[mx.array], mx.array]
+"""Computes a layer's self-attention from its inputs, (1, slots, width)."""
 
 
 class DFlash(DrafterNetwork):
-    """The network of a directory; that of a DSpark has its two heads."""
+    """The network of a DFlash, or of a DSpark with its two heads."""
 
     def __init__(self, files: BlockFiles) -> None:
         super().__init__(files)
@@ -211,33 +235,50 @@ class DFlash(DrafterNetwork):
         return DFlashReading(self)
 
     def through(
-        self, layer: Layer, states: mx.array, attend: Attend, source: Source | None = None
+        self, layer: Layer, states: mx.array, attend: Attend, source: SourceKeysValues | None = None
     ) -> mx.array:
-        """Run a layer over (1, slots, width). attend: its attention. source: see `sources`."""
+        """Run a layer over the states of a block.
+
+        Args:
+            layer: The layer.
+            states: (1, slots, width).
+            attend: Computes the layer's self-attention.
+            source: The layer's entry of `sources`.
+        """
         return layer.finish(states, attend(layer.input_layernorm(states)), source)
 
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
-        """The head's logits of a slot, (1, 1, the drafter's vocabulary) -> over the target's, and
-        `carried` of the next slot. token: (1, 1) int32, the one before. state: (1, 1, width)."""
+        """Return the final logits of a slot over the target's vocabulary, and `carried` for the
+        next slot.
+
+        Args:
+            logits: The head's logits of the slot, (1, 1, the drafter's vocabulary).
+            token: The token before the slot, (1, 1) int32.
+            state: The slot's state, (1, 1, width).
+            carried: See `MarkovHead.step`.
+        """
         if "markov_head" in self:
             bias, carried = self.markov_head.step(token, state, carried)
             logits = logits + bias
         return self.over_target(logits), carried
 
     def chance(self, token: mx.array, state: mx.array) -> mx.array:
-        """The chance that a slot is accepted if all before it are, (1, 1) float32."""
+        """Return the probability that a slot's token is accepted if all tokens before it are,
+        (1, 1) float32. Arguments are as in `slot_logits`."""
         before = self.markov_head.markov_w1(token) if "markov_head" in self else None
         return mx.sigmoid(self.confidence_head.logits(state, before))
 
     def context(self, hidden: mx.array) -> mx.array:
-        """(1, m, taps x target's width) -> the inputs of keys and values, (1, m, width)."""
+        """Return the inputs of keys and values, (1, m, width), from the target's hidden states,
+        (1, m, taps x target's width)."""
         states: mx.array = self.hidden_norm(self.fc(hidden.astype(self.dtype)))
         return states
 
     def masks(self, before: int) -> list[mx.array | None]:
-        """Return for each layer what the slots of a block behind `before` rows may look at."""
+        """Return each layer's attention mask, (slots, before + slots) bool, for a block after
+        `before` positions; None if a layer hides nothing. A mask may have only one row."""
         columns = mx.arange(before + self.slots)
         rows = columns[before:, None]
         masks: list[mx.array | None] = []
@@ -254,7 +295,7 @@ class DFlash(DrafterNetwork):
 
 
 class DFlashReading(Reading):
-    """One sequence: keys and values of the target's hidden states; those of blocks are dropped."""
+    """One sequence's state in a DFlash: keys and values of the target's hidden states."""
 
     _newest: mx.array
     _states: mx.array
@@ -308,5 +349,5 @@ class DFlashReading(Reading):
         return mx.concatenate(self._chances, axis=1) if self._chances else None
 
 
-DSPARK = Kind("dspark", is_dspark, partial(read, "dspark"), DFlash, layer_ids=IDS)
-DFLASH = Kind("dflash", is_dflash, partial(read, "dflash"), DFlash, layer_ids=IDS)
+DSPARK = DrafterKind("dspark", is_dspark, partial(read, "dspark"), DFlash, layer_ids=IDS)
+DFLASH = DrafterKind("dflash", is_dflash, partial(read, "dflash"), DFlash, layer_ids=IDS)

@@ -1,5 +1,6 @@
-"""DFlash 2: DFlash 1 with short convolutions around each part of a layer, and a selector that walks
-through each slot's likeliest tokens. Source: z-lab/dflash, and the files of `speculators`."""
+"""DFlash 2: a DFlash with short convolutions around the attention and the feed-forward part of each
+layer, and a selector that scores each slot's likeliest tokens again. Source: z-lab/dflash, and the
+files of `speculators`."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -13,16 +14,21 @@ from ...checkpoints.files import Weights
 from ...largest import indices_of_largest
 from . import dflash
 from .dflash import IDS, Attend, BlockFiles, DFlash
-from .files import Settings, is_named, nested
-from .layers import Layer, Source
-from .network import Config, Kind
+from .files import ConfigEntries, is_named, nested
+from .layers import Layer, SourceKeysValues
+from .network import Config, DrafterKind
 
 
 @dataclass(frozen=True, kw_only=True)
 class DFlash2Files(BlockFiles):
-    """reach: the number of slots that a convolution looks at. group_size: entries of a state that
-    share what the state adds to the kernels. top_k: tokens of a slot that the selector weighs.
-    selector_rank: of its matrices."""
+    """A DFlash 2 in a directory.
+
+    Attributes:
+        reach: Number of slots that a convolution covers.
+        group_size: Number of adjacent entries of a state that share one dynamic kernel.
+        top_k: Number of tokens per slot that the selector scores.
+        selector_rank: Rank of the selector's matrices.
+    """
 
     reach: int
     group_size: int
@@ -36,7 +42,7 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
 
 def read(directory: Path, config: Config, weights: Weights | None) -> DFlash2Files:
     block = dflash.read("dflash2", directory, config, weights)
-    settings = Settings(directory / "config.json", nested(config))
+    settings = ConfigEntries(directory / "config.json", nested(config))
     top_k, group = int(settings.get("selector_top_k", 16)), int(settings.get("conv_group_size", 16))
     if block.target_ids is not None:
         raise settings.wrong("draft_vocab_size", "the target's whole vocabulary")
@@ -54,8 +60,9 @@ def read(directory: Path, config: Config, weights: Weights | None) -> DFlash2Fil
 
 
 class Convolution(nn.Module):
-    """Two convolutions over the slots of a block, one before a part of a layer and one behind it. A
-    slot sees itself and those before it. Each state adds to the kernels, in groups of entries."""
+    """Two causal convolutions over the slots of a block: one of the inputs of a part of a layer,
+    and one of its outputs. Each slot's kernel is a learned base kernel plus a projection of the
+    slot's state."""
 
     def __init__(self, files: DFlash2Files) -> None:
         super().__init__()
@@ -64,13 +71,13 @@ class Convolution(nn.Module):
         self.kernel_projection = nn.Linear(width, 2 * files.reach * self._groups, bias=False)
 
     def before(self, states: mx.array) -> tuple[mx.array, mx.array]:
-        """(1, slots, width) -> the inputs of the part, and the kernels for `behind`."""
+        """Return the inputs of the part, and the kernels for `behind`, from (1, slots, width)."""
         added = self.kernel_projection(states)
         added = added.reshape(*states.shape[:2], 2, -1, self._groups)
         return self._convolved(states, 0, added[:, :, 0]), added[:, :, 1]
 
     def behind(self, states: mx.array, kernels: mx.array) -> mx.array:
-        """The output of the part -> what is added to the states."""
+        """Return the convolved output of the part, which is added to the residual."""
         return self._convolved(states, 1, kernels)
 
     def _convolved(self, states: mx.array, which: int, added: mx.array) -> mx.array:
@@ -84,7 +91,8 @@ class Convolution(nn.Module):
 
 
 class Selector(nn.Module):
-    """Weighs the likeliest tokens of a slot by the token before, and by the slot's state."""
+    """The module that adds a bonus to the logits of a slot's likeliest tokens. The bonus depends on
+    the token before the slot and on the slot's state."""
 
     def __init__(self, files: DFlash2Files) -> None:
         super().__init__()
@@ -95,8 +103,13 @@ class Selector(nn.Module):
         self.hidden_projection = nn.Linear(files.sizes.width, rank, bias=False)
 
     def step(self, logits: mx.array, token: mx.array, state: mx.array) -> mx.array:
-        """Weigh the likeliest tokens of the head's logits, (1, 1, vocabulary); others get -inf.
-        token: (1, 1) int32, the one before."""
+        """Return new logits, (1, 1, vocabulary), which are -inf except for the likeliest tokens.
+
+        Args:
+            logits: The head's logits of the slot, (1, 1, vocabulary).
+            token: The token before the slot, (1, 1) int32.
+            state: The slot's state, (1, 1, width).
+        """
         likeliest = indices_of_largest(logits, self._top_k)
         wanted = self.predecessor_codebook(token) * self.hidden_projection(state)
         bonus = (self.successor_codebook(likeliest) @ wanted[..., None])[..., 0]
@@ -106,7 +119,7 @@ class Selector(nn.Module):
 
 
 class DFlash2(DFlash):
-    """The network of a directory."""
+    """The network of a DFlash 2."""
 
     def __init__(self, files: DFlash2Files) -> None:
         super().__init__(files)
@@ -115,7 +128,7 @@ class DFlash2(DFlash):
             layer.attention_conv, layer.mlp_conv = Convolution(files), Convolution(files)
 
     def through(
-        self, layer: Layer, states: mx.array, attend: Attend, source: Source | None = None
+        self, layer: Layer, states: mx.array, attend: Attend, source: SourceKeysValues | None = None
     ) -> mx.array:
         rows, kernels = layer.attention_conv.before(layer.input_layernorm(states))
         states = states + layer.attention_conv.behind(attend(rows), kernels)
@@ -129,4 +142,4 @@ class DFlash2(DFlash):
         return self.candidate_selector.step(logits, token, state), None
 
 
-DFLASH2 = Kind("dflash2", recognizes, read, DFlash2, layer_ids=IDS)
+DFLASH2 = DrafterKind("dflash2", recognizes, read, DFlash2, layer_ids=IDS)

@@ -1,9 +1,9 @@
-"""EAGLE in four forms. EAGLE-1, EAGLE-2 and HASS: a layer on the inputs of the target's head; they
-differ in how they were trained, and in the trees that they were made for; their files do not.
-EAGLE-3: a layer on several hidden states, in three dialects: the authors' own, that of
-`speculators`, and SpecForge's. P-EAGLE: an EAGLE-3 that drafts all its tokens in one pass. Source:
-arXiv 2401.15077 and 2406.16858 (Li et al.), 2408.15766 (HASS), 2503.01840 (EAGLE-3), 2602.01469
-(P-EAGLE), and the files that the authors, vLLM and SGLang read."""
+"""The EAGLE drafters. EAGLE-1, EAGLE-2 and HASS have a layer on the inputs of the target's head.
+They differ in training and in their draft trees, but not in their files. EAGLE-3 has a layer on
+several hidden states; the authors, `speculators` and SpecForge write different files. P-EAGLE is an
+EAGLE-3 that drafts all its tokens in one pass. Source: arXiv 2401.15077 and 2406.16858 (Li et al.),
+2408.15766 (HASS), 2503.01840 (EAGLE-3), 2602.01469 (P-EAGLE), and the files that the authors, vLLM
+and SGLang read."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -15,20 +15,20 @@ import mlx.nn as nn
 
 from ...checkpoints.files import Weights
 from .files import (
+    ConfigEntries,
     Description,
     DrafterFiles,
     LayerSizes,
-    Settings,
     StoredTensors,
     is_named,
     layer_sizes,
 )
 from .layers import Layer
-from .network import Chain, Config, Kind, Reading
+from .network import Chain, Config, DrafterKind, Reading
 
 UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
-"""The target's own, which some files repeat, since training leaves both as they are; and the
-frequencies of positions, which config.json tells."""
+"""Tensors that are not read: copies of the target's embedding and head, which training does not
+change, and the rotary frequencies, which config.json determines."""
 IDS = "eagle_aux_hidden_state_layer_ids"
 USUAL_TAPS = 3
 USUAL_VOCABULARY = 32000
@@ -36,7 +36,7 @@ MASK = "mask_hidden"
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 """The mask token's name in the files of `speculators`, AMD and Amazon."""
 USUAL_DEPTHS = 8
-"""Tokens drafted at once where nothing says how many."""
+"""Default number of tokens that a P-EAGLE drafts in one pass."""
 
 
 def _own_name(name: str) -> str:
@@ -44,14 +44,15 @@ def _own_name(name: str) -> str:
 
 
 def is_eagle(config: Config, names: Collection[str]) -> bool:
-    """Return whether this is EAGLE-1, EAGLE-2 or HASS: only tensors tell."""
-    known = {_own_name(name) for name in names}
+    """Return whether this is EAGLE-1, EAGLE-2 or HASS. Only the tensors' names show it."""
+    own_names = {_own_name(name) for name in names}
+    present = {"fc.weight", "layers.0.self_attn.q_proj.weight"}
     absent = {"layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"}
-    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= known and known.isdisjoint(absent)
+    return present <= own_names and own_names.isdisjoint(absent)
 
 
 def read_eagle(directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
-    settings = Settings(directory / "config.json", config)
+    settings = ConfigEntries(directory / "config.json", config)
     sizes = layer_sizes(settings, None)
     return DrafterFiles(
         directory=directory,
@@ -64,7 +65,7 @@ def read_eagle(directory: Path, config: Config, weights: Weights | None) -> Draf
 
 
 class Eagle(Chain):
-    """The network of a directory. Its first layer has no norm: it is given the output of fc."""
+    """The network of an EAGLE-1, EAGLE-2 or HASS. Its first layer begins without a norm."""
 
     normed = False
 
@@ -86,23 +87,28 @@ class Eagle(Chain):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Files(DrafterFiles):
-    """norm_before_residual: the residual of the first layer is normed. norms_before_head: logits
-    are made of the output of the last norm. feeds_back_normed: so is the next step's feature."""
+    """An EAGLE-3 in a directory.
+
+    Attributes:
+        norm_before_residual: Whether the residual of the first layer is taken after its norm.
+        norms_before_head: Whether the head reads the output of the last norm.
+        feeds_back_normed: Whether the next step reads the output of the last norm.
+    """
 
     norm_before_residual: bool
     norms_before_head: bool
     feeds_back_normed: bool
 
     def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """The inputs of a low, a middle and a high layer, which are the outputs before them."""
+        """Return the layers before a low, a middle and a high layer, whose inputs are read."""
         return (1, layers // 2 - 1, layers - 4)
 
 
 def is_eagle3(config: Config, names: Collection[str]) -> bool:
     if MASK in names:
         return False
-    own = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
-    return is_named(config, r"\w*Eagle3\w*") or not own.isdisjoint(names)
+    norms = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
+    return is_named(config, r"\w*Eagle3\w*") or not norms.isdisjoint(names)
 
 
 def read_eagle3(
@@ -126,14 +132,15 @@ def read_eagle3(
         target_ids=stored.target_ids(described.drafted, described.vocabulary),
         tensors=stored,
         norm_before_residual=bool(settings.get("norm_before_residual")),
-        # One name, two meanings.
+        # "norm_output" has another meaning in the files of `speculators` than in other files.
         norms_before_head=described.layered or bool(settings.get("norm_output", True)),
         feeds_back_normed=described.layered and bool(settings.get("norm_output")),
     )
 
 
 class FirstLayer(Layer):
-    """The layer that sees each token's embedding beside the hidden state before it."""
+    """The layer whose attention reads each token's embedding, concatenated with the hidden state of
+    the position before it."""
 
     def __init__(self, sizes: LayerSizes, present: Collection[str], norm_before_residual: bool):
         super().__init__(sizes, 0, 2 * sizes.width, present)
@@ -148,17 +155,17 @@ class FirstLayer(Layer):
 
 
 class Eagle3(Chain):
-    """The network of a directory."""
+    """The network of an EAGLE-3."""
 
     def __init__(self, files: Eagle3Files) -> None:
         super().__init__(files)
         sizes, present = files.sizes, files.tensors
-        if sizes.width != files.target_width:  # what the target has does not fit
+        if sizes.width != files.target_width:  # the target's embedding and head do not fit
             self.embed_tokens = nn.Embedding(files.vocabulary, sizes.width)
             self.lm_head = nn.Linear(sizes.width, files.drafted, bias=False)
         first = FirstLayer(sizes, present, files.norm_before_residual)
-        others = [Layer(sizes, each, sizes.width, present) for each in range(1, sizes.count)]
-        self.layers = [first, *others]
+        later = [Layer(sizes, number, sizes.width, present) for number in range(1, sizes.count)]
+        self.layers = [first, *later]
         if "input_norm.weight" in present:
             self.input_norm = nn.RMSNorm(files.taps * files.target_width, sizes.eps)
         if "fc_norm.0.weight" in present:
@@ -189,14 +196,19 @@ class Eagle3(Chain):
 
 @dataclass(frozen=True, kw_only=True)
 class PEagleFiles(Eagle3Files):
-    """mask_token: stands for a token that is not known. depths: tokens that it learned to draft."""
+    """A P-EAGLE in a directory.
+
+    Attributes:
+        mask_token: The input token of positions whose token is not known yet.
+        depths: Number of tokens that the drafter was trained to draft in one pass.
+    """
 
     mask_token: int
     depths: int
 
 
 def is_peagle(config: Config, names: Collection[str]) -> bool:
-    # An EAGLE-3 masks no token.
+    # The files of an EAGLE-3 name no mask token.
     masks = any(config.get(name) is not None for name in MASK_TOKENS)
     return MASK in names or (masks and is_eagle3(config, names))
 
@@ -206,19 +218,19 @@ def read_peagle(directory: Path, config: Config, weights: Weights | None) -> PEa
     stated = config.get("speculators_config")
     methods = stated.get("proposal_methods") if isinstance(stated, Mapping) else None
     layer = config.get("transformer_layer_config")
-    settings = Settings(directory / "config.json", config, layer, methods and methods[0])
-    name = next((each for each in MASK_TOKENS if each in settings), MASK_TOKENS[0])
+    settings = ConfigEntries(directory / "config.json", config, layer, methods and methods[0])
+    name = next((entry for entry in MASK_TOKENS if entry in settings), MASK_TOKENS[0])
     depths = max(1, int(settings.get("speculative_tokens", USUAL_DEPTHS)))
     mask_token = settings.token(name, chain.vocabulary)
     return PEagleFiles(**vars(chain), mask_token=mask_token, depths=depths)
 
 
 class PEagle(Eagle3):
-    """The network of a directory."""
+    """The network of a P-EAGLE."""
 
     def __init__(self, files: PEagleFiles) -> None:
         super().__init__(files)
-        # Some files have an axis of size 1 more or less.
+        # The number of leading axes of size 1 differs among files.
         axes = len(files.tensors.shapes.get(MASK, (1, 1, 1)))
         self.mask_hidden = mx.zeros((1,) * (axes - 1) + (files.inputs,))
         self.mask_token = files.mask_token
@@ -229,7 +241,8 @@ class PEagle(Eagle3):
 
 
 class PEagleReading(Reading):
-    """One sequence. What is read waits for the next guess, so that both are one pass."""
+    """One sequence's state in a P-EAGLE. Hidden states that were read wait for the next proposal,
+    and are processed in the same pass."""
 
     _newest: mx.array
     _logits: mx.array
@@ -264,8 +277,8 @@ class PEagleReading(Reading):
         super().evaluate()
 
     def _see(self, masked: int) -> mx.array:
-        """Run what waits, and `masked` places behind it, for which the inputs of the head, (1,
-        masked, width), are returned."""
+        """Run the waiting hidden states and `masked` positions after them in one pass. Return the
+        inputs of the head at the masked positions, (1, masked, width)."""
         network, waiting = self._network, self._waiting
         tokens = mx.full((1, masked), network.mask_token, dtype=mx.int32)
         hidden = mx.repeat(network.mask_hidden.reshape(1, 1, -1), masked, axis=1)
@@ -285,6 +298,6 @@ class PEagleReading(Reading):
         return head[:, rows - masked :]
 
 
-EAGLE = Kind("eagle", is_eagle, read_eagle, Eagle, by_speculators=False)
-EAGLE3 = Kind("eagle3", is_eagle3, read_eagle3, Eagle3, layer_ids=IDS)
-PEAGLE = Kind("peagle", is_peagle, read_peagle, PEagle, layer_ids=IDS)
+EAGLE = DrafterKind("eagle", is_eagle, read_eagle, Eagle, by_speculators=False)
+EAGLE3 = DrafterKind("eagle3", is_eagle3, read_eagle3, Eagle3, layer_ids=IDS)
+PEAGLE = DrafterKind("peagle", is_peagle, read_peagle, PEagle, layer_ids=IDS)

@@ -1,5 +1,6 @@
-"""A hidden-state drafter as it is stored in a directory: what its config.json says, its tensors,
-and the target it is for. `kinds.read` turns whatever a strange value breaks into one error."""
+"""The stored form of a hidden-state drafter: the entries of its config.json, its tensors, and the
+target that it needs. Invalid values may raise any exception here; `kinds.read` turns each into a
+CheckpointError."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,10 +21,10 @@ from ..families import is_encoder_decoder
 
 Shapes = dict[str, tuple[int, ...]]
 ENCODER_ATTENTION = "encoder_attn"
-"""The attention of a layer to the output of the target's encoder."""
+"""Name of a layer's attention to the output of the target's encoder."""
 ATTENDS = "encoder_attention"
-"""The name in config.json that says whether layers have it; false where the target has no encoder.
-This name and encoder_hidden_size are this package's own: no other program has drafters for
+"""Entry of config.json: whether layers attend to the target's encoder. This entry and
+encoder_hidden_size are specific to this package, because no other program has drafters for
 encoder-decoder models."""
 _SHAPE = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
@@ -32,17 +33,18 @@ _SHAPE = (
 D2T = "d2t"
 """For each token of the drafter, the target's id minus the drafter's."""
 UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
-"""Tensors that repeat d2t, or that only training needs."""
+"""Tensors that are not read: they repeat d2t, or only training needs them."""
 MOST_TOKENS = 1 << 22
-"""Tokens of a drafter's vocabulary where no file lists them."""
+"""Maximum size of a drafter's vocabulary without d2t. It keeps a damaged config.json from filling
+the memory."""
 IN_16_BITS = ("fc", "confidence_head.proj")
-"""Modules that are never quantized: everything that a drafter knows of the target goes through the
-first, and the other has one row."""
+"""Modules that are never quantized: all hidden states of the target pass through `fc`, and the
+projection of the confidence head is only one row."""
 
 
-class Settings(dict[str, Any]):
-    """The entries of several parts of one configuration, without nulls. The first part that has a
-    name counts. Looking up a name that is missing raises CheckpointError."""
+class ConfigEntries(dict[str, Any]):
+    """The merged entries of several parts of one config.json, without nulls. If several parts have
+    an entry, the first part counts. Looking up a missing entry raises CheckpointError."""
 
     def __init__(self, file: Path, *parts: object) -> None:
         super().__init__()
@@ -55,15 +57,19 @@ class Settings(dict[str, Any]):
         raise CheckpointError(f"{self.file} has no {name}")
 
     def ids(self, name: str) -> tuple[int, ...] | None:
-        """Return a list of whole numbers; None for none, or for an empty one, as of templates."""
+        """Return a list of integers; None if it is missing or empty, as in templates."""
         return tuple(map(int, self.get(name, ()))) or None
 
     def tapped(self, by_input: str) -> tuple[int, ...] | None:
-        """Return the layers whose outputs are read. by_input: the entry that names layers by their
-        inputs; inside of eagle_config, and as target_layer_ids, they are named by their outputs."""
+        """Return the target's layers whose outputs are read.
+
+        Args:
+            by_input: The entry that lists layers whose inputs are read. The same entry inside
+                eagle_config, and the entry target_layer_ids, list layers whose outputs are read.
+        """
         if (layers := self.ids(by_input)) is not None:
             return tuple(layer - 1 for layer in layers)
-        inside = Settings(self.file, self.get("eagle_config")).ids(by_input)
+        inside = ConfigEntries(self.file, self.get("eagle_config")).ids(by_input)
         return self.ids("target_layer_ids") if inside is None else inside
 
     def token(self, name: str, vocabulary: int) -> int:
@@ -78,11 +84,16 @@ class Settings(dict[str, Any]):
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """The sizes of a drafter and of its transformer layers, which are Llama's or Qwen 3's; a kind
-    whose layers mlx-lm computes has the first two alone. width: of its hidden states. eps: of its
-    norms. rope_theta, rope_scaling, max_positions: of its rotary positions. interleaved:
-    neighboring entries are rotated together. encoder_width: width of the output of the target's
-    encoder, where layers attend to it."""
+    """The sizes of a drafter and of its transformer layers, which are those of Llama or Qwen 3. A
+    kind whose layers mlx-lm computes sets only `width` and `eps`.
+
+    Attributes:
+        width: Width of the hidden states.
+        eps: Epsilon of the norms.
+        rope_theta, rope_scaling, max_positions: Parameters of the rotary positions.
+        interleaved: Whether neighboring entries are rotated as a pair.
+        encoder_width: Width of the output of the target's encoder, if layers attend to it.
+    """
 
     width: int
     eps: float
@@ -98,16 +109,23 @@ class LayerSizes:
     encoder_width: int | None = None
 
 
-def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
-    """Return the sizes of a drafter's layers. model_type: whose defaults hold where config.json is
-    silent; None where it may not be silent. Raises CheckpointError."""
+def layer_sizes(settings: ConfigEntries, model_type: object) -> LayerSizes:
+    """Return the sizes of a drafter's layers.
+
+    Args:
+        settings: The entries of config.json.
+        model_type: The model type whose defaults replace missing entries; None if the sizes must
+            not be missing.
+    Raises:
+        CheckpointError: If an entry is missing or not supported.
+    """
     if model_type in ("llama", "qwen3") and not settings.keys() >= {*_SHAPE}:
-        from transformers import AutoConfig  # whose defaults `speculators` leaves out
+        from transformers import AutoConfig  # `speculators` omits entries with default values
 
         stated = {name: settings[name] for name in _SHAPE if name in settings}
-        whole = AutoConfig.for_model(model_type, **stated)
-        settings = Settings(
-            settings.file, settings, {name: getattr(whole, name) for name in _SHAPE}
+        defaults = AutoConfig.for_model(model_type, **stated)
+        settings = ConfigEntries(
+            settings.file, settings, {name: getattr(defaults, name) for name in _SHAPE}
         )
     for name, usual in (("hidden_act", "silu"), ("partial_rotary_factor", 1)):
         if settings.get(name, usual) != usual:
@@ -117,16 +135,17 @@ def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
     width, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
     positions = settings.get("rope_parameters") or settings.get("rope_scaling")
     if isinstance(positions, Mapping) and "sliding_attention" in positions:
-        # The target's, by kind of attention: `speculators` turns all layers of a drafter so.
+        # The target's positions, by kind of attention. In a drafter of `speculators`, all layers
+        # have the positions of sliding attention.
         positions = positions["sliding_attention"]
-    rope = Settings(settings.file, positions)
+    rope = ConfigEntries(settings.file, positions)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in ("default", "linear", "llama3", "yarn"):
         raise rope.wrong("rope_type", "default, linear, llama3 or yarn")
     encoder_width = None
     if settings.get(ATTENDS):
-        its = settings.get("target_hidden_size", width)
-        encoder_width = int(settings.get("encoder_hidden_size", its))
+        target_width = settings.get("target_hidden_size", width)
+        encoder_width = int(settings.get("encoder_hidden_size", target_width))
     return LayerSizes(
         count=count,
         width=width,
@@ -145,11 +164,17 @@ def layer_sizes(settings: Settings, model_type: object) -> LayerSizes:
 
 @dataclass(frozen=True)
 class Description:
-    """What config.json says of a drafter with Llama's or Qwen 3's layers. layered: the package
-    `speculators` wrote it, which describes the layers in a part of their own. vocabulary: the
-    target's, in tokens. drafted: the drafter's."""
+    """The config.json of a drafter with Llama's or Qwen 3's layers.
 
-    settings: Settings
+    Attributes:
+        settings: The entries.
+        sizes: The sizes of the layers.
+        layered: Whether a separate part describes the layers, as the package `speculators` writes.
+        vocabulary: Size of the target's vocabulary.
+        drafted: Size of the drafter's vocabulary.
+    """
+
+    settings: ConfigEntries
     sizes: LayerSizes
     layered: bool
     vocabulary: int
@@ -159,12 +184,20 @@ class Description:
     def of(
         cls, directory: Path, config: Mapping[str, Any], vocabulary: int, before: object = None
     ) -> Self:
-        """Read a configuration. vocabulary: of the target, where a file of `speculators` does not
-        say it. before: a part that takes precedence over all others. Raises CheckpointError."""
+        """Read a configuration.
+
+        Args:
+            directory: The drafter's directory, for messages.
+            config: The content of config.json.
+            vocabulary: Size of the target's vocabulary if a file of `speculators` lacks it.
+            before: A part that takes precedence over all other parts.
+        Raises:
+            CheckpointError: If an entry is missing or not supported.
+        """
         inner = config.get("transformer_layer_config")
         layered = isinstance(inner, Mapping)
-        settings = Settings(directory / "config.json", before, inner, config)
-        sizes = layer_sizes(settings, Settings(settings.file, inner).get("model_type"))
+        settings = ConfigEntries(directory / "config.json", before, inner, config)
+        sizes = layer_sizes(settings, ConfigEntries(settings.file, inner).get("model_type"))
         if layered:
             settings.setdefault("vocab_size", vocabulary)
         vocabulary = int(settings["vocab_size"])
@@ -179,13 +212,18 @@ def nested(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_named(config: Mapping[str, Any], pattern: str) -> bool:
     listed = config.get("architectures")
-    return isinstance(listed, list) and any(re.fullmatch(pattern, str(each)) for each in listed)
+    return isinstance(listed, list) and any(re.fullmatch(pattern, str(name)) for name in listed)
 
 
 class StoredTensors(Mapping[str, mx.array]):
-    """The tensors of a drafter by its kind's names for them. Each is read when it is looked up, and
-    lazily where the format allows it; d2t is not among them. names: to those in the files, d2t's as
-    well. shapes: of quantized matrices as a whole. quantized: path of such a matrix -> how."""
+    """The tensors of a drafter, by the names that its kind gives them, without d2t. A tensor is
+    read when it is looked up, and lazily if the format allows it.
+
+    Attributes:
+        names: The name of each tensor in the files, including d2t.
+        shapes: The shape of each tensor; for quantized matrices, the shape before quantization.
+        quantized: The quantization of each quantized matrix, by path.
+    """
 
     def __init__(
         self, directory: Path, readers: Mapping[str, Callable[[], mx.array]], shapes: Shapes
@@ -203,8 +241,16 @@ class StoredTensors(Mapping[str, mx.array]):
         own_name: Callable[[str], str],
         unused: Collection[str] = (),
     ) -> Self:
-        """Open a directory. weights: None gives no tensors. own_name: returns the kind's name of a
-        tensor. unused: the kind's names of those left out. Raises CheckpointError."""
+        """Open the tensors of a directory.
+
+        Args:
+            directory: The drafter's directory.
+            weights: The stored weights; None gives no tensors.
+            own_name: Returns the kind's name of a stored tensor.
+            unused: Tensors that are left out, by the kind's names.
+        Raises:
+            CheckpointError: If the quantization cannot be read.
+        """
         if weights is None:
             return cls(directory, {}, {})
         left_out = {*UNUSED, *unused}
@@ -243,12 +289,12 @@ class StoredTensors(Mapping[str, mx.array]):
         return len(self._readers)
 
     def taps(self, width: int, stated: int) -> int:
-        """How many hidden states of a width `fc` reads; `stated` where there are no tensors."""
+        """Return how many hidden states of a width `fc` reads; `stated` if there are no tensors."""
         return max(1, self.shapes["fc.weight"][1] // width) if self.shapes else stated
 
     def target_ids(self, count: int, vocabulary: int) -> tuple[int, ...] | None:
-        """The target's token for each of `count` tokens of the drafter, None where both
-        vocabularies are one. Raises CheckpointError."""
+        """Return the target's token for each of `count` tokens of the drafter, or None if both
+        vocabularies are the same. Raises CheckpointError."""
         if self._d2t is None:
             if count == vocabulary:
                 return None
@@ -259,7 +305,7 @@ class StoredTensors(Mapping[str, mx.array]):
             return tuple(range(count))
         offsets = np.array(self._d2t()).astype(np.int64).reshape(count)
         ids = np.arange(count) + offsets
-        if outside := [int(each) for each in ids if not 0 <= each < vocabulary]:
+        if outside := [int(token) for token in ids if not 0 <= token < vocabulary]:
             raise CheckpointError(
                 f"{self._directory} has a d2t that leads to token {outside[0]}, and the target has "
                 f"{vocabulary}: the drafter is damaged, or belongs to another target"
@@ -269,16 +315,26 @@ class StoredTensors(Mapping[str, mx.array]):
 
 _WIDTHS = ("hidden_size", "d_model", "n_embd")
 _DEPTHS = ("num_decoder_layers", "num_hidden_layers", "num_layers", "n_layers", "n_layer")
-"""The names of both in the config.json of whole models."""
+"""Names of the width and of the number of decoder layers in the config.json of target models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterFiles:
-    """A hidden-state drafter in a directory. kind: its name in the table of kinds. tapped: the
-    target's layers, counted from 0, whose outputs it reads, in the order in which it puts them side
-    by side; None for the kind's usual ones. taps: their number. target_width: of each. vocabulary:
-    the target's, as config.json says. target_ids: the target's token for each of the drafter's;
-    None where they are the same. tensors: checked, each of the shape that the kind asks for."""
+    """A hidden-state drafter in a directory.
+
+    Attributes:
+        directory: The directory.
+        kind: The drafter's name in the table of kinds.
+        sizes: The sizes of the drafter's layers.
+        tapped: The target's layers, counted from 0, whose outputs the drafter reads, in the order
+            in which it concatenates them; None for the kind's default layers.
+        taps: Number of these layers.
+        target_width: Width of the target's hidden states.
+        vocabulary: Size of the target's vocabulary.
+        target_ids: The target's token for each token of the drafter; None if both vocabularies are
+            the same.
+        tensors: The tensors, whose shapes were checked.
+    """
 
     directory: Path
     kind: str
@@ -297,11 +353,12 @@ class DrafterFiles:
 
     @property
     def inputs(self) -> int:
-        """Width of the inputs of `fc`: hidden states, or one and a token's embedding."""
+        """Width of the inputs of `fc`: the hidden states of all taps; without taps, one hidden
+        state and a token's embedding."""
         return (self.taps or 2) * self.target_width
 
     def facts(self) -> dict[str, Any]:
-        """Return what `inspect` reports."""
+        """Return the facts that the command `inspect` reports."""
         return {
             "kind": self.kind,
             "target_hidden_size": self.target_width,
@@ -313,10 +370,11 @@ class DrafterFiles:
         }
 
     def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """The layers of a target of so many that this kind reads where no file says which."""
+        """Return the layers of a target with `layers` layers that this kind reads by default."""
         return ()
 
     def tapped_of(self, layers: int) -> tuple[int, ...]:
+        """Return the layers to read of a target with `layers` layers. Raises CheckpointError."""
         tapped = self.usual_layers(layers) if self.tapped is None else self.tapped
         if len(tapped) != self.taps:
             raise CheckpointError(
@@ -331,32 +389,37 @@ class DrafterFiles:
         return tapped
 
     def check(self, width: int | None, layers: int | None, vocabulary: int | None) -> None:
-        """Raises CheckpointError for another target. None: not known of the target."""
-        for what, its, the_targets in (
+        """Raise CheckpointError if the drafter was made for another target. Facts of the target
+        that are None are not compared."""
+        for what, expected, actual in (
             ("hidden states of width", self.target_width, width),
             ("a vocabulary of", self.vocabulary, vocabulary),
         ):
-            if the_targets is not None and its != the_targets:
+            if actual is not None and expected != actual:
                 raise CheckpointError(
-                    f"{self.directory} drafts for a target with {what} {its}, and this one has "
-                    f"{the_targets}: the drafter belongs to another target"
+                    f"{self.directory} drafts for a target with {what} {expected}, and this one "
+                    f"has {actual}: the drafter belongs to another target"
                 )
         if layers is not None:
             self.tapped_of(layers)
 
     def check_encoder(self, width: int | None) -> None:
-        """Raises CheckpointError for a target without the encoder that this drafter attends to.
-        width: of its output; None for decoder-only models."""
-        its = self.sizes.encoder_width
-        if its is None or its == width:
+        """Raise CheckpointError if the target lacks the encoder that the drafter attends to.
+
+        Args:
+            width: Width of the encoder's output; None for decoder-only models.
+        """
+        expected = self.sizes.encoder_width
+        if expected is None or expected == width:
             return
-        given = "is decoder-only" if width is None else f"has one of width {width}"
+        actual = "is decoder-only" if width is None else f"has one of width {width}"
         raise CheckpointError(
-            f"{self.directory} drafts for a target with an encoder of width {its}, and this one "
-            f"{given}: the drafter belongs to another target"
+            f"{self.directory} drafts for a target with an encoder of width {expected}, and this "
+            f"one {actual}: the drafter belongs to another target"
         )
 
     def check_config(self, config: Mapping[str, Any]) -> None:
+        """Raise CheckpointError if the config.json of a target does not fit the drafter."""
         inner = config.get("text_config"), config.get("decoder"), config
         parts = [part for part in inner if isinstance(part, Mapping)]
 

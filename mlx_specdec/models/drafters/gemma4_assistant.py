@@ -1,5 +1,5 @@
-"""Gemma 4's assistants: a few layers that attend to the target's own keys and values. Source:
-google/gemma-4-*-it-assistant, as transformers reads them."""
+"""Gemma 4's assistants: drafters of a few layers that attend to the target's keys and values.
+Source: google/gemma-4-*-it-assistant, as transformers reads them."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -16,30 +16,37 @@ from ...checkpoints.files import Weights
 from ...errors import CheckpointError
 from ...interfaces import FINAL, keys_of, values_of
 from ..base import Base
-from .files import DrafterFiles, Settings, StoredTensors, layer_sizes
-from .network import Config, DrafterNetwork, Kind, Reading
+from .files import ConfigEntries, DrafterFiles, StoredTensors, layer_sizes
+from .network import Config, DrafterKind, DrafterNetwork, Reading
 
 TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 ORDERING = "masked_embedding.token_ordering"
 FULL, SLIDING = "full_attention", "sliding_attention"
 NEVER = ("hidden_size_per_layer_input", "enable_moe_block", "use_double_wide_mlp")
-"""What layers of Gemma 4 may have, and those of its assistants have not."""
+"""Features of Gemma 4's layers that an assistant's layers do not have."""
 UNUSED = re.compile(r"layers\.\d+\.self_attn\.[kv]_(proj|norm)\.weight")
-"""What makes keys and values, of which an assistant makes none."""
+"""Tensors that compute keys and values, which an assistant takes from the target."""
 POSITIONS: Mapping[str, Mapping[str, Any]] = {
     FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
-"""Where config.json says nothing of them."""
+"""Default parameters of the rotary positions, by kind of attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AssistantFiles(DrafterFiles):
-    """attentions: the kind of each layer's. head_dims: of each kind. window: how many tokens a
-    sliding one looks back, its own included. positions: of each kind, as mlx-lm takes them.
-    clusters: how many there are of the target's tokens, of which those of the `top_k` likeliest
-    clusters are looked at; 0 where all tokens are."""
+    """An assistant in a directory.
+
+    Attributes:
+        attentions: The kind of each layer's attention, FULL or SLIDING.
+        head_dims: Width of a head, by kind of attention.
+        window: Number of positions that sliding attention covers, including the token's own.
+        positions: Parameters of the rotary positions by kind of attention, as mlx-lm takes them.
+        clusters: Number of clusters into which the target's tokens are divided. Only tokens of the
+            likeliest clusters get logits. 0 if all tokens get logits.
+        top_k: Number of clusters whose tokens get logits.
+    """
 
     attentions: tuple[str, ...]
     head_dims: Mapping[str, int]
@@ -55,12 +62,12 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
 
 def read(directory: Path, config: Config, weights: Weights | None) -> AssistantFiles:
     file = directory / "config.json"
-    settings, outer = Settings(file, config.get("text_config")), Settings(file, config)
+    settings, outer = ConfigEntries(file, config.get("text_config")), ConfigEntries(file, config)
     sizes, vocabulary = layer_sizes(settings, None), int(settings["vocab_size"])
     if settings.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
         raise settings.wrong("hidden_activation", "gelu_pytorch_tanh")
-    if other := next((name for name in NEVER if settings.get(name)), None):
-        raise settings.wrong(other, "0 or false in an assistant")
+    if feature := next((name for name in NEVER if settings.get(name)), None):
+        raise settings.wrong(feature, "0 or false in an assistant")
     kinds = tuple(settings["layer_types"])
     if len(kinds) != sizes.count or not {*kinds} <= {FULL, SLIDING}:
         raise settings.wrong("layer_types", f"{FULL} or {SLIDING} for each of {sizes.count} layers")
@@ -99,7 +106,7 @@ def read(directory: Path, config: Config, weights: Weights | None) -> AssistantF
 def _stored(directory: Path, weights: Weights | None) -> StoredTensors:
     names = () if weights is None else weights.infos
     renamed = {"pre_projection.weight": "fc.weight"}
-    if HEAD not in names:  # tied to an embedding, which nothing else needs
+    if HEAD not in names:  # the head is tied to the embedding, which has no other use here
         renamed[EMBEDDING] = HEAD
 
     def own_name(name: str) -> str:
@@ -110,8 +117,14 @@ def _stored(directory: Path, weights: Weights | None) -> StoredTensors:
     return StoredTensors.of(directory, weights, own_name, (EMBEDDING, *unused))
 
 
-class Lender:
-    """A layer of the target that lends its keys and values. window: see AssistantFiles."""
+class TargetAttention:
+    """One attention of the target, whose keys and values the assistant reads.
+
+    Args:
+        number: The number of the target's layer.
+        attention: The attention module of that layer.
+        window: `AssistantFiles.window` for sliding attention, None for full attention.
+    """
 
     def __init__(self, number: int, attention: Any, window: int | None) -> None:
         self.taps = (keys_of(number), values_of(number))
@@ -121,21 +134,22 @@ class Lender:
         self._rope = attention.rope
 
     def first(self, place: int) -> int:
-        """The first token that one at `place` looks at."""
+        """Return the first position that a token at position `place` attends to."""
         return 0 if self._window is None else max(0, place + 1 - self._window)
 
     def keys(self, rows: mx.array, offset: int) -> mx.array:
-        """(1, m, width), the first at position `offset` -> (1, heads, m, head_dim)."""
-        turned: mx.array = self._rope(self.values(rows), offset=offset)
-        return turned
+        """Return rotated keys, (1, heads, m, head_dim), from rows, (1, m, width), whose first is at
+        position `offset`."""
+        rotated: mx.array = self._rope(self.values(rows), offset=offset)
+        return rotated
 
     def values(self, rows: mx.array) -> mx.array:
-        """(1, m, width) -> (1, heads, m, head_dim)."""
+        """Return rows, (1, m, width), divided into heads, (1, heads, m, head_dim)."""
         return rows.reshape(*rows.shape[:2], self.heads, self.head_dim).swapaxes(1, 2)
 
 
 class MaskedEmbedding(nn.Module):
-    """Finds the tokens that are worth a look: those of the likeliest clusters."""
+    """The module that chooses the tokens that get logits: those of the likeliest clusters."""
 
     def __init__(self, files: AssistantFiles) -> None:
         super().__init__()
@@ -144,17 +158,17 @@ class MaskedEmbedding(nn.Module):
         self._clusters, self._top_k = files.clusters, files.top_k
 
     def tokens(self, states: mx.array) -> mx.array:
-        """(1, m, width) -> (1, m, tokens) int32."""
+        """Return the chosen tokens, (1, m, tokens) int32, for states, (1, m, width)."""
         scores = self.centroids(states)
         best = mx.argpartition(-scores, self._top_k - 1, axis=-1)[..., : self._top_k]
         return self.token_ordering.reshape(self._clusters, -1)[best].flatten(2).astype(mx.int32)
 
 
 class Assistant(DrafterNetwork):
-    """The network of a directory."""
+    """The network of an assistant."""
 
     def __init__(self, files: AssistantFiles) -> None:
-        # Not at the top: T5s look for drafters too, and their path imports no mlx-lm.
+        # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
         from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
         super().__init__(files)
@@ -169,9 +183,9 @@ class Assistant(DrafterNetwork):
             rms_norm_eps=sizes.eps,
             vocab_size=files.vocabulary,
             num_key_value_heads=sizes.kv_heads,
-            num_kv_shared_layers=sizes.count,  # all have their keys and values from elsewhere
+            num_kv_shared_layers=sizes.count,  # no layer computes keys and values
             hidden_size_per_layer_input=0,
-            rope_parameters={kind: dict(each) for kind, each in files.positions.items()},
+            rope_parameters={kind: dict(rope) for kind, rope in files.positions.items()},
             sliding_window=files.window,
             max_position_embeddings=sizes.max_positions,
             use_double_wide_mlp=False,
@@ -179,38 +193,45 @@ class Assistant(DrafterNetwork):
         )
         self.layers = [DecoderLayer(args, number) for number in range(sizes.count)]
         self.post_projection = nn.Linear(files.sizes.width, files.target_width, bias=False)
-        # Rows of it are looked up, of tokens that are worth it.
+        # An embedding, because only the rows of the chosen tokens are multiplied.
         self.lm_head = nn.Embedding(files.vocabulary, files.sizes.width)
         if files.clusters:
             self.masked_embedding = MaskedEmbedding(files)
-        self._attentions = files.attentions
+        self._kinds = files.attentions
 
     def bind(self, files: DrafterFiles, target: Base) -> None:
         assert isinstance(files, AssistantFiles)
         super().bind(files, target)
-        self.lenders = {each: _lender(each, files, target) for each in files.head_dims}
-        self.taps = (FINAL, *(tap for each in self.lenders.values() for tap in each.taps))
+        self.attentions = {kind: _attention(kind, files, target) for kind in files.head_dims}
+        attentions = self.attentions.values()
+        self.taps = (FINAL, *(tap for attention in attentions for tap in attention.taps))
 
     def width_of(self, tap: str) -> int:
-        lent = (each.width for each in self.lenders.values() if tap in each.taps)
-        return next(lent, super().width_of(tap))
+        widths = (a.width for a in self.attentions.values() if tap in a.taps)
+        return next(widths, super().width_of(tap))
 
     def open(self) -> Reading:
         return AssistantReading(self)
 
     def step(
-        self, token: mx.array, state: mx.array, lent: dict[str, Any], position: int
+        self, token: mx.array, state: mx.array, shared: dict[str, Any], position: int
     ) -> tuple[mx.array, mx.array]:
-        """(1, 1) int32, and the state before it, (1, 1, target's width), -> the head's inputs, and
-        the next state. lent: keys and values for each kind of attention."""
+        """Return the inputs of the head, and the state for the next step.
+
+        Args:
+            token: (1, 1) int32.
+            state: The state before the token, (1, 1, target's width).
+            shared: The target's keys and values, by kind of attention.
+            position: The position of the queries.
+        """
         states = self.fc(mx.concatenate([self.embed(token), state], axis=-1))
-        for layer, attention in zip(self.layers, self._attentions, strict=True):
-            states, *_ = layer(states, shared_kv=lent[attention], offset=position)
+        for layer, kind in zip(self.layers, self._kinds, strict=True):
+            states, *_ = layer(states, shared_kv=shared[kind], offset=position)
         states = self.norm(states)
         return states, self.post_projection(states)
 
     def own_logits(self, states: mx.array) -> mx.array:
-        """See DrafterNetwork; tokens of clusters that are not looked at get -inf."""
+        """See `DrafterNetwork`; tokens outside of the likeliest clusters get -inf."""
         if "masked_embedding" not in self:
             logits: mx.array = self.lm_head.as_linear(states)
             return logits
@@ -222,24 +243,25 @@ class Assistant(DrafterNetwork):
 
 
 class AssistantReading(Reading):
-    """One sequence: the target's keys and values, and the state of its newest token. What is
-    guessed leaves nothing behind."""
+    """One sequence's state in an assistant: the target's keys and values, and the target's state of
+    its newest token. Draft tokens add nothing to the caches."""
 
     _newest: tuple[mx.array, mx.array]
     _guessed: mx.array
 
     def __init__(self, network: Assistant) -> None:
-        super().__init__(len(network.lenders))
+        super().__init__(len(network.attentions))
         self._network = network
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
         network = self._network
         offset = self._rows.advance(following, 0).starts[0]
         ends = list(accumulate(map(network.width_of, network.taps)))
-        final, *lent = mx.split(hidden.astype(network.dtype), ends[:-1], axis=-1)
-        lenders = zip(network.lenders.values(), lent[::2], lent[1::2], self._caches, strict=True)
-        for lender, keys, values, cache in lenders:
-            cache.append(lender.keys(keys, offset), lender.values(values))
+        final, *rows = mx.split(hidden.astype(network.dtype), ends[:-1], axis=-1)
+        attentions = network.attentions.values()
+        parts = zip(attentions, rows[::2], rows[1::2], self._caches, strict=True)
+        for attention, keys, values, cache in parts:
+            cache.append(attention.keys(keys, offset), attention.values(values))
         self._newest = following[:, -1:], final[:, -1:]
 
     def guess(self, count: int) -> mx.array:
@@ -248,25 +270,30 @@ class AssistantReading(Reading):
 
     def guess_after(self, token: mx.array) -> mx.array:
         network, place = self._network, self.length
-        lenders = zip(network.lenders.items(), self._caches, strict=True)
-        lent = {kind: cache.columns(lender.first(place)) for (kind, lender), cache in lenders}
-        states, self._guessed = network.step(token, self._guessed, lent, place)
+        shared = {
+            kind: cache.columns(attention.first(place))
+            for (kind, attention), cache in zip(
+                network.attentions.items(), self._caches, strict=True
+            )
+        }
+        states, self._guessed = network.step(token, self._guessed, shared, place)
         return network.own_logits(states)
 
 
-def _lender(attention: str, files: AssistantFiles, target: Base) -> Lender:
-    """The last layer of the target with such keys and values. Raises CheckpointError."""
-    size, heads = files.head_dims[attention], files.sizes.heads
+def _attention(kind: str, files: AssistantFiles, target: Base) -> TargetAttention:
+    """Return the target's last attention of a kind whose keys and values fit the assistant's heads.
+    Raises CheckpointError."""
+    size, heads = files.head_dims[kind], files.sizes.heads
     for number, layer in reversed([*enumerate(getattr(target.network, "layers", ()))]):
-        if getattr(layer, "layer_type", None) != attention or not layer.self_attn.has_kv:
+        if getattr(layer, "layer_type", None) != kind or not layer.self_attn.has_kv:
             continue
-        theirs = layer.self_attn
-        if theirs.head_dim == size and heads % theirs.n_kv_heads == 0:
-            return Lender(number, theirs, files.window if attention == SLIDING else None)
+        attention = layer.self_attn
+        if attention.head_dim == size and heads % attention.n_kv_heads == 0:
+            return TargetAttention(number, attention, files.window if kind == SLIDING else None)
     raise CheckpointError(
-        f"{files.directory} is an assistant of Gemma 4, and the target has no {attention} for "
-        f"{heads} heads of width {size} to lend it: the drafter belongs to another target"
+        f"{files.directory} is an assistant of Gemma 4, and the target has no {kind} for {heads} "
+        f"heads of width {size}: the drafter belongs to another target"
     )
 
 
-ASSISTANT = Kind("gemma4_assistant", recognizes, read, Assistant, by_speculators=False)
+ASSISTANT = DrafterKind("gemma4_assistant", recognizes, read, Assistant, by_speculators=False)

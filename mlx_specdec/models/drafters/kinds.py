@@ -1,4 +1,4 @@
-"""From a directory to a hidden-state drafter on its target: its kind, its files, its network."""
+"""Recognize, open and load hidden-state drafters from directories."""
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -21,10 +21,10 @@ from ..base import Base
 from ..cpu_layers import lighten
 from ..number_format import NumberFormat, stored_dtype
 from . import KINDS
-from .files import DrafterFiles, Settings, StoredTensors, nested
-from .network import DrafterNetwork, Kind
+from .files import ConfigEntries, DrafterFiles, StoredTensors, nested
+from .network import DrafterKind, DrafterNetwork
 
-_OTHERS = {
+_UNSUPPORTED = {
     "mlp_speculator": "an MLPSpeculator",
     "n_predict": "an MLPSpeculator",
     "speculator.emb.0.weight": "an MLPSpeculator",
@@ -35,14 +35,15 @@ _OTHERS = {
     "medusa_num_heads": "Medusa heads, which are given as the model and bring their base model",
     "hydra_num_heads": "Hydra heads",
 }
-"""What a type of model, an entry of config.json or the name of a tensor tells."""
+"""Unsupported drafters: a model type, an entry of config.json or a tensor's name, and the drafter
+that it belongs to."""
 LARGEST = 1 << 40
-"""Bytes that a config.json without weights may ask for."""
+"""Maximum bytes of weights that a config.json without weight files may describe: 1 TiB."""
 
 
-def kind_named(name: str) -> Kind:
+def kind_named(name: str) -> DrafterKind:
     module, _, constant = KINDS[name].partition(":")
-    kind: Kind = getattr(import_module(f".{module}", __package__), constant)
+    kind: DrafterKind = getattr(import_module(f".{module}", __package__), constant)
     return kind
 
 
@@ -66,14 +67,14 @@ def kind_of(directory: Path) -> str | None:
 
 
 def check_is_none(directory: Path) -> None:
-    """Raises CheckpointError for a drafter, which is no model to generate with."""
+    """Raise CheckpointError if a directory holds a drafter, which cannot generate alone."""
     kind = None
     with suppress(CheckpointError):  # loading reports what is damaged
         kind = kind_of(directory)
     if kind is not None:
         raise CheckpointError(
             f"{directory} holds a drafter of the kind {kind} and no whole model: give it as the "
-            "draft model, beside the target that it was made for"
+            "draft model, together with the target that it was made for"
         )
 
 
@@ -88,8 +89,9 @@ def read(directory: Path) -> DrafterFiles | None:
 
 
 def outline(directory: Path) -> DrafterFiles | None:
-    """Open a drafter as `read` does; without weights, from config.json alone, with zeros in place
-    of its tensors. Raises CheckpointError, where config.json does not tell enough as well."""
+    """Open a drafter as `read` does. If the directory has no weights, describe the drafter from
+    config.json alone, with zeros in place of its tensors. Raises CheckpointError, also if
+    config.json does not determine the tensors."""
     name = kind_of(directory)
     if name is None or shards.format_of(directory) or not kind_named(name).described:
         return read(directory)
@@ -98,26 +100,28 @@ def outline(directory: Path) -> DrafterFiles | None:
 
 def describe(kind: str, directory: Path, config: Mapping[str, Any]) -> DrafterFiles:
     """Return the drafter that a configuration describes, with zeros in place of its tensors.
-    directory: for messages. Raises CheckpointError."""
+    Messages mention `directory`. Raises CheckpointError."""
     return _checked(kind_named(kind), directory, config, None)
 
 
 def _checked(
-    kind: Kind, directory: Path, config: Mapping[str, Any], weights: Weights | None
+    kind: DrafterKind, directory: Path, config: Mapping[str, Any], weights: Weights | None
 ) -> DrafterFiles:
     try:
         files = kind.read(directory, config, weights)
         network = kind.network(files) if kind.described else nn.Module()
     except CheckpointError:
         raise
-    except Exception as problem:  # whatever a strange value breaks first
+    except Exception as problem:  # an invalid value may raise anything
         raise CheckpointError(
             f"{directory / 'config.json'} does not describe a drafter of the kind {kind.name} that "
             f"can be built ({type(problem).__name__}: {first_line(problem):.200})"
         ) from problem
     arrays = dict(tree_flatten(network.parameters()))
     if weights is None:
-        dtype = stored_dtype(Settings(directory, config.get("transformer_layer_config"), config))
+        dtype = stored_dtype(
+            ConfigEntries(directory, config.get("transformer_layer_config"), config)
+        )
         zeros = {name: mx.zeros(array.shape, dtype) for name, array in arrays.items()}
         if (nbytes := sum(array.nbytes for array in zeros.values())) > LARGEST:
             raise CheckpointError(
@@ -134,16 +138,25 @@ def _checked(
 
 
 def on_target(files: DrafterFiles, target: Any) -> DrafterNetwork:
-    """Return the network of a directory on its target, with random weights. Raises as `attach`."""
+    """Return a drafter's network, bound to its target, with random weights. Raises CheckpointError
+    if the drafter was made for another target."""
     network = kind_named(files.kind).network(files)
     network.bind(files, target)
     return network
 
 
 def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterNetwork:
-    """Load the drafter of a directory on its target. numbers: what it computes in. Raises
-    CheckpointError where it was made for another target, and OptionError where the target does not
-    show or lend what it reads."""
+    """Load a drafter and bind it to its target.
+
+    Args:
+        files: The drafter's files.
+        target: The target model.
+        numbers: The dtype and the quantization of the drafter.
+    Raises:
+        CheckpointError: If the drafter was made for another target.
+        OptionError: If the target cannot provide the hidden states, the embedding or the head that
+            the drafter needs.
+    """
     files.check(target.width, target.layers, target.vocabulary)
     network = on_target(files, target)
     scores = try_out(network, target)
@@ -154,8 +167,8 @@ def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterN
 
 
 def try_out(network: DrafterNetwork, target: Base) -> Scores:
-    """Build a pass of the target with a network's taps, without computing it: the target refuses
-    what it does not show. Raises as `attach` does."""
+    """Build a pass of the target that returns the hidden states of the network's taps, without
+    computing it. Raises OptionError if the target cannot provide them."""
     tokens = mx.zeros((1, 1), dtype=mx.int32)
     scores = target.open([0]).advance(tokens, taps=network.taps)
     target.embed(tokens)
@@ -163,13 +176,14 @@ def try_out(network: DrafterNetwork, target: Base) -> Scores:
 
 
 def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    """Return the kind that configuration and names of tensors tell. What the package `speculators`
-    says is believed."""
+    """Return the kind of a drafter, from its configuration and the names of its tensors. If the
+    package `speculators` states a kind, the tensors are not considered."""
     if nested(config).get("projector_type") not in (None, "dflash", "dspark"):
         return None
     if (stated := config.get("speculators_model_type")) is not None:
-        known = isinstance(stated, str) and stated in KINDS
-        return stated if known and kind_named(stated).by_speculators else None
+        if not isinstance(stated, str) or stated not in KINDS:
+            return None
+        return stated if kind_named(stated).by_speculators else None
     return next((name for name in KINDS if kind_named(name).recognizes(config, names)), None)
 
 
@@ -181,6 +195,6 @@ def _unsupported(config: Mapping[str, Any], names: Collection[str]) -> str | Non
     if isinstance(by_speculators, str):
         return f"a drafter that says it is {by_speculators!a:.40}"
     marks = {str(config.get("model_type")), *stated, *names}
-    foretelling = names and all(map(mtp_layers.looks_so, names))
-    other = "layers for multi-token prediction of another family" if foretelling else None
-    return next((what for mark, what in _OTHERS.items() if mark in marks), other)
+    is_mtp = names and all(map(mtp_layers.looks_so, names))
+    foreign_mtp = "layers for multi-token prediction of another family" if is_mtp else None
+    return next((what for mark, what in _UNSUPPORTED.items() if mark in marks), foreign_mtp)

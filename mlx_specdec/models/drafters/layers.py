@@ -1,4 +1,4 @@
-"""The transformer layers of drafters, and the rotation of their positions."""
+"""The transformer layers of drafters, and their rotary position embeddings."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -12,14 +12,14 @@ from ..kv_cache import KVCache
 from .files import ENCODER_ATTENTION, LayerSizes
 
 Names = Collection[str]
-"""Of tensors, by which a layer knows what it has."""
+"""Names of all tensors of a drafter. A layer has a bias or a norm only if its name is listed."""
 BETA_FAST, BETA_SLOW = 32, 1
-"""Turns of a pair of entries within the original context: a pair that makes more of them is not
-scaled, one that makes fewer is scaled by the whole factor."""
+"""YaRN's defaults, in rotations within the original context length. A pair of entries that rotates
+more often than BETA_FAST is not scaled; one that rotates less than BETA_SLOW is scaled fully."""
 
 
 def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
-    """Return the rotation of positions, called with (batch, heads, m, head_dim) and `offset`."""
+    """Return a function that rotates (batch, heads, m, head_dim) from position `offset` on."""
     scaling = sizes.rope_scaling
     if scaling is None:
         return nn.RoPE(sizes.head_dim, traditional=sizes.interleaved, base=sizes.rope_theta)
@@ -38,8 +38,9 @@ def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
 
 
 def yarn(sizes: LayerSizes, scaling: Mapping[str, Any]) -> Callable[..., mx.array]:
-    """Return the rotation of YaRN as transformers has it: mlx-lm's takes neither `attention_factor`
-    nor `truncate`, which gpt-oss has. Source: Peng et al., arXiv 2309.00071, section 3.2."""
+    """Return YaRN's rotation as transformers computes it. mlx-lm's version ignores
+    `attention_factor` and `truncate`, which gpt-oss sets. Source: Peng et al., arXiv 2309.00071,
+    section 3.2."""
     original = scaling.get("original_max_position_embeddings") or sizes.max_positions
     factor, pairs = scaling["factor"], sizes.head_dim // 2
 
@@ -53,7 +54,7 @@ def yarn(sizes: LayerSizes, scaling: Mapping[str, Any]) -> Callable[..., mx.arra
     low, high = max(low, 0), min(high, sizes.head_dim - 1)
     scaled = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
     plain = sizes.rope_theta ** (np.arange(pairs) / pairs)
-    # In positions per radian.
+    # The unit is positions per radian.
     periods = mx.array(1 / (scaled / (factor * plain) + (1 - scaled) / plain), dtype=mx.float32)
 
     def mscale(share: float) -> float:
@@ -77,9 +78,12 @@ def yarn(sizes: LayerSizes, scaling: Mapping[str, Any]) -> Callable[..., mx.arra
     return rotate
 
 
-class Source(NamedTuple):
-    """The encoder's output for source texts, as one layer attends to it: (batch, kv_heads, n,
-    head_dim) each. mask: (batch, 1, 1, n) bool, False for padding, or None."""
+class SourceKeysValues(NamedTuple):
+    """One layer's keys and values of the encoder's output, (batch, kv_heads, n, head_dim) each.
+
+    Attributes:
+        mask: (batch, 1, 1, n) bool, False for padding; None without padding.
+    """
 
     keys: mx.array
     values: mx.array
@@ -91,9 +95,16 @@ def linear(present: Names, path: str, inputs: int, outputs: int) -> nn.Linear:
 
 
 class Attention(nn.Module):
-    """Attention with grouped heads and rotary positions. present: names of all tensors. inputs:
-    width of the inputs of queries, keys and values. source: of those of keys and values of the
-    encoder's output, whose positions are not rotated."""
+    """Attention with grouped heads and rotary positions.
+
+    Args:
+        sizes: The sizes of the layer.
+        inputs: Width of the states from which queries, keys and values are computed.
+        present: Names of all tensors of the drafter.
+        path: Name of this attention among the tensors.
+        source: Width of the encoder's output, for attention to the encoder. Its keys and values
+            are computed from that output, and positions are not rotated.
+    """
 
     def __init__(
         self, sizes: LayerSizes, inputs: int, present: Names, path: str, source: int | None = None
@@ -111,7 +122,8 @@ class Attention(nn.Module):
                 self[name] = nn.RMSNorm(sizes.head_dim, sizes.eps)
 
     def queries(self, rows: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """(1, m, inputs), the first at position `offset` -> (1, heads, m, head_dim)."""
+        """Return the queries, (1, heads, m, head_dim), of rows, (1, m, inputs), whose first is at
+        position `offset`."""
         return self._placed(self.q_proj(rows), "q_norm", offset)
 
     def keys_values(self, rows: mx.array, offset: int | mx.array = 0) -> tuple[mx.array, mx.array]:
@@ -122,16 +134,16 @@ class Attention(nn.Module):
     def step(
         self, rows: mx.array, cache: KVCache, offset: int, mask: mx.array | str | None
     ) -> mx.array:
-        """Attend from rows, (1, m, inputs), the first at `offset`, to them and to those in a cache,
-        to which it adds them."""
+        """Add rows, (1, m, inputs), whose first is at position `offset`, to a cache, and attend
+        from them to all rows of the cache."""
         queries = self.queries(rows, offset)
         keys, values = cache.append(*self.keys_values(rows, offset))
         return self.attend(queries, keys, values, mask)
 
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> mx.array:
         scale = self._sizes.head_dim**-0.5
-        seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
-        return self.o_proj(seen.swapaxes(1, 2).flatten(2))
+        mixed = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+        return self.o_proj(mixed.swapaxes(1, 2).flatten(2))
 
     def _placed(self, rows: mx.array, norm: str, offset: int | mx.array) -> mx.array:
         by_head = self._by_head(rows)
@@ -145,7 +157,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The gated network behind the attention. present, path: see `Attention`."""
+    """The gated network after the attention. For `present` and `path`, see `Attention`."""
 
     def __init__(self, sizes: LayerSizes, present: Names, path: str) -> None:
         super().__init__()
@@ -159,8 +171,15 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer. number: of the layer in the files. inputs, present: see `Attention`. normed: it
-    has a norm before its attention."""
+    """One transformer layer.
+
+    Args:
+        sizes: The sizes of the layer.
+        number: The number of the layer in the names of the files' tensors.
+        inputs: See `Attention`.
+        present: See `Attention`.
+        normed: Whether a norm precedes the attention.
+    """
 
     def __init__(
         self, sizes: LayerSizes, number: int, inputs: int, present: Names, normed: bool = True
@@ -173,18 +192,26 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
         self.mlp = FeedForward(sizes, present, f"{path}.mlp")
         if (source := sizes.encoder_width) is not None:
-            its = f"{path}.{ENCODER_ATTENTION}"
-            self.encoder_attn = Attention(sizes, sizes.width, present, its, source)
+            encoder_path = f"{path}.{ENCODER_ATTENTION}"
+            self.encoder_attn = Attention(sizes, sizes.width, present, encoder_path, source)
             self.encoder_attn_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
 
-    def finish(self, rows: mx.array, attended: mx.array, source: Source | None = None) -> mx.array:
-        """Return the layer's output from its residual and its attention's output, (batch, m, width)
-        each. source: from `DrafterNetwork.sources`."""
+    def finish(
+        self, rows: mx.array, attended: mx.array, source: SourceKeysValues | None = None
+    ) -> mx.array:
+        """Return the layer's output.
+
+        Args:
+            rows: The residual, (batch, m, width).
+            attended: The output of the self-attention, (batch, m, width).
+            source: The layer's entry of `DrafterNetwork.sources`.
+        """
         rows = self.look_at(source, rows + attended)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
-    def look_at(self, source: Source | None, rows: mx.array) -> mx.array:
-        """Add to rows, (batch, m, width), the attention to the source, where the layer has it."""
+    def look_at(self, source: SourceKeysValues | None, rows: mx.array) -> mx.array:
+        """Add the attention to the encoder's output to rows, (batch, m, width), if the layer has
+        such an attention."""
         if ENCODER_ATTENTION not in self:
             return rows
         assert source is not None, "the layer attends to a source"

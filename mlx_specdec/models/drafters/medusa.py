@@ -1,8 +1,8 @@
-"""Medusa heads: their directory, the arithmetic, and how tensors become heads of a loaded base
-model. Source: Medusa (Cai et al., arXiv 2401.10774, section 2.1.1): residual layers on the base's
-last hidden state, then an output layer, each head's own or the base's. Layouts: both that
-text-generation-inference reads, `{head}.{layer}.linear.weight` and `.bias`, and perhaps
-`{head}.{layers}.weight`, an output layer."""
+"""Medusa heads: their files and their computation. A head has residual layers on the base model's
+last hidden state, and then an output layer, either its own or the base model's. Source: Cai et al.,
+arXiv 2401.10774, section 2.1.1. Both layouts that text-generation-inference reads are supported.
+Tensors are named `{head}.{layer}.linear.weight` and `.bias`; `{head}.{layers}.weight` is the output
+layer of a head that has one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,8 +27,18 @@ MOST = 64
 
 @dataclass(frozen=True)
 class MedusaFiles:
-    """Heads in a file. base: name of the base model. width, vocabulary: of the base, None where
-    nothing says it. own_output: whether every head has an output layer."""
+    """Medusa heads in a file.
+
+    Attributes:
+        file: The file of the tensors.
+        base: Name of the base model.
+        count: Number of heads.
+        layers: Number of residual layers per head.
+        width: Width of the base model's hidden states.
+        vocabulary: Size of the base model's vocabulary; None if the files do not say it.
+        own_output: Whether every head has an output layer of its own.
+        tensors: The tensors, by their names in the file.
+    """
 
     file: Path
     base: str
@@ -41,28 +51,28 @@ class MedusaFiles:
 
 
 def is_medusa(directory: Path) -> bool:
-    """Return whether this directory holds heads and not a whole model."""
+    """Return whether a directory holds Medusa heads, and not a whole model."""
     file = directory / "config.json"
     return file.is_file() and COUNT in read_json(file)
 
 
 def file_of(directory: Path) -> Path:
-    """The file of heads. Raises CheckpointError where there is none."""
-    known = shards.HEADS, shards.TORCH_HEADS
-    for name in known:
+    """Return the file of the heads' tensors. Raises CheckpointError if there is none."""
+    candidates = shards.HEADS, shards.TORCH_HEADS
+    for name in candidates:
         if (directory / name).is_file():
             return directory / name
-    raise CheckpointError(f"{directory} has neither {' nor '.join(known)}: download it again")
+    raise CheckpointError(f"{directory} has neither {' nor '.join(candidates)}: download it again")
 
 
 def names(head: int, layers: int, *, own_output: bool) -> list[str]:
-    """The tensors of one head, in order."""
+    """Return the names of one head's tensors, in order."""
     parts = [f"{head}.{n}.linear.{part}" for n in range(layers) for part in ("weight", "bias")]
     return [*parts, f"{head}.{layers}.weight"] if own_output else parts
 
 
 def read(directory: Path) -> MedusaFiles:
-    """The heads of a directory, every tensor checked. Raises CheckpointError."""
+    """Read the heads of a directory and check every tensor's shape. Raises CheckpointError."""
     config_file = directory / "config.json"
     config = read_json(config_file)
     base = config.get(BASE)
@@ -91,16 +101,19 @@ def read(directory: Path) -> MedusaFiles:
 
 
 def _length(shapes: Mapping[str, tuple[int, ...]], name: str) -> int | None:
-    """Rows of a tensor, 0 where it has none; None where it is not there."""
+    """Return the length of a tensor's first axis, 0 for a scalar, or None if it is missing."""
     return next(iter(shapes[name]), 0) if name in shapes else None
 
 
 class MedusaHeads(nn.Module):
-    """All heads of one base, stacked along their first axis. Parameters: `weights`, `biases`: per
-    layer (heads, width, width) and (heads, width); `output`: (heads, vocabulary, width), absent
-    where heads share the base's output layer. Heads see "final", what the base's output layer is
-    given, scaled where a T5 scales it: in those small numbers a residual layer can take away as
-    well as add."""
+    """All heads of one base model. They read the hidden state "final", the inputs of the base
+    model's output layer, including the factor by which a T5 scales these.
+
+    Attributes:
+        weights: For each residual layer, the weights of all heads, (heads, width, width).
+        biases: For each residual layer, the biases of all heads, (heads, width).
+        output: Output layers, (heads, vocabulary, width); absent if the heads use the base model's.
+    """
 
     def __init__(self, base: Base, layers: list[tuple[mx.array, mx.array]]) -> None:
         super().__init__()
@@ -121,11 +134,12 @@ class MedusaHeads(nn.Module):
         return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
 
     def logits(self, state: mx.array, count: int) -> mx.array:
-        """(batch, 1, width) "final" -> (batch, count, vocabulary), of the first heads."""
+        """Return the logits of the first `count` heads, (batch, count, vocabulary), from the hidden
+        state "final", (batch, 1, width)."""
         return self.project(self.refine(state[:, 0], count)).swapaxes(0, 1)
 
     def refine(self, states: mx.array, count: int) -> mx.array:
-        """The residual layers: (n, width) "final" -> (count, n, width)."""
+        """Run the residual layers of the first `count` heads: (n, width) -> (count, n, width)."""
         refined = mx.broadcast_to(states[None], (count, *states.shape))
         for weight, bias in zip(self.weights, self.biases, strict=True):
             inner = refined @ weight[:count].swapaxes(1, 2) + bias[:count, None]
@@ -133,16 +147,17 @@ class MedusaHeads(nn.Module):
         return refined
 
     def project(self, refined: mx.array) -> mx.array:
-        """The output layers: (count, n, width) of `refine` -> (count, n, vocabulary)."""
+        """Run the output layers on the result of `refine`: (count, n, width) -> (count, n,
+        vocabulary)."""
         count, rows, width = refined.shape
         if self.own_output:
             return refined @ self.output[:count].swapaxes(1, 2)
-        # As rows of one text, so that the base's output layer is read once.
+        # One pass over all rows reads the weights of the base model's output layer only once.
         states = refined.astype(self._base.state_dtype).reshape(1, count * rows, width)
         return self._base.head(states).reshape(count, rows, -1)
 
     def tensors(self) -> dict[str, mx.array]:
-        """Every tensor under the name that files of heads give it."""
+        """Return every tensor by its name in the files of heads."""
         tensors: dict[str, mx.array] = {}
         layers = len(self.weights)
         for head in range(self.count):
@@ -156,7 +171,8 @@ class MedusaHeads(nn.Module):
 
 
 def stacked(base: Base, tensors: Mapping[str, mx.array], count: int, layers: int) -> MedusaHeads:
-    """Heads from tensors named as in files; computed in the dtype of the base's hidden state."""
+    """Return heads made of tensors that are named as in files. They compute in the dtype of the
+    base model's hidden state."""
 
     def stack(name: str) -> mx.array:
         arrays = [tensors[f"{head}.{name}"] for head in range(count)]
@@ -171,14 +187,15 @@ def stacked(base: Base, tensors: Mapping[str, mx.array], count: int, layers: int
 
 
 def attach(files: MedusaFiles, base: Base) -> MedusaHeads:
-    """The heads of a directory on their base. Raises CheckpointError for another base."""
-    for what, theirs, its in (
+    """Return the heads of a directory for a loaded base model. Raises CheckpointError if the heads
+    were made for another base model."""
+    for what, expected, actual in (
         ("a hidden state of width", files.width, base.width),
         ("a vocabulary of", files.vocabulary, base.vocabulary),
     ):
-        if theirs is not None and theirs != its:
+        if expected is not None and expected != actual:
             raise CheckpointError(
-                f"{files.file} has heads for {what} {theirs}, and {files.base} has {its}: they "
-                "belong to another base model"
+                f"{files.file} has heads for {what} {expected}, and {files.base} has {actual}: "
+                "they belong to another base model"
             )
     return stacked(base, files.tensors, files.count, files.layers)

@@ -1,5 +1,5 @@
-"""Layers for multi-token prediction, of a checkpoint of their own or the target's. mlx-lm computes
-such a layer as the only layer of a model."""
+"""Layers for multi-token prediction, from a checkpoint of their own or from the target's. Such a
+layer runs as a model of mlx-lm that has only this layer."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -17,12 +17,12 @@ from ...checkpoints.mtp_layers import NUMBERED, QWEN, Carried
 from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
 from ..number_format import NumberFormat, evaluate
-from .files import IN_16_BITS, UNUSED, DrafterFiles, LayerSizes, Settings, StoredTensors
-from .layers import Source
-from .network import Chain, ChainReading, Config, Kind
+from .files import IN_16_BITS, UNUSED, ConfigEntries, DrafterFiles, LayerSizes, StoredTensors
+from .layers import SourceKeysValues
+from .network import Chain, ChainReading, Config, DrafterKind
 
 PLAIN = "qwen3"
-"""Only `speculators` has such layers for this family; its checkpoints carry none."""
+"""The family whose checkpoints carry no such layers. Only `speculators` trains them."""
 MLX_LM_TYPES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 LAYER = "layers.0."
 _PARTS = {
@@ -31,9 +31,9 @@ _PARTS = {
     **dict.fromkeys(("pre_fc_norm_embedding", "enorm", "token_layernorm"), "pre_fc_norm_embedding"),
     **dict.fromkeys(("pre_fc_norm_hidden", "hnorm", "hidden_layernorm"), "pre_fc_norm_hidden"),
 }
-"""The families' names of what stands around the layer."""
-_LENT = ("embed_tokens", "shared_head.head", "lm_head")
-"""Matrices of the target, which some files repeat, quantized or not."""
+"""The families' names of the modules around the layer, and this module's names for them."""
+_SHARED = ("embed_tokens", "shared_head.head", "lm_head")
+"""Matrices of the target, of which some files contain copies, quantized or not."""
 _BEFORE = re.compile(
     r"(?:(?:language_)?model\.)*(?:mtp\.layers|mtp_layers|layers)\.(\d+)\."
     r"|.*mtp\.|model\.mtp_block\.|model\."
@@ -49,26 +49,30 @@ _ALONE: Mapping[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
-"""Settings of a model of one layer with attention, and experts where the family has them."""
+"""Settings that make a model of one attention layer, with experts if the family has them."""
 _OF_OTHER_LAYERS = ("layer_types", "quantization", "quantization_config", "text_config")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MtpFiles(DrafterFiles):
-    """block: the configuration of a model of this one layer, as mlx-lm reads it. renamed: the
-    layer's tensors already have mlx-lm's names."""
+    """A layer for multi-token prediction in a checkpoint.
+
+    Attributes:
+        block: The configuration of mlx-lm's model that has only this layer.
+        renamed: Whether the layer's tensors already have mlx-lm's names.
+    """
 
     block: Mapping[str, Any]
     renamed: bool
 
 
 def recognizes(config: Config, names: Collection[str]) -> bool:
-    """Return whether these are layers for multi-token prediction and nothing else."""
+    """Return whether all tensors belong to layers for multi-token prediction."""
     return bool(names) and all(map(mtp_layers.known(config), names))
 
 
 def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
-    assert weights is not None, "config.json alone does not tell"
+    assert weights is not None, "config.json alone does not describe the layer"
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, Mapping):
         original = not mtp_layers.is_split(config) and mtp_layers.is_original(weights)
@@ -76,25 +80,31 @@ def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
         return _files(directory, config, carried)
     family = mtp_layers.family(inner)
     kind = MLX_LM_TYPES.get(family, family)
-    if kind not in (known := (PLAIN, "qwen3_5", "qwen3_5_moe", "qwen3_next")):
+    if kind not in (supported := (PLAIN, "qwen3_5", "qwen3_5_moe", "qwen3_next")):
         raise CheckpointError(
             f"{directory} holds a layer for multi-token prediction of the type {family!a:.60}, "
-            f"which is not supported: {', '.join(known)} are"
+            f"which is not supported: {', '.join(supported)} are"
         )
-    from transformers import AutoConfig  # imported with mlx-lm in any case
+    from transformers import AutoConfig  # mlx-lm imports transformers as well
 
     stated = {key: value for key, value in inner.items() if value is not None}
     text = kind if f"{kind}_text" not in MLX_LM_TYPES else f"{kind}_text"
-    # `speculators` leaves out what is transformers' default.
-    whole = AutoConfig.for_model(**{**stated, "model_type": text}).to_dict()
-    # transformers stores the norms of Qwen 3 whole.
+    # `speculators` omits entries that have transformers' default values.
+    complete = AutoConfig.for_model(**{**stated, "model_type": text}).to_dict()
+    # Qwen 3's norms are stored as they are, those of the other families as distances from 1.
     carried = Carried(tuple(weights.infos), weights.read, family != PLAIN)
-    return _files(directory, whole, carried)
+    return _files(directory, complete, carried)
 
 
 def of_target(directory: Path, config: Config) -> MtpFiles | None:
-    """Open the layers that a target's own checkpoint carries, None for none. config: of the target.
-    Raises CheckpointError for layers that are damaged or cannot be used."""
+    """Open the layers in a target's checkpoint, or return None if it carries none.
+
+    Args:
+        directory: The target's directory.
+        config: The content of the target's config.json.
+    Raises:
+        CheckpointError: If the layers are damaged or not supported.
+    """
     carried = mtp_layers.carried(directory, config)
     if carried is not None:
         try:
@@ -125,7 +135,7 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
         tensors = _as_mlx_lm(tensors, zero_centered=centered)
     block = _block(text, family, experts=any(".mlp.gate." in name for name in tensors))
     check_numbers(directory, block, len(tensors))
-    settings = Settings(directory / "config.json", block)
+    settings = ConfigEntries(directory / "config.json", block)
     width = int(settings["hidden_size"])
     return MtpFiles(
         directory=directory,
@@ -141,13 +151,14 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
 
 
 def _own_names(directory: Path, carried: Carried) -> dict[str, mx.array]:
-    """Return the tensors of one layer: `fc`, the norms around it, and the rest in `layers.0`."""
+    """Return the tensors by this package's names: `fc`, the norms around the layer, and the layer's
+    tensors in `layers.0`."""
     numbers, tensors = set(), {}
     for name in carried.names:
         before = _BEFORE.match(name)
         rest = name if before is None else name[before.end() :]
         path, _, kind = rest.rpartition(".")
-        if path in _LENT or rest in UNUSED:
+        if path in _SHARED or rest in UNUSED:
             continue
         if before is not None and before[1] is not None:
             numbers.add(before[1])
@@ -162,7 +173,7 @@ def _own_names(directory: Path, carried: Carried) -> dict[str, mx.array]:
 
 
 def _as_mlx_lm(tensors: dict[str, mx.array], *, zero_centered: bool) -> dict[str, mx.array]:
-    """Rename Qwen's tensors as mlx-lm does: experts in one tensor, and norms around 1."""
+    """Convert Qwen's tensors to mlx-lm's layout: all experts in one tensor, and norms around 1."""
     if zero_centered:
         tensors = {
             name: array + 1 if name.endswith("norm.weight") or "pre_fc_norm" in name else array
@@ -191,29 +202,29 @@ def _block(text: Mapping[str, Any], family: str, *, experts: bool) -> dict[str, 
     return {key: value for key, value in block.items() if key not in _OF_OTHER_LAYERS}
 
 
-class Given(nn.Module):
-    """Takes the place of the embedding and the norm of a model."""
+class Passthrough(nn.Module):
+    """A module that returns its input, in place of the embedding and the norm of a model."""
 
     def __call__(self, states: mx.array) -> mx.array:
         return states
 
 
 class Mtp(Chain):
-    """The layer of a checkpoint, which mlx-lm computes as a model of one layer."""
+    """The network of a layer for multi-token prediction. mlx-lm runs it as a model of one layer."""
 
     def __init__(self, files: MtpFiles) -> None:
-        # Not at the top: T5s look for drafters too, and their path imports no mlx-lm.
+        # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
         from ..mlx_lm.family import network_of
 
         super().__init__(files)
         self.pre_fc_norm_embedding = nn.RMSNorm(files.sizes.width, files.sizes.eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(files.sizes.width, files.sizes.eps)
-        whole: Any = network_of(files.block, str(files.directory))
-        self._renamed = whole.sanitize
-        self._own_bits = getattr(whole, "quant_predicate", None)
-        self.cast_predicate = getattr(whole, "cast_predicate", lambda path: True)
-        self.block = whole.model
-        self.block.embed_tokens = self.block.norm = Given()
+        model: Any = network_of(files.block, str(files.directory))
+        self._renamed = model.sanitize
+        self._own_bits = getattr(model, "quant_predicate", None)
+        self.cast_predicate = getattr(model, "cast_predicate", lambda path: True)
+        self.block = model.model
+        self.block.embed_tokens = self.block.norm = Passthrough()
 
     def open(self) -> ChainReading:
         from ..mlx_lm.context import BatchedCache
@@ -226,9 +237,9 @@ class Mtp(Chain):
         states: mx.array,
         caches: list[Any],
         offset: int,
-        sources: Sequence[Source | None] = (),
+        sources: Sequence[SourceKeysValues | None] = (),
     ) -> tuple[mx.array, mx.array]:
-        """See Chain; no source is attended to."""
+        """See `Chain.step`. The layer ignores `sources`."""
         embedded = self.pre_fc_norm_embedding(self.embed(tokens))
         both = mx.concatenate([embedded, self.pre_fc_norm_hidden(states)], axis=-1)
         normed = self.norm(self.block(self.fc(both), cache=caches))
@@ -254,17 +265,17 @@ class Mtp(Chain):
             shapes = {name: array.shape for name, array in tree_flatten(self.parameters())}
             check_weights(shapes, {name: array.shape for name, array in weights.items()})
             self.load_weights(list(weights.items()))
-            # Building a pass shows what config.json has that cannot be run.
+            # Building a pass raises if mlx-lm cannot run the configuration.
             width = files.sizes.width
             self.open().read(mx.zeros((1, 2, width)), mx.zeros((1, 2), dtype=mx.int32))
         except CheckpointError as problem:
             raise CheckpointError(f"{files.directory}: {problem}") from None
-        except Exception as problem:  # mlx-lm's classes check nothing: whatever fails first tells
+        except Exception as problem:  # mlx-lm's classes do not check, and may raise anything
             raise CheckpointError(f"{files.directory}: {cannot_build(problem)}") from problem
         with_numbers(self, str(files.directory), numbers)
         evaluate(self)
-        # What it reads behind a round has several rows. A wrong draft would change no text, so that
-        # the trial of the target's layers is enough.
+        # After a round the layer reads several rows at once. It needs no trial of its own: the
+        # target's layers were tried, and a wrong draft token does not change the output.
         replace_in(self.block)
         latent.intercept(latent.expanding(self.block))
 
@@ -272,8 +283,8 @@ class Mtp(Chain):
         return path not in IN_16_BITS and (self._own_bits is None or self._own_bits(path, module))
 
     def _as_mlx_lm(self, files: MtpFiles) -> dict[str, mx.array]:
-        """Return the tensors by this network's names; mlx-lm joins, splits and renames those of the
-        layer as those of a model's first layer."""
+        """Return the tensors by this network's names. mlx-lm's `sanitize` converts the layer's
+        tensors as those of a model's first layer."""
         weights = {name: files.tensors[name] for name in files.tensors if LAYER not in name}
         layer = {f"model.{name}": files.tensors[name] for name in files.tensors if LAYER in name}
         renamed = layer if files.renamed else self._renamed(layer)
@@ -282,7 +293,7 @@ class Mtp(Chain):
         }
 
 
-MTP = Kind(
+MTP = DrafterKind(
     "mtp",
     recognizes,
     read,

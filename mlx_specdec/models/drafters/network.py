@@ -1,5 +1,5 @@
-"""What all kinds of hidden-state drafters share: what a kind is, its network, and its sequences. A
-target lends its embedding and its head to drafters that have none of their own."""
+"""The base classes of all hidden-state drafters: their kinds, networks, and sequences. A drafter
+without an embedding or a head of its own uses the target's."""
 
 from __future__ import annotations
 
@@ -22,21 +22,27 @@ from ..kv_cache import STEP, KVCache
 from ..number_format import NumberFormat, count, evaluate, expand, quantize
 from ..rows import Rows, RowsContext
 from .files import IN_16_BITS, DrafterFiles
-from .layers import Attention, Layer, Source
+from .layers import Attention, Layer, SourceKeysValues
 
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of hidden-state drafter: what its files mean, and its network.
+class DrafterKind:
+    """One kind of hidden-state drafter: how its files are read, and its network.
 
-    name: as in the table of kinds. recognizes: returns whether a directory holds one, from its
-    config.json and the names of its tensors. read: opens a directory, from its config.json and its
-    weights, None where it has none; raises CheckpointError. network: from what `read` returned.
-    described: config.json tells what tensors there are. layer_ids: the entry of config.json that
-    names the target's layers by their inputs. by_speculators: the package `speculators` writes it.
-    missing: the sentence for a pair that brings none."""
+    Attributes:
+        name: The name in the table of kinds.
+        recognizes: Returns whether a directory holds a drafter of this kind, from config.json and
+            the names of the tensors.
+        read: Opens a directory, from config.json and the weights (None without weights). Raises
+            CheckpointError.
+        network: Builds the network of the files that `read` returned.
+        described: Whether config.json alone determines the names and shapes of all tensors.
+        layer_ids: The entry of config.json that lists the target's layers whose inputs are read.
+        by_speculators: Whether the package `speculators` writes drafters of this kind.
+        missing: The error message if the user asks for this kind and there is no such drafter.
+    """
 
     name: str
     recognizes: Callable[[Config, Collection[str]], bool]
@@ -52,9 +58,14 @@ class Kind:
 
 
 class DrafterNetwork(nn.Module):
-    """A network that drafts from hidden states of a target. Parameters are named as in files. taps:
-    the hidden states that it reads, side by side; without layers to read, those that the target's
-    head is given. normed: it has a norm behind its layers. most: tokens that a round may draft."""
+    """A network that drafts from hidden states of a target. Parameters are named as in files.
+
+    Attributes:
+        taps: Names of the target's hidden states that the network reads, concatenated in this
+            order. If the files name no layers, the network reads the inputs of the target's head.
+        normed: Whether a norm follows the layers.
+        most: Maximum number of draft tokens in a round.
+    """
 
     layers: list[Layer]
     normed = True
@@ -77,12 +88,13 @@ class DrafterNetwork(nn.Module):
             self.encoder_norm = nn.RMSNorm(files.sizes.encoder_width, files.sizes.eps)
 
     def bind(self, files: DrafterFiles, target: Base) -> None:
-        """Read the hidden states of a target, which lends its embedding and its head where the
+        """Choose the target's hidden states to read, and use its embedding and its head if the
         drafter has none of its own. Raises CheckpointError."""
         self._target = target
         self.taps = tuple(after(layer) for layer in files.tapped_of(target.layers)) or (FINAL,)
-        # Where the drafter's logits have each of the target's tokens, (vocabulary,) int32, behind
-        # the last one for those that it lacks; None where both vocabularies are one.
+        # For each token of the target, its index in the drafter's logits, (vocabulary,) int32. A
+        # token that the drafter lacks has the index after the last logit. None if both
+        # vocabularies are the same.
         self._places: Any = None
         if (ids := self.target_ids) is not None:
             self._places = mx.full((target.vocabulary,), len(ids), dtype=mx.int32)
@@ -90,7 +102,7 @@ class DrafterNetwork(nn.Module):
 
     @property
     def stops(self) -> bool:
-        """Whether it estimates how likely its drafts are to be accepted."""
+        """Whether the network estimates how likely its draft tokens are to be accepted."""
         return "confidence_head" in self
 
     @property
@@ -99,11 +111,11 @@ class DrafterNetwork(nn.Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        # A matrix may be stored in fewer bits.
+        # A matrix may be quantized, a norm never is.
         return (self.norm if self.normed else self.fc).weight.dtype
 
     def cache_nbytes(self, source: int, columns: int) -> int:
-        """Return the bytes of a sequence's keys and values; see models.base.Base."""
+        """Return the bytes of a sequence's keys and values; see `models.base.Base`."""
         of_source, of_column = self._row_nbytes
         return source * of_source + -(-columns // STEP) * STEP * of_column
 
@@ -114,13 +126,13 @@ class DrafterNetwork(nn.Module):
             reading.attend(mx.zeros((1, 1, self.encoder_norm.weight.shape[0])))
         width = sum(map(self.width_of, self.taps))
         reading.read(mx.zeros((1, 1, width), dtype=self.dtype), mx.zeros((1, 1), dtype=mx.int32))
-        given = [each for source in reading._sources if source is not None for each in source[:2]]
-        cached = [each for cache in reading._caches for each in cache.state]
-        per_token = [sum(a.nbytes // a.shape[2] for a in arrays) for arrays in (given, cached)]
+        encoded = [array for source in reading._sources if source for array in source[:2]]
+        cached = [array for cache in reading._caches for array in cache.state]
+        per_token = [sum(a.nbytes // a.shape[2] for a in arrays) for arrays in (encoded, cached)]
         return per_token[0], per_token[1]
 
     def open(self) -> Reading:
-        """Begin a sequence of which nothing was read."""
+        """Return a new sequence, which has read nothing yet."""
         raise NotImplementedError
 
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
@@ -129,10 +141,11 @@ class DrafterNetwork(nn.Module):
         evaluate(self)
 
     def take(self, files: DrafterFiles, numbers: NumberFormat, *, values: bool) -> None:
-        """Bring the weights, with `values` those of the directory, into these numbers, lazily."""
+        """Quantize and cast the weights as `numbers` says, without computing them yet. With
+        `values`, load the values of the directory before."""
         stored = files.tensors
         numbers.check_plain(files.directory, stored.quantized)
-        how = {path: each.as_dict() for path, each in stored.quantized.items()}
+        how = {path: quantization.as_dict() for path, quantization in stored.quantized.items()}
         nn.quantize(self, class_predicate=lambda path, module: how.get(path, False))
         if values:
             try:
@@ -151,26 +164,36 @@ class DrafterNetwork(nn.Module):
         return self._target.width
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(1, m) int32 of the target's -> (1, m, width)."""
-        lent = "embed_tokens" not in self
-        rows: mx.array = self._target.embed(tokens) if lent else self.embed_tokens(tokens)
+        """Return the embeddings, (1, m, width), of the target's tokens, (1, m) int32."""
+        embed = self.embed_tokens if "embed_tokens" in self else self._target.embed
+        rows: mx.array = embed(tokens)
         return rows.astype(self.dtype)
 
-    def sources(self, encoded: mx.array, mask: mx.array | None = None) -> list[Source | None]:
-        """Return what each layer attends to of (batch, n, encoder's width), None where layers do
-        not. mask: (batch, n) bool, False for padding."""
+    def sources(
+        self, encoded: mx.array, mask: mx.array | None = None
+    ) -> list[SourceKeysValues | None]:
+        """Return each layer's keys and values of the encoder's output, or None for layers without
+        an attention to the encoder.
+
+        Args:
+            encoded: The encoder's output, (batch, n, encoder's width).
+            mask: (batch, n) bool, False for padding.
+        """
         if "encoder_norm" not in self:
             return [None] * len(self.layers)
         states = self.encoder_norm(encoded.astype(self.dtype))
         hidden = None if mask is None else mask[:, None, None]
-        given = (layer.encoder_attn.keys_values(states) for layer in self.layers)
-        # Laid out once in this order: every later pass would copy a transposed view.
+        pairs = (layer.encoder_attn.keys_values(states) for layer in self.layers)
+        # Copied once into contiguous arrays: every later pass would copy a transposed view.
         return [
-            Source(mx.contiguous(keys), mx.contiguous(values), hidden) for keys, values in given
+            SourceKeysValues(mx.contiguous(keys), mx.contiguous(values), hidden)
+            for keys, values in pairs
         ]
 
     def own_logits(self, states: mx.array) -> mx.array:
-        """(1, m, width), the head's inputs -> logits (1, m, the drafter's vocabulary)."""
+        """Return logits, (1, m, the drafter's vocabulary), from the head's inputs, (1, m, width).
+
+        Use the target's head if the drafter has none."""
         if "lm_head" in self:
             logits: mx.array = self.lm_head(states)
             return logits
@@ -185,74 +208,88 @@ class DrafterNetwork(nn.Module):
 
 
 class Reading(RowsContext):
-    """One sequence in a network. Keys and values that were made of the target's hidden states stay,
-    those that were made while guessing are dropped. layers: the number of caches. cache: makes that
-    of one layer."""
+    """One sequence's state in a drafter. Keys and values of the target's hidden states stay in the
+    caches; the proposer drops those of draft tokens with `rewind`.
+
+    Args:
+        layers: The number of caches.
+        cache: Makes the cache of one layer.
+    """
 
     _network: DrafterNetwork
 
     def __init__(self, layers: int, cache: Callable[[Rows], Any] = KVCache) -> None:
         rows = Rows(1)
         super().__init__(rows, [cache(rows) for _ in range(layers)])
-        self._sources: list[Source | None] = [None] * layers
+        self._sources: list[SourceKeysValues | None] = [None] * layers
 
     @property
     def length(self) -> int:
-        """The number of rows of the target that were read."""
+        """The number of the target's hidden states that were read."""
         return self._rows.lengths[0]
 
     def attend(self, encoded: mx.array) -> None:
-        """Attend to the output of the target's encoder, (1, n, width), before anything is read."""
+        """Set the output of the target's encoder, (1, n, width). Call this before `read`."""
         if "encoder_norm" in self._network:
             self._sources = self._network.sources(encoded)
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
-        """Read the target's hidden states side by side, (1, m, taps x width), of committed tokens,
-        and for each of them the committed token after it, (1, m) int32. Lazy."""
+        """Read the target's hidden states of committed tokens, without computing anything yet.
+
+        Args:
+            hidden: The hidden states of all taps, concatenated, (1, m, taps x width).
+            following: For each of these positions, the committed token after it, (1, m) int32.
+        """
         raise NotImplementedError
 
     def guess(self, count: int) -> mx.array:
-        """Begin `count` tokens behind the newest one that was read, and return the logits (1, 1,
-        the target's vocabulary) of the first."""
+        """Begin a proposal of `count` tokens after the newest token that was read, and return the
+        logits of the first, (1, 1, the target's vocabulary)."""
         raise NotImplementedError
 
     def guess_after(self, token: mx.array) -> mx.array:
-        """Return the logits of the next token, behind the guessed `token`, (1, 1) int32."""
+        """Return the logits of the token after the draft token `token`, (1, 1) int32."""
         raise NotImplementedError
 
     def chances(self) -> mx.array | None:
-        """Return how likely each of the tokens guessed so far is to be accepted if all before it
-        are, (1, count) float32, whichever was drawn; None where the network does not tell."""
+        """Return, for each draft position so far, the probability that its token is accepted if all
+        tokens before it are, (1, count) float32. It does not depend on the token that was drawn.
+        Return None if the network has no such estimate."""
         return None
 
     def evaluate(self) -> None:
-        """Compute what was read so far, and wait for it."""
+        """Compute the keys and values of everything that was read, and wait for them."""
         mx.eval([cache.state for cache in self._caches])
 
 
-Sources = Sequence[Source | None]
-"""Of `DrafterNetwork.sources`."""
+Sources = Sequence[SourceKeysValues | None]
+"""The result of `DrafterNetwork.sources`."""
 Attend = Callable[[int, Attention, mx.array], mx.array]
-"""The number of a layer, its attention and the inputs of that, (1, m, inputs) -> its output."""
+"""Computes a layer's self-attention. Arguments: the layer's number, its attention, and the inputs,
+(1, m, inputs)."""
 
 
 class Chain(DrafterNetwork):
-    """A network whose own output takes the place of the target's hidden state in its next step. A
-    kind has `first`, which returns the residual and the inputs of the first layer's attention, from
-    tokens and the states before them; and `ends`, which returns the inputs of the head and of the
-    next step, from the output of the last layer."""
+    """A network that drafts one token per step. In the next step, its own output takes the place of
+    the target's hidden state. A subclass defines two methods:
+
+    - `first(tokens, states)` returns the residual and the inputs of the first layer's attention.
+    - `ends(states)` turns the last layer's output into the inputs of the head and of the next step.
+    """
 
     def open(self) -> Reading:
         return ChainReading(self, len(self.layers))
 
     def features(self, hidden: mx.array) -> mx.array:
-        """(1, m, taps x width), the target's states -> inputs of the first step, (1, m, width)."""
+        """Return the inputs of the first step, (1, m, width), from the target's hidden states,
+        (1, m, taps x width)."""
         return hidden.astype(self.dtype)
 
     def through(
         self, tokens: mx.array, states: mx.array, sources: Sources, attend: Attend
     ) -> mx.array:
-        """Run all layers over (batch, m) tokens and the states before them, (batch, m, width)."""
+        """Run all layers over tokens, (batch, m), and the states of the positions before them,
+        (batch, m, width). For `sources`, see `DrafterNetwork.sources`."""
         residual, rows = self.first(tokens, states)
         for number, layer in enumerate(self.layers):
             if number:
@@ -264,8 +301,15 @@ class Chain(DrafterNetwork):
     def step(
         self, tokens: mx.array, states: mx.array, caches: list[Any], offset: int, sources: Sources
     ) -> tuple[mx.array, mx.array]:
-        """Run (1, m) tokens and the states before them, the first at `offset`; return the inputs of
-        the head and of the next step. sources: see `DrafterNetwork.sources`."""
+        """Run the network, and return the inputs of the head and of the next step.
+
+        Args:
+            tokens: (1, m) int32.
+            states: The states of the positions before the tokens, (1, m, width).
+            caches: One cache per layer, to which keys and values are added.
+            offset: The position of the first token.
+            sources: See `DrafterNetwork.sources`.
+        """
         mask = "causal" if tokens.shape[1] > 1 else None
 
         def attend(number: int, attention: Attention, rows: mx.array) -> mx.array:
@@ -275,7 +319,7 @@ class Chain(DrafterNetwork):
 
 
 class ChainReading(Reading):
-    """One sequence: a row for each token that the target has seen, with the one after it."""
+    """One sequence's state in a `Chain`: one cached position per hidden state of the target."""
 
     _newest: tuple[mx.array, mx.array]
     _guessed: mx.array
