@@ -302,7 +302,7 @@ def _models(source: ModelSource, side: Side) -> list[Base]:
         return [source.outline().model()]
     few, more = (source.outline(depth) for depth in side.measured_layers)
     larger = more.model()
-    return [few.model(given=more.weights()), larger]
+    return [few.model(shared=more.weights()), larger]
 
 
 def _behind(model: Base, tokens: int, until: float, clock: Clock) -> tuple[Context, int]:

@@ -1,4 +1,4 @@
-"""What models of both families have beyond interfaces.TargetModel, and what they refuse."""
+"""The protocol of models whose modules are accessible, and checks that all models share."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from .cache_settings import CacheSettings
 
 
 class Base(TargetModel, Protocol):
-    """A loaded model with its modules."""
+    """A loaded model of either family, with its modules."""
 
     @property
     def kind(self) -> Kind:
@@ -29,13 +29,13 @@ class Base(TargetModel, Protocol):
 
     @property
     def identity(self) -> str | None:
-        """What `identity_of` gives; None where the model was not loaded from files, or is
+        """The digest that `identity_of` returns; None if the model was not loaded from files or is
         shared by ranks."""
 
     @property
     def rows_agree(self) -> bool:
-        """Whether a pass over several rows computes what passes over single rows compute, on which
-        speculation rests. Where not, a RuntimeWarning says so once."""
+        """Whether a pass over several rows computes the same as passes over single rows.
+        Speculative decoding needs this. If it is False, a RuntimeWarning says so once."""
 
     @property
     def why_not_exact(self) -> str:
@@ -43,21 +43,21 @@ class Base(TargetModel, Protocol):
         it is possible."""
 
     def cache_nbytes(self, source: int, columns: int) -> int:
-        """Bytes of a sequence's keys, values and recurrent state with `columns` tokens in the
-        cache, and in an encoder-decoder model of an encoded source of `source` tokens."""
+        """Return the bytes of a sequence's keys, values and recurrent state with `columns` tokens
+        in the cache. In an encoder-decoder model, add those of a source of `source` tokens."""
 
     @property
     def holds_scores(self) -> bool:
-        """Whether a pass over a prompt holds the attention scores of all its rows and keys in
-        memory, so that it should have few rows."""
+        """Whether prefill holds the attention scores of all rows and keys of a pass in memory, so
+        that a pass should have few rows."""
 
     def reading_nbytes(self, prompt: int, step: int) -> int:
-        """About the working memory, without caches, of reading a prompt of `prompt` tokens, `step`
-        of them in one pass; an encoder reads them all."""
+        """Estimate the bytes that prefill of `prompt` tokens takes in addition to the caches, with
+        `step` tokens per pass. An encoder processes all tokens in one pass."""
 
     def caution(self, prompt_tokens: int) -> str:
-        """A warning about a prompt of this length, mostly "". Raises PromptError where there is not
-        enough memory to read it."""
+        """Return a warning about a prompt of this length, mostly "". Raises PromptError if the
+        memory does not suffice for its prefill."""
 
 
 def identity_of(
@@ -66,32 +66,39 @@ def identity_of(
     caches: CacheSettings | None = None,
     adapter: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a digest of what the passes of a model depend on besides its weights. config, adapter:
-    the contents of config.json and adapter_config.json. dtype: in words."""
+    """Return a digest of everything but the weights that a model's passes depend on.
+
+    Args:
+        config: The content of config.json.
+        dtype: The dtype in words.
+        caches: The settings of the KV cache.
+        adapter: The content of adapter_config.json.
+    """
     versions = __version__, version("mlx"), version("mlx-lm"), str(mx.default_device())
     parts = json.dumps([config, dtype, repr(caches), adapter, *versions], sort_keys=True)
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
 def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) -> None:
-    """Raise PromptError for what `interfaces.Model.open` refuses."""
+    """Raise PromptError for a prompt that `interfaces.Model.open` refuses."""
     if not prompt:
         raise PromptError("the prompt is empty: give at least one token")
     if longest is not None and len(prompt) > longest:
         raise PromptError(
             f"the prompt has {len(prompt)} tokens and the model takes {longest}: shorten it"
         )
-    # MLX reads past the embedding table without a word.
-    strange = next((token for token in prompt if not 0 <= token < vocabulary), None)
-    if strange is not None:
+    # MLX does not check indices into the embedding table.
+    invalid = next((token for token in prompt if not 0 <= token < vocabulary), None)
+    if invalid is not None:
         raise PromptError(
-            f"token id {strange} of the prompt is not among the model's {vocabulary}: give ids "
+            f"token id {invalid} of the prompt is not among the model's {vocabulary}: give ids "
             "below that; if the prompt is a text, the tokenizer belongs to another model"
         )
 
 
 def check_pass(tokens: mx.array, proposed: int, batch: int) -> int:
-    """Return how many rows a pass over `batch` sequences has. Raises ValueError."""
+    """Return how many rows a pass over `batch` sequences has. Raises ValueError if tokens are not
+    of shape (batch, m), or `proposed` is not at most m."""
     if tokens.ndim != 2 or tokens.shape[0] != batch:
         raise ValueError(f"the context takes tokens of shape ({batch}, m), not {tokens.shape}")
     rows = tokens.shape[1]
@@ -100,11 +107,12 @@ def check_pass(tokens: mx.array, proposed: int, batch: int) -> int:
     return rows
 
 
-def check_rewind(lengths: tuple[int, ...], final: Sequence[int], seen: Sequence[int]) -> None:
-    """Raise RewindError for lengths that are not between the final ones and those seen."""
-    if len(lengths) != len(seen):
-        raise RewindError(f"the context takes {len(seen)} lengths, not {len(lengths)}")
-    for length, least, most in zip(lengths, final, seen, strict=True):
+def check_rewind(lengths: tuple[int, ...], final: Sequence[int], current: Sequence[int]) -> None:
+    """Raise RewindError unless every new length is between the sequence's final length, whose
+    tokens cannot be dropped, and its current length."""
+    if len(lengths) != len(current):
+        raise RewindError(f"the context takes {len(current)} lengths, not {len(lengths)}")
+    for length, least, most in zip(lengths, final, current, strict=True):
         if not least <= length <= most:
             raise RewindError(
                 f"cannot go to {length} tokens: {most} were seen and {least} are final"
@@ -112,7 +120,8 @@ def check_rewind(lengths: tuple[int, ...], final: Sequence[int], seen: Sequence[
 
 
 def layer_of(name: str, layers: int) -> int:
-    """The layer whose output is called `name`. Raises OptionError where there is none."""
+    """Return the number of the layer whose output is the hidden state `name`, such as "after.3".
+    Raises OptionError if there is no such layer."""
     number = name.removeprefix("after.")
     if name.startswith("after.") and number.isdecimal() and int(number) < layers:
         return int(number)

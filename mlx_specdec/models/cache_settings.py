@@ -1,4 +1,4 @@
-"""The settings of decoder-only models' KV caches. Imports no MLX."""
+"""The settings of decoder-only models' KV caches. This module imports no MLX."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,7 @@
-"""The table of families of models. A family is imported when it is first needed, so that T5 does
-not wait for mlx-lm; a new one is a module with an object `family`, an `EncoderDecoderFamily` of
-`encoder_decoder.family`, and a line in ENCODER_DECODERS. Decoder-only families are mlx-lm's."""
+"""The table of model families. A family is imported when it is first needed, so that T5 models do
+not import mlx-lm. A new encoder-decoder family is a module with an object `family`, of the class
+`encoder_decoder.family.EncoderDecoderFamily`, and a line in ENCODER_DECODERS. mlx-lm provides the
+decoder-only models."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -24,11 +25,11 @@ ENCODER_DECODERS = {
     "t5gemma2": "t5gemma2",
     **dict.fromkeys(("bart", "mbart", "marian", "m2m_100", "pegasus"), "bart.family"),
 }
-"""model_type of config.json -> the module of the family."""
+"""The module of the family for each model_type of config.json."""
 
 
 class Family(Protocol):
-    """What a family has, as a module or as an object."""
+    """A family of models, which is a module or an object."""
 
     kind: Kind
 
@@ -43,37 +44,38 @@ class Family(Protocol):
         *,
         pipeline: bool = False,
     ) -> tuple[Base, tuple[int, ...], str]:
-        """Return the model, the ids that end a text (maybe none), and its numbers in words, such as
-        "bfloat16" or "4-bit, bfloat16". See `loading.load_model`."""
+        """Return the model, the tokens that end a completion (maybe none), and the dtype in words,
+        such as "bfloat16" or "4-bit, bfloat16". See `loading.load_model`."""
 
     def outline(
         self, config: Config, name: str, numbers: NumberFormat, depth: int | None
     ) -> Outline: ...
 
     def trainable(self, network: Any) -> Trainable:
-        """A network of plain float32 weights, ready to be trained."""
+        """Return the training interface of a network whose weights are float32."""
 
     def model(self, network: Any, max_length: int | None) -> Base: ...
 
     def layers(self, network: Any) -> Sequence[nn.Module]:
-        """The layers that decode."""
+        """Return the decoder's layers."""
 
     def cut(self, network: Any, kept: Sequence[int]) -> None:
-        """Have the decoder compute only these of its layers. Raises OptionError if it cannot."""
+        """Keep only these layers of the decoder. Raises OptionError if it cannot run with them."""
 
     def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
-        """The configuration of a model of some of the decoder's layers, named by their numbers.
-        Raises CheckpointError where config.json does not say how many there are."""
+        """Return the configuration of a model that has only the `chosen` decoder layers. Raises
+        CheckpointError if config.json does not say how many layers there are."""
 
     def with_width(self, config: Config, width: int) -> dict[str, Any]:
-        """The same, of another width; a head stays as wide as it was. Raises OptionError."""
+        """Return the configuration with another width of the hidden states. The width of an
+        attention head stays. Raises OptionError if the family cannot do this."""
 
     def empty(self, config: Config, like: Any) -> Base:
-        """A model of this configuration whose weights do not count. Raises OptionError where there
-        is none. like: a network of the family, for what config.json does not say."""
+        """Return a model of a configuration with arbitrary weights. Facts that config.json lacks
+        come from `like`, a network of the family. Raises OptionError if this is impossible."""
 
     def languages(self, network: Any, tokenizer: Tokenizer) -> Languages | None:
-        """Return the languages of a model that translates, None where it names none."""
+        """Return the languages of a translation model, or None if it names none."""
 
 
 def is_encoder_decoder(config: Config) -> bool:

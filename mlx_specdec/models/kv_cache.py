@@ -1,4 +1,4 @@
-"""Keys and values of one attention layer, in buffers that are written in place."""
+"""The KV cache of one attention layer, in buffers that are written in place."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import mlx.core as mx
 from .rows import Place, Rows
 
 STEP = 256
+"""A buffer of one sequence grows by this number of positions."""
 BATCH_STEP = 64
-"""Of many sequences: the unused columns of all of them cost memory, and copying when they grow."""
+"""A buffer of several sequences grows by this number of positions. It is smaller than STEP, because
+every sequence has unused positions, which take memory and are copied when the buffer grows."""
 
 
 class Buffer:
-    """(batch, heads, capacity, width); its capacity grows in steps."""
+    """The keys or the values of one layer, (batch, heads, capacity, width)."""
 
     def __init__(self) -> None:
         self.array: mx.array | None = None
@@ -25,7 +27,7 @@ class Buffer:
         return [self]
 
     def write(self, new: mx.array, place: Place) -> mx.array:
-        """Write (batch, heads, m, width) at its place; returns all columns in use."""
+        """Write (batch, heads, m, width) at a place. Return all positions in use."""
         buffer = self.array
         if buffer is None or place.end > buffer.shape[2]:
             capacity = _capacity(place.end, new.shape[0])
@@ -43,34 +45,34 @@ class Buffer:
         return self.array[:, :, :end]
 
     def join(self, other: Buffer, batch: int) -> None:
-        """Add the sequences of another buffer behind these, which makes `batch` of them."""
-        arrays = [each.array for each in (self, other) if each.array is not None]
+        """Append the sequences of another buffer; together they are `batch` sequences."""
+        arrays = [buffer.array for buffer in (self, other) if buffer.array is not None]
         if not arrays:
             return
         capacity = max(array.shape[2] for array in arrays)
         padded_arrays = [padded(array, capacity) for array in arrays]
         if len(arrays) == 1:
-            # Of one of them nothing was written yet: decoders of T5 read no prompt.
+            # One buffer may be empty: a T5's decoder has no positions before its first pass.
             more = (batch - arrays[0].shape[0], *padded_arrays[0].shape[1:])
             empty = mx.zeros(more, dtype=arrays[0].dtype)
             padded_arrays.insert(0 if self.array is None else 1, empty)
         self.array = mx.concatenate(padded_arrays)
 
     def hold(self, rows: Sequence[mx.array | None]) -> None:
-        """Begin with copies of (1, heads, columns, width) of each sequence, or None."""
-        given = [row for row in rows if row is not None]
-        capacity = _capacity(max(row.shape[2] for row in given) + 1, len(rows))
-        empty = mx.zeros_like(padded(given[0], capacity))
+        """Begin with copies of each sequence's positions, (1, heads, positions, width), or None."""
+        cached = [row for row in rows if row is not None]
+        capacity = _capacity(max(row.shape[2] for row in cached) + 1, len(rows))
+        empty = mx.zeros_like(padded(cached[0], capacity))
         self.array = mx.concatenate([empty if r is None else padded(r, capacity) for r in rows])
 
     def filter(self, keep: mx.array, used: int) -> None:
-        """Keep these sequences, (n,) int32, and the capacity that `used` columns need."""
+        """Keep only these sequences, (n,) int32, and the capacity that `used` positions need."""
         if self.array is not None:
             self.array = self.array[keep, :, : _capacity(used, keep.size)]
 
 
 class QuantizedBuffer:
-    """The same with quantized entries: packed weights, scales and biases."""
+    """A buffer of quantized keys or values, in three parts: packed values, scales and biases."""
 
     def __init__(self, group_size: int, bits: int) -> None:
         self._group_size = group_size
@@ -84,7 +86,12 @@ class QuantizedBuffer:
 
 
 class KVCache:
-    """One layer's keys and values. rows: of the context. buffer: makes each of the two."""
+    """One layer's keys and values.
+
+    Args:
+        rows: The lengths of the context's sequences.
+        buffer: Makes the buffer of the keys, and that of the values.
+    """
 
     def __init__(self, rows: Rows, buffer: Callable[[], Buffer | QuantizedBuffer] = Buffer) -> None:
         self._rows = rows
@@ -97,10 +104,10 @@ class KVCache:
 
     @property
     def state(self) -> list[mx.array]:
-        return [each.array for each in self.buffers if each.array is not None]
+        return [buffer.array for buffer in self.buffers if buffer.array is not None]
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Add (batch, heads, m, width) keys and values; returns all columns in use."""
+        """Add keys and values, (batch, heads, m, width), and return those of all positions."""
         place = self._rows.place
         return self._keys.write(keys, place), self._values.write(values, place)
 
@@ -109,12 +116,12 @@ class KVCache:
         return self._keys.columns(end)[:, :, start:], self._values.columns(end)[:, :, start:]
 
     def join(self, other: KVCache) -> None:
-        """Add the sequences of another cache behind these; the rows were joined before."""
+        """Append the sequences of another cache. Join the context's rows before."""
         for buffer, another in zip(self.buffers, other.buffers, strict=True):
             buffer.join(another, len(self._rows.lengths))
 
     def filter(self, keep: Sequence[int]) -> None:
-        """Keep these sequences; the context's rows were filtered before."""
+        """Keep only these sequences. Filter the context's rows before."""
         index, used = mx.array(list(keep), dtype=mx.int32), max(self._rows.ends)
         for buffer in self.buffers:
             buffer.filter(index, used)
@@ -126,6 +133,6 @@ def _capacity(columns: int, batch: int) -> int:
 
 
 def padded(array: mx.array, capacity: int) -> mx.array:
-    """(batch, heads, columns, width) with zeros behind, up to `capacity` columns."""
+    """Return (batch, heads, positions, width), padded with zeros to `capacity` positions."""
     more = capacity - array.shape[2]
     return mx.pad(array, [(0, 0), (0, 0), (0, more), (0, 0)]) if more else array

@@ -1,4 +1,5 @@
-"""A directory or a config.json -> a model to run, to outline or to train, by its family."""
+"""Load models from directories, describe models from config.json, and prepare models for training.
+Each model's family does the work."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,15 +21,23 @@ from .outline import Outline
 from .trainable import Trainable
 
 GROWTH_TO_NOTE = 2.5
-"""A note says what a GGUF model takes in memory if that is this many times its files. On a CPU half
-precision takes twice as much, and K types take at least four times as much."""
+"""A note is shown if a GGUF model takes at least this many times its files in memory. On a CPU, half
+precision takes 2 times as much, and K types take at least 4 times as much."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model, and what its files have besides weights. dtype: in words, for example "float32".
-    task_prefix: what every prompt has to begin with. note: a line for the user on how its weights
-    are computed with; mostly "". sampling: see files.sampling_settings."""
+    """A loaded model, and the facts of its files that are not weights.
+
+    Attributes:
+        model: The model.
+        eos_token_ids: The tokens that end a completion.
+        kind: "encoder-decoder" or "decoder-only".
+        dtype: The dtype in words, such as "4-bit, bfloat16".
+        task_prefix: The beginning that every prompt needs, or "".
+        note: A line for the user on the dtype of the weights; mostly "".
+        sampling: See `files.sampling_settings`.
+    """
 
     model: Base
     eos_token_ids: tuple[int, ...]
@@ -51,11 +60,19 @@ def load_model(
     group: mx.distributed.Group | None = None,
     pipeline: bool = False,
 ) -> Loaded:
-    """Load a checkpoint in Hugging Face's or mlx-lm's layout. dtype, q_bits, q_group_size, expand:
-    see `NumberFormat`. caches, adapter (a directory that mlx-lm wrote): for decoder-only models.
-    group: of ranks that share the model; this one keeps its part of every layer, or as a pipeline
-    some layers. Raises CheckpointError for damaged or unsupported files, OptionError for settings
-    that do not suit them, and for models that cannot be shared."""
+    """Load a checkpoint in Hugging Face's or mlx-lm's layout.
+
+    Args:
+        directory: The checkpoint.
+        dtype, q_bits, q_group_size, expand: See `NumberFormat`.
+        caches: The settings of the KV cache, for decoder-only models.
+        adapter: A directory with an adapter that mlx-lm wrote, for decoder-only models.
+        group: The ranks that share the model. This rank loads its part of every layer.
+        pipeline: This rank loads some of the layers instead.
+    Raises:
+        CheckpointError: If files are damaged or not supported.
+        OptionError: If settings do not suit the model, or ranks cannot share it.
+    """
     numbers = NumberFormat(dtype, q_bits, q_group_size, expand)
     config = files.read_config(directory)
     family = families.of_config(config)
@@ -72,7 +89,7 @@ def load_model(
 
 
 def _growth(directory: Path, network: nn.Module) -> str:
-    """Return a line on a large GGUF model that takes much more memory than its files, or ""."""
+    """Return a note if a large GGUF model takes much more memory than its files, otherwise ""."""
     if shards.format_of(directory) != "gguf":
         return ""
     parts = shards.parts_of(shards.find(directory).files[0])
@@ -86,24 +103,24 @@ def _growth(directory: Path, network: nn.Module) -> str:
 
 
 def task_prefix(config: Mapping[str, Any]) -> str:
-    """Return the one prefix in the `task_specific_params` of a T5's config.json, "" where there is
-    none, or several."""
+    """Return the prefix in the `task_specific_params` of a T5's config.json, or "" if there is none
+    or more than one."""
     tasks = config.get("task_specific_params")
     settings = tasks.values() if isinstance(tasks, Mapping) else ()
-    prefixes = [one.get("prefix") for one in settings if isinstance(one, Mapping)]
-    known = {prefix for prefix in prefixes if isinstance(prefix, str) and prefix.strip()}
-    return known.pop() if len(known) == 1 else ""
+    entries = [task.get("prefix") for task in settings if isinstance(task, Mapping)]
+    prefixes = {prefix for prefix in entries if isinstance(prefix, str) and prefix.strip()}
+    return prefixes.pop() if len(prefixes) == 1 else ""
 
 
 def trainable(model: Base) -> Trainable:
-    """Return a copy of a model to train. Raises OptionError where its layers cannot be dequantized,
-    or have no gradient."""
+    """Return a copy of a model that can be trained. Raises OptionError if layers cannot be
+    dequantized or have no gradient."""
     network = twin_of(model.network)
     dequantize(network)
     trained = families.of_model(model).trainable(network)
     inputs = trained.inputs([[1, 2], [1]], [[2, 1], [1]])
     try:
-        mx.eval(nn.value_and_grad(network, lambda *given: trained.logits(*given).sum())(*inputs))
+        mx.eval(nn.value_and_grad(network, lambda *arrays: trained.logits(*arrays).sum())(*inputs))
     except (ValueError, RuntimeError, AttributeError) as problem:
         kind = type(network).__module__.rpartition(".")[2]
         raise OptionError(
@@ -122,14 +139,15 @@ def outline(
     expand: bool | None = None,
     depth: int | None = None,
 ) -> Outline:
-    """Return the outline of the model that a configuration describes.
+    """Return the config-only model that a configuration describes.
 
     Args:
-        config: What config.json says.
-        name: What messages call the model.
+        config: The content of config.json.
+        name: The model's name in messages.
         dtype, q_bits, q_group_size, expand: See `NumberFormat`.
-        depth: The number of layers to keep; an encoder then has one, since no step runs it. If
-            `expand` is None, the weights that are left decide whether they are dequantized.
+        depth: The number of decoder layers to keep; None for all. An encoder then keeps one layer,
+            because no decoding step runs it. If `expand` is None, the number of weights in these
+            layers decides whether they are dequantized.
 
     Raises:
         OptionError: The settings do not suit the model.

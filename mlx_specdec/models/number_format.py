@@ -1,4 +1,4 @@
-"""The numbers that a model is computed in, and networks whose weights are quantized or not."""
+"""The dtype and the quantization of a model's weights."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -15,11 +15,12 @@ from ..errors import OptionError, check_one_of, first_line
 from .wired_memory import wire
 
 EXPANDED_SHARE = 0.25
-"""The share of the memory that a model may take in float32 where its quantized weights are expanded
-on the CPU. MLX's quantized kernels for CPUs cost nearly as much per row as one pass over all
-weights, so several rows at once gain nothing."""
+"""On the CPU, quantized weights are dequantized on load if they take at most this share of the
+memory in float32. MLX's quantized CPU kernels cost nearly as much for each row as a whole pass, so
+that a pass over several rows gains nothing."""
 NOTED_ABOVE = 1 << 28
-"""Bytes in float32 above which a note says how a quantized model is computed with."""
+"""If a quantized model takes more than these bytes in float32, a note says whether its weights are
+dequantized: 256 MiB."""
 
 
 def on_cpu() -> bool:
@@ -28,11 +29,18 @@ def on_cpu() -> bool:
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How the weights of a model are computed with. dtype: "auto" is float32 on the CPU, where half
-    precision is slower. Elsewhere it is as stored, but bfloat16 in place of a float16 that is too
-    small; see `floating`. q_bits: quantize on load, in groups of q_group_size. expand: compute with
-    dequantized weights if the stored ones are quantized. None: if that is faster and there is
-    memory. Raises OptionError for what MLX does not have."""
+    """The dtype and the quantization in which a model's weights are computed.
+
+    Attributes:
+        dtype: "auto" is float32 on the CPU, where half precision is slower. On other devices it is
+            the stored dtype, or bfloat16 if float16 is too small; see `floating`.
+        q_bits: Quantize on load to this number of bits; None does not quantize.
+        q_group_size: Number of weights that share a scale.
+        expand: Dequantize stored quantized weights on load. None does so if that is faster and the
+            memory suffices.
+    Raises:
+        OptionError: If MLX does not support the values.
+    """
 
     dtype: str = "auto"
     q_bits: int | None = None
@@ -45,9 +53,13 @@ class NumberFormat:
             check_affine(self.q_bits, self.q_group_size)
 
     def floating(self, stored: mx.Dtype, *, overflows: bool = False) -> mx.Dtype:
-        """Return the type for weights that are stored as `stored`, and for the scales of quantized
-        ones: on the CPU, products with scales in half precision take 8 to 46 times as long.
-        overflows: whether float16 is too small for the model's hidden states."""
+        """Return the dtype of the weights, and of the scales of quantized weights. On the CPU,
+        products with scales in half precision take 8 to 46 times as long.
+
+        Args:
+            stored: The dtype of the stored weights.
+            overflows: Whether float16 is too small for the model's hidden states.
+        """
         if self.dtype != "auto":
             return getattr(mx, self.dtype)
         if on_cpu():
@@ -55,7 +67,7 @@ class NumberFormat:
         return mx.bfloat16 if overflows and stored == mx.float16 else stored
 
     def range_note(self, name: str, stored: mx.Dtype, used: mx.Dtype) -> str:
-        """Return one line on `floating` if it has replaced float16 by bfloat16, otherwise ""."""
+        """Return a note if `floating` has replaced float16 by bfloat16, otherwise ""."""
         if self.dtype != "auto" or (stored, used) != (mx.float16, mx.bfloat16):
             return ""
         return (
@@ -64,15 +76,15 @@ class NumberFormat:
         )
 
     def expands(self, weights: int) -> bool:
-        """Return whether a model of so many quantized weights is computed with whole ones."""
+        """Return whether a model with this number of quantized weights is dequantized on load."""
         if self.expand is not None:
             return self.expand
-        room = EXPANDED_SHARE * sizes.memory()
-        return self.dtype == "auto" and on_cpu() and weights * mx.float32.size < room
+        most = EXPANDED_SHARE * sizes.memory()
+        return self.dtype == "auto" and on_cpu() and weights * mx.float32.size < most
 
     def choice(self, name: str, network: nn.Module, stored: bool) -> str:
-        """Return one line on how a large quantized model is computed with on a CPU, otherwise "".
-        stored: whether the source's weights are quantized."""
+        """Return a note on whether a large quantized model on a CPU is dequantized, otherwise "".
+        `stored` says whether the stored weights are quantized."""
         size, quantized = count(network) * mx.float32.size, is_quantized(network)
         if not on_cpu() or size < NOTED_ABOVE or not (stored or quantized):
             return ""
@@ -89,18 +101,18 @@ class NumberFormat:
         )
 
     def check_plain(self, name: object, stored: object) -> None:
-        """Raise OptionError where quantized weights would be quantized again."""
+        """Raise OptionError if quantized weights would be quantized again."""
         if stored and self.q_bits is not None:
             raise OptionError(f"{name} is quantized already: leave the number of bits out")
 
 
 def stored_dtype(config: Mapping[str, Any]) -> mx.Dtype:
-    """Return the type of the stored weights by config.json; float32 where it has none."""
+    """Return the dtype of the weights that config.json states, or float32 if it states none."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
-        said = str(part.get("dtype") or part.get("torch_dtype") or "").rpartition(".")[2]
-        if said in DTYPES:
-            return getattr(mx, said)
+        name = str(part.get("dtype") or part.get("torch_dtype") or "").rpartition(".")[2]
+        if name in DTYPES:
+            return getattr(mx, name)
     return mx.float32
 
 
@@ -113,7 +125,7 @@ def nbytes(network: nn.Module) -> int:
 
 
 def count(network: nn.Module) -> int:
-    """Count the weights of a network, without scales; packed weights count one by one."""
+    """Return the number of weights of a network, without scales. Packed weights count singly."""
     quantized = [module for module in network.modules() if hasattr(module, "bits")]
     bits = {id(module.weight): module.bits for module in quantized}
     left_out = {id(module.get(part)) for module in quantized for part in PARTS}
@@ -122,9 +134,10 @@ def count(network: nn.Module) -> int:
 
 
 def evaluate(network: nn.Module) -> None:
-    """Compute all arrays one after the other, so that memory holds the inputs of one at a time.
-    Arrays under private names, which `parameters` leaves out, are computed too: MLX computes an
-    array only in the thread that made it. At the end the wired limit is raised; see `wire`."""
+    """Compute all arrays one after the other, so that memory holds the inputs of only one array at
+    a time. This includes arrays with private names, which `parameters` leaves out, because MLX
+    computes an array only in the thread that made it. At the end, raise the wired limit; see
+    `wire`."""
     for _, leaf in tree_flatten(network):  # a module is a dict of its arrays and modules
         if isinstance(leaf, mx.array):
             mx.eval(leaf)
@@ -138,8 +151,16 @@ def quantize(
     group_size: int,
     choose: Callable[[str, nn.Module], Any] = lambda path, module: True,
 ) -> None:
-    """Quantize every matrix whose rows divide into groups, lazily. choose: whether, or how, by the
-    path of a module. Raises OptionError where there is none."""
+    """Quantize every matrix whose rows divide into groups, without computing anything yet.
+
+    Args:
+        network: The network.
+        bits: Bits per weight.
+        group_size: Number of weights that share a scale.
+        choose: Returns for a module's path whether to quantize it, or its quantization as a dict.
+    Raises:
+        OptionError: If no matrix can be quantized.
+    """
 
     def suits(path: str, module: nn.Module) -> Any:
         able = hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
@@ -164,35 +185,37 @@ def expanded(module: nn.QuantizedLinear | nn.QuantizedEmbedding) -> nn.Module:
 
 
 def expand(network: nn.Module) -> None:
-    known = (nn.QuantizedLinear, nn.QuantizedEmbedding)
-    plain = [(path, expanded(m)) for path, m in network.named_modules() if isinstance(m, known)]
+    """Replace quantized layers by dequantized ones, without computing anything yet."""
+    types = (nn.QuantizedLinear, nn.QuantizedEmbedding)
+    plain = [(path, expanded(m)) for path, m in network.named_modules() if isinstance(m, types)]
     network.update_modules(tree_unflatten(plain))
 
 
 def twin_of(network: nn.Module) -> nn.Module:
-    """Return another tree of modules over the same arrays; an update of one leaves the other."""
+    """Return a copy of a tree of modules that shares the arrays. Replacing an array or a module of
+    one tree does not change the other."""
     twin: nn.Module = _twin(network, {})
     return twin
 
 
-def _twin(part: Any, known: dict[int, Any]) -> Any:
-    if id(part) in known:
-        return known[id(part)]
+def _twin(part: Any, copies: dict[int, Any]) -> Any:
+    if id(part) in copies:
+        return copies[id(part)]
     if isinstance(part, nn.Module):
-        other = known[id(part)] = copy.copy(part)
+        twin = copies[id(part)] = copy.copy(part)
         for name, value in part.items():
-            other[name] = _twin(value, known)
-        return other
+            twin[name] = _twin(value, copies)
+        return twin
     if isinstance(part, list):
-        return [_twin(value, known) for value in part]
+        return [_twin(value, copies) for value in part]
     if isinstance(part, dict):
-        return {name: _twin(value, known) for name, value in part.items()}
+        return {name: _twin(value, copies) for name, value in part.items()}
     return part
 
 
 def dequantize(network: nn.Module) -> None:
-    """Make quantized layers plain ones, and every floating array float32, in place. Raises
-    OptionError for quantized layers of a kind that is not known."""
+    """Dequantize all layers and convert every floating array to float32, in place. Raises
+    OptionError for quantized layers that cannot be dequantized."""
     network.set_dtype(mx.float32)  # exact values need scales in float32
     expand(network)
     left = next((path for path, module in network.named_modules() if hasattr(module, "bits")), None)

@@ -1,6 +1,5 @@
-"""Models of which only the configuration is known, and random weights to measure them with. A
-kernel's time depends on shapes and types, not on values, as long as none is infinite or
-vanishes."""
+"""Config-only models, which get random weights so that they can be timed. A kernel's time depends
+on shapes and dtypes, and not on values, unless values are infinite or vanish."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,13 +14,14 @@ from .base import Base
 from .number_format import NumberFormat, count, nbytes
 
 BLOCK = 1 << 20
-"""Numbers drawn; longer arrays repeat them, which is seven times as fast on a CPU."""
+"""How many random numbers are drawn. Longer arrays repeat them, which is seven times as fast on a
+CPU as drawing all."""
 
 
-def fill(network: nn.Module, seed: int, given: Mapping[str, mx.array]) -> None:
-    """Put random numbers of variance 1 / inputs into every matrix, and compute everything. Vectors
-    and matrices that are quantized in other ways than "affine" stay as they are. given: arrays to
-    take instead, by name."""
+def fill(network: nn.Module, seed: int, shared: Mapping[str, mx.array]) -> None:
+    """Set every matrix to random numbers of variance 1 / inputs, and compute all arrays. Vectors
+    and matrices that are not quantized as "affine" stay as they are. Arrays whose names are in
+    `shared` are taken from there."""
     quantized = {
         name: module
         for name, module in network.named_modules()
@@ -32,14 +32,14 @@ def fill(network: nn.Module, seed: int, given: Mapping[str, mx.array]) -> None:
     words = mx.random.randint(-(2**31), 2**31 - 1, (BLOCK,), mx.int32, key=mx.random.key(seed))
 
     def draw(path: str, array: mx.array) -> mx.array:
-        if path in given:
-            return given[path]
+        if path in shared:
+            return shared[path]
         parent, _, name = path.rpartition(".")
         module = quantized.get(parent)
         if module is not None and name == "weight":
             return _repeat(words.view(mx.uint32), array, 1)
         if module is not None and name in ("scales", "biases"):
-            # Even spread over [-edge, edge] has a variance of edge ** 2 / 3.
+            # A uniform distribution over [-edge, edge] has the variance edge ** 2 / 3.
             edge = math.sqrt(3 / (module.scales.shape[-1] * module.group_size))
             value = 2 * edge / (2**module.bits - 1) if name == "scales" else -edge
             return mx.full(array.shape, value, dtype=array.dtype)
@@ -57,16 +57,16 @@ def _repeat(block: mx.array, like: mx.array, gain: float) -> mx.array:
 
 
 class Outline(ABC):
-    """A model of which only the configuration is known.
+    """A config-only model: its network has no weights until `model` is called.
 
     Attributes:
-        dtype: The dtype of its weights in words, such as "4-bit, float32".
+        dtype: The dtype of the weights in words, such as "4-bit, float32".
         vocabulary: The width of the logits.
         network: The modules, whose arrays are not computed yet.
         nbytes: The bytes of all weights.
         expand: Whether loading this model would dequantize its weights if they are quantized.
-        layers: The shapes and types of each layer that decodes; equal entries cost the same.
-        layer_nbytes: The bytes of each of those layers' weights.
+        layers: The shapes and dtypes of each decoder layer; equal entries cost the same.
+        layer_nbytes: The bytes of each decoder layer's weights.
     """
 
     kind: Kind
@@ -79,12 +79,12 @@ class Outline(ABC):
         self.network = network
         self.nbytes = nbytes(network)
         self.expand = numbers.expands(count(network))
-        self.layers: Sequence[Hashable] = [_look_of(layer) for layer in layers]
+        self.layers: Sequence[Hashable] = [_signature(layer) for layer in layers]
         self.layer_nbytes: Sequence[int] = [nbytes(layer) for layer in layers]
 
     @property
     def token_nbytes(self) -> Sequence[int]:
-        """Bytes of each table that has a row for every token."""
+        """Return the bytes of each table that has one row per token of the vocabulary."""
         tables: dict[str, int] = {}
         for name, array in self.weights().items():
             if array.shape[:1] == (self.vocabulary,):
@@ -94,24 +94,24 @@ class Outline(ABC):
 
     @abstractmethod
     def cache_nbytes(self, prompt: int, generated: int) -> int:
-        """Bytes of all caches after `prompt` tokens and `generated` more."""
+        """Return the bytes of all caches after `prompt` prompt tokens and `generated` more."""
 
     def weights(self) -> Mapping[str, mx.array]:
-        """All arrays by name; they hold numbers once `model` was called."""
+        """Return all arrays by name. They have values only after `model` was called."""
         return dict(tree_flatten(self.network.parameters()))
 
-    def model(self, seed: int = 0, given: Mapping[str, mx.array] | None = None) -> Base:
-        """Return the model with random weights. Once only. given: arrays to take, so that two
-        depths of one model share their memory."""
-        fill(self.network, seed, given or {})
+    def model(self, seed: int = 0, shared: Mapping[str, mx.array] | None = None) -> Base:
+        """Return the model with random weights. Call this only once. Arrays in `shared` are used as
+        they are, so that two depths of one model share memory."""
+        fill(self.network, seed, shared or {})
         return self._model()
 
     @abstractmethod
     def _model(self) -> Base:
-        """The model over the network."""
+        """Return the model that runs the network."""
 
 
-def _look_of(module: nn.Module) -> Hashable:
+def _signature(module: nn.Module) -> Hashable:
     return tuple(
         (name, array.shape, str(array.dtype)) for name, array in tree_flatten(module.parameters())
     )

@@ -1,6 +1,6 @@
-"""How many positions each sequence of a context has, and where a pass writes the next ones. After a
-round every sequence of a batch has another length. A pass is a rectangle all the same: each
-sequence writes behind its length, and a mask hides what lies there from earlier passes."""
+"""The lengths of a context's sequences, and the cache positions that a pass writes. After a round,
+the sequences of a batch have different lengths, but a pass has the same number of rows for all of
+them. Each sequence writes after its own end, and a mask hides older entries after that end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ from .cpu_layers import shared
 
 
 class Place:
-    """Where one pass writes: `rows` positions behind `starts`, one entry per sequence. even: all
-    write the same columns. end: how many columns are in use afterwards."""
+    """The cache positions that one pass writes.
+
+    Attributes:
+        starts: The first position that each sequence writes.
+        rows: How many positions every sequence writes.
+        even: Whether all sequences write the same positions.
+        end: The number of positions of the longest sequence after the pass.
+    """
 
     def __init__(self, starts: tuple[int, ...], rows: int) -> None:
         self.starts = starts
         self.rows = rows
-        # Every layer reads these.
+        # Computed here once, because every layer reads them.
         longest = max(starts)
         self.even = min(starts) == longest
         self.end = longest + rows
@@ -38,28 +44,34 @@ class Place:
     def columns(self) -> mx.array:
         return mx.array(self.positions)
 
-    # Made once for all layers: 6 operations fewer in each layer of a pass over uneven rows.
+    # Cached for all layers, which saves 6 operations per layer in a pass over uneven rows.
     @cached_property
     def offsets(self) -> mx.array:
-        """(batch,) int32, the position of the first row of each sequence."""
+        """The position of the first row of each sequence, (batch,) int32."""
         return shared(mx.array(self.starts))
 
     @cached_property
     def targets(self) -> mx.array:
-        """(batch, 1, rows, 1) int32, the columns that are written, for every head and width."""
+        """The positions that are written, (batch, 1, rows, 1) int32, to broadcast over heads and
+        width."""
         return self.columns[:, None, :, None]
 
     def visible(self, window: int | None = None) -> mx.array:
-        """(batch, 1, rows, end) bool: what each position sees, at most its `window` newest."""
+        """Return the causal mask, (batch, 1, rows, end) bool, which is True for at most the
+        `window` newest positions of each row."""
         positions, columns = self.targets, mx.arange(self.end)
         mask = columns <= positions
         return mask if window is None else mask & (columns > positions - window)
 
 
 class Rows:
-    """The lengths of `count` sequences, which the layers of a context share. mask_axes: of an
-    uneven pass's mask; 5 where scores have an axis for heads that share their keys. ahead: how many
-    columns each has before its first token."""
+    """The lengths of `count` sequences, which the layers of a context share.
+
+    Attributes:
+        mask_axes: Number of axes of the mask of an uneven pass. It is 5 if attention scores have an
+            axis for the heads that share keys.
+        ahead: For each sequence, the number of cache positions before its first token.
+    """
 
     def __init__(self, count: int, mask_axes: int = 4) -> None:
         self.mask_axes = mask_axes
@@ -72,11 +84,12 @@ class Rows:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The columns in use by each sequence."""
+        """The number of cache positions that each sequence uses."""
         return tuple(map(add, self.lengths, self.ahead))
 
     def advance(self, tokens: mx.array, proposed: int) -> Place:
-        """Begin a pass over `tokens`, (batch, m). Raises ValueError as `check_pass` does."""
+        """Begin a pass over tokens, (batch, m), and return where it writes. The last `proposed`
+        tokens can be dropped later by `rewind`. Raises ValueError as `check_pass` does."""
         rows = check_pass(tokens, proposed, len(self.lengths))
         self.place = Place(self.ends, rows)
         self.lengths = tuple(length + rows for length in self.lengths)
@@ -100,7 +113,8 @@ class Rows:
 
 
 class RowsContext:
-    """What contexts share whose rewinds change nothing but lengths. caches: one a layer."""
+    """The base class of contexts in which a rewind changes only lengths. `caches` has one cache per
+    layer."""
 
     replays = False
     checkpoints = False
@@ -120,8 +134,8 @@ class RowsContext:
     def join(self, other: Context) -> None:
         assert isinstance(other, RowsContext)
         self._rows.join(other._rows)
-        for cache, its in zip(self._caches, other._caches, strict=True):
-            cache.join(its)
+        for cache, joining in zip(self._caches, other._caches, strict=True):
+            cache.join(joining)
 
     def filter(self, keep: Sequence[int]) -> None:
         self._rows.filter(keep)
@@ -137,12 +151,13 @@ class RowsContext:
         return Reusable(self.lengths[sequence], columns)
 
     def recall(self, cached: Sequence[Cached | None]) -> None:
-        known = [each if isinstance(each, KVSlice) else None for each in cached]
-        if not any(known):
+        """Begin with the cached positions of each sequence, before any pass."""
+        slices = [entry if isinstance(entry, KVSlice) else None for entry in cached]
+        if not any(slices):
             return
-        self._rows.begin(tuple(0 if each is None else each.length for each in known))
-        for place, buffer in enumerate(self._buffers()):
-            buffer.hold([None if each is None else each.arrays[place] for each in known])
+        self._rows.begin(tuple(0 if part is None else part.length for part in slices))
+        for number, buffer in enumerate(self._buffers()):
+            buffer.hold([None if part is None else part.arrays[number] for part in slices])
 
     def _buffers(self) -> list[Any]:
         return [buffer for cache in self._caches for buffer in cache.buffers]

@@ -1,6 +1,6 @@
-"""A model at fewer bits or of fewer layers, as a draft of itself. Norms, positions, biases and
-tables that are only looked up are shared with the target and take no memory, and of an
-encoder-decoder the whole encoder and what it made of a source."""
+"""Draft models made of the target's own layers, at fewer bits or with fewer layers. Norms,
+positions, biases and tables that are only looked up are shared with the target and take no memory.
+The draft of an encoder-decoder model also shares the encoder and its outputs."""
 
 import re
 
@@ -18,27 +18,35 @@ from .number_format import evaluate, expanded, twin_of
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 _ENCODER = re.compile(r"(model\.)?encoder\.(block|layers)\.")
 WIDER_BITS = 8
-"""Of a matrix that embeds and is the output head as well, at least: its errors hurt most."""
+"""Minimum bits of an embedding that is also the output head, because its errors hurt most."""
 
 
 def self_draft(
     target: Base, bits: int | None, group_size: int = 64, *, layers: int = 0
 ) -> tuple[Base, int]:
-    """Return a draft of the target's layers at `bits` a weight, None for as they are, and the bytes
-    that it adds. layers: how many, 0 for all. Raises OptionError."""
+    """Return a draft model made of the target's layers, and the bytes that it adds.
+
+    Args:
+        target: The target model.
+        bits: Bits per weight; None leaves the weights as they are.
+        group_size: Number of weights that share a scale.
+        layers: Number of layers; 0 for all.
+    Raises:
+        OptionError: If the target's layers cannot be used like this.
+    """
     if bits is not None:
         check_one_of("draft-bits", bits, Q_BITS)
     family = families.of_model(target)
     network = target.network
     twin = twin_of(network) if bits is None else quantized_twin(network, bits, group_size)
-    kept = evenly(layers, len(family.layers(twin))) if layers else []
+    chosen = evenly(layers, len(family.layers(twin))) if layers else []
     try:
         if layers:
-            family.cut(twin, kept)
+            family.cut(twin, chosen)
         evaluate(twin)
         draft = family.model(twin, target.max_length)
         if layers:
-            # Not every model can do with some of its layers.
+            # Some models cannot run without all of their layers.
             mx.eval(draft.open([1]).advance(mx.array([[1]])).logits)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as problem:
         if layers:
@@ -53,30 +61,31 @@ def self_draft(
 
 
 def added_nbytes(draft: Base, target: Base) -> int:
-    """Count the bytes of a draft's weights that are not the target's as well."""
+    """Return the bytes of a draft's weights that it does not share with the target."""
     shared = {id(array) for _, array in tree_flatten(target.network.parameters())}
     return sum(a.nbytes for _, a in tree_flatten(draft.network.parameters()) if id(a) not in shared)
 
 
 def bytes_beside(draft: Base, target: Base) -> int:
-    """Share the target's encoder with a draft that has the same one, and return the bytes that the
-    draft adds."""
+    """Let a draft use the target's encoder if both are equal. Return the bytes that the draft adds
+    to the target."""
     return added_nbytes(draft, target) if share_equal_encoder(draft, target) else draft.nbytes
 
 
 def evenly(count: int, depth: int) -> list[int]:
-    """Return the numbers of `count` layers of a model of `depth`, the first and the last among
-    them. Raises OptionError where there are not so many."""
+    """Return the numbers of `count` evenly spaced layers of a model with `depth` layers, including
+    the first and the last. Raises OptionError if `count` exceeds `depth`."""
     if count > depth:
         raise OptionError(f"layers must be 1 to the target's {depth}, not {count}")
     return [round(at * (depth - 1) / max(1, count - 1)) for at in range(count)]
 
 
 def quantized_twin(network: nn.Module, bits: int, group_size: int) -> nn.Module:
-    """Return another tree of modules whose matrices have at most `bits` a weight. Raises
-    OptionError."""
+    """Return a copy of a network whose matrices have at most `bits` per weight. Raises OptionError
+    if none of the matrices would become smaller."""
     twin = twin_of(network)
-    # Tables that are not the output head as well: some layer has as many outputs as they have rows.
+    # A linear layer with as many outputs as a table has rows is the output head. The table is then
+    # only looked up, and can be shared.
     modules = list(twin.named_modules())
     linear = nn.Linear | nn.QuantizedLinear
     heads = {m.weight.shape[0] for _, m in modules if isinstance(m, linear)}

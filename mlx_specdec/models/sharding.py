@@ -1,6 +1,7 @@
-"""Linear layers divided between the ranks of a group, so that each rank computes a part of them. A
-layer whose outputs are divided is followed by one whose inputs are, and what the second one gives
-is added up over all ranks (Shoeybi et al., arXiv 1909.08053). Nothing is computed here."""
+"""Division of linear layers between the ranks of a group. Each rank computes a part of the outputs
+of a first layer, which are its part of the inputs of a second layer. The outputs of the second
+layer are added up over all ranks (Shoeybi et al., arXiv 1909.08053). This module divides weights
+and computes no pass."""
 
 import math
 from collections.abc import Mapping
@@ -12,11 +13,12 @@ from mlx.nn.layers.distributed import shard_linear
 from ..errors import OptionError
 
 SMALLEST_GROUP = 32
-"""Weights that share a scale and a bias in MLX's quantization "affine"."""
+"""Smallest group of MLX's quantization "affine": the number of weights that share a scale."""
 
 
 def check_even(parts: Mapping[str, int], ranks: int) -> None:
-    """Raise OptionError where ranks cannot have equally many. parts: how many there are of what."""
+    """Raise OptionError if the parts of a model cannot be divided equally between ranks. `parts`
+    maps the plural name of a part, for the message, to the number of such parts."""
     uneven = [f"{count} {what}" for what, count in parts.items() if count % ranks]
     if not uneven:
         return
@@ -27,8 +29,8 @@ def check_even(parts: Mapping[str, int], ranks: int) -> None:
 
 
 def shard_inputs(layer: nn.Module, group: mx.distributed.Group) -> nn.Module:
-    """Return a linear layer over this rank's part of the inputs that adds up over all ranks. Raises
-    OptionError where a rank would have a part of a group of quantized weights."""
+    """Return a linear layer over this rank's part of the inputs, whose outputs are added up over
+    all ranks. Raises OptionError if quantization groups would have to be split between ranks."""
     if not whole_groups(layer, group.size()):
         raise OptionError(
             f"{group.size()} ranks cannot have equal parts of {_inputs(layer)} columns that are "
@@ -39,8 +41,8 @@ def shard_inputs(layer: nn.Module, group: mx.distributed.Group) -> nn.Module:
 
 
 def whole_groups(layer: nn.Module, ranks: int) -> bool:
-    """Make the groups of a layer's quantized weights so small that every rank's inputs are whole
-    groups, and return whether they are. The weights do not change."""
+    """Split the quantization groups of a layer until every rank's inputs consist of whole groups,
+    and return whether that is possible. The values of the weights do not change."""
     if "scales" not in layer or isinstance(layer, nn.QuantizedEmbedding):
         return True
     inputs, size = _inputs(layer), layer.group_size
@@ -57,8 +59,8 @@ def whole_groups(layer: nn.Module, ranks: int) -> bool:
 
 
 def refine(network: nn.Module, ranks: int) -> None:
-    """Call `whole_groups` for all layers but the head, which is not divided, of a network whose
-    `shard` divides it then."""
+    """Call `whole_groups` for all layers of a network except the head, which is not divided. Do
+    this before a network of mlx-lm divides itself with its method `shard`."""
     for path, module in network.named_modules():
         if not path.endswith("lm_head"):
             whole_groups(module, ranks)
@@ -69,7 +71,8 @@ def _inputs(layer: nn.Module) -> int:
 
 
 def of_rank_0(group: mx.distributed.Group | None, value: bool) -> bool:
-    """Return the value of rank 0: ranks that round differently decide alike."""
+    """Return rank 0's value on every rank, so that all ranks decide alike even if they round
+    differently."""
     if group is None:
         return value
     part = mx.full((group.size(),), int(value and group.rank() == 0))

@@ -1,6 +1,6 @@
-"""What training needs of a network, and how texts of different lengths lie in one array. Passes
-over whole texts, several side by side and without caches: what is padded lies behind a text, where
-nothing of it looks."""
+"""The protocol of networks that can be trained, and batches of sequences of different lengths. A
+training pass runs over complete sequences without caches. Padding follows a sequence, and causal
+attention never looks ahead at it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,24 +10,26 @@ import mlx.nn as nn
 import numpy as np
 
 Ids = Sequence[int]
-"""Token ids of a text."""
+"""Token ids of a sequence."""
 
 
 class Trainable(Protocol):
-    """A network with what a training asks of it."""
+    """A network that can be trained on prompts and their completions."""
 
     @property
     def network(self) -> nn.Module: ...
 
     def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
-        """What `logits` takes for these prompts and the texts after them, none of them empty."""
+        """Return the arguments of `logits` for prompts and the completions (`texts`) after them.
+        None of them may be empty."""
 
     def logits(self, *inputs: mx.array) -> mx.array:
-        """(rows, vocabulary): for each token of each text, text after text, what predicts it."""
+        """Return the logits that predict each token of all completions, one completion after the
+        other, (rows, vocabulary)."""
 
 
 def padded(texts: Sequence[Ids]) -> np.ndarray:
-    """(texts, longest) int32, zeros behind what is shorter."""
+    """Return sequences as (sequences, longest) int32, with zeros after the shorter ones."""
     result = np.zeros((len(texts), max(map(len, texts))), np.int32)
     for row, text in enumerate(texts):
         result[row, : len(text)] = text
@@ -35,6 +37,7 @@ def padded(texts: Sequence[Ids]) -> np.ndarray:
 
 
 def places(spans: Sequence[tuple[int, int]], width: int) -> np.ndarray:
-    """Places in the flattened (texts, width) of each text's span begin .. end - 1."""
+    """Return indices into a flattened (sequences, width) array. They select, one sequence after the
+    other, the positions begin .. end - 1 of the sequence's span."""
     parts = [np.arange(a, b) + row * width for row, (a, b) in enumerate(spans)]
     return np.concatenate(parts).astype(np.int32)
