@@ -1,1 +1,2 @@
-"""Models behind the Context interface: T5 in our own arithmetic, decoder-only through mlx-lm."""
+"""Models that implement the `interfaces.Model` protocol. Encoder-decoder models and drafters are
+computed here; mlx-lm computes decoder-only models."""

@@ -1,8 +1,8 @@
-"""T5Gemma 2 (Zhang et al., arXiv 2512.14856), without its eyes.
+"""T5Gemma 2 (Zhang et al., arXiv 2512.14856), without the vision tower.
 
-The layers are Gemma 3's. A layer of the decoder attends to its own positions and to the encoder's
-output with one set of projections and one softmax, so that a cache holds both: the source's columns
-first, then those of the text, which alone are rotated, by positions that count from the text."""
+The layers are Gemma 3's. A decoder layer attends to the decoder's positions and to the encoder's
+output with one set of projections and one softmax. A cache therefore holds both: the positions of
+the source come first, then those of the decoder. Only the latter are rotated, and count from 0."""
 
 import math
 import re
@@ -19,7 +19,7 @@ from ..checkpoints.files import whole_number
 from ..checkpoints.tensors import MOST_LAYERS
 from ..errors import CheckpointError, PromptError
 from .encoder_decoder import layers
-from .encoder_decoder.context import Caches, Network, Source, Tables
+from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from .encoder_decoder.family import EncoderDecoderFamily
 from .encoder_decoder.layers import Attend, Mask, Offset, attend_cached, attend_in_parts
 from .rows import Place
@@ -31,8 +31,14 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Shape:
-    """One stack's shapes and facts. windows, ropes: of each layer, the positions that it sees (None
-    for all), and theta with the factor of positions. cap: of logits."""
+    """The shapes of one stack.
+
+    Attributes:
+        windows: For each layer, the number of positions that it attends to; None for all.
+        ropes: For each layer, theta and the factor by which positions are multiplied.
+        longest: Maximum number of positions.
+        cap: The value at which logits are softly capped; None without a cap.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -87,19 +93,21 @@ def _number(config: Config, name: str, default: float) -> float:
 
 
 def _kinds(config: Config, layers: int) -> Sequence[str]:
-    """Of each layer; in files without layer_types every sixth is full, mostly."""
+    """Return the kind of attention of each layer. If config.json has no layer_types, one layer of
+    every six, or as sliding_window_pattern says, has full attention."""
     every = whole_number(config, "sliding_window_pattern", config.get("_sliding_window_pattern", 6))
     usual = [KINDS[number % every == 0] for number in range(1, layers + 1)]
     return config.get("layer_types") or usual
 
 
 def _ropes(config: Config) -> dict[str, tuple[float, float]]:
-    """How each kind of layer rotates, as new files say it, or old ones."""
+    """Return theta and the position factor of each kind of layer, from new files (rope_parameters)
+    or old files."""
     older = dict(zip(KINDS, (("rope_local_base_freq", 1e4), ("rope_theta", 1e6)), strict=True))
-    said = config.get("rope_parameters") or {KINDS[1]: config.get("rope_scaling")}
+    stated = config.get("rope_parameters") or {KINDS[1]: config.get("rope_scaling")}
     ropes = {}
     for kind, (name, base) in older.items():
-        part = said.get(kind) or {}
+        part = stated.get(kind) or {}
         how = part.get("rope_type") or part.get("type") or "default"
         if how not in ("default", "linear"):
             raise CheckpointError(f"config.json has rope_type {how!a:.40}: T5Gemma 2 has linear")
@@ -109,7 +117,7 @@ def _ropes(config: Config) -> dict[str, tuple[float, float]]:
 
 
 class Attention(layers.Attention):
-    """Grouped queries with normed, rotated queries and keys."""
+    """Grouped-query attention with normed and rotated queries and keys."""
 
     def __init__(self, shape: Shape, rope: tuple[float, float]) -> None:
         heads = shape.heads, shape.kv_heads, shape.head_dim
@@ -122,7 +130,8 @@ class Attention(layers.Attention):
         return self._rotated(self.q_norm(super().queries(states, offset)), offset)
 
     def keys_values(self, states: mx.array, offset: Offset = None) -> tuple[mx.array, mx.array]:
-        """The source's rows have no positions for the decoder and are not rotated."""
+        """Return keys and values. For the encoder's output, `offset` is None, and keys are not
+        rotated."""
         keys, values = super().keys_values(states)
         return self._rotated(self.k_norm(keys), offset), values
 
@@ -135,7 +144,7 @@ class Attention(layers.Attention):
 
 
 class Layer(nn.Module):
-    """One layer of either stack. window: None for all positions."""
+    """One layer of either stack. `window` is None if it attends to all positions."""
 
     def __init__(self, shape: Shape, number: int) -> None:
         super().__init__()
@@ -154,7 +163,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Encoder or decoder."""
+    """The layers of the encoder or of the decoder, and the norm after them."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -163,8 +172,8 @@ class Stack(nn.Module):
 
 
 class T5Gemma2(Network):
-    """The whole model but for its vision tower. end_of_image: the token whose vector is
-    `eoi_embedding`. image: a token that no text has."""
+    """The network of a whole model without the vision tower. The token `end_of_image` has the
+    embedding `eoi_embedding`. The token `image` stands for images, and prompts must not have it."""
 
     model_type = "t5gemma2"
     merged = True
@@ -188,9 +197,9 @@ class T5Gemma2(Network):
             raise PromptError("the prompt has the token of an image, and only text is read here")
 
     def embed(self, tokens: mx.array) -> mx.array:
-        table, own = self.model.encoder.embed_tokens, self.model.encoder.eoi_embedding
+        table, image_end = self.model.encoder.embed_tokens, self.model.encoder.eoi_embedding
         scaled = table(tokens) * mx.array(math.sqrt(self.width), dtype=self.dtype)
-        return mx.where((tokens == self._end_of_image)[..., None], own, scaled)
+        return mx.where((tokens == self._end_of_image)[..., None], image_end, scaled)
 
     def head(self, states: mx.array) -> mx.array:
         logits, cap = self.model.encoder.embed_tokens.as_linear(states), self._shape.cap
@@ -199,27 +208,27 @@ class T5Gemma2(Network):
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         states = self.embed(tokens)
         for layer in self.model.encoder.layers:
-            seen = partial(_around, layer.window, mask, tokens.shape[1])
-            states = layer(states, partial(attend_in_parts, seen))
+            visible = partial(_visible, layer.window, mask, tokens.shape[1])
+            states = layer(states, partial(attend_in_parts, visible))
         return self.model.encoder.norm(states)
 
     def source_attention(self, layer: nn.Module) -> Attention:
         return layer.self_attn
 
     def decode(
-        self, tokens: mx.array, caches: Caches, source: Source, place: Place, tables: Tables
+        self, tokens: mx.array, caches: Caches, source: EncodedSources, place: Place, tables: Tables
     ) -> Iterator[mx.array]:
         starts = [at - n for at, n in zip(place.starts, source.lengths, strict=True)]
         offset = starts[0] if len({*starts}) == 1 else mx.array(starts, dtype=mx.int32)
 
         def mask(window: int | None) -> Mask:
             if source.by_layer and source.mask is not None:
-                # In training, whose texts are whole, and whose sources have their padding.
-                text = place.visible(window)
+                # Sources are padded only in training, when a pass runs over complete sequences.
+                decoder = place.visible(window)
                 padding = mx.repeat(source.mask[:, None, None], place.rows, axis=2)
-                return mx.concatenate([padding, text], axis=-1)
+                return mx.concatenate([padding, decoder], axis=-1)
             if window is not None and window < max(starts) + place.rows:
-                # The source is always in sight, and the window is one of the text.
+                # A window limits only the decoder's positions. The source is always visible.
                 sources = mx.array(source.lengths)[:, None, None, None]
                 return place.visible(window) | (mx.arange(place.end) < sources)
             return place.visible() if not place.even else None if place.rows == 1 else "causal"
@@ -233,20 +242,28 @@ class T5Gemma2(Network):
         yield self.model.decoder.norm(states)
 
 
-def _around(
+def _visible(
     window: int | None, mask: mx.array | None, length: int, first: int, last: int
 ) -> tuple[slice, Mask]:
-    """The columns that rows first to last - 1 of an encoder's layer see. A window reaches as far
-    ahead as back, and one farther ahead if it is even. mask: (batch, n) bool, False for padding,
-    whose rows see themselves, so that no softmax is over nothing."""
+    """Return the columns to which rows first to last - 1 of an encoder layer attend, and the mask
+    of these columns.
+
+    Args:
+        window: The number of positions that a row attends to; None for all. It reaches equally far
+            back and ahead, and one position farther ahead if it is even.
+        mask: (batch, n) bool, False for padding. A row of padding attends to itself, because a
+            softmax over no keys is undefined.
+        length: The length of the source.
+        first, last: The rows.
+    """
     back, ahead = (length, length) if window is None else ((window - 1) // 2, window // 2)
     begin, end = max(0, first - back), min(length, last + ahead)
     distances = mx.arange(begin, end) - mx.arange(first, last)[:, None]
-    seen = None if window is None else (distances >= -back) & (distances <= ahead)
+    visible = None if window is None else (distances >= -back) & (distances <= ahead)
     if mask is not None:
         real = mask[:, None, None, begin:end] | (distances == 0)
-        seen = real if seen is None else real & seen
-    return slice(begin, end), seen
+        visible = real if visible is None else real & visible
+    return slice(begin, end), visible
 
 
 _NAME = re.compile(
@@ -256,7 +273,7 @@ _NAME = re.compile(
 
 
 class T5Gemma2Family(EncoderDecoderFamily):
-    # Its layers are those of Gemma 3, whose hidden states mlx-lm clips in float16.
+    # The layers are Gemma 3's, and mlx-lm clips hidden states of Gemma 3 in float16.
     overflows = True
     copies: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"),
@@ -268,8 +285,8 @@ class T5Gemma2Family(EncoderDecoderFamily):
         try:
             shapes = Shape.of(encoder), Shape.of(decoder)
         except (AttributeError, TypeError) as problem:
-            raise CheckpointError("config.json has lists or objects where others are") from problem
-        if len({(each.vocab_size, each.hidden_size) for each in shapes}) > 1:
+            raise CheckpointError("config.json has entries of unexpected types") from problem
+        if len({(shape.vocab_size, shape.hidden_size) for shape in shapes}) > 1:
             raise CheckpointError("config.json has stacks of different widths or vocabularies")
         start = whole_number(config, "decoder_start_token_id", decoder.get("bos_token_id", 2))
         if start >= shapes[1].vocab_size:
@@ -282,7 +299,8 @@ class T5Gemma2Family(EncoderDecoderFamily):
         return network
 
     def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
-        """transformers saves other names than those of its modules: both are read."""
+        """See `EncoderDecoderFamily`. transformers saves tensors under other names than its modules
+        have; both kinds of names are read."""
         found = {name: match[1] for name in stored if (match := _NAME.fullmatch(name))}
         return {
             "model." + name.replace("text_model.", "").replace("embed_tokens.eoi", "eoi"): place
@@ -301,12 +319,13 @@ class T5Gemma2Family(EncoderDecoderFamily):
     ) -> dict[str, Any]:
         text, decoder = _stacks(config)
         depth = whole_number(text, "num_hidden_layers") if encoder is None else encoder
-        whole = {**config["encoder"], "text_config": _cut(text, range(depth))}
-        return {**config, "encoder": whole, "decoder": _cut(decoder, chosen)}
+        shortened = {**config["encoder"], "text_config": _cut(text, range(depth))}
+        return {**config, "encoder": shortened, "decoder": _cut(decoder, chosen)}
 
 
 def _stacks(config: Config) -> tuple[Config, Config]:
-    """The parts of config.json on the two stacks. Raises CheckpointError."""
+    """Return the parts of config.json that describe the encoder and the decoder. Raises
+    CheckpointError."""
     encoder, decoder = config.get("encoder"), config.get("decoder")
     text = encoder.get("text_config") if isinstance(encoder, Mapping) else None
     if not isinstance(text, Mapping) or not isinstance(decoder, Mapping):

@@ -17,9 +17,9 @@ import pytest
 
 from mlx_specdec.models.encoder_decoder import layers
 from mlx_specdec.models.encoder_decoder.context import (
+    EncodedSources,
     EncoderDecoderContext,
     EncoderDecoderModel,
-    Source,
     padding_mask,
 )
 from mlx_specdec.models.loading import load_model
@@ -68,7 +68,7 @@ def test_masked_padding_of_the_source_changes_nothing_else(kind: str) -> None:
     lengths = (source.shape[1] - 20, source.shape[1])
     encoded = network.encode(mx.repeat(source, 2, axis=0), padding_mask(lengths))
     own = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
-    read = Source(own, network.project_encoded(encoded))
+    read = EncodedSources(own, network.project_encoded(encoded))
     context = EncoderDecoderContext(model, lambda: read, len(lengths))
     rows = log_p(
         context.advance(mx.repeat(mx.array(expected["target"][None]), 2, axis=0)).logits[:1]

@@ -1,1 +1,1 @@
-"""BART, mBART, Marian, M2M100, NLLB and Pegasus: one arithmetic with switches."""
+"""BART, mBART, Marian, M2M100, NLLB and Pegasus: one network with switches."""

@@ -18,33 +18,37 @@ from .network import Bart, BartConfig
 
 Config = Mapping[str, Any]
 GENERATION = ("decoder_start_token_id", "forced_bos_token_id", "bad_words_ids")
-"""What old checkpoints have in config.json, and newer ones in generation_config.json."""
+"""Entries that old checkpoints have in config.json, and newer ones in generation_config.json."""
 BIAS = "final_logits_bias"
 TABLES = ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
 _PARTS = ("weight", *PARTS)
 _CODE = re.compile(r"__(\w+)__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})", re.ASCII)
 ENGLISH = ("en", "eng_Latn", "en_XX")
-"""Of which the first known one is a source's language where none is named."""
+"""The default language of sources is the first of these codes that the model has."""
 MBART_50 = 26
-"""Languages from which on a model is mBART-50's kind."""
+"""A model with at least this many languages is an mBART-50. mBART has 25."""
 
 
 class Codes(Languages):
-    """Languages with a token each, which a text begins with, after or in place of the decoder's
-    start token. In a source it is the first token or the last.
+    """The languages of a model that has a token for each. The language token begins a completion,
+    after the decoder's start token or in place of it. In a source, it is the first or last token.
 
-    known: code -> id. config: of the model. first: whether a source begins with its language."""
+    Args:
+        tokens: The token of each language, by language code.
+        config: The model's configuration.
+        first: Whether the language token is the first token of a source. Otherwise it is the last.
+    """
 
-    def __init__(self, known: Mapping[str, int], config: BartConfig, *, first: bool) -> None:
-        super().__init__(known)
+    def __init__(self, tokens: Mapping[str, int], config: BartConfig, *, first: bool) -> None:
+        super().__init__(tokens)
         self.required = config.needs_language
         self._config, self._first = config, first
-        self._default = next(code for code in (*ENGLISH, *known) if code in known)
+        self._default = next(code for code in (*ENGLISH, *tokens) if code in tokens)
 
     def source(
         self, text: str, encode: Encode, source: str | None, target: str | None
     ) -> list[int]:
-        # The tokenizer may have put another language there, or put it elsewhere.
+        # Remove the language token that the tokenizer may have added.
         ids, end, codes = encode(text), self._config.end, {*self.known.values()}
         while ids and ids[-1] in {end, *codes}:
             ids.pop()
@@ -69,8 +73,8 @@ class BartFamily(EncoderDecoderFamily):
 
     def load(self, directory: Path, config: Config, *rest: Any, **named: Any) -> Any:
         file = directory / "generation_config.json"
-        said = read_json(file) if file.is_file() else {}
-        generation = {name: said[name] for name in GENERATION if said.get(name) is not None}
+        stored = read_json(file) if file.is_file() else {}
+        generation = {name: stored[name] for name in GENERATION if stored.get(name) is not None}
         return super().load(directory, {**config, **generation}, *rest, **named)
 
     def network(self, config: Config, tensors: Collection[str] | None) -> Network:
@@ -78,17 +82,18 @@ class BartFamily(EncoderDecoderFamily):
         return Bart(shape, has_bias=shape.switches.bias if tensors is None else BIAS in tensors)
 
     def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
-        """Checkpoints without a head leave "model." out; one table may have any of its names."""
+        """See `EncoderDecoderFamily`. Checkpoints without a head omit the prefix "model.". A shared
+        embedding may be stored under the name of any of its copies."""
         shape = BartConfig.from_dict(config)
         inside = ("encoder.", "decoder.", "shared.")
         places = {f"model.{name}" if name.startswith(inside) else name: name for name in stored}
         wanted = "model.shared" if shape.shared else "model.decoder.embed_tokens"
-        others = TABLES if shape.shared else TABLES[2:]
+        copies = TABLES if shape.shared else TABLES[2:]
         for part in _PARTS:
-            found = [places.pop(f"{table}.{part}", None) for table in others]
-            known = next((place for place in found if place is not None), None)
-            if known is not None:
-                places.setdefault(f"{wanted}.{part}", known)
+            found = [places.pop(f"{table}.{part}", None) for table in copies]
+            first = next((place for place in found if place is not None), None)
+            if first is not None:
+                places.setdefault(f"{wanted}.{part}", first)
         learned = shape.switches.positions == "learned"
         return {n: place for n, place in places.items() if learned or "embed_positions." not in n}
 
@@ -112,11 +117,11 @@ class BartFamily(EncoderDecoderFamily):
             return Tags.of(tokenizer, ">>{}<<")
         pieces = tokenizer.pieces()
         matches = ((id, _CODE.fullmatch(pieces[id] or "")) for id in tokenizer.special_ids)
-        known = {match[1] or match[2]: id for id, match in matches if match}
-        if len(known) < 2:
+        codes = {match[1] or match[2]: id for id, match in matches if match}
+        if len(codes) < 2:
             return None
-        first = not tokenizer.legacy if kind == "m2m" else len(known) >= MBART_50
-        return Codes(known, network.config, first=first)
+        first = not tokenizer.legacy if kind == "m2m" else len(codes) >= MBART_50
+        return Codes(codes, network.config, first=first)
 
 
 family = BartFamily()

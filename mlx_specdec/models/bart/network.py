@@ -1,4 +1,5 @@
-"""BART and its kin: shapes and switches, checked, and layers, with Hugging Face's names."""
+"""The network of BART and related models: checked shapes and switches, and layers that are named as
+in Hugging Face checkpoints."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -14,22 +15,28 @@ from ...checkpoints.files import whole_number
 from ...checkpoints.tensors import MOST_LAYERS
 from ...errors import CheckpointError
 from ..encoder_decoder import layers
-from ..encoder_decoder.context import Caches, Network, Source, Tables
+from ..encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from ..encoder_decoder.layers import Attend, KeysValues, Mask, attend_cached, attend_in_parts
 from ..rows import Place
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 OFFSET = 2
-"""Rows of a learned table of positions that lie before the first one's."""
+"""Number of unused rows at the beginning of a learned table of positions."""
 
 
 @dataclass(frozen=True)
 class Switches:
-    """What the kinds differ in, and what their config.json may leave out.
+    """The differences between the kinds, and defaults for entries that config.json may lack.
 
-    norm_first: a layer norms the input of each part, otherwise the sum after it. stack_norm: a norm
-    ends each stack. embedding_norm: a norm follows the embedding. positions: a learned table, sines
-    and cosines as Marian has them, or those of M2M100. bias: logits have one."""
+    Attributes:
+        norm_first: Whether a layer norms the input of each part. Otherwise it norms the sum of the
+            part's output and the residual.
+        stack_norm: Whether a norm ends each stack.
+        embedding_norm: Whether a norm follows the embedding.
+        positions: A learned table, or the sines and cosines of Marian or of M2M100.
+        bias: Whether the logits have a bias.
+        activation, scales, pad, start, end: Defaults for the attributes of `BartConfig`.
+    """
 
     norm_first: bool
     stack_norm: bool
@@ -50,11 +57,11 @@ KINDS = {
     "m2m_100": Switches(True, True, False, "m2m", bias=False, activation="relu", scales=True),
     "pegasus": Switches(True, True, False, "marian", pad=0, start=0, end=1),
 }
-"""By model_type; NLLB's is m2m_100."""
+"""The switches of each model_type. The model_type of NLLB is m2m_100."""
 
 
 class StackShape(NamedTuple):
-    """One stack: its layers, their heads, and the width inside their feed-forward networks."""
+    """The number of layers of a stack, the heads per layer, and the inner feed-forward width."""
 
     layers: int
     heads: int
@@ -63,11 +70,19 @@ class StackShape(NamedTuple):
 
 @dataclass(frozen=True)
 class BartConfig:
-    """Shapes and switches of one model. vocab_size: of the decoder, source_size: of the encoder;
-    shared: both have one table. max_length: positions of a source, and of a text. scales: the
-    embedding by the root of its width. start: the first tokens of every text, forced ones among
-    them. needs_language: a text begins with that of its language; in_place: and with no other.
-    banned: tokens that no text has."""
+    """The shapes and switches of one model.
+
+    Attributes:
+        vocab_size: Size of the decoder's vocabulary.
+        source_size: Size of the encoder's vocabulary.
+        shared: Whether both have the same embedding.
+        max_length: Maximum number of positions of a source and of a decoder sequence.
+        scales: Whether embeddings are multiplied by the square root of the width.
+        start: The first tokens of every decoder sequence, including forced tokens.
+        needs_language: Whether a decoder sequence needs a language token at its beginning.
+        in_place: Whether the language token replaces the start token.
+        banned: Tokens that are never generated.
+    """
 
     switches: Switches
     vocab_size: int
@@ -88,7 +103,7 @@ class BartConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Raises CheckpointError for what no model of these kinds is."""
+        """Read a configuration. Raises CheckpointError if it is not supported."""
         kind = config["model_type"]
         switches = KINDS[kind]
         source_size = whole_number(config, "vocab_size")
@@ -118,7 +133,7 @@ class BartConfig:
             source_size=source_size,
             shared=shared,
             d_model=whole_number(config, "d_model"),
-            # num_hidden_layers, where it stands, is the encoder's number.
+            # The entry num_hidden_layers is not read: it repeats the number of encoder layers.
             encoder=_stack(config, "encoder"),
             decoder=_stack(config, "decoder"),
             activation=activation,
@@ -144,7 +159,7 @@ class BartConfig:
 
     @property
     def rows(self) -> int:
-        """The rows of the table of positions."""
+        """The number of rows of the table of positions."""
         before = {"learned": OFFSET, "marian": 0, "m2m": self.pad + 1}
         return self.max_length + before[self.switches.positions]
 
@@ -160,12 +175,12 @@ class Layer(nn.Module):
     def __init__(self, config: BartConfig, shape: StackShape, *, is_decoder: bool) -> None:
         super().__init__()
         width, heads = config.d_model, shape.heads
-        each = width // heads
-        how: dict[str, Any] = {"scale": each**-0.5, "bias": True, "names": PROJECTIONS}
+        head_dim = width // heads
+        how: dict[str, Any] = {"scale": head_dim**-0.5, "bias": True, "names": PROJECTIONS}
         self._norm_first = config.switches.norm_first
         self._act = layers.ACTIVATIONS[config.activation]
         for name in ("self_attn", "encoder_attn") if is_decoder else ("self_attn",):
-            self[name] = layers.Attention(width, heads, heads, each, **how)
+            self[name] = layers.Attention(width, heads, heads, head_dim, **how)
             self[f"{name}_layer_norm"] = nn.LayerNorm(width)
         self.fc1 = nn.Linear(width, shape.inner)
         self.fc2 = nn.Linear(shape.inner, width)
@@ -174,15 +189,21 @@ class Layer(nn.Module):
     def __call__(
         self, states: mx.array, attend: Attend, source: KeysValues = (), hidden: Mask = None
     ) -> mx.array:
-        """(batch, m, d_model), the output of the layer before -> the same of this one. source:
-        keys and values of the encoder's output, of a decoder's layer. hidden: their mask."""
+        """Run the layer.
+
+        Args:
+            states: The output of the layer before, (batch, m, d_model).
+            attend: Computes the self-attention.
+            source: In the decoder, the layer's keys and values of the encoder's output.
+            hidden: The mask of `source`.
+        """
 
         def feed_forward(normed: mx.array) -> mx.array:
             return self.fc2(self._act(self.fc1(normed)))
 
         states = self._part(states, "self_attn", partial(attend, self.self_attn))
         if source:
-            cross = partial(self.encoder_attn, given=source, mask=hidden)
+            cross = partial(self.encoder_attn, attended=source, mask=hidden)
             states = self._part(states, "encoder_attn", cross)
         return self._part(states, "final", feed_forward)
 
@@ -192,10 +213,11 @@ class Layer(nn.Module):
 
 
 def sinusoids(config: BartConfig) -> mx.array:
-    """(positions, d_model) float32: sines in the first half, cosines in the second.
+    """Return the table of sinusoidal positions, (rows, d_model) float32, with sines in the first
+    half of the columns and cosines in the second.
 
-    M2M100's are computed in float32, divide by one less than half of the width, and have rows in
-    front of the first position, of which that of padding is zero."""
+    M2M100's table is computed in float32 and divides by half of the width minus one. It has rows
+    before the first position; the row of padding is zero."""
     width, half = config.d_model, config.d_model // 2
     rows = np.arange(config.rows, dtype=np.float32)[:, None]
     if config.switches.positions == "m2m":
@@ -211,7 +233,8 @@ def sinusoids(config: BartConfig) -> mx.array:
 
 
 class Stack(nn.Module):
-    """Encoder or decoder without the head. `embed_tokens`: where both have no table in common."""
+    """The encoder, or the decoder without the head. It has an embedding of its own (`embed_tokens`)
+    only if the encoder and the decoder do not share one."""
 
     def __init__(self, config: BartConfig, *, is_decoder: bool) -> None:
         super().__init__()
@@ -235,7 +258,7 @@ class Stack(nn.Module):
 
 
 class Bart(Network):
-    """The whole model. has_bias: whether the checkpoint has one for the logits."""
+    """The network of a whole model. `has_bias` says whether the logits have a bias."""
 
     model_type = "bart"
 
@@ -261,12 +284,12 @@ class Bart(Network):
 
     @property
     def table(self) -> nn.Embedding:
-        """The decoder's embedding, which is the output head as well."""
+        """The decoder's embedding, which is also the output head."""
         return self.model.shared if self.config.shared else self.model.decoder.embed_tokens
 
     def embed(self, tokens: mx.array) -> mx.array:
         if not self.config.shared:
-            # Lookup proposes tokens of the source, which the decoder may not have.
+            # Prompt lookup proposes tokens of the source, which the decoder may lack.
             tokens = mx.minimum(tokens, self.config.vocab_size - 1)
         return self._scaled(self.table(tokens))
 
@@ -275,7 +298,7 @@ class Bart(Network):
         table = self.table if config.shared else encoder.embed_tokens
         positions = mx.arange(tokens.shape[1])
         if config.switches.positions == "m2m":
-            # Positions count the tokens that are not padding, wherever that lies.
+            # Positions count only tokens that are not padding, even if padding comes first.
             counted = tokens != config.pad
             positions = mx.where(counted, mx.cumsum(counted.astype(mx.int32), axis=1) - 1, -1)
         states = self._scaled(table(tokens)) + self._rows(encoder, positions)
@@ -290,22 +313,22 @@ class Bart(Network):
         return layer.encoder_attn
 
     def decode(
-        self, tokens: mx.array, caches: Caches, source: Source, place: Place, tables: Tables
+        self, tokens: mx.array, caches: Caches, source: EncodedSources, place: Place, tables: Tables
     ) -> Iterator[mx.array]:
         mask: Mask = "causal" if place.rows > 1 else None
         positions = mx.arange(place.starts[0], place.end)
         if not place.even:
             positions, mask = place.columns, place.visible()
         decoder, config = self.model.decoder, self.config
-        # What lies behind a text in a batch may reach beyond the table.
+        # Padding after a sequence of a batch may exceed the table.
         positions = mx.minimum(positions, config.max_length - 1)
         if config.switches.positions == "m2m":
             positions = mx.where(tokens == config.pad, -1, positions)
         states = self.embed(tokens) + self._rows(decoder, positions)
         states = decoder.normed("layernorm_embedding", states)
         hidden = None if source.mask is None else source.mask[:, None, None]
-        for layer, cache, given in zip(decoder.layers, caches, source.by_layer, strict=True):
-            states = layer(states, partial(attend_cached, cache, mask), given, hidden)
+        for layer, cache, pair in zip(decoder.layers, caches, source.by_layer, strict=True):
+            states = layer(states, partial(attend_cached, cache, mask), pair, hidden)
             yield states
         yield decoder.normed("layer_norm", states)
 
@@ -321,7 +344,7 @@ class Bart(Network):
         return states * self.config.d_model**0.5 if self.config.scales else states
 
     def _rows(self, stack: Stack, positions: mx.array) -> mx.array:
-        """The rows of the positions' table; -1 is padding's of M2M100."""
+        """Return the rows of the table of positions. In M2M100, position -1 stands for padding."""
         config = self.config
         if config.switches.positions == "learned":
             return stack.embed_positions(positions + OFFSET)

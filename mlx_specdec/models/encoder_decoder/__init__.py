@@ -1,1 +1,1 @@
-"""What all encoder-decoder families share: sources, contexts, loading, outlines, training."""
+"""The base classes of all encoder-decoder families: networks, contexts, loading and training."""

@@ -1,4 +1,4 @@
-"""Contexts of encoder-decoder models, and what a family's arithmetic has to give them."""
+"""Contexts of encoder-decoder models, and the interface of the families' networks."""
 
 from __future__ import annotations
 
@@ -27,25 +27,30 @@ from ..rows import Place, Rows, RowsContext
 from .layers import SOURCE_ROWS, Attention, KeysValues, WholeTexts
 
 ENCODER = re.compile(r"(model\.)?(encoder|shared)\.")
-"""What the names of an encoder's tensors begin with."""
+"""Beginning of the names of an encoder's tensors."""
 Caches = Sequence[KVCache]
-"""Of each of the decoder's layers."""
+"""The cache of each decoder layer."""
 Tables = Sequence[mx.array]
-"""What `Network.tables` returns."""
+"""The result of `Network.tables`."""
 
 
 class Network(nn.Module):
-    """The arithmetic of an encoder-decoder. Parameters are named as in Hugging Face checkpoints.
+    """The modules of an encoder-decoder model, named as in Hugging Face checkpoints.
 
-    model_type: the family's name in `families.ENCODER_DECODERS`. vocabulary: width of the logits.
-    source_vocabulary: of the encoder, where it has one of its own. width: of the encoder's output
-    and of hidden states. start: the tokens that every text begins with, at least one. max_length:
-    tokens of a source, and of a text, at most; None for any number. trained_length: tokens of the
-    longest sources in training. heads, inner: of a layer of the encoder, and the width inside its
-    feed-forward network. row: numbers in the keys and values of a position, of all layers. merged:
-    whether one softmax is over the source and the text, so that caches begin with the source's
-    columns. note: a line for the user on what is left out of the checkpoint, or computed in another
-    type."""
+    Attributes:
+        model_type: The family's name in `families.ENCODER_DECODERS`.
+        vocabulary: Width of the logits.
+        source_vocabulary: Size of the encoder's vocabulary if it has one of its own.
+        width: Width of the encoder's output and of hidden states.
+        start: The tokens that every decoder sequence begins with, at least one.
+        max_length: Maximum length of a source and of a decoder sequence; None without a limit.
+        trained_length: Tokens of the longest sources in training.
+        heads, inner: Number of heads, and inner feed-forward width, of an encoder layer.
+        row: Number of entries in the keys and values of one position, in all decoder layers.
+        merged: Whether one softmax covers the source and the decoder sequence. The caches then
+            begin with the positions of the source.
+        note: A line for the user about tensors that were left out or cast to another dtype.
+    """
 
     model_type: str
     vocabulary: int
@@ -62,12 +67,12 @@ class Network(nn.Module):
 
     @property
     def layers(self) -> Sequence[nn.Module]:
-        """The decoder's."""
+        """The decoder's layers."""
         return list(self.model.decoder.layers)
 
     @property
     def dtype(self) -> mx.Dtype:
-        """Of hidden states, and of norms, which are never quantized."""
+        """The dtype of hidden states. It is the dtype of norms, which are never quantized."""
         parts = tree_flatten(self.layers[0].parameters())
         return next(array.dtype for name, array in parts if "norm" in name)
 
@@ -79,11 +84,12 @@ class Network(nn.Module):
         """Raise PromptError for a source that the model cannot read."""
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(batch, m) int32 -> (batch, m, width), what the decoder's first layer is given."""
+        """Return the inputs of the decoder's first layer, (batch, m) int32 -> (batch, m, width)."""
         raise NotImplementedError
 
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        """(batch, n) int32 -> (batch, n, width). mask: (batch, n) bool, False for padding."""
+        """Run the encoder: (batch, n) int32 -> (batch, n, width). `mask`, (batch, n) bool, is False
+        for padding."""
         raise NotImplementedError
 
     def source_attention(self, layer: nn.Module) -> Attention:
@@ -91,34 +97,45 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def project_encoded(self, encoded: mx.array) -> list[mx.array]:
-        """Return keys and values of the encoder's output, of each decoder layer in turn."""
+        """Return the keys and values of the encoder's output in each decoder layer, alternately."""
         pairs = (self.source_attention(layer).keys_values(encoded) for layer in self.layers)
-        # Every later pass would copy a transposed view.
-        return [mx.contiguous(each) for pair in pairs for each in pair]
+        # Copied once into contiguous arrays: every later pass would copy a transposed view.
+        return [mx.contiguous(array) for pair in pairs for array in pair]
 
     def tables(self, reach: int) -> list[mx.array]:
-        """Return what is computed once of the first `reach` positions of a text; mostly nothing."""
+        """Return tables for the first `reach` positions, which are computed once; mostly none."""
         return []
 
     def decode(
-        self, tokens: mx.array, caches: Caches, source: Source, place: Place, tables: Tables
+        self, tokens: mx.array, caches: Caches, source: EncodedSources, place: Place, tables: Tables
     ) -> Iterator[mx.array]:
-        """Yield the output of each layer for (batch, m) int32 tokens at `place`, and then the input
-        of the head: (batch, m, width) each."""
+        """Yield the output of each layer, and then the input of the head, (batch, m, width) each.
+
+        Args:
+            tokens: (batch, m) int32.
+            caches: The cache of each layer.
+            source: The encoder's output and its keys and values.
+            place: The cache positions that the tokens write.
+            tables: The result of `tables`.
+        """
         raise NotImplementedError
 
     def head(self, states: mx.array) -> mx.array:
-        """(batch, m, width) -> logits (batch, m, vocabulary)."""
+        """Return logits, (batch, m, vocabulary), from hidden states, (batch, m, width)."""
         raise NotImplementedError
 
     def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
-        """Return the input of the head for whole texts, without caches: (batch, m, width).
-        sources, mask: as of `encode`. tokens: (batch, m) int32."""
+        """Return the inputs of the head for complete sequences, without caches, (batch, m, width).
+
+        Args:
+            sources, mask: As for `encode`.
+            tokens: (batch, m) int32.
+        """
         batch, rows = tokens.shape
         encoded, starts = self.encode(sources, mask), (0,) * batch
-        given = Source((encoded,), self.project_encoded(encoded)).by_layer
-        source: Any = SimpleNamespace(by_layer=given, mask=mask, lengths=starts)
-        caches: Any = [WholeTexts(each if self.merged else ()) for each in given]
+        by_layer = EncodedSources((encoded,), self.project_encoded(encoded)).by_layer
+        source: Any = SimpleNamespace(by_layer=by_layer, mask=mask, lengths=starts)
+        caches: Any = [WholeTexts(pair if self.merged else ()) for pair in by_layer]
         *_, states = self.decode(tokens, caches, source, Place(starts, rows), self.tables(rows))
         return states
 
@@ -129,17 +146,22 @@ class Network(nn.Module):
         return length * (scores + states) * self.dtype.size
 
     def cache_nbytes(self, source: int, columns: int) -> int:
-        """Bytes of the encoder's output, and of all keys and values, in whole steps."""
+        """Return the bytes of the encoder's output and of all keys and values. Caches grow in steps
+        of STEP positions."""
         outside = 0 if self.merged else source
-        whole = outside + -(-(source - outside + columns) // STEP) * STEP
-        return self.dtype.size * (source * self.width + whole * self.row)
+        positions = outside + -(-(source - outside + columns) // STEP) * STEP
+        return self.dtype.size * (source * self.width + positions * self.row)
 
 
 @dataclass(frozen=True)
-class Source:
-    """What was computed of the sources of a batch. encoded: the encoder's output for each, (1, n,
-    d_model) without padding. projected: the keys and values of it, of each decoder layer in turn,
-    or none where they lie in the caches."""
+class EncodedSources:
+    """The encoded sources of a batch.
+
+    Attributes:
+        encoded: The encoder's output for each source, (1, n, d_model) without padding.
+        projected: The keys and values of that output in each decoder layer, alternately; empty if
+            they are in the caches.
+    """
 
     encoded: tuple[mx.array, ...]
     projected: Sequence[mx.array] = ()
@@ -150,7 +172,7 @@ class Source:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return tuple(each.shape[1] for each in self.encoded)
+        return tuple(states.shape[1] for states in self.encoded)
 
     @cached_property
     def mask(self) -> mx.array | None:
@@ -158,32 +180,32 @@ class Source:
 
     def arrays(self, row: int) -> tuple[mx.array, ...]:
         rows, length = slice(row, row + 1), self.lengths[row]
-        return (self.encoded[row], *(each[rows, :, :length] for each in self.projected))
+        return (self.encoded[row], *(array[rows, :, :length] for array in self.projected))
 
-    def join(self, other: Source) -> Source:
+    def join(self, other: EncodedSources) -> EncodedSources:
         longest = max(self.lengths + other.lengths)
         both = zip(self.projected, other.projected, strict=True)
-        joined = [mx.concatenate([padded(each, longest) for each in pair]) for pair in both]
-        return Source(self.encoded + other.encoded, joined)
+        joined = [mx.concatenate([padded(array, longest) for array in pair]) for pair in both]
+        return EncodedSources(self.encoded + other.encoded, joined)
 
-    def filter(self, keep: Sequence[int]) -> Source:
+    def filter(self, keep: Sequence[int]) -> EncodedSources:
         encoded = tuple(self.encoded[row] for row in keep)
         index, longest = mx.array(list(keep), dtype=mx.int32), max(e.shape[1] for e in encoded)
-        return Source(encoded, [each[index, :, :longest] for each in self.projected])
+        return EncodedSources(encoded, [array[index, :, :longest] for array in self.projected])
 
 
 def padding_mask(lengths: Sequence[int]) -> mx.array | None:
-    """(batch, longest) bool, False for padding; None where there is none."""
+    """Return (batch, longest) bool, False for padding; None without padding."""
     if min(lengths) == max(lengths):
         return None
     return mx.arange(max(lengths)) < mx.array(list(lengths))[:, None]
 
 
 class EncoderDecoderModel:
-    """base.Base over a Network; prompts are source texts."""
+    """A `base.Base` over a `Network`. Prompts are the sources of the encoder."""
 
     kind: Kind = "encoder-decoder"
-    # Masks do not depend on the number of rows.
+    # A row's mask does not depend on how many rows a pass has.
     rows_agree = batches = True
     why_not_batched = why_not_exact = ""
     _shares = False
@@ -208,7 +230,7 @@ class EncoderDecoderModel:
 
     @property
     def holds_scores(self) -> bool:
-        """False: the prompt is the encoder's, which divides its rows itself."""
+        """See `Base`. False, because the encoder itself divides the rows of a prompt."""
         return False
 
     def reading_nbytes(self, prompt: int, step: int) -> int:
@@ -225,37 +247,39 @@ class EncoderDecoderModel:
         return self.open_batch([prompt], [cached])
 
     def caution(self, prompt_tokens: int) -> str:
-        """Most positions go on working beyond the sources that the model was trained on."""
+        """See `Base`. Most models also work with sources that are longer than those in training."""
         trained = self.network.trained_length
         if prompt_tokens <= trained:
             return ""
         nbytes, most = self.network.source_nbytes(prompt_tokens), sizes.usable_memory()
         takes = f"reading the prompt takes about {sizes.show(nbytes)} of memory"
-        given = f"the prompt has {prompt_tokens:,} tokens, and"
+        length = f"the prompt has {prompt_tokens:,} tokens, and"
         if self.nbytes + nbytes > most:
             models = f"models may take {sizes.show(most)} on this machine"
-            raise PromptError(f"{given} {takes}, where {models}: shorten it")
+            raise PromptError(f"{length} {takes}, where {models}: shorten it")
         worse = f"the model was trained on {trained:,} at most: the text may be worse"
-        return f"{given} {worse}, and {takes}"
+        return f"{length} {worse}, and {takes}"
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> EncoderDecoderContext:
-        """The first pass runs the encoder over all new sources at once."""
+        """See `interfaces.Model`. The first pass encodes all new sources at once."""
         for prompt in prompts:
             check_prompt(prompt, self.source_vocabulary or self.vocabulary, self.max_length)
             self.network.check_source(prompt)
-        known = {row: each.arrays for row, each in enumerate(cached) if isinstance(each, Snapshot)}
+        snapshots = {row: c.arrays for row, c in enumerate(cached) if isinstance(c, Snapshot)}
 
-        def read() -> Source:
-            parts = {row: Source(each[:1], each[1:]) for row, each in known.items()}
+        def read() -> EncodedSources:
+            parts = {
+                row: EncodedSources(arrays[:1], arrays[1:]) for row, arrays in snapshots.items()
+            }
             for row, prompt in enumerate(prompts):
                 encoded = self._encodings.get(tuple(prompt)) if self._shares else None
                 if row not in parts and encoded is not None:
-                    parts[row] = Source((encoded,), self.network.project_encoded(encoded))
+                    parts[row] = EncodedSources((encoded,), self.network.project_encoded(encoded))
             new = [row for row in range(len(prompts)) if row not in parts]
             first = [self._encoded([prompts[row] for row in new])] if new else []
-            source = reduce(Source.join, [*first, *parts.values()])
+            source = reduce(EncodedSources.join, [*first, *parts.values()])
             if (order := [*new, *parts]) != sorted(order):
                 source = source.filter([order.index(row) for row in range(len(order))])
             if self._shares:
@@ -264,15 +288,15 @@ class EncoderDecoderModel:
 
         return EncoderDecoderContext(self, read, len(prompts))
 
-    def _encoded(self, prompts: Sequence[Sequence[int]]) -> Source:
+    def _encoded(self, prompts: Sequence[Sequence[int]]) -> EncodedSources:
         lengths = tuple(map(len, prompts))
         encoded = self._encoder.encode(rectangle(prompts), padding_mask(lengths))
-        each = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
-        return Source(each, self.network.project_encoded(encoded))
+        outputs = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
+        return EncodedSources(outputs, self.network.project_encoded(encoded))
 
     def share_encoder(self, target: EncoderDecoderModel) -> None:
-        """Encode with the target's encoder from now on, and no source that the target has encoded
-        for a text that is still there."""
+        """Encode with the target's encoder from now on, and use the target's encodings of sources
+        that it still holds."""
         self._encoder, self._encodings = target.network, target._encodings
         self._shares = target._shares = True
 
@@ -285,19 +309,19 @@ class EncoderDecoderModel:
 
 
 def share_equal_encoder(draft: object, target: object) -> bool:
-    """Share the target's encoder with a draft of the same arithmetic whose encoder has the same
-    tensors and computes the same. Returns whether it does."""
+    """Let a draft use the target's encoder if both models are of the same class, and their encoders
+    have equal tensors and equal outputs. Return whether it does."""
     models = [model for model in (draft, target) if isinstance(model, EncoderDecoderModel)]
     if len(models) < 2 or type(models[0].network) is not type(models[1].network):
         return False
     parameters = [tree_flatten(model.network.parameters()) for model in models]
-    ours, theirs = ({n: a for n, a in every if ENCODER.match(n)} for every in parameters)
-    equal = ours.keys() == theirs.keys() and all(_equal(ours[n], theirs[n]) for n in ours)
-    # Not every setting shows in a tensor.
+    drafts, targets = ({n: a for n, a in arrays if ENCODER.match(n)} for arrays in parameters)
+    equal = drafts.keys() == targets.keys() and all(_equal(drafts[n], targets[n]) for n in drafts)
+    # Some settings do not show in the tensors, but in the outputs.
     probe = mx.arange(min(8, models[0].vocabulary))[None]
     if not equal or not _equal(*(model.network.encode(probe) for model in models)):
         return False
-    models[0].network.update(tree_unflatten(list(theirs.items())))
+    models[0].network.update(tree_unflatten(list(targets.items())))
     models[0].share_encoder(models[1])
     return True
 
@@ -307,33 +331,36 @@ def _equal(first: mx.array, second: mx.array) -> bool:
 
 
 class EncoderDecoderContext(RowsContext):
-    """interfaces.Context of `count` sequences. read: encodes their sources when first needed."""
+    """An `interfaces.Context` of `count` sequences. `read` encodes the sources; it is called when
+    they are first needed."""
 
-    def __init__(self, model: EncoderDecoderModel, read: Callable[[], Source], count: int) -> None:
+    def __init__(
+        self, model: EncoderDecoderModel, read: Callable[[], EncodedSources], count: int
+    ) -> None:
         rows = Rows(count)
         super().__init__(rows, [KVCache(rows) for _ in range(model.layers)])
         self._model = model
         self._read = read
-        self._given: Source | None = None
+        self._encoded: EncodedSources | None = None
 
     @property
-    def _source(self) -> Source:
-        if self._given is None:
-            self._given = self._read()
+    def _source(self) -> EncodedSources:
+        if self._encoded is None:
+            self._encoded = self._read()
             if self._model.network.merged:
-                rows = [self._given.arrays(row)[1:] for row in range(len(self.lengths))]
+                rows = [self._encoded.arrays(row)[1:] for row in range(len(self.lengths))]
                 for buffer, arrays in zip(self._buffers(), zip(*rows, strict=True), strict=True):
                     buffer.hold(arrays)
-                self._rows.ahead = self._given.lengths
-                self._given = Source(self._given.encoded)
-        return self._given
+                self._rows.ahead = self._encoded.lengths
+                self._encoded = EncodedSources(self._encoded.encoded)
+        return self._encoded
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         model, source = self._model, self._source
         places = {name: -1 if name == FINAL else layer_of(name, model.layers) for name in taps}
         place = self._rows.advance(tokens, proposed)
-        given = tokens, self._caches, source, place, model.tables(place)
-        states = [begin(each) for each in model.network.decode(*given)]
+        outputs = model.network.decode(tokens, self._caches, source, place, model.tables(place))
+        states = [begin(output) for output in outputs]
         hidden = {name: states[at] for name, at in places.items()}
         return Scores(model.head(states[-1]), hidden, source.encoded)
 
@@ -345,12 +372,12 @@ class EncoderDecoderContext(RowsContext):
         assert isinstance(other, EncoderDecoderContext)
         source = self._source.join(other._source)
         super().join(other)
-        self._given = source
+        self._encoded = source
 
     def filter(self, keep: Sequence[int]) -> None:
         source = self._source.filter(keep)
         super().filter(keep)
-        self._given = source
+        self._encoded = source
 
     def reusable(self, sequence: int) -> Reusable:
         source, row = self._source, slice(sequence, sequence + 1)

@@ -1,4 +1,5 @@
-"""Loading, outlines and training of encoder-decoder models; see `families.Family`."""
+"""The base class of encoder-decoder families: loading, config-only models and training. See
+`families.Family`."""
 
 import re
 from abc import ABC, abstractmethod
@@ -26,12 +27,12 @@ from ..trainable import Ids, padded, places
 from .context import EncoderDecoderModel, Network
 
 Config = Mapping[str, Any]
-# Measured on an English-French T5 of 8 M weights, groups of 64, 120 unseen sentences: everything at
-# 4 bits costs 0.054 nats of KL divergence per token, with the tied embedding at 8 bits 0.030, for
-# 11 % more bytes. No other matrix helps as much: 8 bits for DenseReluDense.wo give 0.050.
+# The embedding and the head get at least WIDER_BITS, because no other matrix reduces the error as
+# much. On an English-French T5 of 8 M weights, 4 bits for all cost a KL divergence of 0.054 nats
+# per token, and 0.030 with 8 bits for the tied embedding, for 11 % more bytes.
 _WIDER = re.compile(r"(.*\.)?(shared|embed_tokens|lm_head)\.weight")
 WIDER_BITS = 8
-# Tables of positions are tiny, and their error would go into every attention score.
+# Tables of positions are never quantized: they are small, and affect every attention score.
 _NEVER = re.compile(r"relative_attention_bias|embed_positions")
 _SENSITIVE = re.compile(
     r"(?:model\.)?(encoder|decoder)\.(?:block|layers)\.(\d+)\.(?:.*\.)?(v|wo|v_proj|fc2)\.weight"
@@ -39,11 +40,11 @@ _SENSITIVE = re.compile(
 _ENCODER = re.compile(r"(.*\.)?encoder\.(block|layers)\.")
 _DECODER = re.compile(r"(.*\.)?decoder\.(block|layers)\.")
 _LABELS = ("classification_head.", "classifier.", "qa_outputs.")
-"""Heads that say a label or a place and never a word."""
+"""Beginnings of the names of heads that predict labels or positions instead of tokens."""
 
 
 class TrainableEncoderDecoder:
-    """trainable.Trainable: the encoder reads prompts, the decoder predicts texts."""
+    """A `trainable.Trainable`: the encoder reads prompts, and the decoder predicts completions."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -65,11 +66,14 @@ class TrainableEncoderDecoder:
 
 
 class EncoderDecoderFamily(ABC):
-    """A `families.Family` of encoder-decoder models. A new one defines the abstract methods.
+    """A `families.Family` of encoder-decoder models. A new family defines the abstract methods.
 
-    copies: names of tensors that repeat another, which is named as in `names`, and are not read.
-    depths: entries of config.json with the numbers of layers of the encoder and of the decoder.
-    overflows: whether float16 is too small for the hidden states of some checkpoints."""
+    Attributes:
+        overflows: Whether float16 is too small for the hidden states of some checkpoints.
+        copies: Tensors that are not read, because each repeats another tensor. The values are the
+            network's names of those other tensors.
+        depths: The entries of config.json with the number of encoder and of decoder layers.
+    """
 
     kind: Kind = "encoder-decoder"
     overflows: ClassVar[bool] = False
@@ -78,24 +82,29 @@ class EncoderDecoderFamily(ABC):
 
     @abstractmethod
     def network(self, config: Config, tensors: Collection[str] | None) -> Network:
-        """Return the network of a configuration, with weights that nothing computes. tensors: the
-        names of the checkpoint's, by `places`; None where only config.json is known. Raises
-        CheckpointError for a configuration that no model has."""
+        """Return the network of a configuration, whose weights are not computed.
+
+        Args:
+            config: The content of config.json.
+            tensors: The names that `places` returns; None if there are no weights.
+        Raises:
+            CheckpointError: If the configuration is not valid.
+        """
 
     @abstractmethod
     def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
-        """Return the tensors to read: the network's name of each -> its name in the checkpoint."""
+        """Return the tensors to read: the network's name and the checkpoint's name of each."""
 
     def with_layers(
         self, config: Config, chosen: Sequence[int], encoder: int | None = None
     ) -> dict[str, Any]:
-        """See `families.Family`. encoder: how many layers it has; None for as many as before."""
-        ours, its = self.depths
-        depth = config.get(ours) if encoder is None else encoder
-        return {**config, ours: depth, its: len(chosen)}
+        """See `families.Family`. `encoder` is the number of encoder layers; None keeps it."""
+        encoder_depth, decoder_depth = self.depths
+        depth = config.get(encoder_depth) if encoder is None else encoder
+        return {**config, encoder_depth: depth, decoder_depth: len(chosen)}
 
     def check_shares(self, config: Config, ranks: int) -> None:
-        """Raise OptionError where ranks cannot have equal parts of every layer."""
+        """Raise OptionError if layers cannot be divided equally between ranks."""
         raise OptionError(
             f"ranks cannot share a model of type {config.get('model_type')}: take one machine"
         )
@@ -108,9 +117,10 @@ class EncoderDecoderFamily(ABC):
         )
 
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
-        """Return `names` of a checkpoint. Raises CheckpointError for one that writes no text."""
+        """Return the `names` of a checkpoint's tensors. Raises CheckpointError if the model does
+        not generate text."""
         stored, listed = weights.infos, config.get("architectures")
-        # Copied configurations name the wrong architecture, so it is only shown.
+        # Many configurations name a wrong architecture, so that it appears only in messages.
         shown = f" ({str(listed[0])[:80]})" if isinstance(listed, list) and listed else ""
         if any(name.startswith(_LABELS) for name in stored):
             raise CheckpointError(f"{directory} holds a model that gives labels{shown}, not text")
@@ -121,22 +131,22 @@ class EncoderDecoderFamily(ABC):
         return self.names(config, stored)
 
     def unused(self, name: str) -> str:
-        """Return why a tensor of a checkpoint that is no copy is not read."""
+        """Return the reason why a tensor that is no copy is not read."""
         return "nothing that reads or writes text needs it"
 
     def written_config(self, config: Config, tensors: Collection[str]) -> dict[str, Any]:
-        """Return the config.json of a model that is written with these tensors."""
+        """Return the config.json to write with a model that has these tensors."""
         return dict(config)
 
     def languages(self, network: Network, tokenizer: Tokenizer) -> Languages | None:
-        """Return the languages of a model that translates, None where it names none."""
+        """Return the languages of a translation model, or None if it names none."""
         return None
 
     def opened(
         self, directory: Path, config: Config
     ) -> tuple[files.Weights, dict[str, str], Network]:
-        """Return a checkpoint's tensors, `places`, and the network that they fit, quantized as they
-        are and without their values. Raises CheckpointError."""
+        """Open a checkpoint without reading values. Return its tensors, the result of `places`, and
+        the network, whose layers are quantized as the tensors are. Raises CheckpointError."""
         stored = stored_quantization(config)
         weights = files.Weights(directory)
         places = self.places(directory, config, weights)
@@ -145,8 +155,7 @@ class EncoderDecoderFamily(ABC):
             if stored is not None:
                 _quantize(network, stored, lambda path, _: f"{path}.scales" in places)
             shapes = {name: array.shape for name, array in tree_flatten(network.parameters())}
-            given = {name: weights.infos[place].shape for name, place in places.items()}
-            check_weights(shapes, given)
+            check_weights(shapes, {n: weights.infos[place].shape for n, place in places.items()})
         except CheckpointError as problem:
             packed = foreign.is_packed(DTYPES[info.dtype] for info in weights.infos.values())
             message = foreign.explain(problem, foreign.entry_of(config) if packed else {})
@@ -180,7 +189,8 @@ class EncoderDecoderFamily(ABC):
         if group is not None:
             self.check_shares(config, group.size())
         weights, places, network = self.opened(directory, config)
-        # The widest stored: some checkpoints keep in float32 what half precision cannot hold.
+        # Use the widest stored dtype: some checkpoints store only those tensors in float32 that
+        # half precision cannot hold.
         types = (DTYPES[weights.infos[place].dtype] for place in places.values())
         widest = mx.result_type(*filter(_is_float, types))
         floating = numbers.floating(widest, overflows=self.overflows)
@@ -225,7 +235,7 @@ class EncoderDecoderFamily(ABC):
         return network.layers
 
     def cut(self, network: Network, kept: Sequence[int]) -> None:
-        """See `families.Family`. The other layers are taken out."""
+        """See `families.Family`. The other layers are removed from the network."""
         layers = list(network.layers)
         for module in network.modules():
             for name, part in module.items():
@@ -233,14 +243,15 @@ class EncoderDecoderFamily(ABC):
                     module[name] = [layers[number] for number in kept]
 
     def empty(self, config: Config, like: Network) -> Base:
-        """Which tensors there are is as in `like`."""
+        """See `families.Family`. The network has the same tensors as `like`."""
         tensors = [name for name, _ in tree_flatten(like.parameters())]
         return EncoderDecoderModel(self.network(config, tensors))
 
     def quantized(
         self, network: Network, config: Config, default: Quantization, mixed: str = ""
     ) -> dict[str, Quantization]:
-        """Return how to quantize which weights, by name. mixed: see `quantization_of`."""
+        """Return the quantization of each weight that is quantized, by name. `quantization_of`
+        explains `mixed`."""
         if mixed and "num_layers" not in config:
             raise OptionError("quant-predicate is for T5 and decoder-only models: leave it out")
         chosen = {
@@ -250,7 +261,7 @@ class EncoderDecoderFamily(ABC):
         return {name: how for name, how in chosen.items() if how is not None}
 
     def _quantize_on_load(self, network: Network, config: Config, numbers: NumberFormat) -> None:
-        """Quantize as a conversion would. Raises OptionError where no matrix has whole groups."""
+        """Quantize as a conversion does. Raises OptionError if no matrix has whole groups."""
         assert numbers.q_bits is not None
         default = Quantization(numbers.q_bits, numbers.q_group_size)
         chosen = self.quantized(network, config, default)
@@ -260,7 +271,7 @@ class EncoderDecoderFamily(ABC):
 
 
 def quantizable(key: str, shape: tuple[int, ...], group_size: int) -> bool:
-    """Return whether to quantize a weight: a matrix of whole groups, but not of positions."""
+    """Return whether to quantize a weight: a matrix of whole groups, except tables of positions."""
     return (
         key.endswith(".weight")
         and len(shape) == 2
@@ -272,9 +283,17 @@ def quantizable(key: str, shape: tuple[int, ...], group_size: int) -> bool:
 def quantization_of(
     config: Config, key: str, shape: tuple[int, ...], default: Quantization, mixed: str = ""
 ) -> Quantization | None:
-    """Return how to quantize a weight, None for not at all. Embedding and head get at least 8 bits.
-    mixed: a key of MIXED, whose wider bits go where mlx-lm's predicates have them: the values of
-    attention and what follows the feed-forward network."""
+    """Return the quantization of a weight, or None if it is not quantized. The embedding and the
+    head get at least 8 bits.
+
+    Args:
+        config: The content of config.json.
+        key: The name of the weight.
+        shape: The shape of the weight.
+        default: The quantization of most weights.
+        mixed: A key of MIXED, or "". Its wider bits are for the matrices that mlx-lm chooses: value
+            projections and the output projections of feed-forward networks, in some layers.
+    """
     if not quantizable(key, shape, default.group_size):
         return None
     if _WIDER.fullmatch(key):
@@ -288,12 +307,13 @@ def quantization_of(
 
 
 def _has_more_bits(config: Mapping[str, Any], key: str) -> bool:
-    """The first and the last eighth of a stack's blocks, and every third between."""
+    """Return whether a mixed quantization gives a weight more bits. It does so for the first and
+    the last eighth of a stack's layers, and for every third layer between them."""
     part = _SENSITIVE.fullmatch(key)
     if part is None:
         return False
-    own = config.get("num_decoder_layers") if part[1] == "decoder" else None
-    depth = config.get(f"{part[1]}_layers") or own or config["num_layers"]
+    decoder_depth = config.get("num_decoder_layers") if part[1] == "decoder" else None
+    depth = config.get(f"{part[1]}_layers") or decoder_depth or config["num_layers"]
     block, eighth = int(part[2]), depth // 8
     return block < eighth or block >= 7 * depth // 8 or (block - eighth) % 3 == 2
 
@@ -301,7 +321,8 @@ def _has_more_bits(config: Mapping[str, Any], key: str) -> bool:
 def _in_numbers(
     modules: Mapping[str, Any], name: str, array: mx.array, floating: mx.Dtype
 ) -> list[tuple[str, mx.array]]:
-    """Cast a tensor, quantize it if its layer is quantized and it is not, and return its parts."""
+    """Cast a tensor to the floating dtype, and quantize a plain matrix of a quantized layer. Return
+    the resulting arrays by name."""
     path, _, part = name.rpartition(".")
     array = array.astype(floating) if _is_float(array.dtype) else array
     layer: Any = modules.get(path)
@@ -318,7 +339,8 @@ def _is_float(dtype: mx.Dtype) -> bool:
 def _quantize(
     network: Network, stored: Mapping[str, Any], choose: Callable[[str, tuple[int, ...]], bool]
 ) -> None:
-    """Quantize as stored where rows divide into groups. choose: whether, by path and shape."""
+    """Quantize as config.json states (`stored`) all matrices whose rows divide into groups and that
+    `choose` accepts, called with path and shape."""
 
     def predicate(path: str, module: nn.Module) -> bool | dict[str, Any]:
         how, able = Quantization.of(stored, path), hasattr(module, "to_quantized")
@@ -329,7 +351,7 @@ def _quantize(
 
 
 class EncoderDecoderOutline(Outline):
-    """Outline of an encoder-decoder; see `loading.outline`."""
+    """A config-only encoder-decoder model; see `loading.outline`."""
 
     kind: Kind = "encoder-decoder"
 
@@ -350,10 +372,10 @@ class EncoderDecoderOutline(Outline):
         floating = numbers.floating(stored_as, overflows=family.overflows)
         network.set_dtype(floating)
         if stored is not None and not numbers.expands(number_format.count(network)):
-            others = stored.get("*", True)
+            default = stored.get("*", True)
 
             def choose(path: str, shape: tuple[int, ...]) -> bool:
-                return bool(stored.get(path, others)) and quantizable(f"{path}.weight", shape, 1)
+                return bool(stored.get(path, default)) and quantizable(f"{path}.weight", shape, 1)
 
             _quantize(network, stored, choose)
         if numbers.q_bits is not None:

@@ -1,4 +1,4 @@
-"""What the layers of all encoder-decoder families have in common."""
+"""The attention of all encoder-decoder families."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,15 +9,15 @@ from ..attention_parts import attend_by_kernel
 from ..kv_cache import KVCache
 
 KeysValues = Sequence[mx.array]
-"""Two, (batch, heads, n, head_dim) each."""
+"""Keys and values, (batch, heads, n, head_dim) each."""
 Mask = mx.array | str | None
 Offset = int | mx.array | None
 """Position of the first row, for all sequences or (batch,); None for rows without positions."""
 SOURCE_ROWS = 512
-"""Of a source, that attend in one pass: what a longer one takes then grows with its length alone,
-not with its square."""
+"""Maximum number of rows of a source that attend at once. The memory of the attention scores then
+grows linearly with the length of the source, and not quadratically."""
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
-    # nn.relu is compiled, which costs the CPU more than it saves.
+    # nn.relu is compiled, which is slower on the CPU.
     "relu": lambda states: mx.maximum(states, 0),
     "gelu": nn.gelu,
     "gelu_new": nn.gelu_approx,
@@ -27,8 +27,8 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 class Attention(nn.Module):
-    """Attention over `heads`, and keys and values of `shared` heads. names: of the projections to
-    queries, keys, values and the output."""
+    """Attention with `heads` query heads that share `shared` heads of keys and values. `names` are
+    the names of the projections to queries, keys, values and the output."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Attention(nn.Module):
         self[names[3]] = nn.Linear(heads * head_dim, width, bias=bias)
 
     def queries(self, states: mx.array, offset: Offset) -> mx.array:
-        """(batch, n, width) -> (batch, heads, n, head_dim)."""
+        """Return the queries, (batch, heads, n, head_dim), of states, (batch, n, width)."""
         return self._heads(self[self._names[0]](states))
 
     def keys_values(self, states: mx.array, offset: Offset = None) -> tuple[mx.array, mx.array]:
@@ -56,11 +56,17 @@ class Attention(nn.Module):
         return self._heads(self[keys](states)), self._heads(self[values](states))
 
     def __call__(
-        self, states: mx.array, given: KeysValues, mask: Mask, offset: Offset = None
+        self, states: mx.array, attended: KeysValues, mask: Mask, offset: Offset = None
     ) -> mx.array:
-        """Attend from (batch, m, width) to given keys and values. mask: bool, False hides a key, or
-        what is added to the scores."""
-        queries, (keys, values) = self.queries(states, offset), given
+        """Attend from states, (batch, m, width), to keys and values.
+
+        Args:
+            states: The states from which queries are computed.
+            attended: The keys and values.
+            mask: False for keys to hide, or floats that are added to the scores.
+            offset: Position of the first state.
+        """
+        queries, (keys, values) = self.queries(states, offset), attended
         mixed = attend_by_kernel(self._mixed, queries, keys, values, mask)
         batch, _, rows, _ = mixed.shape
         if rows > 1:
@@ -75,44 +81,45 @@ class Attention(nn.Module):
     def _heads(self, flat: mx.array) -> mx.array:
         batch, rows, _ = flat.shape
         if rows == 1:
-            # One row lies the same either way, and plain decoding is nothing but single rows.
+            # A single row needs no transposition, and plain decoding has only single rows.
             return flat.reshape(batch, -1, 1, self._head_dim)
         return flat.reshape(batch, rows, -1, self._head_dim).transpose(0, 2, 1, 3)
 
 
 Attend = Callable[[Attention, mx.array], mx.array]
-"""What a layer's self-attention makes of normed states, (batch, m, width)."""
+"""Computes a layer's self-attention from the attention module and normed states, (batch, m, width).
+"""
 
 
 def attend_cached(
     cache: KVCache, mask: Mask, attention: Attention, states: mx.array, offset: Offset = None
 ) -> mx.array:
-    """Attend from new rows of a text to themselves and to those in the cache."""
+    """Add new rows of a sequence to its cache, and attend from them to all rows of the cache."""
     return attention(states, cache.append(*attention.keys_values(states, offset)), mask, offset)
 
 
 def attend_in_parts(
-    seen: Callable[[int, int], tuple[slice, Mask]], attention: Attention, states: mx.array
+    visible: Callable[[int, int], tuple[slice, Mask]], attention: Attention, states: mx.array
 ) -> mx.array:
-    """Attend within a source, SOURCE_ROWS rows at a time. seen: the columns that rows first to last
-    - 1 see, and their mask."""
+    """Attend within a source, SOURCE_ROWS rows at a time. `visible(first, last)` returns the
+    columns that the rows first to last - 1 attend to, and the mask of these columns."""
     length, mixed = states.shape[1], []
-    given = attention.keys_values(states, 0)
+    pair = attention.keys_values(states, 0)
     for first in range(0, length, SOURCE_ROWS):
         rows = states[:, first : first + SOURCE_ROWS]
-        columns, mask = seen(first, first + rows.shape[1])
-        part = [each[:, :, columns] for each in given]
+        columns, mask = visible(first, first + rows.shape[1])
+        part = [array[:, :, columns] for array in pair]
         mixed.append(attention(rows, part, mask, first))
         if length > SOURCE_ROWS:
-            # One after the other, or the scores of all would be in memory together, and an
-            # interrupt would wait for all of them.
+            # Compute the parts one after the other. Otherwise the scores of all parts would be in
+            # memory at once, and an interrupt would have to wait for all parts.
             mx.eval(mixed[-1])
     return mx.concatenate(mixed, axis=1)
 
 
 class WholeTexts:
-    """A layer's cache in training, where a pass reads whole texts. before: the keys and values of
-    their sources, where one softmax is over both."""
+    """A layer's cache in training, when a pass runs over complete sequences. `before` holds the
+    keys and values of the sources if one softmax covers a source and its sequence."""
 
     def __init__(self, before: KeysValues = ()) -> None:
         self._before = before

@@ -1,1 +1,1 @@
-"""T5 and its kin, in our own arithmetic."""
+"""T5, mT5, UMT5, ByT5 and MADLAD-400."""

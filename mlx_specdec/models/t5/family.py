@@ -1,4 +1,4 @@
-"""T5 and its kin: mT5, UMT5, ByT5, MADLAD-400; see `families.Family`."""
+"""T5, mT5, UMT5, ByT5 and MADLAD-400; see `families.Family`."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -19,19 +19,19 @@ Config = Mapping[str, Any]
 _PARTS = ("weight", *PARTS)
 SHARED, HEAD = "shared.weight", "lm_head.weight"
 TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-# Copies of shared.weight, and a bias that old checkpoints hold and no T5 uses.
+# Tensors that are not read: copies of shared.weight, and a bias in old checkpoints that is unused.
 _DROPPED = re.compile(
     r"(encoder|decoder)\.embed_tokens\.weight"
     r"|decoder\.block\.\d+\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
 UNUSED = "no T5 has positions in its cross-attention"
-"""Why the only tensors that are dropped and no copies are dropped."""
+"""The reason why the cross-attention's bias is not read."""
 
 
 class T5Family(EncoderDecoderFamily):
-    # T5 was trained in bfloat16, and some of its hidden states exceed the 65,504 of float16.
+    # T5 was trained in bfloat16, and some hidden states exceed float16's maximum of 65,504.
     overflows = True
-    # Where config.json leaves the decoder's out, there are as many as the encoder's.
+    # If config.json lacks num_decoder_layers, the decoder has as many layers as the encoder.
     depths = ("num_layers", "num_decoder_layers")
     copies: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(TWINS, SHARED),
@@ -40,8 +40,8 @@ class T5Family(EncoderDecoderFamily):
 
     def network(self, config: Config, tensors: Collection[str] | None) -> Network:
         if tensors is None:
-            # Only the weights show for sure whether the head is tied. The kinds in which it is not
-            # do not scale the decoder's output.
+            # Without weights, the configuration has to show whether the head is tied. A T5 whose
+            # head is not tied does not scale the decoder's output.
             scales = scales_output(config)
             own_head = not scales or config.get("tie_word_embeddings") is False
         else:
@@ -54,7 +54,7 @@ class T5Family(EncoderDecoderFamily):
         check_even(parts, ranks)
 
     def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
-        """The checkpoint may have `shared` under the names of its copies alone."""
+        """See `EncoderDecoderFamily`. `shared` may be stored only under the name of a copy."""
         stored = list(stored)
         read = {name: name for name in stored if not _DROPPED.fullmatch(name)}
         twins = [name for name in TWINS if name in stored]
@@ -63,7 +63,7 @@ class T5Family(EncoderDecoderFamily):
         return read
 
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
-        """Without a head that only repeats `shared`."""
+        """See `EncoderDecoderFamily`. A head that repeats `shared` is left out."""
         places = super().places(directory, config, weights)
         table = {f"lm_head.{part}": places.get(f"shared.{part}") for part in _PARTS}
         repeats = all(
@@ -86,7 +86,8 @@ class T5Family(EncoderDecoderFamily):
         }
 
     def languages(self, network: Network, tokenizer: Tokenizer) -> Languages | None:
-        """MADLAD-400 has a tag for every language (Kudugunta et al., arXiv 2309.04662)."""
+        """See `families.Family`. MADLAD-400 has a tag for every language (Kudugunta et al., arXiv
+        2309.04662)."""
         return Tags.of(tokenizer, "<2{}>")
 
     def with_width(self, config: Config, width: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A T5: its shapes and facts, checked, and its layers, with Hugging Face's names."""
+"""The network of a T5: checked shapes, and layers that are named as in Hugging Face checkpoints."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,21 +14,25 @@ from ...checkpoints.files import whole_number
 from ...checkpoints.tensors import LARGEST_EXTENT, MOST_LAYERS
 from ...errors import CheckpointError
 from ..encoder_decoder import layers
-from ..encoder_decoder.context import Caches, Network, Source, Tables
+from ..encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from ..encoder_decoder.layers import Attend, KeysValues, Mask, attend_cached, attend_in_parts
 from ..rows import Place
 from ..sharding import shard_inputs
 
 TRAINED_LENGTH, LONGER = 512, 1024
-"""Tokens of a text in pretraining, where config.json does not say: of T5 (Raffel et al., arXiv
-1910.10683, section 3.1.2), and of mT5 (2010.11934), its successor UMT5, and ByT5 (2105.13626)."""
+"""Default number of tokens of a source in pretraining. TRAINED_LENGTH is T5's (Raffel et al., arXiv
+1910.10683, section 3.1.2). LONGER is that of mT5 (2010.11934), UMT5 and ByT5 (2105.13626)."""
 FEED_FORWARDS = ("relu", "gelu", "silu", "gated-relu", "gated-gelu", "gated-silu")
 
 
 @dataclass(frozen=True)
 class T5Config:
-    """Shapes and facts of one T5. own_head: whether lm_head is not tied to shared.
-    trained_length: of the sources in training, in tokens."""
+    """The shapes and switches of one T5.
+
+    Attributes:
+        own_head: Whether the head is a matrix of its own, and not the embedding.
+        trained_length: Tokens of the longest sources in training.
+    """
 
     vocab_size: int
     d_model: int
@@ -49,9 +53,10 @@ class T5Config:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, own_head: bool) -> Self:
-        # Where config.json is silent, what transformers takes.
-        silent = "relu" if config.get("model_type") == "t5" else "gated-gelu"
-        kind = str(config.get("feed_forward_proj") or silent)
+        """Read a configuration. Raises CheckpointError if it is not supported."""
+        # The defaults of transformers.
+        default = "relu" if config.get("model_type") == "t5" else "gated-gelu"
+        kind = str(config.get("feed_forward_proj") or default)
         if kind not in FEED_FORWARDS:
             raise CheckpointError(
                 f"config.json has feed_forward_proj {kind!r}; supported are "
@@ -86,11 +91,11 @@ class T5Config:
 def scales_output(config: Mapping[str, Any]) -> bool:
     """Return whether a T5 scales the decoder's output by d_model ** -0.5 before the head.
 
-    Not the same as whether the head is tied: transformers 5 writes tie_word_embeddings: true for
-    every T5 that it saves, and says the scaling in scale_decoder_outputs."""
-    said = config.get("scale_decoder_outputs")
-    if said is not None:
-        return bool(said)
+    This is not the same as whether the head is tied: transformers 5 saves every T5 with
+    tie_word_embeddings: true, and states the scaling in scale_decoder_outputs."""
+    stated = config.get("scale_decoder_outputs")
+    if stated is not None:
+        return bool(stated)
     if config.get("model_type") == "mt5":
         return False
     return config.get("tie_word_embeddings") is not False
@@ -116,9 +121,9 @@ def _relative_positions(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _start_token(config: Mapping[str, Any], vocabulary: int) -> int:
-    """T5 starts from its padding, unless config.json names another token."""
+    """Return the decoder's start token, which is the padding token unless config.json names one."""
     named = (config.get(name) for name in ("decoder_start_token_id", "pad_token_id"))
-    value = next((each for each in named if each is not None), 0)
+    value = next((token for token in named if token is not None), 0)
     if type(value) is not int or not 0 <= value < vocabulary:
         raise CheckpointError(
             f"config.json has decoder_start_token_id {value!r}: need one of the {vocabulary} tokens"
@@ -140,7 +145,7 @@ class Attention(layers.Attention):
             shard_inplace(self[name], "all-to-sharded", group=group)
         self["o"] = shard_inputs(self["o"], group)
         if "relative_attention_bias" in self:
-            # A row of the table belongs to a bucket, a column to a head.
+            # The rows of the table are buckets, and the columns are heads.
             shard_inplace(self.relative_attention_bias, lambda path, table: 1, group=group)
 
 
@@ -151,7 +156,7 @@ class Dense(nn.Module):
         super().__init__()
         gated = config.feed_forward.startswith("gated-")
         self._names = ("wi_0", "wi_1") if gated else ("wi",)
-        # T5's "gated-gelu" has always meant the tanh approximation.
+        # In a T5, "gated-gelu" means the tanh approximation.
         kind = config.feed_forward.removeprefix("gated-")
         self._act = layers.ACTIVATIONS["gelu_new" if gated and kind == "gelu" else kind]
         for name in self._names:
@@ -171,7 +176,7 @@ class Dense(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer of a stack; its parts are numbered and named as in the checkpoints."""
+    """One layer of a stack, whose parts are numbered and named as in the checkpoints."""
 
     def __init__(self, config: T5Config, *, has_bias: bool, is_decoder: bool) -> None:
         super().__init__()
@@ -191,18 +196,31 @@ class Block(nn.Module):
     def __call__(
         self, states: mx.array, attend: Attend, source: KeysValues = (), hidden: Mask = None
     ) -> mx.array:
-        """(batch, m, d_model), the output of the block before -> the same of this one. source:
-        keys and values of the encoder's output, of a decoder's block. hidden: their mask."""
+        """Run the block.
+
+        Args:
+            states: The output of the block before, (batch, m, d_model).
+            attend: Computes the self-attention.
+            source: In the decoder, the block's keys and values of the encoder's output.
+            hidden: The mask of `source`.
+        """
         first, *cross, last = self.layer
         states = states + attend(first.SelfAttention, first.layer_norm(states))
-        for each in cross:
-            states = states + each.EncDecAttention(each.layer_norm(states), source, hidden)
+        for part in cross:
+            states = states + part.EncDecAttention(part.layer_norm(states), source, hidden)
         return states + last.DenseReluDense(last.layer_norm(states))
 
 
 def buckets(distances: np.ndarray, count: int, farthest: int, *, both_ways: bool) -> np.ndarray:
-    """The bucket of each distance, key position minus query position: exact when near, logarithmic
-    when far (section 2.1). both_ways: the encoder's."""
+    """Return the bucket of each relative position (Raffel et al., section 2.1). Small distances
+    have buckets of their own, larger ones share buckets of logarithmic width.
+
+    Args:
+        distances: Key position minus query position.
+        count: Number of buckets.
+        farthest: The distance from which on all share the last bucket.
+        both_ways: Whether keys after the query have buckets of their own, as in the encoder.
+    """
     result = np.zeros_like(distances)
     if both_ways:
         count //= 2
@@ -217,7 +235,7 @@ def buckets(distances: np.ndarray, count: int, farthest: int, *, both_ways: bool
 
 
 class Stack(nn.Module):
-    """Encoder or decoder without embedding and head."""
+    """The encoder, or the decoder without the head. The embedding is shared and not included."""
 
     def __init__(self, config: T5Config, depth: int, *, is_decoder: bool) -> None:
         super().__init__()
@@ -230,8 +248,9 @@ class Stack(nn.Module):
         self.final_layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
 
     def bias_tables(self, reach: int) -> list[mx.array]:
-        """Per layer (heads, width): the score bias of each distance up to `reach`, at column reach
-        - 1 + (key - query); the decoder's has `reach` columns of -inf for keys ahead."""
+        """Return a table (heads, width) for each layer with a bias of its own. Column reach - 1 +
+        (key - query) has the score bias of that relative position. The decoder's tables end with
+        `reach` columns of -inf for keys after the query."""
         config = self._config
         ahead = 0 if self._is_decoder else reach - 1
         distances, both = np.arange(1 - reach, ahead + 1), not self._is_decoder
@@ -248,8 +267,9 @@ class Stack(nn.Module):
         return tables
 
     def source_biases(self, length: int, rows: int) -> list[mx.array]:
-        """Per layer of the encoder (1, heads, rows, width): the score bias of a source's last
-        `rows` positions; that of earlier ones is a window further on."""
+        """Return the score bias, (1, heads, rows, width), of each encoder layer for the last `rows`
+        positions of a source. The bias of earlier rows is a window of these columns, shifted to the
+        right."""
         last = (length - 1) // rows * rows
         reach = last + rows
         keys, queries = np.arange(last + length)[None], np.arange(last, reach)[:, None]
@@ -258,9 +278,13 @@ class Stack(nn.Module):
         return biases * (len(self.block) // len(biases))
 
     def masks(self, tables: Sequence[mx.array], positions: np.ndarray) -> list[mx.array]:
-        """Per layer (batch, heads, rows, width): what to add to the scores of new positions (batch,
-        rows), `width` being the end of the longest sequence; a batch of 1 for alike ones. tables:
-        from `bias_tables`."""
+        """Return what each layer adds to its scores, (batch, heads, rows, width). `width` is the
+        end of the longest sequence.
+
+        Args:
+            tables: The result of `bias_tables`.
+            positions: The new positions, (batch, rows); one row if all sequences have the same.
+        """
         width, reach = int(positions.max()) + 1, tables[0].shape[1] // 2
         if positions.size == 1:
             first = reach - width
@@ -272,7 +296,7 @@ class Stack(nn.Module):
 
 
 class T5(Network):
-    """The whole model."""
+    """The network of a whole T5."""
 
     model_type = "t5"
 
@@ -295,8 +319,8 @@ class T5(Network):
         return list(self.decoder.block)
 
     def shard(self, group: mx.distributed.Group) -> None:
-        """Keep this rank's heads and its part of the feed-forward networks, lazily. Raises
-        OptionError where quantized groups cannot be divided."""
+        """Keep only this rank's heads and its part of the feed-forward networks, without computing
+        anything yet. Raises OptionError if quantization groups would have to be split."""
         for module in list(self.modules()):
             if isinstance(module, Attention | Dense):
                 module.shard(group)
@@ -309,13 +333,13 @@ class T5(Network):
         biases = self.encoder.source_biases(length, min(length, layers.SOURCE_ROWS))
         hidden = _hide(mask, states.dtype)
 
-        def seen(bias: mx.array, first: int, last: int) -> tuple[slice, mx.array]:
+        def visible(bias: mx.array, first: int, last: int) -> tuple[slice, mx.array]:
             nearest = bias.shape[-1] - length - first
             part = bias[:, :, : last - first, nearest : nearest + length]
             return slice(None), part if hidden is None else part + hidden
 
         for block, bias in zip(self.encoder.block, biases, strict=True):
-            states = block(states, partial(attend_in_parts, partial(seen, bias)))
+            states = block(states, partial(attend_in_parts, partial(visible, bias)))
         return self.encoder.final_layer_norm(states)
 
     def source_attention(self, layer: nn.Module) -> Attention:
@@ -325,15 +349,15 @@ class T5(Network):
         return self.decoder.bias_tables(reach)
 
     def decode(
-        self, tokens: mx.array, caches: Caches, source: Source, place: Place, tables: Tables
+        self, tokens: mx.array, caches: Caches, source: EncodedSources, place: Place, tables: Tables
     ) -> Iterator[mx.array]:
         masks = self.decoder.masks(tables, place.positions[:1] if place.even else place.positions)
         states = self.shared(tokens)
         hidden = _hide(source.mask, states.dtype)
-        for block, cache, given, mask in zip(
+        for block, cache, pair, mask in zip(
             self.decoder.block, caches, source.by_layer, masks, strict=True
         ):
-            states = block(states, partial(attend_cached, cache, mask), given, hidden)
+            states = block(states, partial(attend_cached, cache, mask), pair, hidden)
             yield states
         states = self.decoder.final_layer_norm(states)
         yield states * self.config.d_model**-0.5 if self.config.scales_output else states
@@ -346,7 +370,7 @@ class T5(Network):
 
 
 def _hide(mask: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
-    """(batch, n) bool -> (batch, 1, 1, n), 0 where True and -inf where False."""
+    """Return a mask, (batch, n) bool, as (batch, 1, 1, n) floats: 0 for True and -inf for False."""
     if mask is None:
         return None
     return mx.where(mask, 0.0, -mx.inf).astype(dtype)[:, None, None]
