@@ -1,1 +1,1 @@
-"""A target that is divided between several machines: rank 0 decides, the others follow."""
+"""A target that is divided between several machines. Rank 0 sends orders to the other ranks."""

@@ -1,7 +1,8 @@
-"""How the ranks that share a target meet, what they compare, and how they end. A rank that is gone
-leaves the others in a sum that nothing interrupts. A thread watches the sockets that MLX has opened
-to the neighbors: the end of a process closes them, and the kernel asks about a link that is cut.
-Backends without sockets (MPI, NCCL) notice by themselves."""
+"""The ranks that share a target: their start, the comparison of their versions and files, and their
+end. If a rank ends, the other ranks wait for it in a sum that cannot be interrupted. A thread
+therefore watches the sockets that MLX has opened to the neighbors. The end of a process closes
+them, and keepalive probes of the kernel detect a broken link. Backends without sockets (MPI, NCCL)
+detect both by themselves."""
 
 import atexit
 import contextlib
@@ -27,28 +28,28 @@ from .leader import Channel, Leader, follow, led
 T = TypeVar("T")
 Mode = Literal["tensor", "pipeline"]
 SAMPLE = 1 << 16
-"""Bytes that are read of a model's file, at its beginning, in its middle and at its end."""
+"""Bytes of each model file that are compared at its beginning, in its middle and at its end."""
 COMPARED = (
     *("config.json", "generation_config.json", "tokenizer*", "spiece.model"),
     *("*.safetensors", "pytorch_model*.bin", "*.gguf"),
 )
-"""The files of a model that are compared."""
+"""The files of a model that the ranks compare."""
 LONGEST = 1024
-"""Bytes of a rank's text that the others see."""
+"""Maximum bytes of a message between ranks; the rest is cut off."""
 MEETING = 60.0
-"""Seconds in which all ranks have to be started."""
+"""Seconds within which all ranks have to be started."""
 LATE = "not all ranks have come within {:g} seconds: start all together"
 FAILED, REFUSED = 1, 2
 """Exit codes."""
 LEAVING = "\0left"
-"""The text of rank 0 where it ends before the ranks have met."""
+"""The message of rank 0 if it ends before the target is shared."""
 INTERVAL = 0.2
-"""Seconds between two looks at the neighbors."""
+"""Seconds between two checks of the neighbors' sockets."""
 GRACE = 2.0
-"""Seconds for a rank that has been ordered to end, but has not got to it yet."""
+"""Seconds that a rank has to execute the order to end after a neighbor's socket was closed."""
 SILENT, UNANSWERED = 3, 3
-"""Seconds of silence after which a kernel asks its neighbor whether it is there, and how many such
-questions, one a second, may go unanswered."""
+"""Seconds without data after which the kernel sends keepalive probes, one per second, and how many
+of these may remain unanswered."""
 KEEPALIVE = {
     "TCP_KEEPIDLE": SILENT,
     "TCP_KEEPALIVE": SILENT,  # of macOS
@@ -70,7 +71,12 @@ os.kill(parent, 9)
 
 
 class Ranks:
-    """group: of MLX, more than one. status: a file for the exit code; rank 0 writes it."""
+    """The ranks that were started together.
+
+    Args:
+        group: MLX's group of at least two ranks.
+        status: A file into which rank 0 writes the exit code.
+    """
 
     def __init__(self, group: mx.distributed.Group, status: Path | None = None) -> None:
         self.group = group
@@ -80,12 +86,12 @@ class Ranks:
         self._leader: Leader | None = None
         self._watch: Watch | None = None
         self._refused = self._ended = False
-        # Whoever is killed does not write any more.
+        # Written first, because a process that is killed cannot write.
         self._write(FAILED)
 
     def watch(self, before: set[int]) -> None:
-        """From now on, end this process when a neighbor is gone. before: file descriptors that were
-        open before there were neighbors."""
+        """End this process as soon as a neighbor ends. `before` are the file descriptors that were
+        open before MLX connected to the neighbors."""
         self._watch = Watch(connections(open_descriptors() - before), self._lost)
         self._watch.start()
 
@@ -93,7 +99,8 @@ class Ranks:
         return mx.distributed.all_sum(array, group=self.group)
 
     def texts(self, text: str) -> list[str]:
-        """Exchange texts with all ranks. Raises SystemExit where rank 0 has ended."""
+        """Send a message to all ranks, and return the messages of all ranks. Raises SystemExit if
+        rank 0 has ended."""
         content = text.encode()[:LONGEST].ljust(LONGEST, b"\0")
         slots = mx.zeros((self.size, LONGEST), dtype=mx.int32)
         slots[self.rank] = mx.array(list(content), dtype=mx.int32)
@@ -104,8 +111,8 @@ class Ranks:
         return texts
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do something that may fail on one rank alone; then it fails on all, with SpecdecError on
-        rank 0 and SystemExit elsewhere."""
+        """Call a function that may fail on only some ranks. If it fails on any rank, raise
+        SpecdecError on rank 0 and SystemExit on the other ranks."""
         problem: SpecdecError | None = None
         try:
             done = work()
@@ -121,7 +128,8 @@ class Ranks:
         raise SystemExit(REFUSED) if self.rank else problem
 
     def meet(self, model: Path) -> None:
-        """Raise as `together` where a rank differs from rank 0. model: the target's directory."""
+        """Raise as `together` does if a rank has other versions, arguments or model files than rank
+        0. `model` is the target's directory."""
         versions = f"mlx-specdec {__version__}, mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
         arguments = hashlib.blake2b("\0".join(sys.argv[1:]).encode(), digest_size=8).hexdigest()
         for what, remedy, fact in (
@@ -129,17 +137,20 @@ class Ranks:
             ("was started with other arguments", "give all the same", arguments),
             ("has another model", "copy that of rank 0", _model_digest(model)),
         ):
-            first, *others = self.texts(fact)
-            for rank, other in enumerate(others, start=1):
-                if other != first:
+            first, *rest = self.texts(fact)
+            for rank, answer in enumerate(rest, start=1):
+                if answer != first:
                     self._refuse(
-                        OptionError(f"rank {rank} {what} ({other}) than rank 0 ({first}): {remedy}")
+                        OptionError(
+                            f"rank {rank} {what} ({answer}) than rank 0 ({first}): {remedy}"
+                        )
                     )
 
     def share(self, model: Base) -> Base:
-        """The target as rank 0 uses it; elsewhere SystemExit is raised when rank 0 has ended."""
+        """Return the target for rank 0. The other ranks execute orders and raise SystemExit when
+        rank 0 ends."""
         channel = Channel(self.total)
-        # Passes that nobody orders: all ranks compute these properties together, now.
+        # These properties run passes. All ranks compute them now, because no order would do it.
         model.rows_agree, model.batches  # noqa: B018
         if self.rank:
             code = follow(model, channel)
@@ -149,12 +160,13 @@ class Ranks:
         return led(model, self._leader)
 
     def time_sums(self, model: Base, rows: int, count: int) -> float:
-        """Seconds of so many sums as a pass over `rows` tokens has them, on rank 0."""
+        """Return the seconds of `count` sums as in a pass over `rows` tokens. Only on rank 0."""
         assert self._leader is not None
         return self._leader.time_sums(model, rows, count)
 
     def end(self, code: int) -> None:
-        """End with an exit code; on rank 0 all others do so too. Once is enough."""
+        """End with an exit code. On rank 0, all other ranks end with it as well. Later calls do
+        nothing."""
         if self._ended:
             return
         self._ended = True
@@ -162,18 +174,18 @@ class Ranks:
             if self._leader is not None:
                 self._leader.end(code)
             elif not self._refused:
-                # The others wait for a text.
+                # The other ranks wait for a message.
                 self.texts(LEAVING)
             self._write(code)
         self._stop()
 
     def explain(self) -> None:
-        """Wait for the watch: a sum fails as soon as a neighbor is gone, before it has looked."""
+        """Wait until the watch has reported that a neighbor ended, because a sum may fail first."""
         if self._watch is not None:
             self._watch.join(2 * GRACE)
 
     def end_at_exit(self) -> None:
-        with contextlib.suppress(RuntimeError):  # another rank is gone as well
+        with contextlib.suppress(RuntimeError):  # another rank has ended as well
             self.end(FAILED if hasattr(sys, "last_type") else 0)
 
     def _stop(self) -> None:
@@ -181,7 +193,7 @@ class Ranks:
             self._watch.stop()
 
     def _lost(self) -> None:
-        """In the thread that watches: nothing else can end this process now."""
+        """End this process from the thread of the watch, because the main thread waits in a sum."""
         try:
             if self.rank < 2:
                 os.write(2, b"error: another rank has ended, or the link to it is cut\n")
@@ -215,7 +227,7 @@ def _writing(status: Path) -> Iterator[None]:
 
 
 _met: list[Ranks] = []
-"""MLX has one group of ranks a process."""
+"""The ranks of this process, or nothing. MLX has one group of ranks per process."""
 
 
 def met() -> Ranks | None:
@@ -223,11 +235,12 @@ def met() -> Ranks | None:
 
 
 def join(status: Path | None = None) -> Ranks:
-    """Meet the ranks that were started together. status: see Ranks. Raises OptionError."""
+    """Connect to the ranks that were started together. `Ranks` explains `status`. Raises
+    OptionError."""
     if _met:
         return _met[0]
     if status is not None:
-        # What an earlier run has left says nothing of this one.
+        # A file of an earlier run must not be taken for the status of this run.
         with _writing(status):
             status.unlink(missing_ok=True)
     before = open_descriptors()
@@ -246,7 +259,7 @@ def join(status: Path | None = None) -> Ranks:
     ranks = Ranks(group, status)
     ranks.watch(before)
     if ranks.rank and threading.current_thread() is threading.main_thread():
-        # A terminal interrupts all; rank 0 reports it.
+        # A terminal sends an interrupt to all ranks, and rank 0 handles it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     _met.append(ranks)
     atexit.register(ranks.end_at_exit)
@@ -254,8 +267,8 @@ def join(status: Path | None = None) -> Ranks:
 
 
 def give_up_after(seconds: float, sentence: str) -> Callable[[], None]:
-    """Print a sentence and kill this process after some seconds, unless what this returns is called
-    before. MLX holds Python's lock while it waits for others, so another process has to do it."""
+    """Print a sentence and kill this process after some seconds, unless the returned function is
+    called before. Another process does this, because MLX holds Python's lock while it waits."""
     words = [str(os.getpid()), str(seconds), sentence]
     watchdog = subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _WATCHDOG, *words],
@@ -276,40 +289,41 @@ def open_descriptors() -> set[int]:
 
 
 def connections(descriptors: Iterable[int]) -> list[socket.socket]:
-    """Duplicates of the sockets among file descriptors that are connected over a network. MLX's
-    ring leaves some open whose connection was refused: these have no peer."""
+    """Return duplicates of the connected network sockets among file descriptors. MLX's ring also
+    leaves sockets open whose connection was refused; these have no peer."""
     connected = []
     for descriptor in sorted(descriptors):
         with contextlib.suppress(OSError):
-            each = socket.socket(fileno=descriptor)
+            opened = socket.socket(fileno=descriptor)
             try:
-                if each.family in (socket.AF_INET, socket.AF_INET6) and each.getpeername():
-                    connected.append(each.dup())
+                if opened.family in (socket.AF_INET, socket.AF_INET6) and opened.getpeername():
+                    connected.append(opened.dup())
             finally:
-                each.detach()
+                opened.detach()
     return connected
 
 
 class Watch(threading.Thread):
-    """Calls `lost` once one of these connections has ended; the process is expected to end in it.
-    Where a system lacks an option, links that are cut are noticed later."""
+    """A thread that calls `lost`, which is expected to end the process, as soon as one of the
+    connections has ended. If a system lacks one of the KEEPALIVE options, a broken link is detected
+    later."""
 
     def __init__(self, neighbors: Sequence[socket.socket], lost: Callable[[], None]) -> None:
         super().__init__(name="watch", daemon=True)
         self._neighbors = neighbors
         self._lost = lost
         self._over = threading.Event()
-        for each in neighbors:
-            with contextlib.suppress(OSError):  # reset meanwhile
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for neighbor in neighbors:
+            with contextlib.suppress(OSError):  # the connection was reset
+                neighbor.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for name, value in KEEPALIVE.items():
                     if hasattr(socket, name):
-                        each.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                        neighbor.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def run(self) -> None:
         while not self._over.wait(INTERVAL):
             if any(map(_ended, self._neighbors)):
-                # An end that was ordered looks alike from here.
+                # A neighbor that was ordered to end also closes its socket.
                 if not self._over.wait(GRACE):
                     self._lost()
                 return

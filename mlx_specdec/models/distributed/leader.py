@@ -1,7 +1,7 @@
-"""A target that ranks share: rank 0 leads, and the others follow its orders. Rank 0 runs the whole
-program over contexts that send each call to the others, which do the same with their part of the
-target. An order is one array of a fixed size for each pass: every rank enters the same sums in the
-same order, and all but rank 0 add zeros."""
+"""A target that ranks share. Rank 0 runs the whole program. Its contexts send each call as an order
+to the other ranks, which make the same call on their part of the target. Orders travel as arrays of
+a fixed size that are added up over all ranks: rank 0 adds the orders, and the other ranks add
+zeros. Every rank must therefore enter the same sums in the same order."""
 
 import itertools
 import signal
@@ -24,15 +24,15 @@ from ...interfaces.results import Cached, Reusable
 from ..base import Base
 
 SIZE = 256
-"""Numbers of the array; a network takes as long for this many as for one. What is longer, prompts
-above all, comes in a second one whose size the first one says."""
+"""Length of the first array of a message. A network takes as long for it as for one number. Longer
+messages, mostly with prompts, have a second array, whose size the first one states."""
 HEAD = 3
-"""Numbers of an order before its own: what it is, of which context, and how many follow."""
+"""Numbers at the beginning of an order: operation, context, and the number of arguments."""
 
 
 class Op(IntEnum):
-    """What to do with a context: a method of interfaces.Context, or else OPEN, CLOSE, SUM, which
-    times the network, and END, the end of all ranks."""
+    """An operation: a method of `interfaces.Context`, or opening or closing a context. SUM times
+    the network, and END ends all ranks."""
 
     OPEN = auto()
     ADVANCE = auto()
@@ -47,7 +47,7 @@ class Op(IntEnum):
 
 @dataclass(frozen=True)
 class Order:
-    """One thing to do. numbers: its arguments."""
+    """One operation on one context. `numbers` are the arguments."""
 
     op: Op
     context: int = 0
@@ -55,28 +55,34 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Message:
-    """Orders as all ranks have them. whole: (length or more,) int32, as they came."""
+class OrderMessage:
+    """Orders that all ranks received.
+
+    Attributes:
+        orders: The orders.
+        array: The encoded orders, (length or more,) int32.
+        length: Number of entries of the array that are in use.
+    """
 
     orders: tuple[Order, ...]
-    whole: mx.array
+    array: mx.array
     length: int
 
     def tokens(self, batch: int, rows: int) -> mx.array:
-        """(batch, rows) int32, the tokens that came with the last order."""
+        """Return the tokens of the last order, (batch, rows) int32."""
         first = self.length - batch * rows
-        return self.whole[first : self.length].reshape(batch, rows)
+        return self.array[first : self.length].reshape(batch, rows)
 
 
 class Channel:
-    """A rank's end of the line. total: adds up an array over all ranks, lazily."""
+    """A rank's connection to the other ranks. `total` adds up an array over all ranks, lazily."""
 
     def __init__(self, total: Callable[[mx.array], mx.array]) -> None:
         self.total = total
 
-    def send(self, orders: Sequence[Order], tokens: mx.array | None = None) -> Message:
-        """Send orders without waiting. tokens: (batch, rows) int32, the last numbers of the last
-        order; they may not be computed yet."""
+    def send(self, orders: Sequence[Order], tokens: mx.array | None = None) -> OrderMessage:
+        """Send orders without waiting. `tokens`, (batch, rows) int32, are added to the arguments of
+        the last order; they need not be computed yet."""
         more = 0 if tokens is None else tokens.size
         numbers: list[int] = [0]
         for order in orders:
@@ -87,21 +93,22 @@ class Channel:
         if tokens is not None:
             parts.append(tokens.astype(mx.int32).reshape(-1))
         parts.append(mx.zeros(-length % SIZE, dtype=mx.int32))
-        whole = mx.concatenate(parts)
-        first = self._enter(whole[:SIZE])
+        array = mx.concatenate(parts)
+        received = self._enter(array[:SIZE])
         if length > SIZE:
-            first = mx.concatenate([first, self._enter(whole[SIZE:])])
-        return Message(tuple(orders), first, length)
+            received = mx.concatenate([received, self._enter(array[SIZE:])])
+        return OrderMessage(tuple(orders), received, length)
 
-    def receive(self) -> Message:
-        whole = self._enter(mx.zeros(SIZE, dtype=mx.int32))
-        numbers: list[int] = whole.tolist()  # type: ignore[assignment]
+    def receive(self) -> OrderMessage:
+        """Wait for the next orders of rank 0."""
+        array = self._enter(mx.zeros(SIZE, dtype=mx.int32))
+        numbers: list[int] = array.tolist()  # type: ignore[assignment]
         length = numbers[0]
         if length > SIZE:
             more = mx.zeros(-(-length // SIZE) * SIZE - SIZE, dtype=mx.int32)
-            whole = mx.concatenate([whole, self._enter(more)])
-            numbers = whole.tolist()  # type: ignore[assignment]
-        return Message(tuple(_orders(numbers[1:length])), whole, length)
+            array = mx.concatenate([array, self._enter(more)])
+            numbers = array.tolist()  # type: ignore[assignment]
+        return OrderMessage(tuple(_orders(numbers[1:length])), array, length)
 
     def _enter(self, array: mx.array) -> mx.array:
         total = self.total(array)
@@ -118,20 +125,20 @@ def _orders(numbers: Sequence[int]) -> Iterator[Order]:
 
 
 class Follower:
-    """The contexts of a rank that follows. model: this rank's part."""
+    """The contexts of a rank other than 0. `model` is this rank's part of the target."""
 
     def __init__(self, model: Base) -> None:
         self._model = model
         self._contexts: dict[int, Context] = {}
 
-    def do(self, order: Order, message: Message) -> None:
+    def do(self, order: Order, message: OrderMessage) -> None:
         if order.op is Op.OPEN:
             joins, count, *rest = order.numbers
             ends = list(itertools.accumulate(rest[:count], initial=count))
             prompts = [rest[begin:end] for begin, end in itertools.pairwise(ends)]
             opened = self._model.open_batch(prompts) if joins else self._model.open(prompts[0])
             self._contexts[order.context] = opened
-        elif order.op is Op.CLOSE:  # one that has joined another is no more
+        elif order.op is Op.CLOSE:  # a context that has joined another is already gone
             self._contexts.pop(order.context, None)
         elif order.op is Op.ADVANCE:
             batch, rows, proposed = order.numbers[:3]
@@ -147,7 +154,7 @@ class Follower:
 
 
 def follow(model: Base, channel: Channel) -> int:
-    """Follow orders until the end; returns the code that all ranks exit with."""
+    """Execute rank 0's orders until the end. Return the exit code of all ranks."""
     follower = Follower(model)
     while True:
         message = channel.receive()
@@ -161,9 +168,14 @@ def follow(model: Base, channel: Channel) -> int:
 
 
 def run_pass(
-    context: Context, message: Message, batch: int, rows: int, proposed: int, taps: Sequence[str]
+    context: Context,
+    message: OrderMessage,
+    batch: int,
+    rows: int,
+    proposed: int,
+    taps: Sequence[str],
 ) -> Scores:
-    """Submit the pass that a message orders as far as ranks work on it together."""
+    """Submit the pass that a message orders, up to the last sum over all ranks."""
     wanted = taps if FINAL in taps else (*taps, FINAL)
     scores = context.advance(message.tokens(batch, rows), proposed, wanted)
     mx.async_eval(scores.hidden[FINAL])
@@ -171,8 +183,8 @@ def run_pass(
 
 
 def time_sums(model: Base, channel: Channel, rows: int, count: int) -> float:
-    """Seconds of `count` sums of hidden states of `rows` tokens, one behind another. All ranks have
-    to come."""
+    """Return the seconds of `count` consecutive sums of hidden states of `rows` tokens. All ranks
+    must call this."""
     states = mx.zeros((1, rows, model.width), dtype=model.state_dtype)
     mx.eval(channel.total(states))
     started = time.perf_counter()
@@ -183,8 +195,11 @@ def time_sums(model: Base, channel: Channel, rows: int, count: int) -> float:
 
 
 class Leader:
-    """Sends orders to the other ranks; what can wait goes along with the next pass. lost: a pass
-    was left in its middle; all ranks then have to be started again."""
+    """Rank 0's sender of orders. Orders that can wait are sent with the next pass.
+
+    Attributes:
+        lost: Whether an error interrupted a pass. All ranks then have to be started again.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -200,8 +215,9 @@ class Leader:
     def queue(self, order: Order) -> None:
         self._queued.append(order)
 
-    def send(self, order: Order, tokens: mx.array | None = None) -> Message:
-        """Send an order now. What the ranks do together has to follow at once, within `whole`."""
+    def send(self, order: Order, tokens: mx.array | None = None) -> OrderMessage:
+        """Send an order now, after the waiting orders. Call this within `whole`, and make the same
+        call on this rank's part of the target immediately afterwards."""
         orders = [self._queued.popleft() for _ in range(len(self._queued))]
         return self._channel.send([*orders, order], tokens)
 
@@ -211,14 +227,14 @@ class Leader:
             return time_sums(model, self._channel, rows, count)
 
     def end(self, code: int) -> None:
-        """Have all others exit with this code, unless a pass was left in its middle."""
+        """Make all other ranks exit with this code, unless an error interrupted a pass."""
         if not self.lost:
-            mx.eval(self.send(Order(Op.END, 0, (code,))).whole)
+            mx.eval(self.send(Order(Op.END, 0, (code,))).array)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Keep an interrupt from dividing an order from this rank's part. Raises DecodingError
-        where something else has."""
+        """Delay an interrupt until an order was sent and executed on this rank. Raises
+        DecodingError if an error has interrupted an earlier pass."""
         if self.lost:
             raise DecodingError("the ranks have lost step: start again")
         self._inside = self.lost = True
@@ -238,12 +254,13 @@ class Leader:
 
 
 def led(model: Base, leader: Leader) -> Base:
-    """Return the model as rank 0 uses it."""
+    """Return the model for rank 0, whose calls reach all ranks."""
     return cast(Base, LedModel(model, leader))
 
 
 class LedModel:
-    """base.Base: a model whose contexts lead, and the model itself in all else."""
+    """A `base.Base` whose contexts send orders to the other ranks. All other attributes are
+    the attributes of the model."""
 
     def __init__(self, model: Base, leader: Leader) -> None:
         self._model = model
@@ -278,7 +295,8 @@ class LedModel:
 
 
 class LedContext:
-    """interfaces.Context: sequences that all ranks know by a number. tap: TappedNetwork.tap."""
+    """An `interfaces.Context` that all ranks hold under the same number. `tap` is the method
+    `TappedNetwork.tap` of the model, which raises for hidden states that the model lacks."""
 
     def __init__(
         self, leader: Leader, number: int, context: Context, tap: Callable[[str], Any] | None
@@ -303,7 +321,7 @@ class LedContext:
         batch, rows = tokens.shape
         if self._tap is not None:
             for name in taps:
-                self._tap(name)  # refused before an order goes out
+                self._tap(name)  # may raise, which must happen before an order is sent
         with self._leader.whole():
             order = Order(Op.ADVANCE, self._number, (batch, rows, proposed))
             message = self._leader.send(order, tokens)
