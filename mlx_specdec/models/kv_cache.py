@@ -90,7 +90,7 @@ class KVCache:
 
     Args:
         rows: The lengths of the context's sequences.
-        buffer: Makes the buffer of the keys, and that of the values.
+        buffer: A function that makes a buffer; called once for keys and once for values.
     """
 
     def __init__(self, rows: Rows, buffer: Callable[[], Buffer | QuantizedBuffer] = Buffer) -> None:
@@ -107,7 +107,8 @@ class KVCache:
         return [buffer.array for buffer in self.buffers if buffer.array is not None]
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Add keys and values, (batch, heads, m, width), and return those of all positions."""
+        """Add keys and values, (batch, heads, m, width). Return the keys and values of all
+        positions in use."""
         place = self._rows.place
         return self._keys.write(keys, place), self._values.write(values, place)
 

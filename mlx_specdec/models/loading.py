@@ -21,8 +21,8 @@ from .outline import Outline
 from .trainable import Trainable
 
 GROWTH_TO_NOTE = 2.5
-"""A note is shown if a GGUF model takes at least this many times its files in memory. On a CPU, half
-precision takes 2 times as much, and K types take at least 4 times as much."""
+"""A note is shown if a GGUF model takes at least this many times its files' size in memory. On a
+CPU, half precision takes 2 times as much, and K types take at least 4 times as much."""
 
 
 @dataclass(frozen=True)

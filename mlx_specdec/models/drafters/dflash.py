@@ -19,8 +19,11 @@ from .network import Config, DrafterKind, DrafterNetwork, Reading
 
 IDS = "aux_hidden_state_layer_ids"
 USUAL_TAPS = 5
+"""Default number of the target's layers whose hidden states are read."""
 USUAL_VOCABULARY = 151936
+"""Size of the target's vocabulary if a file of `speculators` lacks it: Qwen 3's."""
 MOST_SLOTS = 256
+"""Maximum number of slots, so that a damaged config.json cannot ask for a huge block."""
 MARKOV = ("vanilla", "gated", "rnn")
 W1 = "markov_head.markov_w1.weight"
 CONFIDENCE = "confidence_head.proj.weight"

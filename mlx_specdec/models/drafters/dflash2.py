@@ -60,9 +60,9 @@ def read(directory: Path, config: Config, weights: Weights | None) -> DFlash2Fil
 
 
 class Convolution(nn.Module):
-    """Two causal convolutions over the slots of a block: one of the inputs of a part of a layer,
-    and one of its outputs. Each slot's kernel is a learned base kernel plus a projection of the
-    slot's state."""
+    """Two causal convolutions over the slots of a block. They wrap a part of a layer (attention or
+    feed-forward): one runs over its inputs and one over its outputs. Each slot's kernel is a
+    learned base kernel plus a projection of the slot's input."""
 
     def __init__(self, files: DFlash2Files) -> None:
         super().__init__()

@@ -31,7 +31,9 @@ UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_em
 change, and the rotary frequencies, which config.json determines."""
 IDS = "eagle_aux_hidden_state_layer_ids"
 USUAL_TAPS = 3
+"""Default number of the target's layers whose hidden states are read."""
 USUAL_VOCABULARY = 32000
+"""Size of the target's vocabulary if a file of `speculators` lacks it: Llama 2's."""
 MASK = "mask_hidden"
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 """The mask token's name in the files of `speculators`, AMD and Amazon."""

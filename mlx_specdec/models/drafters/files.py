@@ -84,7 +84,7 @@ class ConfigEntries(dict[str, Any]):
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """The sizes of a drafter and of its transformer layers, which are those of Llama or Qwen 3. A
+    """The sizes of a drafter and of its transformer layers, which have Llama's or Qwen 3's form. A
     kind whose layers mlx-lm computes sets only `width` and `eps`.
 
     Attributes:
@@ -254,17 +254,18 @@ class StoredTensors(Mapping[str, mx.array]):
         if weights is None:
             return cls(directory, {}, {})
         left_out = {*UNUSED, *unused}
-        names = {own: name for name in weights.infos if (own := own_name(name)) not in left_out}
-        stored = cls(directory, {own: partial(weights.read, names[own]) for own in names}, {})
+        pairs = ((own_name(name), name) for name in weights.infos)
+        names = {key: name for key, name in pairs if key not in left_out}
+        stored = cls(directory, {key: partial(weights.read, names[key]) for key in names}, {})
         stored.names = names
         try:
             entry = stored_quantization(read_json(directory / "config.json"))
         except CheckpointError as problem:
             raise CheckpointError(f"{directory}: {problem}") from None
-        paths = [own.removesuffix(".scales") for own in names if own.endswith(".scales")]
+        paths = [key.removesuffix(".scales") for key in names if key.endswith(".scales")]
         stored.quantized = {} if entry is None else {p: Quantization.of(entry, p) for p in paths}
         parts = {D2T, *(f"{path}.{part}" for path in stored.quantized for part in PARTS)}
-        shapes = {own: weights.infos[names[own]].shape for own in names if own not in parts}
+        shapes = {key: weights.infos[names[key]].shape for key in names if key not in parts}
         for path, how in stored.quantized.items():
             *rows, groups = weights.infos[names[f"{path}.scales"]].shape
             shapes[f"{path}.weight"] = (*rows, groups * how.group_size)

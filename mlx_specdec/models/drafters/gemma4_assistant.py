@@ -149,7 +149,7 @@ class TargetAttention:
 
 
 class MaskedEmbedding(nn.Module):
-    """The module that chooses the tokens that get logits: those of the likeliest clusters."""
+    """The module that chooses the tokens that get logits: all tokens of the likeliest clusters."""
 
     def __init__(self, files: AssistantFiles) -> None:
         super().__init__()

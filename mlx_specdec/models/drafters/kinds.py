@@ -48,8 +48,8 @@ def kind_named(name: str) -> DrafterKind:
 
 
 def kind_of(directory: Path) -> str | None:
-    """Return the kind of drafter that a directory holds; None for a whole model, or no drafter.
-    Raises CheckpointError for a drafter of a kind that is known and not supported."""
+    """Return the kind of drafter that a directory holds, or None if it holds a whole model or no
+    drafter. Raises CheckpointError for a drafter of a known kind that is not supported."""
     file = directory / "config.json"
     if not file.is_file():
         return None
@@ -79,8 +79,9 @@ def check_is_none(directory: Path) -> None:
 
 
 def read(directory: Path) -> DrafterFiles | None:
-    """Open the drafter that a directory holds, every tensor's shape checked; None as in `kind_of`.
-    Raises CheckpointError for files that are damaged, unsupported, or contradict one another."""
+    """Open the drafter that a directory holds, and check every tensor's shape. Return None if there
+    is no drafter, as `kind_of` does. Raises CheckpointError for files that are damaged,
+    unsupported, or contradict one another."""
     name = kind_of(directory) if directory.is_dir() else None
     if name is None:
         return None

@@ -23,6 +23,7 @@ from ..base import Base
 
 COUNT, LAYERS, BASE = "medusa_num_heads", "medusa_num_layers", "base_model_name_or_path"
 MOST = 64
+"""Maximum number of heads, and of residual layers per head, that a config.json may state."""
 
 
 @dataclass(frozen=True)

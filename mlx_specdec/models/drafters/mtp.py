@@ -33,7 +33,7 @@ _PARTS = {
 }
 """The families' names of the modules around the layer, and this module's names for them."""
 _SHARED = ("embed_tokens", "shared_head.head", "lm_head")
-"""Matrices of the target, of which some files contain copies, quantized or not."""
+"""Matrices of the target. Some files contain copies of them, quantized or not."""
 _BEFORE = re.compile(
     r"(?:(?:language_)?model\.)*(?:mtp\.layers|mtp_layers|layers)\.(\d+)\."
     r"|.*mtp\.|model\.mtp_block\.|model\."
@@ -91,7 +91,7 @@ def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
     text = kind if f"{kind}_text" not in MLX_LM_TYPES else f"{kind}_text"
     # `speculators` omits entries that have transformers' default values.
     complete = AutoConfig.for_model(**{**stated, "model_type": text}).to_dict()
-    # Qwen 3's norms are stored as they are, those of the other families as distances from 1.
+    # Norms of Qwen 3 are stored as they are. Other families store their distance from 1.
     carried = Carried(tuple(weights.infos), weights.read, family != PLAIN)
     return _files(directory, complete, carried)
 
@@ -162,8 +162,8 @@ def _own_names(directory: Path, carried: Carried) -> dict[str, mx.array]:
             continue
         if before is not None and before[1] is not None:
             numbers.add(before[1])
-        own = f"{_PARTS[path]}.{kind}" if path in _PARTS else LAYER + rest
-        tensors[own] = carried.read(name)
+        key = f"{_PARTS[path]}.{kind}" if path in _PARTS else LAYER + rest
+        tensors[key] = carried.read(name)
     if len(numbers) > 1:
         raise CheckpointError(
             f"{directory} has {len(numbers)} layers for multi-token prediction: one is supported, "

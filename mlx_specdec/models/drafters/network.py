@@ -209,7 +209,7 @@ class DrafterNetwork(nn.Module):
 
 class Reading(RowsContext):
     """One sequence's state in a drafter. Keys and values of the target's hidden states stay in the
-    caches; the proposer drops those of draft tokens with `rewind`.
+    caches. The proposer drops keys and values of draft tokens with `rewind`.
 
     Args:
         layers: The number of caches.
