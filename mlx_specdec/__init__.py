@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .decoding.sequence import Piece as Piece
     from .decoding.sequence import TokenLogprob as TokenLogprob
     from .decoding.statistics import Seconds as Seconds
-    from .decoding.statistics import SmallestMargin as SmallestMargin
     from .decoding.statistics import SourceFigures as SourceFigures
     from .decoding.statistics import Statistics as Statistics
     from .draft_length.length import DraftLength as DraftLength
@@ -83,7 +82,6 @@ _HOMES = {
     "Run": "engine.generate",
     "Scheduler": "engine.scheduler",
     "Seconds": "decoding.statistics",
-    "SmallestMargin": "decoding.statistics",
     "SourceError": "errors",
     "SourceFigures": "decoding.statistics",
     "SpecdecError": "errors",

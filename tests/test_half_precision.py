@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec import Options, Pair, Request, Result, generate, generate_many
+from mlx_specdec.measure.margins import find_parting, score
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
@@ -63,10 +64,9 @@ def plain(pair: Pair, request: Request, tokens: int) -> Result:
 
 def at_a_tie(pair: Pair, request: Request, found: Result, expected: Result) -> bool:
     """Return whether one of the tokens up to the first difference was a near tie."""
-    places = zip(found.tokens, expected.tokens, strict=False)
-    same = next(at for at, (one, other) in enumerate(places) if one != other)
-    margin = plain(pair, request, same + 1).stats.smallest_margin
-    return margin is not None and margin.value < TIE
+    part = find_parting(request.prompt, found.tokens, expected.tokens).position
+    margins = score(pair, request.options, request.prompt, expected.tokens[: part + 1])
+    return margins is not None and min(margins.values) < TIE
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])

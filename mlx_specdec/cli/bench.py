@@ -207,9 +207,10 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
     for method in analysis.methods:
         if found := method.differences:
             margins = [other.margin for other in found if other.margin is not None]
-            least = f", least margin {min(margins):.2g}" if margins else ""
+            ties = sum(other.tie is True for other in found)
+            where = f", {ties} part at ties, largest margin {max(margins):.2g}" if margins else ""
             share = f"{method.name}: {len(found)} of {method.compared} texts"
-            print(f"{share} are not plain decoding's own{least}", file=sys.stderr)
+            print(f"{share} are not plain decoding's own{where}", file=sys.stderr)
     if any(method.differences for method in analysis.methods) and not options.exact:
         print(ROUNDING, file=sys.stderr)
     if output.json:
@@ -240,6 +241,7 @@ def _speculation(
     machines that share the target. Raises KeyboardInterrupt without any figures."""
     from ..engine.request import encode
     from ..measure.analysis import analyse, of_cluster
+    from ..measure.margins import comparison
     from ..measure.methods import TURNS, measure, own_methods, pass_timer
     from ..models.distributed.group import join
 
@@ -272,7 +274,7 @@ def _speculation(
         measured = measure(prompts, methods, lambda text: encode(pair, text, options), **how)
     if measured.interrupted:
         interrupts.go_on()
-    analysis = analyse(measured, passes.costs())
+    analysis = analyse(measured, passes.costs(), comparison(pairs[0], options))
     if analysis is None:
         raise KeyboardInterrupt
     if cluster is not None and all(exchanges.values()):
@@ -285,6 +287,7 @@ def _throughput(
     pair: Pair, options: Options, prompts: Sequence[Prompt], measuring: Measuring
 ) -> tuple[Throughput, list[str]]:
     """Measure the whole file at several batch sizes. Returns and raises as `_speculation` does."""
+    from ..measure.margins import comparison
     from ..measure.throughput import encoded, file_methods, measure_files
 
     sizes, [length] = measuring.sizes(), measuring.lengths()
@@ -297,6 +300,7 @@ def _throughput(
         others, more = baselines.find_baselines(*programs, pair, options, sizes)
         methods, notes = [*methods, *others], [*notes, *more]
     how: dict[str, Any] = {"repeats": measuring.repeats, "warmup": measuring.warmup}
+    how["compare"] = comparison(pair, options)
     with render.progress("measuring") as bar:
         throughput = measure_files(ids, methods, skipped=skipped, **how, progress=bar)
     if throughput is None:

@@ -25,7 +25,7 @@ from ..interfaces import (
     feed,
     no_proposal,
 )
-from ..interfaces.results import TARGET, Cached, Cut, Reusable
+from ..interfaces.results import TARGET, Cached, Reusable
 from .sequence import Batch, Emission
 from .sequence import Sequence as Decoded
 from .statistics import Stopwatch
@@ -144,7 +144,6 @@ class _Pass:
     proposal: Proposal
     scores: Scores
     verdict: Verdict
-    cuts: list[Cut | None]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -277,17 +276,17 @@ class Decoding:
         scores = self.target.advance(tokens, proposed=proposal.size, taps=taps)
         self.watch.advanced(scores)
         following = proposal.tokens if chosen is None else chosen
-        rows, log_p = self.batch.log_probabilities(scores.logits, following)
+        log_p = self.batch.log_probabilities(scores.logits, following)
         verdict = self.rule.verify(log_p, proposal.for_rules(), noise)
         mx.async_eval(verdict.next, verdict.accepted)
         self.batch.draw_ahead()
         if self.meanwhile is not None:
             self.meanwhile()
-        return _Pass(proposal, scores, verdict, self.batch.cuts(rows, verdict, noise))
+        return _Pass(proposal, scores, verdict)
 
     def _commit(self, done: _Pass) -> tuple[Emission, ...]:
         """Wait for the verdict, commit the accepted tokens and rewind the rest."""
-        emissions, rounds = self.batch.commit(done.proposal, done.verdict, done.cuts)
+        emissions, rounds = self.batch.commit(done.proposal, done.verdict)
         emissions = self.batch.with_logprobs(emissions, done.scores.logits)
         ended = all(emission.finish_reason is not None for emission in emissions)
         if not ended:

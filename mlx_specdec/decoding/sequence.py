@@ -11,9 +11,9 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from ..interfaces import Noise, NoiseSource, Proposal, Verdict, rectangle
-from ..interfaces.results import Cut, SequenceRound
+from ..interfaces.results import SequenceRound
 from ..largest import indices_of_largest
-from ..sampling.distribution import Distribution, of_batch
+from ..sampling.distribution import Distribution, log_probabilities
 from ..sampling.noise import noise_of
 from ..text.stream import StopStrings, TextStream
 
@@ -267,7 +267,6 @@ class Batch:
         self.committed = [each.committed for each in sequences]
         self._distributions = [each.distribution for each in sequences]
         self.constrained = any(each.constraint is not None for each in self._distributions)
-        self._filtered = any(each.filters for each in self._distributions)
         self._logprobs = any(each.top_logprobs is not None for each in sequences)
 
     def join(self, other: Batch) -> None:
@@ -319,36 +318,19 @@ class Batch:
         for each in self.sequences:
             each.random.draw_ahead()
 
-    def log_probabilities(self, logits: mx.array, following: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the log-probabilities of a pass before and after the filters, each (batch, m,
-        vocabulary); see Distribution. logits: (batch, m, width), whose rows follow the newest
-        committed token and then `following`, (batch, n) int32."""
-        given = self.committed, following
-        rows = of_batch(Distribution.before_filters, self._distributions, logits, *given)
-        return rows, of_batch(Distribution.apply_filters, self._distributions, rows, *given)
-
-    def cuts(self, rows: mx.array, verdict: Verdict, noise: Noise) -> list[Cut | None]:
-        """Return what margins need to know of the filters, per sequence. rows: before them."""
-        gumbel = None
-        if self._filtered and verdict.scored is not None:
-            gumbel = noise.target(verdict.scored.shape[1])
-        if gumbel is None:
-            return [None] * len(self.sequences)
-        settings = [each.settings for each in self._distributions]
-        return [
-            Cut(rows[row : row + 1], gumbel[row : row + 1], each.top_k, each.top_p, each.min_p)
-            if each.filters
-            else None
-            for row, each in enumerate(settings)
-        ]
+    def log_probabilities(self, logits: mx.array, following: mx.array) -> mx.array:
+        """Return the log-probabilities of a pass, (batch, m, vocabulary); see Distribution. logits:
+        (batch, m, width), whose rows follow the newest committed token and then `following`,
+        (batch, n) int32."""
+        return log_probabilities(self._distributions, logits, self.committed, following)
 
     def commit(
-        self, proposal: Proposal, verdict: Verdict, cuts: Seq[Cut | None]
+        self, proposal: Proposal, verdict: Verdict
     ) -> tuple[tuple[Emission, ...], tuple[SequenceRound, ...]]:
         """Wait for the verdict and commit the accepted tokens, and the token after them. A sequence
         whose row is damaged ends with the reason "damaged", one that fails here with "failed"."""
         following: Any = verdict.next.tolist()
-        size, several = proposal.size, len(self.sequences) > 1
+        size = proposal.size
         accepted_rows: Any = verdict.accepted.tolist() if size else None
         drafted: Any = proposal.tokens.tolist() if size else None
         emissions, rounds = [], []
@@ -364,7 +346,6 @@ class Batch:
                 emission = self._end(each, problem)
                 # Passes of the others go on over its row.
                 each.committed[before:] = [max(0, token) for token in tokens]
-            scored = verdict.scored
             emissions.append(emission)
             rounds.append(
                 SequenceRound(
@@ -373,8 +354,6 @@ class Batch:
                     emitted=len(emission.tokens),
                     position=position,
                     committed=each.committed,
-                    scored=scored[row : row + 1] if several and scored is not None else scored,
-                    cut=cuts[row],
                     ended=emission.finish_reason is not None,
                     left=each.remaining,
                     source=proposal.source_of(row),

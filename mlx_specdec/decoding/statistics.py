@@ -1,20 +1,16 @@
 """Statistics of one text up to the last emitted token, and the only clock of decoding."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import mlx.core as mx
 
 from .. import process
-from ..errors import DecodingError
 from ..interfaces import Proposal, Scores
 from ..interfaces.results import RoundListener, RoundReport, RoundTimes, SequenceRound
-from ..sampling.distribution import cut_margin, margin
 
-ROWS_AT_ONCE = 16
 DAMAGED = (
     "the model's logits are not numbers (NaN or infinite): its weights are damaged, or its "
     "precision is too low for them; try --dtype float32"
@@ -51,20 +47,6 @@ class Seconds:
 
 
 @dataclass(frozen=True)
-class SmallestMargin:
-    """The smallest lead of a chosen token over the second best. Two kernels can choose different
-    tokens only if their rounding differs by more than this.
-
-    Attributes:
-        value: The lead in log-probabilities, with noise.
-        position: The position in the completion, counted from 0.
-    """
-
-    value: float
-    position: int
-
-
-@dataclass(frozen=True)
 class SourceFigures:
     """Figures of one of several proposers.
 
@@ -94,10 +76,6 @@ class Statistics:
         target_passes: Passes after the prefill, with those that replay accepted tokens. Pipelined
             decoding submits one that nobody reads.
         timed_rounds: Speculative rounds that were timed in parts.
-        smallest_margin: The smallest lead of a chosen token over the second best of its position,
-            in log-probabilities with noise; the cuts of the filters count as well.
-        tied_positions: Positions whose two best tokens lie within one rounding of the target's
-            dtype. At each of them a kernel that rounds differently may choose the other token.
         seconds: Wall times.
         tokens_per_second: Generated tokens per second after the prefill; None if that took no time.
         peak_memory_bytes: MLX's peak since the request began, weights included.
@@ -115,8 +93,6 @@ class Statistics:
     by_source: dict[str, SourceFigures]
     target_passes: int
     timed_rounds: int
-    smallest_margin: SmallestMargin | None
-    tied_positions: int
     seconds: Seconds
     tokens_per_second: float | None
     peak_memory_bytes: int
@@ -130,86 +106,29 @@ class Statistics:
 
 class Recorder:
     """A RoundListener that collects the statistics of one text. drafts: of each speculative round,
-    who drafted, and the tokens drafted and accepted. dtype: of the target's hidden states."""
+    who drafted, and the tokens drafted and accepted."""
 
-    def __init__(self, dtype: mx.Dtype = mx.float32) -> None:
-        self._eps = float(mx.finfo(dtype).eps)
-        self._tied = 0
+    def __init__(self) -> None:
         self._passes = 0
         self._generated = 0
         self.drafts: list[tuple[str, int, int]] = []
         self._times: list[tuple[bool, RoundTimes]] = []
-        self._rows: list[SequenceRound] = []
-        self._waiting = 0
-        self._submitted: tuple[mx.array, mx.array, list[SequenceRound]] | None = None
-        self._margin: SmallestMargin | None = None
 
     def on_round(self, report: RoundReport) -> None:
-        """Count a round. Raises DecodingError where the target's logits turn out to be damaged."""
+        """Count a round."""
         self._passes += report.passes
         self._times.append((report.size > 0, report.times))
         for each in report.sequences:
             self._generated += each.emitted
-            if each.scored is not None and each.emitted:
-                self._rows.append(each)
-                self._waiting += each.emitted
-                if self._waiting >= ROWS_AT_ONCE:
-                    self._read_margins()
-                    self._submit()
             if report.size:
                 drafted = min(each.drafted, each.emitted) if each.ended else each.drafted
                 self.drafts.append((each.source, drafted, min(each.accepted, each.emitted)))
-        if report.ended:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Compute all margins and wait for them."""
-        self._read_margins()
-        if self._rows:
-            self._submit()
-            self._read_margins()
-
-    def _submit(self) -> None:
-        """Submit the margins of the rows that chose tokens; all went through the same filters."""
-        rows = [each.scored[:, : each.emitted] for each in self._rows if each.scored is not None]
-        scored = mx.concatenate(rows, axis=1)
-        margins = margin(scored)
-        # A unit in the last place of the best score is at most this large.
-        tied = mx.sum(margins <= self._eps * mx.abs(mx.max(scored, axis=-1)))
-        cuts = [each.cut.first(each.emitted) for each in self._rows if each.cut is not None]
-        if cuts:
-            before = mx.concatenate([cut.before for cut in cuts], axis=1)
-            gumbel = mx.concatenate([cut.gumbel for cut in cuts], axis=1)
-            nearest = cut_margin(scored, replace(cuts[0], before=before, gumbel=gumbel))
-            # NaN says that the row is damaged, and stays.
-            margins = mx.where(nearest < margins, nearest, margins)
-        mx.async_eval(margins, tied)
-        self._submitted = margins, tied, self._rows
-        self._rows, self._waiting = [], 0
-
-    def _read_margins(self) -> None:
-        """Wait for the submitted margins. Raises DecodingError where a row is damaged."""
-        if self._submitted is None:
-            return
-        submitted, tied, rows = self._submitted
-        margins: Any = submitted[0].tolist()
-        count: Any = tied.item()
-        self._tied += count
-        if any(map(math.isnan, margins)):
-            raise DecodingError(DAMAGED)
-        places = (each.position + offset for each in rows for offset in range(each.emitted))
-        for value, position in zip(margins, places, strict=True):
-            if value < (math.inf if self._margin is None else self._margin.value):
-                self._margin = SmallestMargin(value, position)
-        self._submitted = None
 
     def summary(
         self, *, load: float, prompt: float, decoding: float, prompt_draft: float = 0.0
     ) -> Statistics:
-        """Return all figures, once, after the last round; waits for margins still being computed.
-        load, prompt, decoding: seconds of loading, reading the prompt, and all after it.
-        prompt_draft: see Seconds."""
-        self._flush()
+        """Return all figures, once, after the last round. load, prompt, decoding: seconds of
+        loading, reading the prompt, and all after it. prompt_draft: see Seconds."""
         drafted = [each for _, each, _ in self.drafts]
         accepted = [each for _, _, each in self.drafts]
         positions = range(max(drafted, default=0))
@@ -232,8 +151,6 @@ class Recorder:
             by_source=sources,
             target_passes=self._passes,
             timed_rounds=len(timed),
-            smallest_margin=self._margin,
-            tied_positions=self._tied,
             seconds=Seconds(
                 load, prompt, prompt_draft, draft, verify, other, load + prompt + decoding
             ),

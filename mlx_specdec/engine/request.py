@@ -248,7 +248,7 @@ class Job:
         sequence = Decoded(
             prefix,
             Distribution(options, bound.vocabulary, ids, constraint),
-            _noise(bound, ids, options),
+            make_noise(bound, ids, options),
             StopCriteria(
                 # A text that only measures the loop goes on to the end.
                 eos=() if options.simulated_acceptance is not None else bound.eos_token_ids,
@@ -271,7 +271,6 @@ class Job:
             chosen,
             tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
             request.tenant,
-            Recorder(pair.target.state_dtype),
         )
 
     @property
@@ -380,7 +379,8 @@ def make_rule(options: Options) -> Rule:
     return rules.BlockRule() if options.rule_name == "block" else rules.TokenRule(options.delta)
 
 
-def _noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:
+def make_noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:
+    """Return the noise that a completion is drawn with. prompt: token ids."""
     if options.temperature == 0:
         return SilentNoise()
     if options.rule_name in ("coupled", "simulated"):

@@ -13,7 +13,7 @@ from ..decoding.sequence import Emission
 from ..decoding.sequence import Sequence as Decoded
 from ..decoding.statistics import DAMAGED, Stopwatch
 from ..draft_length.length import Change
-from ..errors import DecodingError, SpecdecError, device_problem
+from ..errors import SpecdecError, device_problem
 from ..interfaces.results import RoundReport
 from ..options import Options
 from .memory import BatchSize, Extent, MemoryBudget, even
@@ -226,8 +226,6 @@ class Scheduler:
             own = report if alone else replace(report, sequences=(each,), ended=each.ended)
             try:
                 job.recorder.on_round(own)
-            except DecodingError:
-                sequence.finish("damaged")
             except Exception as problem:
                 if self.raises:
                     raise

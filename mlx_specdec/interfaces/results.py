@@ -125,14 +125,11 @@ class Verdict:
     """What a rule has decided about one proposal, on the device.
 
     accepted: (batch, n) bool, always True up to the first rejected token and False from there.
-    next: (batch,) int32, the token after the accepted ones: correction or bonus; -1 where the
-        target's row is damaged, so that nothing can be drawn from it.
-    scored: (batch, n + 1, vocabulary), log p + g of the target's rows where its choice is their
-        argmax (statistics record by how much), or None."""
+    next: (batch,) int32, the token after the accepted ones: correction or bonus; -1 if the largest
+        entry of the target's row is NaN or infinite, so that nothing can be chosen from it."""
 
     accepted: mx.array
     next: mx.array
-    scored: mx.array | None = None
 
 
 @dataclass(frozen=True)
@@ -140,17 +137,14 @@ class SequenceRound:
     """A finished round of one sequence.
 
     drafted, accepted: numbers of tokens. emitted: how many of accepted + 1 tokens were emitted.
-    position: of the first of them, counted from 0. committed: all committed tokens. scored: see
-    Verdict, the rows of this sequence. cut: None without filters. ended: the text ended here.
-    left: tokens that may follow. source: the name of who drafted, where several may."""
+    position: of the first of them, counted from 0. committed: all committed tokens. ended: the text
+    ended here. left: tokens that may follow. source: the name of who drafted, where several may."""
 
     drafted: int
     accepted: int
     emitted: int
     position: int
     committed: Sequence[int]
-    scored: mx.array | None = None
-    cut: Cut | None = None
     ended: bool = False
     left: int = 0
     source: str = ""
@@ -204,26 +198,6 @@ class RoundListener(Protocol):
 
     def on_round(self, report: RoundReport) -> None:
         """Take the report of a round, after contexts were rewound and proposers have observed."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The input of one sequence's filters and the noise that drew; lazy.
-
-    before: (1, rows, vocabulary) log p up to a constant, before top-k, top-p and min-p. gumbel:
-    (1, rows, vocabulary), added to what passed."""
-
-    before: mx.array
-    gumbel: mx.array
-    top_k: int
-    top_p: float
-    min_p: float
-
-    def first(self, rows: int) -> Cut:
-        """Return the same for the first rows alone."""
-        if self.before.shape[1] == rows:
-            return self
-        return replace(self, before=self.before[:, :rows], gumbel=self.gumbel[:, :rows])
 
 
 TARGET = "target"

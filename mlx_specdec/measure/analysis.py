@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .margins import Compare, Parting, find_parting
 from .methods import Case, Key, Length, Measurements, Method, Sample
 from .passes import PassCosts
 from .prediction import Cluster, RoundCost, break_even, speedups
@@ -96,13 +97,14 @@ class RoundParts:
 
 @dataclass(frozen=True)
 class Difference:
-    """A text that should equal plain decoding's, but does not. margin: smallest lead of a token
-    over the next candidate, in either text. Kernels may disagree about a small one."""
+    """An output that should equal plain decoding's, but does not. position, margin, tie: see
+    Parting."""
 
     prompt: int
     turn: int
     position: int
     margin: float | None
+    tie: bool | None
 
 
 @dataclass(frozen=True)
@@ -172,14 +174,19 @@ class Analysis:
     cluster: ClusterFigures | None = None
 
 
-def analyse(measured: Measurements, costs: PassCosts | None) -> Analysis | None:
-    """Return all figures, or None if plain decoding has no text."""
+def analyse(
+    measured: Measurements, costs: PassCosts | None, compare: Compare = find_parting
+) -> Analysis | None:
+    """Return all figures, or None if plain decoding has no text. compare: explains the outputs that
+    differ from plain decoding's."""
     if (speed := _tokens_per_second(measured.plain)) is None:
         return None
     step = 1 / speed
     predictions = _predictions(measured, costs, step)
     return Analysis(
-        methods=tuple(_figures(measured, method, predictions) for method in measured.methods),
+        methods=tuple(
+            _figures(measured, method, predictions, compare) for method in measured.methods
+        ),
         plain_step=step,
         predictions=predictions,
         costs=costs,
@@ -215,19 +222,8 @@ def tokens_per_round(samples: Iterable[Sample]) -> float | None:
     return _ratio(sum(tokens for tokens, _ in counts), sum(rounds for _, rounds in counts))
 
 
-def difference(case: Case, plain: Sample, sample: Sample) -> Difference:
-    """Return where a text leaves plain decoding's."""
-    pairs = zip(plain.tokens, sample.tokens, strict=False)
-    shorter = min(len(plain.tokens), len(sample.tokens))
-    stats = [one.stats for one in (plain, sample) if one.stats is not None]
-    margins = [one.smallest_margin.value for one in stats if one.smallest_margin is not None]
-    return Difference(
-        prompt=case.prompt,
-        turn=case.turn,
-        position=next((at for at, (a, b) in enumerate(pairs) if a != b), shorter),
-        # A margin without a second candidate is infinite.
-        margin=min(filter(math.isfinite, margins), default=None),
-    )
+def difference(case: Case, parting: Parting) -> Difference:
+    return Difference(case.prompt, case.turn, parting.position, parting.margin, parting.tie)
 
 
 def _predictions(
@@ -246,7 +242,10 @@ def _predictions(
 
 
 def _figures(
-    measured: Measurements, method: Method, predictions: Mapping[str, Sequence[float]]
+    measured: Measurements,
+    method: Method,
+    predictions: Mapping[str, Sequence[float]],
+    compare: Compare,
 ) -> Figures:
     samples = measured.samples[method.name]
     stats = [sample.stats for sample in samples.values() if sample.stats is not None]
@@ -271,7 +270,10 @@ def _figures(
         predicted=dict(enumerate(promised, start=1)).get(length) if length != "auto" else None,
         compared=len(samples) if method.same_text else 0,
         differences=tuple(
-            difference(measured.cases[key[0]], plain, sample)
+            difference(
+                measured.cases[key[0]],
+                compare(measured.prompts[key[0]], plain.tokens, sample.tokens),
+            )
             for key, sample in sorted(samples.items())
             if method.same_text and (plain := measured.plain.get(key)) is not None
             if plain.tokens != sample.tokens

@@ -72,12 +72,14 @@ class Case:
 @dataclass
 class Measurements:
     """All samples. methods: the first one is plain decoding. parts: samples of each case with every
-    round timed in parts. skipped: reasons for cases that a model cannot take."""
+    round timed in parts. prompts: token ids of the cases. skipped: reasons for cases that a model
+    cannot take."""
 
     methods: Sequence[Method]
     cases: Sequence[Case]
     samples: dict[str, dict[Key, Sample]] = field(default_factory=dict)
     parts: dict[str, dict[int, Sample]] = field(default_factory=dict)
+    prompts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -239,6 +241,7 @@ def measure(
                 measured.samples[name] = left
             return
         measured.samples[method.name][index, repeat] = sample
+        measured.prompts[index] = tuple(ids(index))
         if method is methods[0]:
             answers.setdefault((cases[index].prompt, cases[index].turn), sample.text)
 

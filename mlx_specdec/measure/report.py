@@ -70,7 +70,8 @@ def page(analysis: Measured, setting: Setting) -> str:
     data = json.dumps(as_dict(analysis, setting), ensure_ascii=False, allow_nan=False)
     differences = [
         f"{one.name}, prompt {found.prompt + 1}, token {found.position}"
-        + ("" if found.margin is None else f", least margin {found.margin:.3g}")
+        + ("" if found.margin is None else f", margin {found.margin:.3g}")
+        + (", a tie" if found.tie else "")
         for one in analysis.methods
         for found in one.differences
     ]

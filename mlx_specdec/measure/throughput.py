@@ -18,6 +18,7 @@ from ..interfaces import Progress, ignore_progress
 from ..options import Options
 from ..text.prompts import Prompt
 from .analysis import Difference, difference, tokens_per_round
+from .margins import Compare, find_parting
 from .methods import Case, Length, Sample, keeps_text, room, turned
 from .passes import Clock
 
@@ -148,11 +149,13 @@ def measure_files(
     repeats: int = 3,
     warmup: int = 1,
     progress: Progress = ignore_progress,
+    compare: Compare = find_parting,
     clock: Clock = time.perf_counter,
 ) -> Throughput | None:
     """Return all figures, or those of the runs that were complete at Ctrl-C. Return None if plain
     decoding has none. prompts, skipped: by their numbers in the file. methods: the first is plain
-    decoding of one text at a time. warmup: batches that do not count."""
+    decoding of one text at a time. warmup: batches that do not count. compare: explains the outputs
+    that differ from plain decoding's."""
     ids, runs = list(prompts.values()), [Runs() for _ in methods]
     warm = [ids[: warmup * method.batch_size] for method in methods]
     total = sum(map(len, warm)) + repeats * len(methods) * len(prompts)
@@ -182,16 +185,21 @@ def measure_files(
         return None
     plain = {method.batch_size: done for method, done in both if method.family == "plain"}
     figures = (
-        _figures(method, done, runs[0], plain[method.batch_size], list(prompts))
+        _figures(method, done, runs[0], plain[method.batch_size], prompts, compare)
         for method, done in both
     )
     return Throughput(tuple(figures), len(prompts), len(runs[0]), skipped, interrupted)
 
 
 def _figures(
-    method: FileMethod, runs: Runs, first: Runs, plain: Runs, numbers: Sequence[int]
+    method: FileMethod,
+    runs: Runs,
+    first: Runs,
+    plain: Runs,
+    prompts: Mapping[int, Sequence[int]],
+    compare: Compare,
 ) -> FileFigures:
-    plain_samples = first[0].samples
+    plain_samples, numbers = first[0].samples, list(prompts)
     compared = [run.samples for run in runs] if method.same_text else []
     peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
     return FileFigures(
@@ -206,7 +214,12 @@ def _figures(
         peak_memory_bytes=max(peaks, default=None),
         compared=sum(map(len, compared)),
         differences=tuple(
-            difference(Case(numbers[number], 0, None), plain_samples[number], sample)
+            difference(
+                Case(numbers[number], 0, None),
+                compare(
+                    tuple(prompts[numbers[number]]), plain_samples[number].tokens, sample.tokens
+                ),
+            )
             for samples in compared
             for number, sample in sorted(samples.items())
             if plain_samples[number].tokens != sample.tokens

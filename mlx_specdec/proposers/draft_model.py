@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ..interfaces import Context, Model, Noise, Proposal, Proposer, Scores, feed, no_proposal
 from ..interfaces.results import Cached, Reusable
-from ..sampling.distribution import Distribution, choose, of_batch
+from ..sampling.distribution import Distribution, choose, log_probabilities
 from ..sampling.settings import Sampling
 from ..text.vocabulary import Translation
 from .drafter import Drafter, LoadedPair, Setup
@@ -53,10 +53,9 @@ def draw(
     1) int32."""
     drafted: list[mx.array] = []
     rows: list[mx.array] = []
-    method = Distribution.log_probabilities
     for index in range(count):
         before = mx.concatenate(drafted, axis=1) if drafted else None
-        rows.append(of_batch(method, distributions, logits, committed, before))
+        rows.append(log_probabilities(distributions, logits, committed, before))
         drafted.append(choose(rows[-1], noise.draft(index)))
         mx.async_eval(drafted[-1])
         if index + 1 < count:

@@ -1,21 +1,15 @@
-"""From logits to log-probabilities: bias, penalties, temperature, top-k, top-p, min-p and XTC; the
-choice from them, and its margin. Every array is (..., vocabulary); tokens that are filtered out
-have -inf.
-
-A choice depends on rounding in two ways: which of the tokens that passed is best (`margin`), and
-which passed (`cut_margin`). The unit of both is the change of one log-probability relative to
-another. Top-p compares masses, by their log-odds, which no such change moves by more."""
+"""From logits to log-probabilities: bias, penalties, temperature, top-k, top-p, min-p and XTC; and
+the choice from them. Every array is (..., vocabulary); tokens that are filtered out have -inf."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
-from ..interfaces.results import Cut
 from ..largest import largest
 from .constraint import Constraint
 from .noise import Coins
@@ -137,7 +131,7 @@ class Distribution:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        self.filters = settings.filters
+        self._filters = settings.filters
         self._counted = 0
         self._counts: mx.array | None = None
         if settings.counts_tokens:
@@ -198,7 +192,7 @@ class Distribution:
         """From what `before_filters` gave to what `log_probabilities` gives; the very same array
         where no filter is on."""
         settings = self.settings
-        if self.filters:
+        if self._filters:
             rows = keep_top_k_and_p(rows, settings.top_k, settings.top_p)
             rows = keep_min_p(rows, settings.min_p)
         if self._coins is None:
@@ -226,23 +220,22 @@ class Distribution:
         return counts + before[:, -rows:]
 
 
-def of_batch(
-    method: Callable[[Distribution, mx.array, Sequence[int], mx.array | None], mx.array],
+def log_probabilities(
     distributions: Sequence[Distribution],
-    rows: mx.array,
+    logits: mx.array,
     committed: Sequence[Sequence[int]],
     drafted: mx.array | None = None,
 ) -> mx.array:
-    """Return what a method of Distribution returns for every sequence of a batch, in one call where
-    all are alike. rows: (batch, m, ...). committed: per sequence. drafted: (batch, n) int32."""
+    """Return `Distribution.log_probabilities` of every sequence of a batch, in one call if all are
+    alike. logits: (batch, m, width). committed: per sequence. drafted: (batch, n) int32."""
     first = distributions[0]
-    if all(each.kind == first.kind for each in distributions[1:]):
-        return method(first, rows, committed[0], drafted)
+    if all(other.kind == first.kind for other in distributions[1:]):
+        return first.log_probabilities(logits, committed[0], drafted)
     parts = [slice(row, row + 1) for row in range(len(distributions))]
     return mx.concatenate(
         [
-            method(each, rows[part], text, None if drafted is None else drafted[part])
-            for each, part, text in zip(distributions, parts, committed, strict=True)
+            law.log_probabilities(logits[part], text, None if drafted is None else drafted[part])
+            for law, part, text in zip(distributions, parts, committed, strict=True)
         ]
     )
 
@@ -252,73 +245,3 @@ def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
     log_p: (..., vocabulary), up to a constant; gumbel broadcasts to it."""
     scored = log_p if gumbel is None else log_p + gumbel
     return mx.argmax(scored, axis=-1).astype(mx.int32)
-
-
-def margin(scored: mx.array) -> mx.array:
-    """Return how far the best entry of each row is above the second best, (...) float32. The margin
-    is infinite if there is no second one, and NaN if the best one is not finite. scored: (...,
-    vocabulary >= 2)."""
-    two = largest(scored, 2)
-    top = mx.max(two, axis=-1)
-    lead = (top - mx.min(two, axis=-1)).astype(mx.float32)
-    return mx.where(mx.isfinite(top), lead, mx.nan)
-
-
-def without(rows: mx.array, index: mx.array) -> mx.array:
-    """The rows whose entry at `index`, (..., 1), is -inf."""
-    return mx.put_along_axis(rows, index, mx.array(-mx.inf, dtype=rows.dtype), axis=-1)
-
-
-def cut_margin(scored: mx.array, cut: Cut) -> mx.array:
-    """Return the least change that excludes the chosen token, or includes one that would be chosen.
-    scored: (1, rows, vocabulary), log p + g, -inf where a filter dropped the token. Returns (1,
-    rows) float32, infinite where no change does. It is never more than the least change, and less
-    only where several tokens near the cut would have to change places."""
-    before = cut.before
-    passed = scored > -mx.inf
-    dropped = mx.where(passed, -mx.inf, before)
-    least = mx.min(mx.where(passed, before, mx.inf), axis=-1, keepdims=True)
-    chosen = mx.argmax(scored, axis=-1, keepdims=True)
-    own = mx.take_along_axis(before, chosen, axis=-1)
-    stays, enters = mx.array(mx.inf), mx.array(-mx.inf)
-    top = before
-    if 0 < cut.top_k < before.shape[-1]:
-        smallest = least
-        if cut.top_p < 1 or cut.min_p > 0:
-            top = largest(before, cut.top_k)
-            smallest = mx.min(top, axis=-1, keepdims=True)
-        stays = own - mx.max(dropped, axis=-1, keepdims=True)
-        enters = smallest - dropped
-    if cut.top_p < 1:
-        falls_out, next_in = _top_p(top, least, own, cut.top_p)
-        stays = mx.minimum(own - mx.max(dropped, axis=-1, keepdims=True), falls_out)
-        enters = mx.maximum(enters, mx.minimum(least - dropped, next_in))
-    if cut.min_p > 0:
-        slack = math.log(cut.min_p)
-        others = mx.max(without(before, chosen), axis=-1, keepdims=True)
-        stays = mx.minimum(stays, own - (others + slack))
-        enters = mx.maximum(enters, mx.max(before, axis=-1, keepdims=True) + slack - dropped)
-    behind = mx.max(scored, axis=-1, keepdims=True) - (dropped + cut.gumbel)
-    rivals = mx.min(mx.maximum(enters, behind), axis=-1, keepdims=True)
-    return mx.maximum(mx.minimum(stays, rivals), 0.0)[..., 0]
-
-
-def _top_p(top: mx.array, least: mx.array, own: mx.array, p: float) -> tuple[mx.array, mx.array]:
-    """Return the changes, (1, rows, 1) each, that exclude the token of log p `own`, and include the
-    best token that top-p dropped. top: (1, rows, n), its input. least: of what passed."""
-    best = mx.max(top, axis=-1, keepdims=True)
-    mass = mx.exp(top - best)
-    inside = mx.sum(mass * (top >= least), axis=-1, keepdims=True)
-    outside = mx.sum(mass * (top < least), axis=-1, keepdims=True)
-    above = mx.sum(mass * (top > own), axis=-1, keepdims=True)
-    odds = math.log(p) - math.log1p(-p)
-    next_in = mx.log(inside) - mx.log(outside) - odds
-
-    def missing(part: mx.array) -> mx.array:
-        return odds - mx.log(part) + mx.log(inside + outside - part)
-
-    # Either what is above it reaches p, or what passed below it overtakes it first.
-    lower = mx.where((top >= least) & (top < own), top, -mx.inf)
-    below = own - mx.max(lower, axis=-1, keepdims=True)
-    overtaken = mx.maximum(below, missing(mx.maximum(inside - mx.exp(own - best), 0.0)))
-    return mx.minimum(missing(above), overtaken), next_in

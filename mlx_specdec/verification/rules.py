@@ -53,10 +53,9 @@ def draft_probabilities(proposal: Proposal, vocabulary: int) -> mx.array:
 
 
 def draw(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
-    """The Gumbel-max choice of each row, and -1 where a row has no finite maximum.
+    """Return the Gumbel-max choice of each row, and -1 if the maximum of a row is not finite.
 
-    log_p: (batch, vocabulary), up to a constant; gumbel: the same or None. Returns (batch,) int32.
-    """
+    log_p: (..., vocabulary), up to a constant; gumbel: the same or None. Returns (...) int32."""
     finite = mx.isfinite(mx.max(log_p, axis=-1))
     return mx.where(finite, choose(log_p, gumbel), -1)
 
@@ -66,14 +65,12 @@ class Coupled:
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """See Rule; `noise.target` is the noise that the draft was drawn with."""
-        gumbel = noise.target(proposal.size + 1)
-        scored = log_p if gumbel is None else log_p + gumbel
-        choice = choose(scored, None)
+        choice = draw(log_p, noise.target(proposal.size + 1))
         if proposal.size == 0:
             # A plain step: each operation less is time that plain decoding does not lose.
-            return Verdict(proposal.none_accepted, choice.squeeze(1), scored)
+            return Verdict(proposal.none_accepted, choice.squeeze(1))
         accepted = leading(choice[:, : proposal.size] == proposal.tokens)
-        return Verdict(accepted, row_after(choice, accepted), scored)
+        return Verdict(accepted, row_after(choice, accepted))
 
 
 class LenientGreedy:
@@ -88,13 +85,13 @@ class LenientGreedy:
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """See Rule; draws nothing."""
-        choice = choose(log_p, None)
+        choice = draw(log_p, None)
         rows = log_p[:, : proposal.size]
         drafted = entries(rows, proposal.tokens, -mx.inf).astype(mx.float32)
         best = mx.max(rows, axis=-1).astype(mx.float32)
         passes = (drafted >= best + self._slack) & (drafted > -mx.inf)
         accepted = leading(passes | (choice[:, : proposal.size] == proposal.tokens))
-        return Verdict(accepted, row_after(choice, accepted), log_p)
+        return Verdict(accepted, row_after(choice, accepted))
 
 
 def accept_probabilities(
@@ -251,10 +248,9 @@ class ForcedAcceptance:
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """See Rule, except that the proposal's tokens are not looked at."""
-        verdict = Coupled().verify(log_p, proposal, noise)
-        if verdict.scored is None or proposal.size == 0:
-            return verdict
-        choice = choose(verdict.scored, None)
+        choice = draw(log_p, noise.target(proposal.size + 1))
+        if proposal.size == 0:
+            return Verdict(proposal.none_accepted, choice.squeeze(1))
         stays = [self._random.random() < self._probability for _ in range(proposal.size)]
         accepted = leading(mx.array([stays]))
-        return Verdict(accepted, row_after(choice, accepted), verdict.scored)
+        return Verdict(accepted, row_after(choice, accepted))

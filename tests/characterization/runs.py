@@ -1,7 +1,8 @@
 """What the program does, in some hundred small runs whose records must not change.
 
-Only the public face is used: the names of `mlx_specdec`, the command line and HTTP. So the runs are
-the same before and after the inside is changed. Record them anew, where a change is wanted, with
+Only the public face is used: the names of `mlx_specdec`, the command line and HTTP; and
+`measure.margins`, which finds near ties. So the runs are the same before and after the inside is
+changed. Record them again, if a change is wanted, with
 
     python -m tests.characterization.runs
 
@@ -37,6 +38,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import mlx_specdec
 from mlx_specdec import Options, Request, SpecdecError
+from mlx_specdec.measure.margins import score
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = ROOT / "weights"
@@ -56,12 +58,12 @@ def digest(value: object) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=6).hexdigest()
 
 
-def record(result: Any, *, counts: bool) -> str:
+def record(pair: Any, request: Request, result: Any, *, counts: bool) -> str:
     """Of a Result: the reason, the number of tokens, their digest, the text's beginning, and what
     was drafted and accepted where the number drafted is fixed."""
     stats = result.as_dict()["stats"]
-    margin = stats.get("smallest_margin")
-    if margin is not None and margin["value"] is not None and margin["value"] < NEAR:
+    margins = score(pair, request.options, request.prompt, result.tokens)
+    if margins is not None and min(margins.values, default=NEAR) < NEAR:
         return NEAR_TIE
     drafts = f" {stats['drafted']}/{stats['accepted']}" if counts else ""
     named = digest([list(result.tokens), result.text])
@@ -82,9 +84,13 @@ def alone(pair: Any, prompt: Any, **settings: Any) -> str:
     """One text by `generate`."""
     counts = settings.get("num_draft", "auto") != "auto"
     options = {"cost_cache": False, "max_tokens": 12, **settings}
-    return attempt(
-        lambda: record(mlx_specdec.generate(pair, prompt, Options(**options)), counts=counts)
-    )
+
+    def run() -> str:
+        request = Request(prompt, Options(**options))
+        result = mlx_specdec.generate(pair, prompt, request.options)
+        return record(pair, request, result, counts=counts)
+
+    return attempt(run)
 
 
 def together(
@@ -100,8 +106,8 @@ def together(
 
     def run() -> str:
         results = mlx_specdec.generate_many(pair, requests, Options(**base), batch_size=size)
-        for place, result in enumerate(results):
-            records[str(place)] = record(result, counts=False)
+        for place, (request, result) in enumerate(zip(requests, results, strict=True)):
+            records[str(place)] = record(pair, request, result, counts=False)
         return "done"
 
     ended = attempt(run)

@@ -62,13 +62,12 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
     )
     assert " ".join(sorted(result["stats"])) == (
         "acceptance_rate accepted accepted_by_position blas by_source device drafted "
-        "drafted_by_position peak_memory_bytes rounds seconds smallest_margin target_passes "
-        "tied_positions timed_rounds tokens_per_round tokens_per_second"
+        "drafted_by_position peak_memory_bytes rounds seconds target_passes "
+        "timed_rounds tokens_per_round tokens_per_second"
     )
     seconds = result["stats"]["seconds"]
     assert " ".join(sorted(seconds)) == "draft load other prompt prompt_draft total verify"
     assert 0 < seconds["prompt_draft"] < seconds["prompt"]
-    assert set(result["stats"]["smallest_margin"]) == {"value", "position"}
     assert (result["proposer"], result["rule"], result["num_draft"]) == ("draft", "coupled", 3)
     assert result["generated_tokens"] == len(result["tokens"]) == 40
     assert 0 < result["stats"]["accepted"] <= result["stats"]["drafted"]
@@ -76,6 +75,18 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
     assert plain["tokens"] == result["tokens"] and plain["text"] == result["text"]
     assert (plain["proposer"], plain["draft_model"], plain["num_draft"]) == ("none", None, 0)
     assert set(plain) == set(result) and set(plain["stats"]) == set(result["stats"])
+
+
+def test_margins_are_told_on_request(run: Run, t5: Path, t5_draft: Path) -> None:
+    arguments = ("generate", PROMPT, "--model", t5, "--draft-model", t5_draft, "-m", 9, "--margins")
+    result = strict(run(*arguments, "--json").out)
+    margin, ties = result["smallest_margin"], result["tied_positions"]
+    assert set(margin) == {"value", "position"} and margin["value"] >= 0 and ties == 0
+    told = f"smallest margin {margin['value']:.3g} at token {margin['position']}; 0 of 9 tokens tie"
+    assert told in run(*arguments).err
+    sampled = run(*arguments, "--json", "--rule", "token", "--temp", 1)
+    assert "smallest_margin" not in strict(sampled.out)
+    assert "rule token have no margins" in sampled.err
 
 
 def test_the_prompt_may_come_from_everywhere(

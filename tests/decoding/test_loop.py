@@ -175,24 +175,6 @@ def test_the_prompt_is_read_in_chunks_all_but_its_last_token(length: int) -> Non
     assert progress == sorted(progress)
 
 
-@pytest.mark.parametrize("room", [1, 9, 16, 50])
-@pytest.mark.parametrize("count", [0, 4])
-def test_margins_cover_every_emitted_position_and_no_other(room: int, count: int) -> None:
-    context = TableContext(7)
-    expected = context.greedy([1], room)
-    text = [1, *expected]
-    margins = []
-    for index in range(room):
-        row = sorted(context.table[text[index - 1] if index else 0, text[index]].tolist())
-        margins.append(row[-1] - row[-2])
-    recorder = Recorder()
-    guesser = partly_right(expected, 7)
-    run(decoding(context, guesser, count=count, room=room, recorder=recorder))
-    stats = figures(recorder)
-    assert stats.smallest_margin.value == pytest.approx(min(margins), abs=1e-5)
-    assert margins[stats.smallest_margin.position] == pytest.approx(min(margins), abs=1e-5)
-
-
 def test_a_proposer_that_abstains_stays_in_the_pipeline_of_plain_decoding() -> None:
     """The pass for the next token is submitted before the last one is read, and none is wasted."""
     passes = {}

@@ -10,18 +10,15 @@ import pytest
 from mlx_lm import sample_utils
 
 from mlx_specdec.errors import OptionError
-from mlx_specdec.interfaces.results import Cut
 from mlx_specdec.sampling.distribution import (
     Distribution,
     apply_penalties,
     choose,
-    cut_margin,
     exclude_top_choices,
     keep_min_p,
     keep_top_k,
     keep_top_k_and_p,
     keep_top_p,
-    margin,
 )
 from mlx_specdec.sampling.settings import Sampling
 
@@ -196,69 +193,6 @@ def test_top_k_and_top_p_together_keep_what_one_after_the_other_keeps(k: int, p:
     rows = 3 * mx.random.normal((2, 3, 64), key=mx.random.key(k))
     expected = keep_top_p(keep_top_k(rows, k), p)
     assert mx.array_equal(keep_top_k_and_p(rows, k, p), expected)
-
-
-# A change smaller than the margin never changes the choice, and a cut that is near is seen.
-
-
-FILTERS = [
-    {"top_k": 1},
-    {"top_k": 5},
-    {"top_p": 0.5},
-    {"top_p": 0.95},
-    {"min_p": 0.3},
-    {"min_p": 0.999},
-    {"top_k": 6, "top_p": 0.8},
-    {"top_k": 4, "min_p": 0.2},
-    {"top_p": 0.7, "min_p": 0.1},
-    {"top_k": 8, "top_p": 0.9, "min_p": 0.05},
-]
-
-
-def margins(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.ndarray:
-    """Of rows (n, vocabulary): what decides between their choice and another one."""
-    rows, noise = mx.array(before)[None], mx.array(gumbel)[None]
-    scored = Distribution(settings, rows.shape[-1]).apply_filters(rows, []) + noise
-    cut = cut_margin(scored, Cut(rows, noise, settings.top_k, settings.top_p, settings.min_p))
-    return np.minimum(np.array(cut)[0], np.array(margin(scored))[0])
-
-
-def choices(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.ndarray:
-    """The tokens that rows (n, vocabulary) choose."""
-    kept = Distribution(settings, before.shape[-1]).apply_filters(mx.array(before), [])
-    return np.array(mx.argmax(kept + mx.array(gumbel), axis=-1))
-
-
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_no_change_below_the_margin_changes_the_choice(filters: dict) -> None:
-    settings = Sampling(temperature=1.0, **filters)
-    random = np.random.default_rng(1)
-    before = (1.5 * random.normal(size=(400, 12))).astype(np.float32)
-    gumbel = random.gumbel(size=before.shape).astype(np.float32)
-    most = margins(before, gumbel, settings)
-    chosen = choices(before, gumbel, settings)
-    assert np.isfinite(most).all() and (most >= 0).all()
-    closest = np.full(len(before), np.inf)
-    for turn in range(300):
-        # Differences between two entries change by twice what one entry does.
-        size = random.choice([0.499, 0.6, 1.0]) * np.minimum(most, 5.0)[:, None]
-        signs = random.choice([-1, 1], size=before.shape)
-        parts = 1.0 if turn % 2 else random.uniform(size=before.shape)
-        shifted = (before + size * signs * parts).astype(np.float32)
-        other = choices(shifted, gumbel, settings) != chosen
-        change = 2 * np.abs(shifted - before).max(axis=1)
-        closest = np.where(other, np.minimum(closest, change), closest)
-    assert (closest >= most - 1e-5).all()
-    # And it is not less than it has to be: for nearly all, chance finds a change of twice it.
-    assert (closest <= 2.1 * most).mean() > 0.9
-
-
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_banned_tokens_never_come_in(filters: dict) -> None:
-    before = np.array([[1.0, -np.inf, 0.0, -np.inf]], dtype=np.float32)
-    gumbel = np.array([[0.0, 50.0, 0.0, 50.0]], dtype=np.float32)
-    settings = Sampling(temperature=1.0, **filters)
-    assert margins(before, gumbel, settings)[0] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

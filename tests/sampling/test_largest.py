@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec.decoding.sequence import token_logprobs
-from mlx_specdec.interfaces.results import Cut
 from mlx_specdec.largest import LEAST_ENTRIES, indices_of_largest, largest
+from mlx_specdec.measure.cut_distance import cut_distance
+from mlx_specdec.measure.margins import lead
 from mlx_specdec.models.drafters.dflash2 import Selector
 from mlx_specdec.sampling.distribution import (
-    cut_margin,
     keep_top_k,
     keep_top_k_and_p,
-    margin,
 )
+from mlx_specdec.sampling.settings import Sampling
 
 WIDE = 20_011
 """Entries of a row that is searched in two stages. It is a prime, so that no width divides it."""
@@ -42,12 +42,11 @@ def reference_top_k_and_p(logits: mx.array, k: int, p: float) -> mx.array:
     return mx.where(logits < least, -mx.inf, logits)
 
 
-def reference_margin(scored: mx.array) -> mx.array:
+def reference_lead(scored: mx.array) -> mx.array:
     top = mx.max(scored, axis=-1)
     best = mx.argmax(scored, axis=-1, keepdims=True)
     others = mx.put_along_axis(scored, best, mx.array(-mx.inf, dtype=scored.dtype), axis=-1)
-    lead = (top - mx.max(others, axis=-1)).astype(mx.float32)
-    return mx.where(mx.isfinite(top), lead, mx.nan)
+    return (top - mx.max(others, axis=-1)).astype(mx.float32)
 
 
 def same(one: mx.array, other: mx.array) -> bool:
@@ -99,7 +98,7 @@ def test_filters_keep_what_a_search_of_whole_rows_keeps(logits: mx.array, k: int
             row = logits[index]
             assert same(keep_top_k(row, k), kept[index]), "one row gets the bits of several"
             assert same(keep_top_k_and_p(row, k, p), kept_of_both[index])
-    assert same(margin(logits), reference_margin(logits))
+    assert same(lead(logits), reference_lead(logits))
 
 
 @pytest.fixture
@@ -121,12 +120,12 @@ def sorted_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_nothing_that_needs_few_tokens_sorts_the_vocabulary(sorted_sizes: list[int]) -> None:
     logits = mx.random.normal((1, 2, WIDE), key=mx.random.key(0))
-    noise = mx.zeros(logits.shape)
+    noise, filters = mx.zeros(logits.shape), Sampling(temperature=1.0, top_k=40, top_p=0.9)
     uses: list[Callable[[], object]] = [
         lambda: keep_top_k(logits, 40),
         lambda: keep_top_k_and_p(logits, 40, 0.9),
-        lambda: margin(logits),
-        lambda: cut_margin(keep_top_k(logits, 40), Cut(logits, noise, 40, 0.9, 0.0)),
+        lambda: lead(logits),
+        lambda: cut_distance(keep_top_k(logits, 40), logits, noise, filters),
         lambda: token_logprobs(logits[0], [1, 2], 20, WIDE),
     ]
     for use in uses:

@@ -55,6 +55,7 @@ def measured(
             name: {(case, 0): one for case, one in enumerate(made)}
             for name, made in samples.items()
         },
+        prompts=dict.fromkeys(range(len(categories)), (1,)),
         parts={name: dict(enumerate(made)) for name, made in (parts or {}).items()},
     )
 

@@ -1,0 +1,160 @@
+"""Explain how close the choices of an output were, by scoring the output again.
+
+A choice depends on rounding in two ways: which of the tokens that passed the filters is best
+(`lead`), and which tokens passed (`cut_distance`). The unit of both is the change of one
+log-probability relative to another."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import mlx.core as mx
+
+from ..decoding.loop import CHUNK, PromptReader
+from ..engine.pair import Pair
+from ..engine.request import Prompt, beginning, encode, for_model, make_noise
+from ..interfaces import Context
+from ..largest import largest
+from ..models.exact import ExactContext
+from ..options import MOST_EXACT, Options
+from ..sampling.distribution import Distribution
+from .cut_distance import cut_distance
+
+ROWS = 16
+"""Tokens of an output that one pass scores: 16 rows of 256,000 float32 logits take 16 MB."""
+
+
+@dataclass(frozen=True)
+class SmallestMargin:
+    """The smallest margin of an output, and the position of its token, counted from 0."""
+
+    value: float
+    position: int
+
+
+@dataclass(frozen=True)
+class Margins:
+    """How close the choice of each token of an output was.
+
+    Attributes:
+        values: The lead of the best token over the next one, in log-probabilities with noise, or
+            the distance to a cut of top-k, top-p or min-p if that is smaller.
+        ties: Whether the two best tokens lie within one rounding of the target's dtype. At a tie
+            a kernel that rounds differently may choose the other token."""
+
+    values: tuple[float, ...]
+    ties: tuple[bool, ...]
+
+    @property
+    def smallest(self) -> SmallestMargin | None:
+        """The first of the smallest margins; None if no token had a rival."""
+        value = min(self.values, default=math.inf)
+        return SmallestMargin(value, self.values.index(value)) if math.isfinite(value) else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields of --json."""
+        smallest = self.smallest
+        return {
+            "smallest_margin": None if smallest is None else asdict(smallest),
+            "tied_positions": sum(self.ties),
+        }
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first position at which two outputs differ, counted from 0. margin, tie: of this
+    position, as in Margins; None if the outputs were not scored, or if the token had no rival."""
+
+    position: int
+    margin: float | None = None
+    tie: bool | None = None
+
+
+Compare = Callable[[Sequence[int], Sequence[int], Sequence[int]], Parting]
+"""Returns where two outputs of one prompt part. All three are token ids."""
+
+
+def find_parting(prompt: Sequence[int], tokens: Sequence[int], others: Sequence[int]) -> Parting:
+    """Return where two different outputs part, without scoring them."""
+    places = zip(tokens, others, strict=False)
+    shorter = min(len(tokens), len(others))
+    return Parting(next((at for at, (one, other) in enumerate(places) if one != other), shorter))
+
+
+def compare(
+    pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int], others: Sequence[int]
+) -> Parting:
+    """Return where two different outputs of one prompt part, and how close the choice was there."""
+    position = find_parting((), tokens, others).position
+    longer = max(tokens, others, key=len)
+    if (found := score(pair, options, prompt, longer[: position + 1])) is None:
+        return Parting(position)
+    margin = found.values[-1]
+    return Parting(position, margin if math.isfinite(margin) else None, found.ties[-1])
+
+
+def comparison(pair: Pair, options: Options) -> Compare:
+    """Return `compare` for outputs of this pair, which scores equal outputs once. Prompts have been
+    through the chat template."""
+    options = replace(options, system_prompt=None, chat_template_config={})
+    return lru_cache(maxsize=None)(partial(compare, pair, options))
+
+
+def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -> Margins | None:
+    """Score an output again, with the noise that it was drawn with.
+
+    Args:
+        tokens: Ids that the pair has generated for the prompt with these options.
+    Returns:
+        The margins, or None if the tokens are not the largest entries of log p + noise: with the
+        rules token and block above temperature 0, with typical, and with simulated acceptance.
+    """
+    name = options.rule_name
+    if name in ("typical", "simulated") or (options.temperature > 0 and name != "coupled"):
+        return None
+    bound, options = for_model(pair, options)
+    ids = encode(bound, prompt, options)
+    committed = beginning(bound, ids, options)
+    constraint = bound.constraint(options.constraint, options.logit_bias)
+    distribution = Distribution(options, bound.vocabulary, ids, constraint)
+    noise = make_noise(bound, ids, options)
+    context: Context = pair.target.open(ids)
+    rows = ROWS if pair.target.rows_agree else 1
+    if options.exact:
+        context, rows = ExactContext(context), MOST_EXACT + 1
+    reader = PromptReader(context, [committed], [ids], step_size=CHUNK)
+    while not reader.done:
+        reader.step()
+    eps = float(mx.finfo(pair.target.state_dtype).eps)
+    values: list[float] = []
+    ties: list[bool] = []
+    for start in range(0, len(tokens), rows):
+        new = list(tokens[start : start + rows])
+        logits = context.advance(mx.array([[committed[-1], *new[:-1]]])).logits
+        following = mx.array([new[:-1]], dtype=mx.int32)
+        before = distribution.before_filters(logits, committed, following)
+        scored = distribution.apply_filters(before, committed, following)
+        gumbel = noise.at(0, start).target(len(new))
+        scored = scored if gumbel is None else scored + gumbel
+        margins = lead(scored)
+        # A unit in the last place of the best score is at most this large.
+        tied = margins <= eps * mx.abs(mx.max(scored, axis=-1))
+        if options.filters and gumbel is not None:
+            distances = cut_distance(scored, before, gumbel, options)
+            margins = mx.where(distances < margins, distances, margins)
+        found: Any = margins[0].tolist()
+        tied_rows: Any = tied[0].tolist()
+        values, ties = values + found, ties + tied_rows
+        if constraint is not None:
+            constraint.take(new)
+        committed += new
+    return Margins(tuple(values), tuple(ties))
+
+
+def lead(scored: mx.array) -> mx.array:
+    """Return how far the best entry of each row is above the second best, (...) float32. The lead
+    is infinite if there is no second one. scored: (..., vocabulary >= 2)."""
+    two = largest(scored, 2)
+    return (mx.max(two, axis=-1) - mx.min(two, axis=-1)).astype(mx.float32)
