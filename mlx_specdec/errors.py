@@ -72,6 +72,11 @@ def device_problem(problem: BaseException) -> str:
     return next((line for part, line in _DEVICE_PROBLEMS.items() if part in said), "")
 
 
+def message(problem: BaseException) -> str:
+    """Return the line for the user: of an error of ours, or of a failed device; otherwise ""."""
+    return str(problem) if isinstance(problem, SpecdecError) else device_problem(problem)
+
+
 def is_panic(problem: BaseException) -> bool:
     """Return whether a library in Rust has panicked; pyo3's PanicException is no Exception."""
     return type(problem).__name__ == "PanicException"

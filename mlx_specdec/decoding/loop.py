@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import mlx.core as mx
 
@@ -149,8 +148,7 @@ class _Pass:
 @dataclass(eq=False, kw_only=True)
 class Decoding:
     """Decodes a batch: call `step` until its emissions have finish reasons. target: a context on
-    the prompts; the reader feeds it. watch: times the stages of each round. meanwhile: is called
-    while a pass of the target is in flight, for work that nothing waits for."""
+    the prompts; the reader feeds it. watch: times the stages of each round."""
 
     target: Context
     proposer: Proposer | None
@@ -159,7 +157,6 @@ class Decoding:
     draft_length: DraftLength
     reader: PromptReader
     watch: Stopwatch
-    meanwhile: Callable[[], None] | None = None
     _in_flight: _Pass | None = field(default=None, init=False)
     _joining: list[Decoding] = field(default_factory=list, init=False)
     _cleared: int = field(default=0, init=False)
@@ -174,21 +171,6 @@ class Decoding:
         soon as no pass is in flight; the other must not be used any more."""
         self._joining.append(other)
 
-    def step(self) -> tuple[Emission, ...]:
-        """Read a part of the prompts, which emits nothing, or take one round; returns an emission
-        per sequence. Before that, sequences that have ended leave, and waiting ones join. Raises
-        DecodingError after a step that was interrupted: nothing can be trusted then."""
-        if self._broken:
-            raise DecodingError("a step was interrupted in its middle: start the text again")
-        self._broken = True
-        emissions = self._step()
-        self._broken = False
-        grown = (max(map(len, self.batch.committed)) - GROWN) // CLEAR_EVERY
-        if grown != self._cleared:
-            self._cleared = grown
-            mx.clear_cache()
-        return emissions
-
     def reusable(self, row: int) -> dict[str, Reusable]:
         """Return what may be cached of one of the `sequences`, by name; nothing before the first
         step, and after one that was interrupted."""
@@ -197,77 +179,49 @@ class Decoding:
         memories = {} if self.proposer is None else self.proposer.reusable(row)
         return {**memories, TARGET: self.target.reusable(row)}
 
-    def _step(self) -> tuple[Emission, ...]:
+    def step(self) -> tuple[Emission, ...]:
+        """Read a part of the prompts, which emits nothing, or take one round; return an emission
+        per sequence. Before that, sequences that have ended leave, and waiting ones join. Raises
+        DecodingError after a step that was interrupted: nothing can be trusted then."""
+        if self._broken:
+            raise DecodingError("a step was interrupted in its middle: start the text again")
+        self._broken = True
         if self._in_flight is None and (self.reader.begun or self.reader.done):
-            self._join_and_leave()
+            self._leave_and_join()
         if not self.reader.done:
             self.reader.step()
-            return tuple(Emission((), ()) for _ in self.batch.sequences)
-        remaining = self.batch.remaining
-        if remaining == 0:
-            return tuple(each.finish("length") for each in self.batch.sequences)
-        proposer = self.proposer
-        if proposer is None:
-            return self._plain(ahead=True)
-        count = self.draft_length.choose(remaining, len(self.batch.sequences))
-        if count == 0:
-            return self._plain(ahead=True)
-        if self._in_flight is not None:
-            # A draft needs the token in flight; while none is to come, the pipeline stays full.
-            return self._plain(ahead=not proposer.ready(self.batch.committed, count))
-        return self._speculate(proposer, count)
+            emissions = tuple(Emission((), ()) for _ in self.batch.sequences)
+        elif remaining := self.batch.remaining:
+            emissions = self._round(remaining)
+        else:
+            emissions = tuple(sequence.finish("length") for sequence in self.batch.sequences)
+        self._broken = False
+        self._free_buffers()
+        return emissions
 
-    def _join_and_leave(self) -> None:
-        """Let waiting sequences join and ended ones leave, while nothing is in flight."""
-        sequences = self.batch.sequences
-        if not self._joining and (len(sequences) == 1 or not self.batch.any_ended):
-            return
-        whole = (self.batch, self.target, self.proposer)
-        parts: list[Any] = [part for part in whole if part is not None]
-        self._leave(parts)  # before others join, so that fewer rows are copied
-        for other in self._joining:
-            for part, its in zip(parts, (other.batch, other.target, other.proposer), strict=False):
-                part.join(its)
-        self._leave(parts)  # again where all had ended
-        self._joining = []
+    def _round(self, remaining: int) -> tuple[Emission, ...]:
+        """Propose, submit a pass, and commit what the rule accepts."""
+        batch, proposer, rows = self.batch, self.proposer, len(self.batch.sequences)
+        count = 0 if proposer is None else self.draft_length.choose(remaining, rows)
+        current, self._in_flight = self._in_flight, None
+        self.watch.begin(drafts=count > 0 and current is None)
+        if current is None:
+            noise, proposal = batch.noise(), no_proposal(rows)
+            if proposer is not None and count > 0:
+                proposal = batch.cut(proposer.propose(batch.committed, count, noise))
+                self.watch.drafted(proposal)
+            current = self._submit(proposal, noise)
+        ahead = current.proposal.size == 0 and remaining > 1
+        ahead = ahead and not (batch.constrained or self._joining or batch.any_ended)
+        if ahead and proposer is not None and count > 0:
+            # A draft needs the token of this step. If none is to come, the pipeline stays full.
+            ahead = not proposer.ready(batch.committed, count)
+        if ahead:
+            chosen = current.verdict.next[:, None]
+            self._in_flight = self._submit(current.proposal, batch.noise(1), chosen)
+        return self._commit(current)
 
-    def _leave(self, parts: Sequence[Any]) -> None:
-        staying = [row for row, each in enumerate(self.batch.sequences) if not each.ended]
-        if 0 < len(staying) < len(self.batch.sequences):
-            for part in parts:
-                part.filter(staying)
-            if not self.reader.done:
-                self.reader.filter(staying)
-
-    def _speculate(self, proposer: Proposer, count: int) -> tuple[Emission, ...]:
-        self.watch.begin(drafts=True)
-        noise = self.batch.noise()
-        proposal = self.batch.cut(proposer.propose(self.batch.committed, count, noise))
-        self.watch.drafted(proposal)
-        submitted = self._verify(proposal, noise)
-        if proposal.size == 0:
-            ahead = not proposer.ready(self.batch.committed, count)
-            return self._finish_plain(submitted, ahead)
-        return self._commit(submitted)
-
-    def _plain(self, ahead: bool) -> tuple[Emission, ...]:
-        self.watch.begin(drafts=False)
-        step = self._in_flight or self._verify(
-            no_proposal(len(self.batch.sequences)), self.batch.noise()
-        )
-        return self._finish_plain(step, ahead)
-
-    def _finish_plain(self, step: _Pass, ahead: bool) -> tuple[Emission, ...]:
-        """Read a plain step; `ahead` submits the next one before, so that the device has work."""
-        self._in_flight = None
-        batch = self.batch
-        waits = batch.constrained or self._joining or batch.any_ended
-        if ahead and batch.remaining > 1 and not waits:
-            chosen = step.verdict.next[:, None]
-            self._in_flight = self._verify(step.proposal, batch.noise(1), chosen)
-        return self._commit(step)
-
-    def _verify(self, proposal: Proposal, noise: Noise, chosen: mx.array | None = None) -> _Pass:
+    def _submit(self, proposal: Proposal, noise: Noise, chosen: mx.array | None = None) -> _Pass:
         """Submit a pass over the proposal behind `chosen`, (batch, 1): tokens that have not been
         read yet, or by default the newest committed ones, which the target has not seen."""
         newest = self.batch.newest() if chosen is None else chosen
@@ -279,9 +233,9 @@ class Decoding:
         log_p = self.batch.log_probabilities(scores.logits, following)
         verdict = self.rule.verify(log_p, proposal.for_rules(), noise)
         mx.async_eval(verdict.next, verdict.accepted)
+        # Work that nothing waits for, while the pass is in flight.
         self.batch.draw_ahead()
-        if self.meanwhile is not None:
-            self.meanwhile()
+        self.draft_length.meanwhile()
         return _Pass(proposal, scores, verdict)
 
     def _commit(self, done: _Pass) -> tuple[Emission, ...]:
@@ -291,12 +245,42 @@ class Decoding:
         ended = all(emission.finish_reason is not None for emission in emissions)
         if not ended:
             if done.proposal.size:
-                kept = tuple([len(each.committed) - 1 for each in rounds])
+                kept = tuple([len(row.committed) - 1 for row in rounds])
                 self.watch.rewound(self.target.rewind(kept))
             if self.proposer is not None:
-                seen = [each.committed[-each.accepted - 2 : -1] for each in rounds]
+                seen = [row.committed[-row.accepted - 2 : -1] for row in rounds]
                 scores = [done.scores.of(row, len(tokens)) for row, tokens in enumerate(seen)]
                 self.proposer.observe(seen, scores)
         pipelined = self._in_flight is not None
         self.watch.finish(done.proposal, rounds, pipelined=pipelined, ended=ended)
         return emissions
+
+    def _leave_and_join(self) -> None:
+        """Let ended sequences leave and waiting ones join, while nothing is in flight."""
+        if not self._joining and (len(self.batch.sequences) == 1 or not self.batch.any_ended):
+            return
+        self._leave()  # before others join, so that fewer rows are copied
+        for other in self._joining:
+            self.batch.join(other.batch)
+            self.target.join(other.target)
+            if self.proposer is not None and other.proposer is not None:
+                self.proposer.join(other.proposer)
+        self._leave()  # again if all had ended
+        self._joining = []
+
+    def _leave(self) -> None:
+        sequences = self.batch.sequences
+        staying = [row for row, sequence in enumerate(sequences) if not sequence.ended]
+        if 0 < len(staying) < len(sequences):
+            self.batch.filter(staying)
+            self.target.filter(staying)
+            if self.proposer is not None:
+                self.proposer.filter(staying)
+            if not self.reader.done:
+                self.reader.filter(staying)
+
+    def _free_buffers(self) -> None:
+        grown = (max(map(len, self.batch.committed)) - GROWN) // CLEAR_EVERY
+        if grown != self._cleared:
+            self._cleared = grown
+            mx.clear_cache()

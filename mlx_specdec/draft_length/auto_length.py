@@ -17,7 +17,7 @@ from ..interfaces.results import RoundReport, SequenceRound
 from .acceptance import EARLIER, Acceptance
 from .costs import MOST, Block, Costs, ending_sooner, unknown
 from .first_rounds import FirstRounds
-from .length import Change
+from .length import Change, DraftLength
 from .saved import Knowledge, as_knowledge, costs_of
 
 SHARE = 0.015
@@ -129,13 +129,15 @@ class _Arms:
         return best if self.rates[best] > MARGIN * now else self.current
 
 
-class AutoLength:
+class AutoLength(DraftLength):
     """DraftLength for all that may draft for a sequence or a batch.
 
     sources: in the order in which they propose; of those that are not free one at a time does.
     knowledge: of earlier texts; without any, a text begins with EVERY plain steps and drops a draft
     whose first round is too expensive. first_rounds: of the process, whose seconds are not learned
     from; None on a device that compiles nothing."""
+
+    learns = True
 
     def __init__(
         self,
@@ -167,12 +169,10 @@ class AutoLength:
 
     @property
     def changes(self) -> Sequence[Change]:
-        """What was chosen for whom and when, trials left out."""
         return tuple(self._changes)
 
     @property
     def knowledge(self) -> Knowledge:
-        """What later texts may begin with."""
         blocks = {n: {r: s.costs.block(n) for r, s in self._sizes.items()} for n in self._known}
         counts = {f"counts {s.text}": self._acceptance[n].counts for n, s in self._sources.items()}
         return {**as_knowledge(blocks), **counts, "budget": np.array(self._budget)}

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -135,12 +134,11 @@ def make_proposer(
     tenant: str = "",
 ) -> Proposer | None:
     """Return what proposes for one sequence, or for a batch; None decodes plainly."""
-    learning = lengths if isinstance(lengths, AutoLength) else None
     made: dict[str, Proposer] = {}
     for place, each in enumerate(chosen):
         # In a batch what a row drafts depends on the others.
-        priced = learning and (each.stops or not each.nbytes)
-        prices = functools.partial(learning.prices, each.name) if learning and priced else None
+        priced = lengths.learns and (each.stops or not each.nbytes)
+        prices = functools.partial(lengths.prices, each.name) if priced else None
         setup = Setup(
             options,
             options.ngram_min,
@@ -148,8 +146,7 @@ def make_proposer(
             options.constraint,
             followed=place < len(chosen) - 1,
             # Batches often do best without drafts.
-            eager=not batch
-            and (learning.eager(each.name) if learning else lengths.choose(sys.maxsize) > 0),
+            eager=not batch and lengths.eager(each.name),
             prices=None if batch else prices,
             tenant=tenant,
         )
@@ -159,7 +156,7 @@ def make_proposer(
             proposer = RowByRow(make, prices) if prices else RowByRow(make)
         made[each.name] = proposer
     if len(made) > 1:
-        return FirstOf(made, learning.limit if learning else lambda name, most, rows: most)
+        return FirstOf(made, lengths.limit)
     return next(iter(made.values()), None)
 
 
@@ -240,12 +237,11 @@ class Opener:
             shadow.forget()
         options = jobs[0].options
         prompts = [job.ids for job in jobs]
-        learning = self.lengths if isinstance(self.lengths, AutoLength) else None
-        if learning and not self.batched:
+        if not self.batched:
             its = jobs[0].sequence
             prompt = len(jobs[0].ids)
             late = prompt > LONG_PROMPT
-            learning.begin(len(its.committed), prompt, its.remaining, late=late)
+            self.lengths.begin(len(its.committed), prompt, its.remaining, late=late)
         proposer = self.overrides.proposer or self._make_proposer(jobs)
         cached = [self._cached(job, proposer) for job in jobs]
         kept = [each.target for each in cached]
@@ -277,7 +273,6 @@ class Opener:
             draft_length=self.lengths,
             reader=reader,
             watch=watch,
-            meanwhile=learning.meanwhile if learning else None,
         )
 
     def _step_size(self, prompts: int) -> int:
@@ -317,7 +312,7 @@ class Opener:
     def save_costs(self) -> None:
         """Save what texts have taught, or remember it as long as the pair is loaded."""
         given = self.overrides.proposer is not None or self.overrides.draft_length is not None
-        if not isinstance(self.lengths, AutoLength) or given:
+        if given or not self.lengths.learns:
             return
         self.lengths.learn()
         memory(self.pair, self.options).add(self.lengths.knowledge)

@@ -393,8 +393,7 @@ def prepared(pair: Pair, prompt: Prompt, options: Options) -> tuple[list[int], P
     prompt that is longer than the model has learned. Raises OptionError and PromptError."""
     pair, options = for_model(pair, options)
     ids = encode(pair, prompt, options)
-    known = getattr(pair.target, "source_vocabulary", None) or pair.vocabulary
-    check_prompt(ids, known, pair.target.max_length)
+    check_prompt(ids, pair.target.source_vocabulary or pair.vocabulary, pair.target.max_length)
     if caution := pair.target.caution(len(ids)):
         warnings.warn(caution, stacklevel=6)
     return ids, pair, options

@@ -13,7 +13,7 @@ from ..decoding.sequence import Emission
 from ..decoding.sequence import Sequence as Decoded
 from ..decoding.statistics import DAMAGED, Stopwatch
 from ..draft_length.length import Change
-from ..errors import SpecdecError, device_problem
+from ..errors import SpecdecError, message
 from ..interfaces.results import RoundReport
 from ..options import Options
 from .memory import BatchSize, Extent, MemoryBudget, even
@@ -46,9 +46,7 @@ class Failures:
         other libraries only go into the log, since they may contain paths."""
         self.count += 1
         self.last = type(problem).__name__
-        if isinstance(problem, SpecdecError):
-            return str(problem)
-        return device_problem(problem) or f"{BROKEN} ({self.last})"
+        return message(problem) or f"{BROKEN} ({self.last})"
 
 
 @dataclass(eq=False)
@@ -191,13 +189,13 @@ class Scheduler:
         try:
             job = self._opener.job(number, request)
             self.budget.check(len(job.ids), job.sequence.remaining)
+        except SpecdecError as problem:  # something is wrong with the request itself
+            self._failed.append(Part(number, Emission((), ()), error=str(problem)))
         except Exception as problem:
-            # What is wrong with the request itself is a SpecdecError.
-            error = str(problem) if isinstance(problem, SpecdecError) else self._note(problem)
-            self._failed.append(Part(number, Emission((), ()), error=error))
-            return
-        self._jobs[job.sequence] = job
-        self._waiting.append(job)
+            self._failed.append(Part(number, Emission((), ()), error=self._note(problem)))
+        else:
+            self._jobs[job.sequence] = job
+            self._waiting.append(job)
 
     def start(self, request: Request) -> None:
         """Begin a single request, with number 0, at once: no memory is reserved for it. Raises
@@ -246,7 +244,7 @@ class Scheduler:
     def _note(self, problem: Exception) -> str:
         """Log and count an internal failure, and return its error message. Raises it where nothing
         can go on."""
-        if self.raises or getattr(self.pair.target, "lost", False):
+        if self.raises or self.pair.target.lost:
             raise problem
         log.error("%s", problem, exc_info=problem)
         return self.failures.note(problem)

@@ -12,7 +12,7 @@ from typing import Any
 from ..draft_length import saved
 from ..draft_length.auto_length import Source, rounded_up
 from ..draft_length.costs import MOST, TOO_EXPENSIVE, Block, Costs, unknown
-from ..draft_length.length import Change
+from ..draft_length.length import DraftLength
 from ..engine.generate import stream_generate
 from ..engine.memory import BatchSize
 from ..engine.opening import FREE, drafters, make_proposer, pair_key, source
@@ -82,7 +82,7 @@ def calibrate(
         ids = [pair.vocabulary // 2] * tokens
         warm_up(endless, Survey(sources, lengths, turns=1), alone, tokens, proposer=repeated)
         while survey.turns < until:
-            survey.begin(tokens)
+            survey.begin_text(tokens)
             proposer = repeated or make_proposer([chosen], options, survey)
             given: dict[str, Any] = {"draft_length": survey, "timed": "some"}
             run = stream_generate(endless, ids, options, proposer=proposer, **given)
@@ -182,7 +182,7 @@ def _sources(pair: Pair, paid: Drafter | None, options: Options) -> list[Source]
     return [source(each, options) for each in (paid, free) if each is not None]
 
 
-class Survey:
+class Survey(DraftLength):
     """DraftLength of a calibration: plain steps, then each of `lengths`, and again. The first plain
     step, which fills the pipeline, is not counted. The first round after the plain steps shows what
     reading the prompt costs the draft as well.
@@ -193,7 +193,6 @@ class Survey:
     """
 
     PLAIN_STEPS = 6
-    changes: Sequence[Change] = ()
 
     def __init__(
         self,
@@ -238,7 +237,7 @@ class Survey:
         self._plain: list[float] = [] if after is None else list(after._plain)
         self._draft_steps = 1.0 if after is None else max(1.0, after.draft_steps)
 
-    def begin(self, prompt: int) -> None:
+    def begin_text(self, prompt: int) -> None:
         """Take note that a text begins, so many tokens of which its first draft has to read. If the
         first round drafts, they are read before."""
         self._unread = 0.0 if self._turn[self._place] else float(prompt)
@@ -398,7 +397,7 @@ def decode(
     run = Scheduler(pair, [request] * rows, options, BatchSize(rows), overrides=overrides)
     if run.batch_size < rows:
         return
-    survey.begin(prompt)
+    survey.begin_text(prompt)
     seconds = 0.0
     while not (run.idle or survey.done) and seconds < survey.seconds:
         began = clock()

@@ -38,6 +38,14 @@ class Base(TargetModel, Protocol):
         Speculative decoding needs this. If it is False, a RuntimeWarning says so once."""
 
     @property
+    def source_vocabulary(self) -> int | None:
+        """Number of token ids that a prompt may have, if it is not `vocabulary`."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether ranks that share the model are out of step, so that nothing can go on."""
+
+    @property
     def why_not_exact(self) -> str:
         """Why `Options.exact` is impossible for this model, as the end of an error message; "" if
         it is possible."""

@@ -11,7 +11,7 @@ import pytest
 
 from mlx_specdec.draft_length.auto_length import EVERY, SAVED, AutoLength, Source
 from mlx_specdec.draft_length.costs import MOST, READING, Block, unknown
-from mlx_specdec.draft_length.length import FixedLength
+from mlx_specdec.draft_length.length import DraftLength, FixedLength
 from mlx_specdec.draft_length.saved import Knowledge, as_knowledge, costs_of
 from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces.results import RoundReport, SequenceRound
@@ -88,9 +88,7 @@ def test_asking_changes_nothing_in_whatever_order() -> None:
     queried, silent = AutoLength(sources), AutoLength(sources)
     machine = Machine(CURVES["M5 Max 70B"], 0.1, constant(0.7), matches=0.3, lookup=0.5)
 
-    class Curious:
-        changes = ()
-
+    class Curious(DraftLength):
         def choose(self, remaining: int, rows: int = 1) -> int:
             queried.limit("ngram", 16, 5)
             queried.choose(4, 8)

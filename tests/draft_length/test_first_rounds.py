@@ -86,7 +86,7 @@ class Device:
         """Take the place of `calibrate.decode`."""
         self.surveys.append(survey)
         self.prompts.append(prompt)
-        survey.begin(prompt)
+        survey.begin_text(prompt)
         a_pass = calibration.PREFILL_STEP * self._reading * self._plain
         for _ in range(0, prompt - 1, calibration.PREFILL_STEP):
             if survey.done or a_pass >= survey.seconds:

@@ -25,7 +25,7 @@ DRAFT = Source("draft")
 @pytest.mark.parametrize("rows", [1, 4])
 def test_verifying_and_reading_are_told_apart_from_drafting(rows: int) -> None:
     survey = Survey([DRAFT, LOOKUP], FIRST_LENGTHS, rows=rows, turns=6)
-    survey.begin(8)
+    survey.begin_text(8)
     position, unread = 1, 8
     while not survey.done:
         count = survey.choose(1000)
@@ -61,7 +61,7 @@ def test_rounds_of_fewer_rows_do_not_count_and_what_single_texts_cost_remains() 
 def test_each_texts_first_draft_reads_its_prompt() -> None:
     survey = Survey([DRAFT], FIRST_LENGTHS, turns=8)
     for until in (4, 8):
-        survey.begin(200)
+        survey.begin_text(200)
         unread, position = 200, 1
         while survey.turns < until:
             count = survey.choose(1000)

@@ -217,7 +217,7 @@ class Machine:
         known, took = (dict[str, np.ndarray](), 0.0) if rows == 1 else self.calibrated(seed)
         prompt = SHORT if rows == 1 else OF_BATCH
         survey = first_survey(self.sources[::-1], rows, known, seconds=SECOND)
-        survey.begin(prompt)
+        survey.begin_text(prompt)
         alone = replace(self, context=0, prompt=prompt)
         texts = [alone.text(BEYOND, seed + row) for row in range(rows)]
         decoding = Decoding(alone, survey, texts, seed, size=rows)

@@ -10,6 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from mlx_specdec.draft_length.length import DraftLength
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.interfaces import Model
 from mlx_specdec.interfaces.results import RoundReport
@@ -111,10 +112,8 @@ def pair_for(name: str) -> Pair:
     return encoder_decoder(name, 0.1) if (FIXTURES / name).exists() else decoder_only(name)
 
 
-class Switching:
+class Switching(DraftLength):
     """A draft length that goes back and forth between pipelined plain steps and rounds."""
-
-    changes = ()
 
     def __init__(self) -> None:
         self._counts = itertools.cycle([0, 0, 4, 4, 4, 4, 1, 0, 0, 0, 6, 6, 2])

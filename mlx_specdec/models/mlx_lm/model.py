@@ -115,6 +115,8 @@ class DecoderOnlyModel(TappedNetwork):
     identity: see base.Base. Raises OptionError for caches that the model cannot use."""
 
     kind: Kind = "decoder-only"
+    source_vocabulary = None
+    lost = False
 
     def __init__(
         self,
