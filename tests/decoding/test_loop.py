@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import textwrap
 
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding.loop import CHUNK, LARGE_CHUNK, PromptReader, chunk
+from mlx_specdec.decoding.loop import CHUNK, LARGE_CHUNK, Decoding, PromptReader, chunk
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.interfaces import Proposal, Rule
@@ -16,6 +18,7 @@ from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.verification.rules import BlockRule, TokenRule
 
 from ..support.mocks import VOCABULARY, Guesser, TableContext, decoding, figures, first_round, run
+from ..support.shipped import ROOT
 
 ROOM = 30
 
@@ -220,3 +223,11 @@ def test_a_step_that_was_interrupted_in_its_middle_is_not_gone_on_with() -> None
     with pytest.raises(DecodingError, match="interrupted"):
         loop.step()
     assert loop.sequences[0].finish("interrupted").finish_reason == "interrupted"
+
+
+def test_architecture_prints_the_loop_as_it_is() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    methods = (Decoding.step, Decoding._round, Decoding._submit, Decoding._commit)
+    loop = "\n\n".join(textwrap.dedent(inspect.getsource(method)) for method in methods)
+    assert f"```python\n{loop}```" in page, "copy the methods into docs/architecture.md"
+    assert loop.count("\n") <= 120
