@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from ..interfaces import Model, Proposer
 from ..interfaces.results import NOTHING, TARGET, Cached, CachedPrefix, KVSlice, Reusable, Snapshot
-from .prompt_cache_disk import Block, Directory, Record, Value, nbytes_of
+from .prompt_cache_disk import Block, Directory, Record, nbytes_of
 
 Arrays = tuple[mx.array, ...]
 BLOCK = 1024
@@ -39,8 +39,8 @@ class Node:
         self.begin = begin
         self.tokens = list(tokens)
         self.children: dict[int, Node] = {}
-        self.columns: dict[str, Arrays] = {}
-        self.snapshots: dict[str, Snapshot] = {}
+        self.columns: dict[str, Cached] = {}
+        self.snapshots: dict[str, Cached] = {}
         self.blocks: dict[tuple[str, bool], Block] = {}
         root = hashlib.blake2b(tenant.encode(), digest_size=32)
         self.text: hashlib.blake2b = root if parent is None else parent.text.copy()
@@ -56,8 +56,8 @@ class Node:
 
     @property
     def nbytes(self) -> int:
-        columns = sum(map(_nbytes, self.columns.values()))
-        return columns + sum(each.nbytes for each in self.snapshots.values())
+        parts = (*self.columns.values(), *self.snapshots.values())
+        return sum(part.nbytes for part in parts)
 
     def span(self, lag: int, end: int | None = None) -> tuple[int, int]:
         """Return first and last + 1 of the columns that the node's tokens before `end` complete."""
@@ -148,7 +148,7 @@ class PromptCache:
             return NOTHING
         self._touch(path)
         names = {name for node in path for name in (*node.columns, *node.snapshots)} - {TARGET}
-        unread = 0 if isinstance(target, Snapshot) and target.exact else target.length
+        unread = 0 if target.exact else target.length
         proposer = {name: part for name in sorted(names) if (part := take(name, unread))}
         return CachedPrefix(target, proposer)
 
@@ -179,14 +179,11 @@ class PromptCache:
             self.clear()
             raise
 
-    def put(self, node: Node, name: str, value: Arrays | Snapshot) -> None:
+    def put(self, node: Node, name: str, value: Cached) -> None:
         """Add a part to a node that lacks it."""
-        if isinstance(value, Snapshot):
-            node.snapshots[name] = value
-            self.nbytes += value.nbytes
-        else:
-            node.columns[name] = value
-            self.nbytes += _nbytes(value)
+        parts = node.snapshots if value.is_snapshot else node.columns
+        parts[name] = value
+        self.nbytes += value.nbytes
         self._store(node, name, value)
 
     def _root(self, tenant: str) -> Node:
@@ -212,7 +209,7 @@ class PromptCache:
         lacking = {node: columns(*node.span(lag)) for node in path if name not in node.columns}
         if self._make_room(sum(map(_nbytes, lacking.values())), path):
             for node, views in lacking.items():
-                self.put(node, name, owned(views))
+                self.put(node, name, owned_slice(views))
 
     def _joined(self, path: Sequence[Node], name: str, count: int) -> Arrays:
         """Return the first columns along a path, in one piece."""
@@ -221,7 +218,7 @@ class PromptCache:
             first, end = node.span(self.lags[name])
             if first < count:
                 part = slice(0, min(end, count) - first)
-                stretches.append([array[:, :, part] for array in node.columns[name]])
+                stretches.append([array[:, :, part] for array in node.columns[name].arrays])
         return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*stretches, strict=True))
 
     def _make_room(self, nbytes: int, path: Sequence[Node]) -> bool:
@@ -242,9 +239,9 @@ class PromptCache:
                 self._remove(oldest)
         return True
 
-    def _store(self, node: Node, name: str, value: Value) -> None:
+    def _store(self, node: Node, name: str, value: Cached) -> None:
         """Write a part of a node to disk, if there is one that lacks it and has room."""
-        disk, snapshot = self.disk, isinstance(value, Snapshot)
+        disk, snapshot = self.disk, value.is_snapshot
         if disk is None or name not in disk.models or (name, snapshot) in node.blocks:
             return
         # A snapshot can come without columns of the nodes before.
@@ -252,8 +249,8 @@ class PromptCache:
         tokens = [token for each in path for token in each.tokens]
         assert path[0].parent is not None
         at = path[0].parent.text.hexdigest(), path[0].begin, tokens
-        lag, state = (0, value.value) if isinstance(value, Snapshot) else (self.lags[name], None)
-        record = Record(name, disk.models[name], *at, lag, snapshot, state, node.tenant)
+        lag = 0 if snapshot else self.lags[name]
+        record = Record(name, disk.models[name], *at, lag, snapshot, value.value, node.tenant)
         size = nbytes_of(record, value)
         while disk.nbytes + size > disk.max_bytes:
             if disk.remove_other():
@@ -282,8 +279,7 @@ class PromptCache:
         if value is None:
             self._forget(node, [key])
             return False
-        size = value.nbytes if isinstance(value, Snapshot) else _nbytes(value)
-        if not self._make_room(size, path):
+        if not self._make_room(value.nbytes, path):
             return False
         self.put(node, name, value)
         return True
@@ -393,17 +389,17 @@ class PromptCache:
         old = {key: node.blocks.pop(key) for key in stored if key in node.blocks}
         count = at - node.begin
         upper = Node(node.parent, node.begin, node.tokens[:count])
-        for name, arrays in node.columns.items():
+        for name, part in node.columns.items():
             first, end = node.span(self.lags[name], at)
-            upper.columns[name] = owned(array[:, :, : end - first] for array in arrays)
-            node.columns[name] = owned(array[:, :, end - first :] for array in arrays)
+            upper.columns[name] = owned_slice(array[:, :, : end - first] for array in part.arrays)
+            node.columns[name] = owned_slice(array[:, :, end - first :] for array in part.arrays)
         node.begin, node.tokens, node.parent = at, node.tokens[count:], upper
         self._add(upper)
         upper.children[node.tokens[0]] = node
         self._recent = [upper, node]
         for each in (upper, node):
-            for name, arrays in each.columns.items():
-                self._store(each, name, arrays)
+            for name, part in each.columns.items():
+                self._store(each, name, part)
         if self.disk is not None:
             for block in old.values():
                 self.disk.remove(block)
@@ -424,6 +420,12 @@ def owned(views: Iterable[mx.array]) -> Arrays:
     arrays = tuple(mx.contiguous(view) for view in views)
     mx.eval(arrays)
     return arrays
+
+
+def owned_slice(views: Iterable[mx.array]) -> KVSlice:
+    """Return computed copies of views of keys and values."""
+    arrays = owned(views)
+    return KVSlice(arrays[0].shape[2], arrays)
 
 
 def common(tokens: Sequence[int], text: Sequence[int], begin: int = 0) -> int:

@@ -19,9 +19,8 @@ from typing import Any
 import mlx.core as mx
 
 from .. import process
-from ..interfaces.results import Snapshot
+from ..interfaces.results import Cached, KVSlice, Snapshot
 
-Value = tuple[mx.array, ...] | Snapshot
 FORMAT = "mlx-specdec prompt cache block 1"
 HEADER = 1 << 24
 """The most bytes of a block's header; a longer one is not ours."""
@@ -58,7 +57,7 @@ class Block:
 
     record: Record
     nbytes: int
-    value: Value | None = None
+    value: Cached | None = None
     file: Path | None = None
     written: threading.Event = field(default_factory=threading.Event)
 
@@ -109,14 +108,14 @@ class Directory:
             file.unlink()
         return True
 
-    def write(self, record: Record, value: Value) -> Block:
+    def write(self, record: Record, value: Cached) -> Block:
         """Write a block later. Its arrays are computed and never change."""
         block = Block(record, nbytes_of(record, value), value)
         self.nbytes += block.nbytes
         self._jobs.put(lambda: self._write(block))
         return block
 
-    def read(self, block: Block) -> Value | None:
+    def read(self, block: Block) -> Cached | None:
         """Return what a block holds, None where its file is not what was written."""
         value = block.value
         if value is not None or block.file is None:
@@ -132,7 +131,7 @@ class Directory:
             return None
         record = block.record
         if not record.snapshot:
-            return arrays
+            return KVSlice(arrays[0].shape[2], arrays) if arrays else None
         return Snapshot(len(record.tokens), record.state, arrays, record.exact)
 
     def remove(self, block: Block) -> None:
@@ -160,7 +159,7 @@ class Directory:
     def _write(self, block: Block) -> None:
         try:
             value, stream = block.value, io.BytesIO()
-            arrays = value.arrays if isinstance(value, Snapshot) else value or ()
+            arrays = () if value is None else value.arrays
             metadata = {"format": FORMAT, "record": json.dumps(asdict(block.record))}
             parts = {str(number): array for number, array in enumerate(arrays)}
             mx.save_safetensors(stream, parts, metadata)
@@ -174,11 +173,10 @@ class Directory:
             block.written.set()
 
 
-def nbytes_of(record: Record, value: Value) -> int:
+def nbytes_of(record: Record, value: Cached) -> int:
     """Return at least the size of a block's file."""
-    arrays = value.arrays if isinstance(value, Snapshot) else value
-    rest = OVERHEAD + OF_ARRAY * len(arrays) + OF_TOKEN * len(record.tokens)
-    return sum(array.nbytes for array in arrays) + rest + 2 * len(record.state or "")
+    rest = OVERHEAD + OF_ARRAY * len(value.arrays) + OF_TOKEN * len(record.tokens)
+    return value.nbytes + rest + 2 * len(record.state or "")
 
 
 def _digest(content: bytes) -> str:

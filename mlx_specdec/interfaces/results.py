@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import mlx.core as mx
 
@@ -211,6 +211,13 @@ class KVSlice:
 
     length: int
     arrays: tuple[mx.array, ...]
+    value: ClassVar[None] = None
+    exact: ClassVar[bool] = False
+    is_snapshot: ClassVar[bool] = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
 
 
 @dataclass(frozen=True)
@@ -224,6 +231,7 @@ class Snapshot:
     value: str | None
     arrays: tuple[mx.array, ...]
     exact: bool = False
+    is_snapshot: ClassVar[bool] = True
 
     @property
     def nbytes(self) -> int:

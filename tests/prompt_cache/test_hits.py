@@ -140,7 +140,9 @@ def test_a_hit_changes_nothing_but_what_is_read(
 def test_nobody_writes_into_what_is_kept(name: str, pairs: Callable[[str], Pair]) -> None:
     pair, options, cache = pairs(name), make_options(0.0, num_draft=3), PromptCache(ROOM)
     first = run(pair, SYSTEM + PROMPT, options, cache)
-    arrays = [array for node in cache._order for own in node.columns.values() for array in own]
+    arrays = [
+        array for node in cache._order for own in node.columns.values() for array in own.arrays
+    ]
     arrays += [a for n in cache._order for whole in n.snapshots.values() for a in whole.arrays]
     before = [array.tolist() for array in arrays]
     for tail in ([], [17, 44], [3]):
