@@ -1,4 +1,4 @@
-"""mlx-lm's decoder-only models, which are wrapped."""
+"""Wrappers around mlx-lm's decoder-only models."""
 
 from ..patches import FAST_START
 

@@ -1,6 +1,6 @@
-"""Attention that mlx-lm's networks call instead of mlx-lm's, in the same arithmetic. Passes of a
-few rows are absorbed into a latent or divided for Metal's kernel. Rows over a quantized cache are
-divided because their scores would fill the memory."""
+"""The attention function that replaces mlx-lm's in networks, with the same arithmetic. It absorbs a
+pass of a few rows into a latent, or divides the pass for Metal's vector kernel. It divides the
+query rows over a quantized cache because the scores of all rows would fill the memory."""
 
 import sys
 from typing import Any
@@ -17,15 +17,16 @@ from . import latent
 
 NAME = "scaled_dot_product_attention"
 SCORES_NBYTES = 64 << 20
-"""Upper bound on the bytes of scores in memory at once, for a layer over a quantized cache whose
-single rows do not need more."""
+"""Upper bound on the bytes of attention scores that exist at once in a layer with a quantized
+cache. A single row may exceed this bound."""
 _all_rows = base.quantized_scaled_dot_product_attention
 
 
 def replace_in(network: nn.Module) -> None:
-    """Have the modules of a network call `attend`, if it is mlx-lm's attention that they call."""
-    kinds = {kind for module in network.modules() for kind in type(module).__mro__}
-    for scope in [sys.modules.get(name) for name in {kind.__module__ for kind in kinds}]:
+    """Replace mlx-lm's attention function by `attend` in the Python modules that define the
+    network's classes."""
+    classes = {parent for module in network.modules() for parent in type(module).__mro__}
+    for scope in [sys.modules.get(name) for name in {parent.__module__ for parent in classes}]:
         if getattr(scope, NAME, None) is base.scaled_dot_product_attention:
             ATTENTION.apply(scope, NAME, attend)
 
@@ -33,7 +34,8 @@ def replace_in(network: nn.Module) -> None:
 def attend(
     queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None
 ) -> Any:
-    """Compute mlx-lm's attention; a pass of a few rows is absorbed, or divided for the kernel."""
+    """Compute mlx-lm's attention, and absorb or divide a pass of a few rows. The arguments are
+    the same as in mlx-lm."""
     absorbed = latent.absorbed(queries, keys, values, cache, scale, mask)
     if absorbed is not None:
         return absorbed
@@ -47,24 +49,25 @@ def attend(
     if isinstance(keys, mx.array) or rows_attend_alone():
         window = cache.max_size if type(cache) is RotatingKVCache else None
         return attend_by_kernel(mixed, queries, keys, values, mask, window)
-    # A quantized cache, for which there is no such kernel.
+    # The vector kernel does not read quantized caches.
     return mixed(queries, keys, values, mask)
 
 
 def attend_in_parts(
     queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, **how: int
 ) -> mx.array:
-    """Compute mlx-lm's attention over a quantized cache a few query rows at a time. It has no fused
-    kernel, and all scores at once would take more memory than quantizing the cache saves."""
+    """Compute mlx-lm's attention over a quantized cache, a few query rows at a time. MLX has no
+    fused kernel for it, and the scores of all rows would take more memory than quantization
+    saves."""
     batch, heads, rows, _ = queries.shape
-    # Scores, what the mask leaves of them, and their softmax.
-    row = 3 * batch * heads * keys[0].shape[-2] * queries.dtype.size
-    most = max(1, SCORES_NBYTES // row)
+    # A row needs three arrays: the scores, the masked scores and their softmax.
+    row_nbytes = 3 * batch * heads * keys[0].shape[-2] * queries.dtype.size
+    most = max(1, SCORES_NBYTES // row_nbytes)
     if rows <= most:
         return _all_rows(queries, keys, values, scale, mask, **how)
     done = []
     for few, some_keys, some_values, part in in_parts(most, queries, keys, values, mask):
         done.append(_all_rows(few, some_keys, some_values, scale, part, **how))
-        # One after the other, or the scores of all would be in memory together.
+        # Evaluate each part before the next one, or all scores would be in memory together.
         mx.eval(done[-1])
     return mx.concatenate(done, axis=2)

@@ -1,5 +1,6 @@
-"""Sequences in a model of mlx-lm: many with plain attention, or one with other caches. mlx-lm's
-attention takes positions and mask from its cache, so one class serves all such families."""
+"""Contexts of mlx-lm's models: batches for models with plain attention, and single sequences for
+models with other caches. mlx-lm's attention takes positions and masks from its cache, so one cache
+class serves all families with plain attention."""
 
 import copy
 import json
@@ -22,18 +23,19 @@ from .rewinding import RewindableCache, slots
 
 
 class BatchedCache(KVCache):
-    """The same with what mlx-lm's models ask of a cache."""
+    """A KV cache of several sequences, with the attributes that mlx-lm's models read."""
 
     _written: Place | None = None
 
     @property
     def offset(self) -> int | mx.array:
-        """The position of the next token: of all sequences, or (batch,) int32 of each."""
+        """The position of the next token: one number if it is the same for all sequences, otherwise
+        (batch,) int32."""
         place = self._rows.place
-        more = place.rows if self._written is place else 0
+        written = place.rows if self._written is place else 0
         if place.even:
-            return place.starts[0] + more
-        return place.offsets + more if more else place.offsets
+            return place.starts[0] + written
+        return place.offsets + written if written else place.offsets
 
     @property
     def nbytes(self) -> int:
@@ -41,7 +43,8 @@ class BatchedCache(KVCache):
 
     @property
     def keys(self) -> mx.array | None:
-        """The keys' buffer: a model in a pipeline has it wait until its states were sent."""
+        """The buffer of the keys. A model in a pipeline replaces it by one that depends on the
+        transfer of the hidden states."""
         return self.buffers[0].array
 
     @keys.setter
@@ -50,7 +53,7 @@ class BatchedCache(KVCache):
 
     @property
     def values(self) -> mx.array | None:
-        """The values' buffer, which the scores of Mistral 4's absorbed rows are made of."""
+        """The buffer of the values, from which `latent` computes a part of Mistral 4's scores."""
         return self._values.parts[0].array
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
@@ -64,15 +67,15 @@ class BatchedCache(KVCache):
         if not place.even:
             mask = place.visible(window_size)
             return mask if self._rows.mask_axes == 4 else mask[:, None]
-        # Without a fused kernel every layer would make an array of "causal".
-        whole = return_array or (rows <= FEW_ROWS and on_cpu())
+        # On a CPU every layer would turn "causal" into an array again: make the array once.
+        as_array = return_array or (rows <= FEW_ROWS and on_cpu())
         return create_attention_mask(
-            rows, offset=place.starts[0], return_array=whole, window_size=window_size
+            rows, offset=place.starts[0], return_array=as_array, window_size=window_size
         )
 
 
 class BatchedQuantizedCache(BatchedCache):
-    """The same with quantized entries; models look for `bits` and `group_size`."""
+    """A BatchedCache with quantized keys and values. Models read `bits` and `group_size`."""
 
     def __init__(self, rows: Rows, group_size: int, bits: int) -> None:
         super().__init__(rows, lambda: QuantizedBuffer(group_size, bits))
@@ -84,7 +87,8 @@ MakeCache = Callable[[Rows], BatchedCache]
 
 
 def batched(cache: Any) -> MakeCache | None:
-    """Return a function that makes a batched cache in the place of one of mlx-lm's, or None."""
+    """Return a function that makes the batched equivalent of one of mlx-lm's caches, or None if
+    there is no equivalent."""
     if type(cache) is mlx_lm_caches.KVCache:
         return BatchedCache
     if type(cache) is mlx_lm_caches.QuantizedKVCache:
@@ -94,18 +98,25 @@ def batched(cache: Any) -> MakeCache | None:
 
 
 class DecoderOnlyContext(RowsContext):
-    """interfaces.Context: `count` sequences in a model with plain attention."""
+    """An interfaces.Context of `count` sequences in a model with plain attention.
+
+    Args:
+        model: The model.
+        make: For each layer, the function that makes the layer's cache.
+        count: Number of sequences.
+        mask_axes: Number of axes of masks; see `rows.Rows`.
+    """
 
     def __init__(
         self, model: TappedNetwork, make: Sequence[MakeCache], count: int, mask_axes: int = 4
     ) -> None:
         rows = Rows(count, mask_axes)
-        super().__init__(rows, [each(rows) for each in make])
+        super().__init__(rows, [make_cache(rows) for make_cache in make])
         self._model = model
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         for name in taps:
-            self._model.tap(name)  # refused before anything is seen
+            self._model.tap(name)  # raises OptionError before the caches change
         self._rows.advance(tokens, proposed)
         return self._model.run(tokens, self._caches, taps)
 
@@ -115,8 +126,13 @@ class DecoderOnlyContext(RowsContext):
 
 
 class ReplayingContext:
-    """interfaces.Context of one sequence in a model whose caches are windows or recurrent state.
-    entries: caches of `length` tokens, which now belong to this context."""
+    """An interfaces.Context of one sequence in a model whose caches are windows or recurrent state.
+
+    Args:
+        model: The model.
+        entries: Caches of `length` tokens. The context owns them from now on.
+        length: Number of tokens in the caches.
+    """
 
     checkpoints = True
 
@@ -124,7 +140,7 @@ class ReplayingContext:
         self._model = model
         self._cache = RewindableCache(entries, length)
         self._final = length
-        # Tokens since `_since` that a replay may need.
+        # Tokens from position `_since` on, which a replay may need.
         self._undecided: list[mx.array] = []
         self._since = length
 
@@ -139,7 +155,7 @@ class ReplayingContext:
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         rows = check_pass(tokens, proposed, 1)
         for name in taps:
-            self._model.tap(name)  # refused before anything is seen
+            self._model.tap(name)  # raises OptionError before the caches change
         start = self._cache.length
         self._cache.before_pass(rows, proposed)
         scores = self._model.run(tokens, self._cache.entries, taps)
@@ -153,8 +169,8 @@ class ReplayingContext:
         return scores
 
     def rewind(self, lengths: tuple[int, ...]) -> int:
-        """See Context. If the caches can only go further back, feed the accepted tokens again
-        without waiting for the pass."""
+        """Rewind as interfaces.Context says. If the caches can only go further back, submit another
+        pass over the accepted tokens without waiting for it."""
         check_rewind(lengths, (self._final,), self.lengths)
         [length] = lengths
         reached = self._cache.rewind(length)
@@ -163,7 +179,8 @@ class ReplayingContext:
             accepted = tokens[:, reached - self._since : length - self._since]
             self._cache.before_pass(length - reached, 0)
             self._model.run(accepted, self._cache.entries)
-            # The device works on it while the host builds the next proposal; without logits.
+            # The device computes the caches while the host builds the next proposal. The logits are
+            # not needed.
             mx.async_eval(self._cache.state)
         self._final, self._undecided, self._since = length, [], length
         return int(reached < length)
@@ -176,7 +193,7 @@ class ReplayingContext:
         raise TypeError("a context of one sequence: see DecoderOnlyModel.open_batch")
 
     def filter(self, keep: Sequence[int]) -> None:
-        """Nothing to do: it holds one sequence."""
+        """Do nothing: the context holds one sequence."""
 
     def reusable(self, sequence: int) -> Reusable:
         length = self._cache.length
@@ -186,34 +203,34 @@ class ReplayingContext:
 
 
 def _snapshot(entries: list[Any]) -> tuple[str, tuple[mx.array, ...]]:
-    """Return the states of mlx-lm's caches as JSON, in which arrays are numbers, and these arrays,
-    lazily. Views of larger arrays are copied, so that they take no more memory than they need."""
+    """Return the states of mlx-lm's caches as JSON, and their arrays, to which the JSON refers by
+    number. Views are copied lazily, so that a snapshot does not keep larger arrays in memory."""
     arrays: list[mx.array] = []
 
-    def written(part: Any) -> Any:
+    def encode(part: Any) -> Any:
         if isinstance(part, mx.array):
             arrays.append(mx.contiguous(part))
             return {"array": len(arrays) - 1}
         if isinstance(part, tuple):
-            return {"tuple": [written(each) for each in part]}
-        return [written(each) for each in part] if isinstance(part, list) else part
+            return {"tuple": [encode(item) for item in part]}
+        return [encode(item) for item in part] if isinstance(part, list) else part
 
-    states = [written(slot.cache.state) for slot in slots(entries)]
+    states = [encode(slot.cache.state) for slot in slots(entries)]
     return json.dumps(states), tuple(arrays)
 
 
 def restored(entries: list[Any], snapshot: Snapshot) -> list[Any]:
-    """Return empty caches after giving them the states of a snapshot, whose arrays stay as they
-    are. Raises ValueError where they are not of the same model."""
+    """Put the states of a snapshot into empty caches and return the caches. The snapshot's arrays
+    are copied. Raises ValueError if the snapshot has another number of caches."""
 
-    def read(part: Any) -> Any:
+    def decode(part: Any) -> Any:
         if isinstance(part, dict):
             if "array" in part:
                 # Caches write into their arrays.
                 return copy.deepcopy(snapshot.arrays[part["array"]])
-            return tuple(map(read, part["tuple"]))
-        return [read(each) for each in part] if isinstance(part, list) else part
+            return tuple(map(decode, part["tuple"]))
+        return [decode(item) for item in part] if isinstance(part, list) else part
 
     for slot, state in zip(slots(entries), json.loads(snapshot.value or ""), strict=True):
-        slot.cache.state = read(state)
+        slot.cache.state = decode(state)
     return entries

@@ -1,8 +1,8 @@
-"""A model of mlx-lm that computes some of its layers only.
+"""Reduction of a model of mlx-lm to some of its layers.
 
-The other layers stay in their places and pass hidden states on. From a layer's place many families
-know whether the layer attends to a window, and which cache the mask is made from. Only the layers
-that are computed have caches."""
+The other layers stay in the list and pass hidden states on unchanged. Many families decide by a
+layer's number whether the layer attends to a window, and which cache the mask is made from. Only
+the layers that are computed have caches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from ..patches import LEFT_OUT, WATCHED
 
 
 @dataclass
-class _Seen:
-    """What a layer takes and returns in a pass.
+class _LayerCall:
+    """Observations about a layer's call in a pass.
 
     Attributes:
-        caches: Numbers of the caches that are handed to the layer.
+        caches: Numbers of the caches that the layer is called with.
         more: The number of values that the layer returns after the hidden states."""
 
     caches: set[int] = field(default_factory=set)
@@ -29,23 +29,30 @@ class _Seen:
 
 
 def cut(network: nn.Module, kept: Sequence[int]) -> None:
-    """Compute only these layers from now on, given by their numbers. The network must not share
-    its modules with another. Raises what the network raises for one token."""
+    """Have a network compute only some of its layers from now on.
+
+    Args:
+        network: The network, which must not share its modules with another one.
+        kept: The numbers of the layers that are still computed.
+    Raises:
+        Exception: Whatever the network raises in a pass over one token.
+    """
     layers: Sequence[nn.Module] = network.layers
     if len(kept) == len(layers):
         return
-    seen = _watched(network, layers)
+    calls = _observed_calls(network, layers)
     for number, layer in enumerate(layers):
         if number not in kept:
-            _skip(layer, seen[number].more)
+            _skip(layer, calls[number].more)
     empty = make_prompt_cache(network)
-    of_no_layer = set(range(len(empty))).difference(*(layer.caches for layer in seen))
-    numbers = sorted(of_no_layer.union(*(seen[number].caches for number in kept)))
-    looks = [_look(cache) for cache in empty]
-    alike = {looks[number]: place for place, number in enumerate(numbers)}
+    of_no_layer = set(range(len(empty))).difference(*(call.caches for call in calls))
+    numbers = sorted(of_no_layer.union(*(calls[number].caches for number in kept)))
+    kinds = [_kind_of(cache) for cache in empty]
+    # The model indexes caches by their old numbers. A dropped cache, from which it may still make a
+    # mask, is replaced by a remaining one of the same kind, or by an empty one if there is none.
+    same_kind = {kinds[number]: place for place, number in enumerate(numbers)}
     places = {number: place for place, number in enumerate(numbers)}
-    # The mask of layers that are all skipped is made from an empty cache.
-    sources = [places.get(number, alike.get(look)) for number, look in enumerate(looks)]
+    sources = [places.get(number, same_kind.get(kind)) for number, kind in enumerate(kinds)]
 
     def make_cache(plain: Any, network: nn.Module) -> list[Any]:
         made = [KVCache() for _ in empty] if plain is None else plain(network)
@@ -62,13 +69,13 @@ def cut(network: nn.Module, kept: Sequence[int]) -> None:
     LEFT_OUT.extend([network], make_cache=make_cache, __call__=call)
 
 
-def _watched(network: nn.Module, layers: Sequence[nn.Module]) -> list[_Seen]:
-    """Return what each layer takes and returns in a pass over one token; nothing is computed."""
+def _observed_calls(network: nn.Module, layers: Sequence[nn.Module]) -> list[_LayerCall]:
+    """Observe the layers' calls while a pass over one token is built. Nothing is computed."""
     caches = make_prompt_cache(network)
     owners = {id(part): number for number, cache in enumerate(caches) for part in _parts(cache)}
-    seen = [_Seen() for _ in layers]
+    calls = [_LayerCall() for _ in layers]
 
-    def watched(record: _Seen, plain: Any, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def observe(record: _LayerCall, plain: Any, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         values = (*args, *kwargs.values())
         record.caches |= {owners[id(value)] for value in values if id(value) in owners}
         result = plain(layer, *args, **kwargs)
@@ -76,13 +83,13 @@ def _watched(network: nn.Module, layers: Sequence[nn.Module]) -> list[_Seen]:
         return result
 
     try:
-        for layer, record in zip(layers, seen, strict=True):
-            WATCHED.extend([layer], __call__=partial(watched, record))
+        for layer, record in zip(layers, calls, strict=True):
+            WATCHED.extend([layer], __call__=partial(observe, record))
         network(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
     finally:
         for layer in layers:
             WATCHED.undo(layer)
-    return seen
+    return calls
 
 
 def _skip(layer: nn.Module, more: int) -> None:
@@ -91,7 +98,7 @@ def _skip(layer: nn.Module, more: int) -> None:
         return (states, *[None] * more) if more else states
 
     LEFT_OUT.extend([layer], __call__=call)
-    # Models look at numbers and switches of layers and of their parts: only weights go.
+    # Models read other attributes of layers and their parts, so only the weights are freed.
     for module in layer.modules():
         for name, part in list(module.items()):
             if isinstance(part, mx.array):
@@ -99,12 +106,12 @@ def _skip(layer: nn.Module, more: int) -> None:
 
 
 def _parts(cache: Any) -> list[Any]:
-    """Return a cache, and those in it if it is a list of caches."""
+    """Return a cache, and its members if it is a CacheList."""
     return [cache, *cache.caches] if isinstance(cache, CacheList) else [cache]
 
 
-def _look(cache: Any) -> tuple[Any, ...]:
-    """Return the kind of a cache: caches that look alike give the same masks."""
+def _kind_of(cache: Any) -> tuple[Any, ...]:
+    """Return the class and size of a cache. Caches of equal class and size make equal masks."""
     if isinstance(cache, CacheList):
-        return tuple(map(_look, cache.caches))
+        return tuple(map(_kind_of, cache.caches))
     return type(cache), getattr(cache, "max_size", None), getattr(cache, "chunk_size", None)

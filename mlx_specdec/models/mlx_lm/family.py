@@ -1,4 +1,4 @@
-"""Every decoder-only model that mlx-lm implements; see `families.Family`."""
+"""The family of all decoder-only models that mlx-lm implements; see `families.Family`."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
@@ -17,14 +17,14 @@ from ..number_format import NumberFormat, stored_dtype
 from ..outline import Outline
 from ..trainable import Ids, padded, places
 from .cut import cut as cut
-from .loader import Arguments, cannot_build, classes
+from .loader import ArgumentsReader, cannot_build, classes
 from .loading import cast, describe_numbers, max_length, with_numbers
 from .loading import load as load
 from .model import DecoderOnlyModel
 
 
 class DecoderOnlyOutline(Outline):
-    """Outline of any model that mlx-lm implements; see `loading.outline`."""
+    """A config-only model of any type that mlx-lm implements; see `loading.outline`."""
 
     kind: Kind = "decoder-only"
 
@@ -41,13 +41,13 @@ class DecoderOnlyOutline(Outline):
         self.dtype = describe_numbers(network)
         caches = make_prompt_cache(network)
         if len(caches) == len(layers):
-            looks = [(type(cache).__name__, getattr(cache, "max_size", None)) for cache in caches]
-            self.layers = list(zip(self.layers, looks, strict=True))
+            kinds = [(type(cache).__name__, getattr(cache, "max_size", None)) for cache in caches]
+            self.layers = list(zip(self.layers, kinds, strict=True))
         probe = network(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
         self.vocabulary = int(probe.shape[-1])
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
-        """What the caches would hold after two such passes, which are not computed."""
+        """Return the bytes of the caches after passes of these sizes, which are not computed."""
         caches = make_prompt_cache(self.network)
         for rows in (prompt, *[1] * min(1, generated), generated - 1):
             if rows > 0:
@@ -59,14 +59,14 @@ class DecoderOnlyOutline(Outline):
 
 
 class TrainableDecoder:
-    """trainable.Trainable. Raises OptionError for a model that hides the input of its head."""
+    """A trainable.Trainable. Raises OptionError for a model that hides the input of its head."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
-        # Some models take a kernel without gradient otherwise.
+        # Outside training mode some models use a kernel that has no gradient.
         network.train()
         self._model = DecoderOnlyModel(network)
-        self._model.width  # noqa: B018  it raises here, before anything is trained
+        self._model.width  # noqa: B018  raises OptionError before anything is trained
 
     def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
         pairs = list(zip(prompts, texts, strict=True))
@@ -75,10 +75,10 @@ class TrainableDecoder:
         return mx.array(tokens), mx.array(places(spans, tokens.shape[1]))
 
     def logits(self, *inputs: mx.array) -> mx.array:
-        """The head sees only the rows that it returns."""
-        tokens, wanted = inputs
+        """Compute the head for the trained rows only."""
+        tokens, trained = inputs
         states = self._model.run(tokens, None, (FINAL,)).hidden[FINAL]
-        rows = states.reshape(-1, states.shape[-1])[wanted]
+        rows = states.reshape(-1, states.shape[-1])[trained]
         return self._model.head(rows[None])[0]
 
 
@@ -90,12 +90,12 @@ _WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads")
 
 
 def layers(network: nn.Module) -> Sequence[nn.Module]:
-    """Empty where a model does not name them so."""
+    """Return the layers, or an empty list if the model has no attribute `layers`."""
     return list(getattr(network, "layers", ()))
 
 
 def languages(network: nn.Module, tokenizer: Tokenizer) -> None:
-    """Chat templates and instructions say the language."""
+    """Return None: chat templates and instructions name the language."""
 
 
 def with_width(config: Mapping[str, Any], width: int) -> dict[str, Any]:
@@ -104,22 +104,23 @@ def with_width(config: Mapping[str, Any], width: int) -> dict[str, Any]:
             f"a model of type {config.get('model_type')} has no width that can be chosen: leave "
             "width out, or give a draft model to begin with"
         )
-    whole, inner, heads = (config[key] for key in _WIDTHS)
+    hidden, inner, heads = (config[key] for key in _WIDTHS)
     groups = config.get("num_key_value_heads") or heads
     per_group = heads // groups
-    count = max(1, round(heads * width / whole / per_group)) * per_group
+    count = max(1, round(heads * width / hidden / per_group)) * per_group
     return {
         **config,
         "hidden_size": width,
-        "intermediate_size": max(1, round(inner * width / whole)),
+        "intermediate_size": max(1, round(inner * width / hidden)),
         "num_attention_heads": count,
         "num_key_value_heads": count // per_group,
-        "head_dim": config.get("head_dim") or whole // heads,
+        "head_dim": config.get("head_dim") or hidden // heads,
     }
 
 
 def empty(config: Mapping[str, Any], like: nn.Module) -> Base:
-    """Raises OptionError: some families need a layer of each of their kinds."""
+    """See `families.Family`. Raises OptionError for a shape that the family cannot build, such as
+    too few layers for one of each kind."""
     try:
         network = network_of(config, "the draft")
         mx.eval(network.parameters())
@@ -132,7 +133,8 @@ def empty(config: Mapping[str, Any], like: nn.Module) -> Base:
 
 
 def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
-    """See `families.Family`. Lists with an entry per layer keep those of the chosen ones."""
+    """See `families.Family`. Lists with one entry per layer keep the entries of the chosen
+    layers."""
     changed = dict(config)
     inner = config.get("text_config")
     if isinstance(inner, Mapping) and any(key in inner for key in LAYERS):
@@ -150,13 +152,20 @@ def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, A
 
 
 def network_of(config: Mapping[str, Any], name: str) -> nn.Module:
-    """mlx-lm's model with weights as they are stored, quantized or not; nothing is computed."""
-    kind, arguments = classes(config)
+    """Build mlx-lm's model with the stored dtype and quantization. Weights are lazy and random.
+
+    Args:
+        config: The contents of config.json.
+        name: Name of the model in messages.
+    Raises:
+        CheckpointError: If mlx-lm cannot build the model.
+    """
+    model_class, arguments = classes(config)
     try:
-        network = kind(Arguments(arguments).from_dict(config))
+        network = model_class(ArgumentsReader(arguments).from_dict(config))
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from None
-    except Exception as error:  # its classes check nothing: whatever fails first tells
+    except Exception as error:  # mlx-lm does not validate settings, so any error can occur
         raise CheckpointError(f"{name}: {cannot_build(error)}") from error
     network.eval()
     cast(network, stored_dtype(config))
@@ -167,18 +176,19 @@ def network_of(config: Mapping[str, Any], name: str) -> nn.Module:
 
 
 def _stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """How weights are quantized, in mlx-lm's words; None where loading dequantizes them."""
+    """Return the quantization of the stored weights as mlx-lm writes it, or None if loading
+    dequantizes them."""
     entry = config.get("quantization")
     if isinstance(entry, Mapping):
         return entry
-    theirs = config.get("quantization_config")
-    theirs = theirs if isinstance(theirs, Mapping) else {}
-    method = theirs.get("quant_method")
+    foreign = config.get("quantization_config")
+    foreign = foreign if isinstance(foreign, Mapping) else {}
+    method = foreign.get("quant_method")
     if method in ("awq", "gptq"):
-        return {"bits": theirs.get("bits"), "group_size": theirs.get("group_size")}
+        return {"bits": foreign.get("bits"), "group_size": foreign.get("group_size")}
     if method in ("mxfp4", "mxfp8"):
-        left = dict.fromkeys(theirs.get("modules_to_not_convert") or (), False)
-        return {"bits": int(method[-1]), "group_size": 32, "mode": method, **left}
+        excluded = dict.fromkeys(foreign.get("modules_to_not_convert") or (), False)
+        return {"bits": int(method[-1]), "group_size": 32, "mode": method, **excluded}
     return None
 
 
@@ -189,10 +199,10 @@ def _quantize(network: nn.Module, stored: Mapping[str, Any], name: str) -> None:
 
     def how(path: str, module: nn.Module) -> Any:
         patterns = (key for key in stored if key not in _SETTINGS and fnmatch(path, f"{key}*"))
-        own = stored.get(path if path in stored else next(patterns, ""))
-        if not hasattr(module, "to_quantized") or own is False:
+        entry = stored.get(path if path in stored else next(patterns, ""))
+        if not hasattr(module, "to_quantized") or entry is False:
             return False
-        return own if isinstance(own, Mapping) else module.weight.shape[-1] % group == 0
+        return entry if isinstance(entry, Mapping) else module.weight.shape[-1] % group == 0
 
     try:
         nn.quantize(network, group, bits, mode=mode, class_predicate=how)

@@ -1,8 +1,11 @@
-"""Passes of a few rows through latent attention (DeepSeek's MLA). mlx-lm attends to the latent
-itself, "absorbed", where a pass has one row, and for more rows first makes keys and values of every
-head for the whole cache, with 30 times the arithmetic and other roundings. Here its modules' code
-runs as it is, and their attention is intercepted: keys and values are lazy, and never computed
-where nobody reads them. They are recognized by identity; shapes would also match other arrays."""
+"""Absorption of latent attention (DeepSeek's MLA) in passes of a few rows.
+
+In a pass of one row mlx-lm attends to the latent itself, which is called "absorbed". In longer
+passes mlx-lm first expands the latent of the whole cache to the keys and values of every head. That
+takes 30 times the arithmetic and rounds differently. Here mlx-lm's modules run unchanged, and the
+attention function that they call uses the latent instead of their keys and values. Those are lazy,
+so that they are never computed. They are recognized by identity, because other arrays can have the
+same shape."""
 
 import threading
 from typing import Any, NamedTuple
@@ -15,7 +18,8 @@ from ..patches import LATENT
 
 
 class _Expanded(NamedTuple):
-    """What a module made of a latent, (batch, 1, keys, rank), for every head."""
+    """The keys or values of every head that a module expanded from a latent, (batch, 1, keys,
+    rank)."""
 
     module: nn.Module
     latent: mx.array
@@ -23,7 +27,8 @@ class _Expanded(NamedTuple):
 
 
 class _Recent(threading.local):
-    """The newest keys and values, until attention takes them, and how often it was absorbed."""
+    """The newest expanded keys and values, until attention uses them, and the number of absorbed
+    calls."""
 
     keys: _Expanded | None = None
     values: _Expanded | None = None
@@ -38,38 +43,44 @@ def absorbed_calls() -> int:
     return _recent.absorbed
 
 
-def _noted(plain: Any, module: nn.Module, given: mx.array, transpose: bool = True) -> mx.array:
-    """Note what a module expands: keys where it is called with transpose=False, then values of the
-    same latent."""
-    result: mx.array = plain(module, given, transpose)
+def _recorded(plain: Any, module: nn.Module, latent: mx.array, transpose: bool = True) -> mx.array:
+    """Call a module and record what it expands. Modules expand keys with transpose=False, and then
+    values from the same latent."""
+    result: mx.array = plain(module, latent, transpose)
     if not transpose:
-        _recent.keys, _recent.values = _Expanded(module, given, result), None
-    elif _recent.keys is not None and given is _recent.keys.latent:
-        _recent.values = _Expanded(module, given, result)
+        _recent.keys, _recent.values = _Expanded(module, latent, result), None
+    elif _recent.keys is not None and latent is _recent.keys.latent:
+        _recent.values = _Expanded(module, latent, result)
     return result
 
 
 def most_rows(rank: int, widths: int) -> int:
-    """Return the number of rows up to which absorbing takes less arithmetic over a long cache.
-    widths: of a head's keys and values together. One number for all lengths of the cache, so that a
-    sequence's arithmetic does not depend on the others of its batch."""
+    """Return the number of rows up to which absorption takes less arithmetic over a long cache. The
+    length of the cache does not count, so that a sequence's arithmetic does not depend on the rest
+    of its batch.
+
+    Args:
+        rank: Width of the latent.
+        widths: Width of a head's keys plus width of its values.
+    """
     return rank * widths // max(1, 2 * rank - widths)
 
 
 def absorbed(
     queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any
 ) -> mx.array | None:
-    """Return the attention to the newest latent, if these are the keys and values that were made of
-    it, and the rows are few; otherwise None."""
-    made, expanded = _recent.keys, _recent.values
+    """Return the attention to the newest latent, or None if the rows are many, or the keys and
+    values were not expanded from this latent. The arguments are those of mlx-lm's attention."""
+    expanded_keys, expanded_values = _recent.keys, _recent.values
     _recent.keys = _recent.values = None
-    if made is None or expanded is None or values is not expanded.heads:
+    if expanded_keys is None or expanded_values is None or values is not expanded_values.heads:
         return None
-    width = made.heads.shape[-1]
-    if queries.shape[2] > most_rows(made.latent.shape[-1], width + values.shape[-1]):
+    width = expanded_keys.heads.shape[-1]
+    if queries.shape[2] > most_rows(expanded_keys.latent.shape[-1], width + values.shape[-1]):
         return None
-    if keys is not made.heads:
-        # Mistral 4 appends the rotated parts to both, and has the scores of none by itself.
+    if keys is not expanded_keys.heads:
+        # Mistral 4 appends the rotated parts to queries and keys. Other models pass the scores of
+        # the rotated parts as the mask, so make such a mask here.
         rotated = getattr(cache, "values", None)
         if rotated is None or keys.shape[-1] != width + rotated.shape[-1]:
             return None
@@ -77,14 +88,15 @@ def absorbed(
         mask = _scores(queries[..., width:] * scale, rotated, mask)
         queries = queries[..., :width]
     _recent.absorbed += 1
-    rows, latent = made.module(queries), made.latent
+    rows, latent = expanded_keys.module(queries), expanded_keys.latent
     mixed = base.scaled_dot_product_attention(rows, latent, latent, cache, scale, mask)
-    result: mx.array = expanded.module(mixed)
+    result: mx.array = expanded_values.module(mixed)
     return result
 
 
 def _scores(queries: mx.array, keys: mx.array, mask: mx.array | str | None) -> mx.array:
-    """Scaled scores, (batch, heads, rows, keys), of rows whose last one sees all keys."""
+    """Return masked scores, (batch, heads, rows, keys), of scaled queries. The last row sees all
+    keys."""
     scores = queries @ keys.swapaxes(-1, -2)
     if isinstance(mask, str):
         rows, columns = scores.shape[-2:]
@@ -94,24 +106,25 @@ def _scores(queries: mx.array, keys: mx.array, mask: mx.array | str | None) -> m
 
 
 def expanding(network: nn.Module) -> list[nn.Module]:
-    """Return the attention modules of a network that mlx-lm absorbs for one row alone."""
-    if hasattr(mla, "max_absorbed_queries"):  # A later mlx-lm does it by itself.
+    """Return the attention modules that mlx-lm absorbs in passes of one row only."""
+    if hasattr(mla, "max_absorbed_queries"):  # A later mlx-lm absorbs passes of a few rows itself.
         return []
-    return [each for each in network.modules() if "embed_q" in each and "unembed_out" in each]
+    return [part for part in network.modules() if "embed_q" in part and "unembed_out" in part]
 
 
 def intercept(attentions: list[nn.Module]) -> None:
-    """Have passes of a few rows absorbed from now on, if `attention.replace_in` was called."""
+    """Record what these modules expand, so that `absorbed` applies from now on. The network must
+    call `attention.attend`, which `attention.replace_in` arranges."""
     LATENT.extend(
-        (each for each in _parts(attentions) if not LATENT.applied(each)), __call__=_noted
+        (part for part in _parts(attentions) if not LATENT.applied(part)), __call__=_recorded
     )
 
 
 def release(attentions: list[nn.Module]) -> None:
-    """Leave these modules to mlx-lm again."""
+    """Undo `intercept`."""
     for module in _parts(attentions):
         LATENT.undo(module)
 
 
 def _parts(attentions: list[nn.Module]) -> list[nn.Module]:
-    return [part for each in attentions for part in (each.embed_q, each.unembed_out)]
+    return [part for module in attentions for part in (module.embed_q, module.unembed_out)]

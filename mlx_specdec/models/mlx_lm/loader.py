@@ -1,5 +1,5 @@
-"""mlx-lm's loader, given our tensors: the model that it builds, and what it makes of each tensor.
-Nothing is computed: arrays stay lazy."""
+"""Loading of weights by mlx-lm's loader, which gets tensors that this package has read. mlx-lm
+builds the model, and renames and joins the tensors. Arrays stay lazy."""
 
 import contextlib
 import re
@@ -25,12 +25,18 @@ from . import rotary
 
 TEXT, TIES, HEAD = "text_config", "tie_word_embeddings", "lm_head.weight"
 EMBEDDING = re.compile(r"(^|\.)(embed_tokens|(word_)?embeddings|wte)\.weight$")
-"""The ends of names of embeddings in families whose head may be tied."""
+"""Matches the names of embeddings, in families whose output head may be tied to them."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What mlx-lm makes of a source. model: without weights. weights: lazily, by its names."""
+    """A checkpoint as mlx-lm reads it.
+
+    Attributes:
+        model: The model, whose weights are not loaded yet.
+        config: The contents of config.json, with the changes that loading needs.
+        weights: Lazy tensors by the names of the model's parameters.
+    """
 
     model: nn.Module
     config: dict[str, Any]
@@ -38,7 +44,7 @@ class Opened:
 
     @property
     def quantized(self) -> dict[str, Quantization]:
-        """Path of a matrix that the source has quantized -> how, as mlx-lm understands it."""
+        """The quantization of each matrix that is stored quantized, by the path of its module."""
         return {
             path: Quantization(module.bits, module.group_size, getattr(module, "mode", "affine"))
             for path, module in self.model.named_modules()
@@ -49,55 +55,68 @@ class Opened:
 def open_model(
     directory: Path, config: Mapping[str, Any], source: Weights, given: Mapping[str, mx.array]
 ) -> Opened:
-    """Have mlx-lm build the model and rename, join and drop all tensors of the source, `given`.
-    Layers for multi-token prediction are left out: it drops some, and takes others for the model's.
-    Raises CheckpointError, also for models with code in their files."""
+    """Have mlx-lm build the model and rename, join and drop the tensors of a checkpoint.
+
+    Layers for multi-token prediction are left out: mlx-lm drops some of them, and would take others
+    for layers of the model.
+
+    Args:
+        directory: The checkpoint.
+        config: The contents of config.json.
+        source: The checkpoint's weights.
+        given: All tensors of the source by name.
+    Raises:
+        CheckpointError: If mlx-lm cannot build the model, if tensors do not fit, or if the
+            checkpoint has code in its files.
+    """
     check_runs_no_code(directory, config)
     check_numbers(directory, config, len(given))
-    for file in directory.glob("model*.safetensors"):  # mlx-lm opens all in any case
+    for file in directory.glob("model*.safetensors"):  # check the headers before mlx-lm opens them
         safetensors_file.read_header(file)
     config = _with_own_head(config, source)
-    foretelling = mtp_layers.known(config)
-    given = {name: array for name, array in given.items() if not foretelling(name)}
+    is_mtp = mtp_layers.known(config)
+    tensors = {name: array for name, array in given.items() if not is_mtp(name)}
     caught: dict[str, mx.array] = {}
-    packed = foreign.is_packed(array.dtype for array in given.values())
+    packed = foreign.is_packed(array.dtype for array in tensors.values())
     stated = foreign.entry_of(config) if packed else {}
     changes = {key: config[key] for key in (TIES, TEXT) if key in config}
     try:
         if not packed:
-            # Weights that are not quantized are read, whatever config.json says of them.
+            # The weights are not quantized, even if config.json says that they are.
             changes["quantization_config"] = None
-        elif foreign.is_gptq(given, stated):
-            given, how = foreign.gptq_as_mlx(given, stated)
+        elif foreign.is_gptq(tensors, stated):
+            tensors, how = foreign.gptq_as_mlx(tensors, stated)
             changes |= dict.fromkeys(("quantization", "quantization_config"), how.as_dict())
-        # Some of mlx-lm's models print remarks; standard output is for text alone.
+        # Some of mlx-lm's models print remarks, which must not get into the standard output.
         with contextlib.redirect_stdout(sys.stderr):
-            model, whole = load_model(
+            model, full_config = load_model(
                 directory,
                 lazy=True,
                 strict=False,
                 model_config=changes,
-                get_model_classes=lambda config: _catching(config, given, caught, stated),
+                get_model_classes=lambda config: _catching(config, tensors, caught, stated),
             )
-        rotary.check(model, whole)
+        rotary.check(model, full_config)
     except (CheckpointError, MemoryError):
         raise
-    except Exception as problem:  # its classes check nothing: whatever fails first tells
+    except Exception as problem:  # mlx-lm does not validate settings, so any error can occur
         message = foreign.explain(problem, stated, cannot_build(problem))
         raise CheckpointError(f"{directory}: {message}") from problem
     CAUGHT_WEIGHTS.undo(model)
-    # Its class was part of a reference cycle, whose methods would keep every tensor in memory.
+    # The model's extended class is part of a reference cycle, and its methods refer to both
+    # dictionaries. Clear them, or every tensor would stay in memory until the garbage collection.
     weights = {**caught}
-    if "quantization" not in whole and not foreign.is_packed(a.dtype for a in weights.values()):
-        whole = foreign.without_entry(whole)
-    given.clear()
+    is_packed = foreign.is_packed(array.dtype for array in weights.values())
+    if "quantization" not in full_config and not is_packed:
+        full_config = foreign.without_entry(full_config)
+    tensors.clear()
     caught.clear()
-    return Opened(model, rotary.spelled_old(whole, classes(whole)[1]), weights)
+    return Opened(model, rotary.spelled_old(full_config, classes(full_config)[1]), weights)
 
 
 def _with_own_head(config: Mapping[str, Any], source: Weights) -> dict[str, Any]:
-    """Return config.json with an untied head if the head's values are not the embedding's, as
-    transformers 5 has it: mlx-lm drops the head of a tied model."""
+    """Return config.json with an untied head if the stored head differs from the embedding, as
+    transformers 5 does. mlx-lm drops the stored head of a tied model."""
     text = text_config(config)
     head = next((name for name in source.infos if name.endswith(HEAD)), None)
     stated = False in (config.get(TIES), text.get(TIES))
@@ -110,7 +129,7 @@ def _with_own_head(config: Mapping[str, Any], source: Weights) -> dict[str, Any]
 
 
 def embedding_of(head: str, source: Weights) -> str | None:
-    """Return the name of the embedding that a tied head repeats, None if none is found."""
+    """Return the name of the embedding that a tied head repeats, or None if there is none."""
     infos = source.infos
     tables = [name for name in infos if EMBEDDING.search(name)]
     equal = (name for name in tables if infos[name].shape == infos[head].shape)
@@ -142,7 +161,8 @@ def cannot_build(problem: Exception) -> str:
 
 
 def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
-    """mlx-lm's classes of a model and its arguments. Raises CheckpointError for what it lacks."""
+    """Return mlx-lm's classes of a model and of its arguments. Raises CheckpointError if mlx-lm
+    does not support the model's type."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise CheckpointError("config.json has no model_type: it does not describe a model")
@@ -157,15 +177,17 @@ def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
 
 def _catching(
     config: Mapping[str, Any],
-    given: Mapping[str, mx.array],
+    tensors: Mapping[str, mx.array],
     caught: dict[str, mx.array],
     stated: Mapping[str, Any],
 ) -> tuple[Any, Any]:
-    kind, arguments = classes(config)
+    """Return classes for mlx-lm's loader whose models sanitize `tensors`, and put the result into
+    `caught` instead of loading it. stated: The quantization in config.json, for error messages."""
+    model_class, arguments = classes(config)
 
     def sanitize(plain: Any, model: nn.Module, weights: dict[str, mx.array]) -> Any:
         try:
-            return dict(given) if plain is None else plain(model, dict(given))
+            return dict(tensors) if plain is None else plain(model, dict(tensors))
         except KeyError as problem:
             raise CheckpointError(
                 f"weight {problem.args[0]!s:.200} is missing: download the model again"
@@ -183,19 +205,22 @@ def _catching(
         return model
 
     def build(settings: Any) -> nn.Module:
-        model = kind(settings)
+        model = model_class(settings)
         CAUGHT_WEIGHTS.extend([model], load_weights=load_weights, sanitize=sanitize)
         return model
 
-    return build, Arguments(arguments)
+    return build, ArgumentsReader(arguments)
 
 
 @dataclass(frozen=True)
-class Arguments:
-    """The class that mlx-lm's family reads config.json into, for either spelling of positions."""
+class ArgumentsReader:
+    """A reader of config.json that accepts rotary settings in both spellings; see `rotary`.
+
+    Attributes:
+        plain: The class of mlx-lm that holds the family's arguments."""
 
     plain: Any
 
     def from_dict(self, config: Mapping[str, Any]) -> Any:
-        """Return the family's arguments. Raises whatever the family raises, CheckpointError too."""
+        """Return the family's arguments. Raises CheckpointError, and whatever the family raises."""
         return self.plain.from_dict(rotary.spelled_both(config, self.plain))

@@ -1,6 +1,6 @@
-"""A directory -> a model of mlx-lm ready to run: adapted, cast, quantized, and divided among ranks.
-mlx-lm puts on the adapters that it has trained (LoRA, DoRA, or whole layers); what it does not
-check is checked first."""
+"""Loading of a model of mlx-lm from a directory: adapt, cast and quantize it, and divide it among
+ranks. mlx-lm applies the adapters that it has trained (LoRA, DoRA, or whole layers). This module
+adds the checks that mlx-lm lacks."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -31,9 +31,10 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 ADAPTED = ("lora_a", "lora_b", "m")
 """The last part of the names of tensors that mlx-lm adds to adapted layers."""
 SHARES_KEYS = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text")
-"""Families that repeat keys and values where there are fewer of their heads than ranks."""
+"""Families that repeat key-value heads if there are fewer of them than ranks."""
 LATENT = ("kv_lora_rank", "q_lora_rank")
-"""Of configurations whose keys and values are one array for all heads, which every rank has."""
+"""Keys of config.json that show latent attention. There all heads share one array, which every rank
+holds, so the number of key-value heads does not matter."""
 
 
 def load(
@@ -46,15 +47,16 @@ def load(
     *,
     pipeline: bool = False,
 ) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
-    """See `families.Family.load`; q_bits quantizes the layers that mlx-lm's converter would."""
+    """Load a model as `families.Family.load` says. `numbers.q_bits` applies to the layers that
+    mlx-lm's converter quantizes."""
     if group is not None and not pipeline:
         check_shares(config, group.size())
     source = files.Weights(directory)
-    given = {name: source.read(name) for name in source.infos}
-    opened = open_model(directory, config, source, given)
+    tensors = {name: source.read(name) for name in source.infos}
+    opened = open_model(directory, config, source, tensors)
     model = opened.model
     model.load_weights(list(opened.weights.items()))
-    del opened, given, source  # nothing else keeps the weights alive
+    del opened, tensors, source  # free the tensors as soon as the model has replaced them
     adapted = None if adapter is None else adapt(model, adapter)
     model = with_numbers(model, str(directory), numbers)
     words = describe_numbers(model)
@@ -62,12 +64,12 @@ def load(
         divide(model, group, pipeline=pipeline)
     try:
         evaluate(model)
-        # Ranks try the model together, whatever some of them know of it.
+        # The identity marks entries of a prompt cache, which models of several ranks do not have.
         identity = None if group else identity_of(config, words, caches, adapted)
         runnable = DecoderOnlyModel(
             model, max_length(config, model, caches), caches, identity, group, pipeline=pipeline
         )
-        evaluate(model)  # again: gemma3n replaces weights when a pass is built
+        evaluate(model)  # evaluate again: gemma3n replaces weights when a pass is built
     except RuntimeError as problem:
         on_metal = mx.metal.is_available() and not on_cpu()
         if on_metal or device_problem(problem) or "metal" not in str(problem).lower():
@@ -78,36 +80,52 @@ def load(
         ) from problem
     except (SpecdecError, MemoryError, OSError):
         raise
-    except Exception as problem:  # building one pass shows what config.json has that cannot be run
+    except Exception as problem:  # a pass is built, which fails if settings do not fit each other
         raise CheckpointError(f"{directory}: {cannot_build(problem)}") from problem
     eos = files.eos_token_ids(directory, config)
     return runnable, eos or files.eos_token_ids(directory, text_config(config)), words
 
 
 def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
-    """Put an adapter, the directory that mlx-lm wrote, onto a model, lazily, and return its
-    configuration. Raises CheckpointError."""
+    """Apply an adapter to a model, lazily.
+
+    Args:
+        model: The model, which is changed in place.
+        adapter: The directory that mlx-lm's training wrote.
+    Returns:
+        The adapter's configuration.
+    Raises:
+        CheckpointError: If the adapter is incomplete or does not fit the model.
+    """
     config = read_json(adapter / CONFIG)
     if not (adapter / WEIGHTS).is_file():
         raise CheckpointError(f"{adapter} is no adapter of mlx-lm: it has no {WEIGHTS}")
     stored = safetensors.read_header(adapter / WEIGHTS)
     try:
         load_adapters(model, str(adapter))
-    except Exception as problem:  # mlx-lm checks little: whatever fails first tells
-        said = " ".join(str(problem).split())
+    except Exception as problem:  # mlx-lm checks little, so any error can occur
+        reason = " ".join(str(problem).split())
         raise CheckpointError(
-            f"{adapter} does not fit the model ({type(problem).__name__}: {said:.200}): name the "
+            f"{adapter} does not fit the model ({type(problem).__name__}: {reason:.200}): name the "
             "model that it was trained on"
         ) from problem
     _check_complete(model, adapter, config, stored)
-    model.eval()  # New layers drop values at random in training mode.
+    model.eval()  # in training mode the new layers apply dropout
     return config
 
 
 def _check_complete(
     model: nn.Module, adapter: Path, config: Mapping[str, Any], stored: Collection[str]
 ) -> None:
-    """Raise CheckpointError if an adapted layer lacks a tensor: mlx-lm draws it at random."""
+    """Raise CheckpointError if an adapted layer lacks a tensor, for which mlx-lm draws random
+    values.
+
+    Args:
+        model: The adapted model.
+        adapter: The adapter's directory.
+        config: The adapter's configuration.
+        stored: Names of the tensors in the adapter's file.
+    """
     names = [name for name, _ in tree_flatten(model.parameters())]
     wanted = [name for name in names if name.rpartition(".")[2] in ADAPTED]
     settings = config.get("lora_parameters")
@@ -125,19 +143,28 @@ def _check_complete(
 
 
 def _kind(name: str) -> str:
-    """Return the path of a tensor's module without the numbers of layers."""
+    """Return the path of a tensor's module without layer numbers."""
     return re.sub(r"\d+", "", name.rpartition(".")[0])
 
 
 def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Module:
-    """Return the model, cast and quantized lazily. name: for messages. Raises OptionError."""
+    """Cast, dequantize or quantize a model lazily.
+
+    Args:
+        model: The model, which may be changed in place.
+        name: Name of the model in messages.
+        numbers: The dtype and the quantization to use.
+    Raises:
+        OptionError: If the model is quantized already and `numbers` asks for quantization.
+    """
     quantized = is_quantized(model)
     numbers.check_plain(name, quantized)
     casts = numbers.dtype != "auto" or on_cpu()
     if casts:
         cast(model, numbers.floating(mx.float32))
     if quantized and numbers.expands(count(model)):
-        # Scales in float32 make the values exact; other modes than affine give bfloat16.
+        # Dequantized values have the dtype of the scales, so scales are cast to float32 before.
+        # Modes other than affine give bfloat16, so values are cast again.
         model = dequantize_model(model)
         if casts:
             cast(model, numbers.floating(mx.float32))
@@ -148,11 +175,11 @@ def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Modul
 
 
 def cast(model: nn.Module, dtype: mx.Dtype) -> None:
-    """Cast all floating weights, lazily, but those that a model has in float32 always."""
-    may = getattr(model, "cast_predicate", lambda _: True)
+    """Cast all floating-point weights lazily, except those that the model excludes."""
+    may_cast = getattr(model, "cast_predicate", lambda _: True)
 
     def change(path: str, array: mx.array) -> mx.array:
-        changes = may(path) and mx.issubdtype(array.dtype, mx.floating)
+        changes = may_cast(path) and mx.issubdtype(array.dtype, mx.floating)
         return array.astype(dtype) if changes else array
 
     model.update(tree_map_with_path(change, model.parameters()))
@@ -161,11 +188,17 @@ def cast(model: nn.Module, dtype: mx.Dtype) -> None:
 def max_length(
     config: Mapping[str, Any], model: nn.Module, caches: CacheSettings | None = None
 ) -> int | None:
-    """Longest sequence in tokens that config.json allows; None: no end. Scaled positions reach
-    further, and with a window none is too far, but rotations that follow the length of a sequence
-    would depend on how many rows a pass has beyond it."""
+    """Return the largest number of tokens in a sequence that config.json allows, or None if there
+    is no limit.
+
+    Args:
+        config: The contents of config.json.
+        model: The model.
+        caches: Settings of the KV cache. With a window (`max_size`) there is no limit.
+    """
     for part in (text_config(config), config):
         if isinstance(length := part.get("max_position_embeddings"), int):
+            # Beyond this length dynamic rotary positions depend on the number of rows in a pass.
             if any("Dynamic" in type(module).__name__ for module in model.modules()):
                 return length
             windowed = caches is not None and caches.max_size is not None
@@ -176,17 +209,19 @@ def max_length(
 
 
 def _scaled_length(config: Mapping[str, Any], length: int) -> int:
+    """Return the longest sequence that scaled rotary positions reach, or `length` without
+    scaling."""
     scaling = rotary.scaling(config) or {}
     factor = scaling.get("factor")
-    known = rotary.kind_of(scaling) in ("linear", "llama3", "yarn")
-    if not known or not isinstance(factor, int | float):
+    extends = rotary.kind_of(scaling) in ("linear", "llama3", "yarn")
+    if not extends or not isinstance(factor, int | float):
         return length
     original = scaling.get("original_max_position_embeddings")
     return int((original if isinstance(original, int) else length) * factor)
 
 
 def describe_numbers(model: nn.Module) -> str:
-    """The kind of weights, such as "bfloat16" or "4-bit, bfloat16"."""
+    """Return the dtype and quantization in words, such as "bfloat16" or "4-bit, bfloat16"."""
     sizes: dict[str, int] = {}
     for _, array in tree_flatten(model.parameters()):
         if mx.issubdtype(array.dtype, mx.floating):
@@ -198,7 +233,8 @@ def describe_numbers(model: nn.Module) -> str:
 
 
 def check_shares(config: Mapping[str, Any], ranks: int) -> None:
-    """Raise OptionError where config.json says that so many ranks cannot share the model."""
+    """Raise OptionError if config.json shows that `ranks` ranks cannot have equal parts of
+    layers."""
     model, _ = classes(config)
     kind = config["model_type"]
     if not hasattr(model, "shard"):
@@ -212,14 +248,21 @@ def check_shares(config: Mapping[str, Any], ranks: int) -> None:
     shared = kind in SHARES_KEYS and isinstance(keys, int) and ranks % keys == 0
     latent = any(text.get(name) for name in LATENT)
     counts = {"attention heads": heads, "key-value heads": None if shared or latent else keys}
-    whole = {what: count for what, count in counts.items() if isinstance(count, int)}
-    check_even(whole, ranks)
+    check_even({what: count for what, count in counts.items() if isinstance(count, int)}, ranks)
 
 
 def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -> None:
-    """Keep this rank's part, lazily. Raises OptionError where a model cannot be divided so."""
+    """Reduce a network to this rank's part, lazily.
+
+    Args:
+        network: The network, which is changed in place.
+        group: The ranks that share it.
+        pipeline: Divide the list of layers instead of each layer.
+    Raises:
+        OptionError: If the network cannot be divided in this way.
+    """
     modules = (network, *network.modules())
-    heads = [(each, each.lm_head) for each in modules if "lm_head" in each]
+    heads = [(module, module.lm_head) for module in modules if "lm_head" in module]
     if pipeline:
         _pipeline(network, group)
     else:
@@ -232,14 +275,15 @@ def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -
                 f"({first_line(problem):.200}): take fewer, or weights that are not quantized"
             ) from None
     for holder, head in heads:
-        # Rank 0 alone computes logits: it has the whole head, and nobody has to gather them.
+        # Only rank 0 needs logits. It has the whole head, so that parts need not be gathered.
         holder.lm_head = NoHead(head) if group.rank() else head
         if getattr(holder, "sharding_group", None) is not None:
             holder.sharding_group = None
 
 
 class NoHead(nn.Module):
-    """In the place of an output head whose logits are not used: its file is not read."""
+    """A replacement for an output head whose logits are not used, so that its weights are not read
+    from the file."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()

@@ -1,6 +1,8 @@
-"""A decoder-only model of mlx-lm, and its caches: those it makes, quantized ones, or windows. A
-quantized cache is one from the first token on, so that no pass sees it change, and a window does
-not hold on to first tokens: mlx-lm masks those away in passes of several rows."""
+"""A decoder-only model of mlx-lm and its caches: the model's own, quantized ones, or windows.
+
+A quantized cache is quantized from the first token on, so that its type never changes. A window
+does not keep the first tokens (attention sinks), because mlx-lm masks them in passes of several
+rows."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,30 +44,31 @@ MakeCaches = Callable[[], list[Any]]
 
 
 def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
-    """Return a function that makes a sequence's empty caches. Raises OptionError."""
+    """Return a function that makes the empty caches of one sequence. Raises OptionError if the
+    model cannot use caches with these settings."""
     if settings.bits is None and settings.max_size is None:
         return lambda: make_prompt_cache(network)
-    own = make_prompt_cache(network)
-    others = sorted({type(cache).__name__ for cache in own if type(cache) is not KVCache})
-    if others:
+    caches = make_prompt_cache(network)
+    special = sorted({type(cache).__name__ for cache in caches if type(cache) is not KVCache})
+    if special:
         flag = "max-kv-size" if settings.bits is None else "kv-bits"
         raise OptionError(
-            f"{type_name(network)} models bring caches of their own ({', '.join(others)}): leave "
+            f"{type_name(network)} models bring caches of their own ({', '.join(special)}): leave "
             f"{flag} out"
         )
     if settings.max_size is not None:
         size = settings.max_size
-        return lambda: [RotatingKVCache(max_size=size, keep=0) for _ in own]
+        return lambda: [RotatingKVCache(max_size=size, keep=0) for _ in caches]
 
     QUANTIZED_ATTENTION.apply(base, "quantized_scaled_dot_product_attention", attend_in_parts)
 
     def quantized() -> list[Any]:
         bits = settings.bits or 8
-        return [QuantizedKVCache(group_size=settings.group_size, bits=bits) for _ in own]
+        return [QuantizedKVCache(group_size=settings.group_size, bits=bits) for _ in caches]
 
-    try:  # Shapes are checked as soon as the graph is built; nothing is computed.
+    try:  # MLX checks shapes when the graph is built; nothing is computed.
         network(mx.zeros((1, 2), dtype=mx.int32), cache=quantized())
-    except Exception as problem:  # some models' arithmetic takes no packed keys
+    except Exception as problem:  # some models compute with the keys, which are packed here
         raise OptionError(
             f"{type_name(network)} cannot use a quantized cache with groups of "
             f"{settings.group_size}: {first_line(problem)}"
@@ -74,7 +77,7 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
 
 
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
-    """Yield caches, and those in lists of caches one by one."""
+    """Yield all caches, and instead of each CacheList its members."""
     for cache in caches:
         if isinstance(cache, CacheList):
             yield from leaves(cache.caches)
@@ -83,7 +86,7 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
 
 
 def head_sizes(caches: Sequence[Any]) -> set[tuple[int, int]]:
-    """Return the sizes of the heads of keys and of values. caches: have seen a token."""
+    """Return all pairs of a key head's and a value head's size in caches that hold a token."""
     arrays = [
         (cache.keys, cache.values)
         for cache in leaves(caches)
@@ -93,10 +96,15 @@ def head_sizes(caches: Sequence[Any]) -> set[tuple[int, int]]:
 
 
 def sizes_of(caches: Sequence[Any]) -> tuple[int, Counter[int | None]]:
-    """Return the bytes of recurrent state, and the bytes for each token in the caches by the most
-    tokens that they hold, None for no limit. caches: that have seen a token; nothing is computed.
+    """Measure what a sequence's caches need. Nothing is computed.
+
+    Args:
+        caches: The caches of one sequence, which hold a token.
+    Returns:
+        The bytes of recurrent state, and the bytes per token of KV caches. The latter are summed
+        over caches with the same limit, and their key is this number of tokens, or None.
     """
-    always, per_column = 0, Counter[int | None]()
+    always, per_token = 0, Counter[int | None]()
     for cache in leaves(caches):
         keys = getattr(cache, "keys", None)
         if keys is None:
@@ -106,13 +114,22 @@ def sizes_of(caches: Sequence[Any]) -> tuple[int, Counter[int | None]]:
             most = getattr(cache, "max_size", None)
             if isinstance(cache, ChunkedKVCache):
                 most = cache.chunk_size + STEP
-            per_column[most] += int(cache.nbytes) // columns
-    return always, per_column
+            per_token[most] += int(cache.nbytes) // columns
+    return always, per_token
 
 
 class DecoderOnlyModel(TappedNetwork):
-    """base.Base over an mlx-lm model. model, group, pipeline: see TappedNetwork. max_length,
-    identity: see base.Base. Raises OptionError for caches that the model cannot use."""
+    """A base.Base over a model of mlx-lm.
+
+    Args:
+        model: The network.
+        max_length: The largest number of tokens in a sequence, or None if there is no limit.
+        caches: Settings of the KV cache.
+        identity: See base.Base.
+        group, pipeline: See TappedNetwork.
+    Raises:
+        OptionError: If the model cannot use such caches.
+    """
 
     kind: Kind = "decoder-only"
     source_vocabulary = None
@@ -142,10 +159,10 @@ class DecoderOnlyModel(TappedNetwork):
         return nbytes(self.network)
 
     def cache_nbytes(self, source: int, columns: int) -> int:
-        always, per_column = self._cache_sizes
+        always, per_token = self._cache_sizes
         # Buffers grow in steps.
         held = -(-min(columns, self.max_length or columns) // STEP) * STEP
-        return always + sum(n * min(held, most or held) for most, n in per_column.items())
+        return always + sum(n * min(held, most or held) for most, n in per_token.items())
 
     @cached_property
     def _cache_sizes(self) -> tuple[int, Counter[int | None]]:
@@ -156,37 +173,38 @@ class DecoderOnlyModel(TappedNetwork):
         return head_sizes(self._begun_caches())
 
     def _begun_caches(self) -> list[Any]:
-        """Return caches that have seen a token; nothing is computed."""
+        """Return the caches of a sequence of one token. Nothing is computed."""
         caches = self._make_caches()
         self.network(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
         return caches
 
     @property
     def holds_scores(self) -> bool:
-        # `attend_in_parts` divides the rows over a quantized cache.
+        # Over a quantized cache, `attend_in_parts` computes a few rows at a time.
         return not self._quantizes_cache and (on_cpu() or not self._head_sizes <= PROMPT_SIZES)
 
     def reading_nbytes(self, prompt: int, step: int) -> int:
-        """Return the bytes of a layer's attention scores, or 0 if they are not held in memory."""
+        """Return the bytes of one layer's attention scores, or 0 if they are not held in memory."""
         args: Any = vars(getattr(self.network, "args", self))
         inner = args.get("text_config")
         heads = (inner if isinstance(inner, Mapping) else args).get("num_attention_heads")
         if not isinstance(heads, int):
             return 0
-        row = heads * prompt * self._number
+        row_nbytes = heads * prompt * self._number
         if self._quantizes_cache:
-            return min(step * row, max(row, SCORES_NBYTES))
+            return min(step * row_nbytes, max(row_nbytes, SCORES_NBYTES))
         # A GPU holds the scores and their softmax.
-        return (1 if on_cpu() else 2) * step * row if self.holds_scores else 0
+        return (1 if on_cpu() else 2) * step * row_nbytes if self.holds_scores else 0
 
     @cached_property
     def _number(self) -> int:
+        """The bytes of the widest floating-point dtype among the weights."""
         types = {array.dtype for _, array in tree_flatten(self.network.parameters())}
-        return max((each.size for each in types if mx.issubdtype(each, mx.floating)), default=4)
+        return max((dtype.size for dtype in types if mx.issubdtype(dtype, mx.floating)), default=4)
 
     @cached_property
     def rows_agree(self) -> bool:
-        self._absorbs  # noqa: B018  decided before any text, so that all texts are read alike
+        self._absorbs  # noqa: B018  decide this before the first prefill, so that all are alike
         return rows_agree(self, self._make_caches)
 
     @cached_property
@@ -247,17 +265,18 @@ class DecoderOnlyModel(TappedNetwork):
 
     @cached_property
     def _batched(self) -> list[MakeCache]:
-        """Per layer how to make a batched cache; empty if the model cannot use such caches."""
+        """For each layer, the function that makes its batched cache; an empty list if the model
+        cannot use batched caches."""
         return [] if self._misfit else self._batched_caches()
 
     @cached_property
     def _misfit(self) -> str:
-        """Why the model cannot use batched caches, in one line; "" if it can."""
+        """The reason why the model cannot use batched caches, in one line; "" if it can."""
         self._absorbs  # noqa: B018  as in rows_agree
-        own = self._make_caches()
-        others = sorted({type(cache).__name__ for cache in own if batched(cache) is None})
-        if others:
-            return f"its caches of type {' and '.join(others)} hold one sequence"
+        caches = self._make_caches()
+        single = sorted({type(cache).__name__ for cache in caches if batched(cache) is None})
+        if single:
+            return f"its caches of type {' and '.join(single)} hold one sequence"
         return misfit(self, self._batched_caches())
 
     def _batched_caches(self) -> list[MakeCache]:

@@ -1,4 +1,4 @@
-"""A network of mlx-lm, and hidden states of it that it was written without showing."""
+"""A network of mlx-lm, and access to its hidden states, which mlx-lm does not return."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,48 +16,59 @@ from ..cpu_layers import begin
 from ..patches import TAPS
 
 LENT = {"keys": "k_norm", "values": "v_norm"}
-"""What a layer's attention calls the modules that keys and values come out of, head by head."""
+"""Names, in a layer's attention, of the modules that return the keys and values of each head."""
 
 
 def lent_of(name: str, layers: Sequence[Any]) -> nn.Module | None:
-    """Return the module whose output a layer's keys or values are, by their name, or None."""
+    """Return the module that computes the keys or values of a layer, or None if there is none.
+    name: Such as `keys_of(0)`."""
     part, _, number = name.partition(".")
     if part not in LENT or not number.isdecimal() or int(number) >= len(layers):
         return None
     return getattr(getattr(layers[int(number)], "self_attn", None), LENT[part], None)
 
 
-class Shown(Exception):
-    """Ends a call of a model as soon as the input of a module is known."""
+class StopPass(Exception):
+    """An exception that ends a call of a model as soon as the input of a module is known.
+
+    Args:
+        state: The module's input.
+    """
 
     def __init__(self, state: Any) -> None:
         self.state = state
 
 
 class Tap(threading.local):
-    """How a tapped module answers calls, by thread. stops: raise Shown with the module's input.
-    begins: the device begins with the result at once, unless `lazy` is set. given: the result of
-    the next call, which computes nothing then."""
+    """The state of a tapped module in each thread: how its next calls behave.
+
+    Attributes:
+        stops: Raise StopPass with the module's input instead of calling the module.
+        begins: Let the device compute the result at once, unless `lazy` is set.
+        substitute: Return this array from the next call, instead of calling the module.
+    """
 
     stops = begins = lazy = False
-    given: mx.array | None = None
+    substitute: mx.array | None = None
     _armed = False
     _result: Any = None
 
     def arm(self) -> None:
+        """Store the result of the module's next call."""
         self._armed, self._result = True, None
 
     def take(self) -> Any:
-        """Return the stored result and let go of it; None where the module was not called."""
+        """Return and forget the stored result, or return None if the module was not called."""
         result, self._result, self._armed = self._result, None, False
         return result
 
     def called(self, plain: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Handle a call of the module. plain: The method that would handle it otherwise."""
         if self.stops:
-            raise Shown(next(iter((*args, *kwargs.values())), None))
-        if self.given is not None:
-            given, self.given = self.given, None
-            return given
+            raise StopPass(next(iter((*args, *kwargs.values())), None))
+        if self.substitute is not None:
+            result, self.substitute = self.substitute, None
+            return result
         result = plain(module, *args, **kwargs)
         if self.begins and not self.lazy and (state := state_of(result)) is not None:
             begin(state)
@@ -67,15 +78,21 @@ class Tap(threading.local):
 
 
 def tapped(*modules: nn.Module) -> Tap:
-    """Return the tap that modules share; those of one class stay of one class."""
+    """Install one tap on all of these modules and return it. Modules of one class stay of one
+    class."""
     tap = Tap()
     TAPS.extend(modules, __call__=tap.called)
     return tap
 
 
 def state_of(result: Any, name: str = "") -> mx.array | None:
-    """Return the hidden state in the result of a module, itself or the first of several, or None.
-    The heads of keys and values are put side by side."""
+    """Return the hidden state, (batch, rows, width), in a module's result, or None if there is
+    none.
+
+    Args:
+        result: The state, or a sequence that begins with the state.
+        name: Name of the state. The heads of keys and values are concatenated.
+    """
     first = result[0] if isinstance(result, (tuple, list)) and result else result
     if name.partition(".")[0] in LENT and isinstance(first, mx.array) and first.ndim == 4:
         first = first.flatten(2)
@@ -83,7 +100,8 @@ def state_of(result: Any, name: str = "") -> mx.array | None:
 
 
 def inner_of(model: nn.Module) -> nn.Module:
-    """Return the module whose result is the input of the output head, in any multimodal wrapper."""
+    """Return the module whose result is the output head's input, also within multimodal
+    wrappers."""
     outer = _innermost(model)
     children = (getattr(outer, name, None) for name in ("model", "transformer", "backbone"))
     return _innermost(next((c for c in children if isinstance(c, nn.Module)), outer))
@@ -100,8 +118,15 @@ def type_name(network: nn.Module) -> str:
 
 
 class TappedNetwork:
-    """A loaded module of mlx-lm, called as `network(tokens, cache=entries)`. group: of the ranks
-    that share it; passes are then submitted at once. pipeline: they share its layers."""
+    """A loaded network of mlx-lm whose hidden states can be read.
+
+    Args:
+        network: The network, which is called as `network(tokens, cache=entries)`.
+        group: The ranks that share the network, if any. Passes are then submitted at once.
+        pipeline: Whether each rank has some of the layers.
+    Raises:
+        CheckpointError: If the model masks tokens outside its vocabulary.
+    """
 
     def __init__(
         self, network: nn.Module, group: mx.distributed.Group | None = None, *, pipeline: bool
@@ -111,8 +136,8 @@ class TappedNetwork:
         self._pipeline = pipeline
         self._taps: dict[str, Tap] = {}
         self._first: Tap | None = None
-        # Ranks must submit the same in the same order.
-        self._each = tapped(*network.layers) if group is None and not pipeline else Tap()
+        # All ranks must submit the same operations in the same order, so layers are not tapped.
+        self._layers_tap = tapped(*network.layers) if group is None and not pipeline else Tap()
         self._state: tuple[int, mx.Dtype] | None = None
         # Shapes are known as soon as the graph is built; nothing is computed here.
         probe = network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(network))
@@ -127,33 +152,33 @@ class TappedNetwork:
 
     @property
     def width(self) -> int:
-        """Width of the hidden states. Raises OptionError where a model does not show them."""
-        return self._seen_state()[0]
+        """Width of the hidden states. Raises OptionError if the model hides them."""
+        return self._final_state()[0]
 
     @property
     def state_dtype(self) -> mx.Dtype:
-        """Dtype of the hidden states, or of the logits if the model does not show the former."""
+        """Dtype of the hidden states, or of the logits if the model hides the hidden states."""
         try:
-            return self._seen_state()[1]
+            return self._final_state()[1]
         except OptionError:
             return self._logits_dtype
 
     @property
     def layers(self) -> int:
-        return len(self.network.layers)  # of a pipeline those of this rank
+        return len(self.network.layers)  # in a pipeline, the layers of this rank
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(batch, m) int32 -> (batch, m, width), the input of the first layer. Raises OptionError
-        where a model does not show it."""
+        """Return the first layer's input, (batch, m, width), for tokens, (batch, m) int32. Raises
+        OptionError if the model hides it."""
         if self._pipeline:
             raise self._closed("what their first layer is given, in a pipeline")
-        # Only a call of the model shows what it does to its embedding.
+        # Models may scale embeddings or add to them, so call the model up to the first layer.
         self._first = self._first or tapped(self.network.layers[0])
         self._first.stops, state = True, None
         try:
             self.network(tokens, cache=make_prompt_cache(self.network))
-        except Shown as shown:
-            state = state_of(shown.state)
+        except StopPass as stop:
+            state = state_of(stop.state)
         finally:
             self._first.stops = False
         if state is None:
@@ -161,34 +186,43 @@ class TappedNetwork:
         return state
 
     def head(self, states: mx.array) -> mx.array:
-        """(batch, m, width), as FINAL is -> logits. Raises OptionError as `width` does."""
-        # Heads are scaled, soft-capped or tied: only a call of the model shows how.
+        """Return logits, (batch, m, vocabulary), for FINAL hidden states, (batch, m, width). Raises
+        OptionError if the model hides the input of its head."""
+        # Heads may be scaled, soft-capped or tied, so call the model with its last state replaced.
         tap = self.tap(FINAL)
-        tap.given = states
+        tap.substitute = states
         try:
             logits: mx.array = self.network(mx.zeros(states.shape[:2], dtype=mx.int32))
         finally:
-            tap.given = None
+            tap.substitute = None
         return logits
 
     @contextmanager
     def lazily(self) -> Iterator[None]:
-        """Let passes of this thread compute nothing until a result is read, and then no layer that
-        the result does not depend on. Ranks submit their passes all the same."""
-        self._each.lazy = True
+        """Keep this thread's passes lazy: they compute nothing until a result is read, and then
+        only the layers that the result depends on. Ranks that share a model submit passes all the
+        same.
+        """
+        self._layers_tap.lazy = True
         try:
             yield
         finally:
-            self._each.lazy = False
+            self._layers_tap.lazy = False
 
     def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
-        """Run a pass over (batch, m) int32. entries: the caches; None for whole texts."""
-        # Whole texts are trained on.
-        self._each.begins = entries is not None
+        """Run a pass.
+
+        Args:
+            tokens: (batch, m) int32.
+            entries: The caches, or None for complete sequences, as in training.
+            taps: Names of the hidden states to return.
+        """
+        # Training differentiates passes without caches, so these must stay lazy.
+        self._layers_tap.begins = entries is not None
         try:
             return self._run(tokens, entries, taps)
         finally:
-            self._each.begins = False
+            self._layers_tap.begins = False
 
     def _run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str]) -> Scores:
         if not taps and self.group is None:
@@ -200,30 +234,30 @@ class TappedNetwork:
         logits = self.network(tokens, cache=entries)
         states = {name: state_of(tap.take(), name) for name, tap in armed.items()}
         if self.group is not None:
-            # In the order of passes on every rank, whoever looks at the result, and when.
+            # Submit now, so that all ranks submit passes in the same order.
             mx.async_eval(states[FINAL])
         return Scores(logits, {name: state for name, state in states.items() if state is not None})
 
     def tap(self, name: str) -> Tap:
-        """Return the tap on a hidden state. Raises OptionError for one that is not shown."""
+        """Return the tap on a hidden state. Raises OptionError if the model hides this state."""
         if name not in self._taps:
-            inner = name == FINAL
-            if self._pipeline and not inner:
+            is_final = name == FINAL
+            if self._pipeline and not is_final:
                 raise OptionError(
                     f"in a pipeline no rank has all layers, and what is {name} is not sent to the "
                     "drafter: take distributed tensor, or another drafter"
                 )
-            module = inner_of(self.network) if inner else lent_of(name, self.network.layers)
+            module = inner_of(self.network) if is_final else lent_of(name, self.network.layers)
             if module is None:
                 module = self.network.layers[layer_of(name, self.layers)]
             tap = tapped(module)
             tap.arm()
             self.network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(self.network))
             state = state_of(tap.take(), name)
-            # Some models keep the head inside: what comes out of them are logits.
-            if state is None or (inner and state.shape[-1] == self.vocabulary):
-                raise self._closed("the input of their head" if inner else f"what is {name}")
-            if inner:
+            # In some models the inner module contains the head, and returns logits.
+            if state is None or (is_final and state.shape[-1] == self.vocabulary):
+                raise self._closed("the input of their head" if is_final else f"what is {name}")
+            if is_final:
                 self._state = (state.shape[-1], state.dtype)
             self._taps[name] = tap
         return self._taps[name]
@@ -231,6 +265,7 @@ class TappedNetwork:
     def _closed(self, what: str) -> OptionError:
         return OptionError(f"models of type {type_name(self.network)} do not show {what}")
 
-    def _seen_state(self) -> tuple[int, mx.Dtype]:
+    def _final_state(self) -> tuple[int, mx.Dtype]:
+        """Return the width and dtype of the output head's input."""
         self.tap(FINAL)
         return self._state or (0, mx.float32)

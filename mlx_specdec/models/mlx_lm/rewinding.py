@@ -1,13 +1,16 @@
-"""Takes tokens back out of a model's mlx-lm caches: exactly, by replay, or not at all.
+"""Rewinding of mlx-lm's caches: exactly, or to an earlier length from which tokens are fed again.
 
-There are three kinds of cache, by their exact class:
+There are three kinds of caches, which are recognized by their exact class:
 
-    append   entries in order, nothing overwritten (KVCache, QuantizedKVCache): cut by counting
-    window   RotatingKVCache: cut while what is left still fills the window in order
-    opaque   all others, recurrent state first of all: copied before every pass that may be undone
+    append   KVCache and QuantizedKVCache store entries in order and overwrite none. A rewind lowers
+             the number of entries.
+    window   RotatingKVCache can drop its newest entries as long as the remaining entries fill the
+             window in order.
+    opaque   All other caches, such as recurrent state, are copied before a pass that may be undone.
 
-`RotatingKVCache.trim` is never called: once the window has wrapped it forgets nothing useful and
-says nothing. A copy is `copy.deepcopy`, which shares memory until either side is written to."""
+`RotatingKVCache.trim` is not used: once the window has wrapped, it lowers the length without an
+error, although the entries that were overwritten are missing.
+Copies are made by `copy.deepcopy`. They share memory until the cache or the copy is written to."""
 
 import copy
 from dataclasses import dataclass
@@ -20,7 +23,12 @@ from ...errors import RewindError
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one cache: the list through which models reach it, and where in it."""
+    """The place of one cache.
+
+    Attributes:
+        holder: The list that holds the cache, through which models reach it.
+        index: The index of the cache in this list.
+    """
 
     holder: list[Any]
     index: int
@@ -32,20 +40,27 @@ class Slot:
 
 @dataclass(frozen=True)
 class _Boundary:
-    """Copies, by slot number, of the caches that a pass was about to overwrite, at `length`."""
+    """Copies of caches from before a pass that would overwrite them.
+
+    Attributes:
+        length: Number of tokens in the copies.
+        copies: Copies by the number of the cache's slot.
+    """
 
     length: int
     copies: dict[int, Any]
 
 
 class RewindableCache:
-    """One sequence's caches, one entry a layer as a model's `make_cache` gives them.
+    """The caches of one sequence, as a model's `make_cache` returns them.
 
-    entries: the list that passes of the model are given; its elements are replaced on a rewind.
-        Must be empty caches, or ones whose offsets are already the same `length`.
+    The caller calls `before_pass` before every pass, and `rewind` to undo it. A pass must add
+    exactly `rows` tokens to every cache.
 
-    The caller calls `before_pass` ahead of every pass and `rewind` to undo. What must hold: a pass
-    adds exactly `rows` tokens to every cache."""
+    Args:
+        entries: The list that is passed to the model. A rewind may replace its elements.
+        length: Number of tokens that all of the caches hold.
+    """
 
     def __init__(self, entries: list[Any], length: int = 0) -> None:
         self.entries = entries
@@ -54,13 +69,13 @@ class RewindableCache:
         kinds = [type(slot.cache) for slot in self._slots]
         self._append = [i for i, kind in enumerate(kinds) if kind in (KVCache, QuantizedKVCache)]
         self._window = [i for i, kind in enumerate(kinds) if kind is RotatingKVCache]
-        known = {*self._append, *self._window}
-        self._opaque = [i for i in range(len(kinds)) if i not in known]
+        transparent = {*self._append, *self._window}
+        self._opaque = [i for i in range(len(kinds)) if i not in transparent]
         self._boundaries: list[_Boundary] = []
 
     @property
     def replays(self) -> bool:
-        """Whether undoing part of a pass of several tokens costs a replay of the accepted ones."""
+        """Whether a rewind to the middle of a pass needs another pass over the accepted tokens."""
         return bool(self._opaque)
 
     @property
@@ -68,8 +83,12 @@ class RewindableCache:
         return [entry.state for entry in self.entries]
 
     def before_pass(self, rows: int, proposed: int) -> None:
-        """Prepare for a pass of `rows` tokens, the last `proposed` of which may be taken back: copy
-        what that pass would make impossible to undo."""
+        """Copy the caches that could not be rewound after a pass.
+
+        Args:
+            rows: Number of tokens in the pass.
+            proposed: How many of the last tokens may be undone.
+        """
         if proposed < rows:
             self._boundaries.clear()
         if proposed and (self._opaque or self._window):
@@ -77,24 +96,30 @@ class RewindableCache:
         self.length += rows
 
     def _keep_copies(self, whole_pass: bool) -> None:
-        # Beside opaque state, a window has to be able to lose a pass completely as well.
+        # If there is opaque state, a rewind goes back before the pass, and windows must follow.
         whole_pass = whole_pass or bool(self._opaque)
         windows = {i: self._slots[i].cache for i in self._window if whole_pass}
-        # Until something has left a window, the next pass drops nothing either.
+        # A window that is not full needs no copy, because the pass overwrites no entry.
         full = [i for i, window in windows.items() if window.offset >= window.max_size]
         if need := [*self._opaque, *full]:
-            # One deepcopy for all, so that what caches share stays shared among their copies.
+            # Copy all at once, so that objects that caches share are shared by the copies too.
             copies = copy.deepcopy({i: self._slots[i].cache for i in need})
             self._boundaries.append(_Boundary(self.length, copies))
 
     def rewind(self, length: int) -> int:
-        """Go back to `length` tokens, or to the longest earlier length that can be reached. Returns
-        the length reached, from which the caller feeds the accepted tokens again. What stays is
-        final. Raises RewindError where no such length exists, or where a cache does not hold what
-        it must afterwards; the caches are then no longer to be used."""
+        """Go back to `length` tokens, or to the nearest smaller length that can be reached. The
+        remaining tokens are final.
+
+        Returns:
+            The number of tokens in the caches. The caller feeds the accepted tokens after them
+            again.
+        Raises:
+            RewindError: If no such length exists, or a cache holds another number of tokens after
+                the rewind. The caches must not be used afterwards.
+        """
         target = self._reachable(length)
         for number in (*self._window, *self._opaque):
-            self._return(number, target)
+            self._restore(number, target)
         if target < self.length:
             for number in self._append:
                 self._slots[number].cache.trim(self.length - target)
@@ -104,30 +129,31 @@ class RewindableCache:
         return target
 
     def _reachable(self, length: int) -> int:
+        """Return the largest length, up to `length`, to which all caches can go back."""
         earlier = [b.length for b in reversed(self._boundaries) if b.length < length]
         for target in (length, *earlier):
-            if all(self._can_return(i, target) for i in (*self._window, *self._opaque)):
+            if all(self._can_restore(i, target) for i in (*self._window, *self._opaque)):
                 return target
         raise RewindError(
             f"cannot go back from {self.length} to {length} tokens: no copy was kept that far back"
         )
 
     def _source(self, number: int, target: int) -> tuple[_Boundary | None, int]:
-        """The nearest state of a slot at or after `target`: a boundary (None: the live cache) and
-        its length."""
+        """Return the shortest state of a slot with at least `target` tokens, and its number of
+        tokens. The state is a boundary, or None for the cache itself."""
         for boundary in self._boundaries:
             if boundary.length >= target and number in boundary.copies:
                 return boundary, boundary.length
         return None, self.length
 
-    def _can_return(self, number: int, target: int) -> bool:
+    def _can_restore(self, number: int, target: int) -> bool:
         boundary, length = self._source(number, target)
         if length == target:
             return True
         cache = boundary.copies[number] if boundary else self._slots[number].cache
         return type(cache) is RotatingKVCache and _can_cut(cache, length - target)
 
-    def _return(self, number: int, target: int) -> None:
+    def _restore(self, number: int, target: int) -> None:
         slot = self._slots[number]
         boundary, length = self._source(number, target)
         if boundary is not None:
@@ -146,12 +172,12 @@ class RewindableCache:
 
 
 def slots(holder: list[Any]) -> list[Slot]:
-    """Return the places of all caches in a list, those in lists of caches included."""
+    """Return the slots of all caches in a list, including those inside of a CacheList."""
     places: list[Slot] = []
     for index, cache in enumerate(holder):
         if type(cache) is CacheList:
-            # mlx-lm builds a tuple and only ever indexes and walks it; ours must be replaceable. A
-            # list is left as it is, since earlier slots refer to it.
+            # mlx-lm uses a tuple, whose elements cannot be replaced. A list comes from an earlier
+            # call, whose slots refer to it.
             if not isinstance(cache.caches, list):
                 cache.caches = list(cache.caches)
             places += slots(cache.caches)
@@ -161,10 +187,13 @@ def slots(holder: list[Any]) -> list[Slot]:
 
 
 def _can_cut(window: RotatingKVCache, count: int) -> bool:
-    """Whether dropping the newest `count` >= 1 entries leaves what plain decoding would have.
-    Either no entry has left yet (then the write position is the offset), or the last pass had
-    several tokens: those are appended in order to the max_size - 1 newest ones, and what is left
-    must still fill the window. Single tokens overwrite in a ring, whose position stays below."""
+    """Return whether a window without its newest `count` >= 1 entries is what plain decoding would
+    have left.
+
+    That holds if no entry has been dropped yet: then the write position equals the offset. It also
+    holds after a pass of several tokens, which are appended in order to the max_size - 1 newest
+    entries, if the remaining entries fill the window. Single tokens overwrite entries in a ring,
+    whose write position stays below max_size."""
     held = window._idx
     return held == window.offset or held - count >= window.max_size
 
@@ -173,6 +202,7 @@ def _cut(window: RotatingKVCache, count: int) -> None:
     window.offset -= count
     window._idx -= count
     if window.keys.shape[2] > window.max_size:
-        # The next pass trims a longer buffer from the front: the dropped end must not be in it.
+        # The next pass trims a longer buffer from the front, so it must not contain dropped
+        # entries.
         window.keys = window.keys[..., : window._idx, :]
         window.values = window.values[..., : window._idx, :]

@@ -1,8 +1,8 @@
-"""The rotary settings of config.json in the words of each of mlx-lm's families.
+"""Translation of the rotary settings in config.json to the keys that mlx-lm's families read.
 
 transformers 5 writes `rope_parameters`: one entry, or one for each type of layer. Earlier versions
-wrote `rope_theta`, `rope_scaling` and others. Most of mlx-lm's families read one of the two, and
-take a default in place of the other."""
+wrote `rope_theta`, `rope_scaling` and other keys. Most of mlx-lm's families read only one of the
+two spellings, and use default values if config.json has the other one."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ from ...errors import CheckpointError
 
 NEW = "rope_parameters"
 GLOBAL = ("full_attention", "main")
-"""The entries of `rope_parameters` that hold what was `rope_theta`, for layers that see all."""
+"""The entries of `rope_parameters` for layers with full attention. They replace `rope_theta`."""
 SECOND = {
     "sliding_attention": ("rope_local_base_freq", "rope_local_theta", "swa_rope_theta"),
     "compress": ("compress_rope_theta",),
 }
-"""Other entries, and the names that families have for the base of such layers."""
+"""Other entries of `rope_parameters`, and the older keys for the rotary base of such layers."""
 SAME_BASE = ("olmo3",)
-"""Families whose types of layers differ in how positions are scaled, though not in the base."""
+"""Families whose types of layers have one rotary base, but different scaling of positions."""
 PLAIN = ("default", "mrope")
-"""Types that scale no positions of a text."""
+"""Types of rotary positions that do not scale the positions of text."""
 CLASSES = {
     "llama3": "Llama3",
     "yarn": "Yarn",
@@ -36,49 +36,57 @@ CLASSES = {
     "dynamic": "Dynamic",
     "proportional": "Proportional",
 }
-"""Type -> part of the names of the classes with which mlx-lm's families compute it."""
+"""The types of scaling, and a part of the names of the classes that implement them in mlx-lm."""
 
 
 def kind_of(settings: Mapping[str, Any]) -> str:
-    """Return the type of `rope_scaling`, of `rope_parameters`, or of an entry of the latter."""
+    """Return the type in `rope_scaling`, or in `rope_parameters` or an entry of it."""
     return str(settings.get("rope_type") or settings.get("type") or "default")
 
 
 def scaling(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return how positions are scaled, in either spelling, or None. part: config.json, or its
-    `text_config`. If types of layers differ, the layers that scale positions count."""
+    """Return the settings that scale positions, in either spelling, or None if there are none. If
+    types of layers differ, return the settings of a type that scales positions.
+
+    Args:
+        part: The contents of config.json, or its `text_config`.
+    """
     old = part.get("rope_scaling")
     entries = [old] if isinstance(old, Mapping) and old else _entries(part).values()
     return next((entry for entry in entries if kind_of(entry) not in PLAIN), None)
 
 
 def spelled_old(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
-    """Return config.json with the keys of earlier versions that the family reads, in `text_config`
-    as well. `rope_parameters` overrule all old keys unless there is `rope_scaling`, as transformers
-    has it.
+    """Return config.json, and its `text_config`, with the older keys that the family reads. As in
+    transformers, `rope_parameters` overrule older keys unless there is `rope_scaling`.
 
-    arguments: The class that mlx-lm's family reads config.json into.
-    Raises CheckpointError if layers are to differ in a way that the family does not know."""
+    Args:
+        config: The contents of config.json.
+        arguments: The class of mlx-lm that holds the family's arguments.
+    Raises:
+        CheckpointError: If types of layers differ in a way that the family does not implement.
+    """
     names = names_of(arguments)
     return _with_parts(config, lambda part: {**part, **_old_keys(part, names)})
 
 
 def spelled_both(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
-    """Return the same, and `rope_parameters` for families that read nothing else."""
+    """Return the result of `spelled_old`, with `rope_parameters` for families that read only
+    these."""
     names = names_of(arguments)
     old = spelled_old(config, arguments)
     return _with_parts(old, lambda part: {**part, **_new_keys(part, names)})
 
 
 def check(network: nn.Module, config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a complete network does not scale positions as config.json says:
-    many families ignore types that they do not know."""
+    """Raise CheckpointError if a network does not scale positions as config.json says. Many
+    families ignore types that they do not implement."""
     inner = config.get("text_config")
     settings = scaling(inner if isinstance(inner, Mapping) else config)
     if settings is None or settings.get("factor") == 1:
         return
     kind = kind_of(settings)
-    ropes = {(type(m).__name__, getattr(m, "scale", 1.0)) for m in network.modules() if _turns(m)}
+    ropes = {(type(m).__name__, getattr(m, "scale", 1.0)) for m in network.modules() if _is_rope(m)}
     computed = {name for name, part in CLASSES.items() for rope, _ in ropes if part in rope}
     if any(scale != 1.0 for _, scale in ropes):
         computed.add("linear")
@@ -89,14 +97,14 @@ def check(network: nn.Module, config: Mapping[str, Any]) -> None:
         )
 
 
-def _turns(module: nn.Module) -> bool:
+def _is_rope(module: nn.Module) -> bool:
     return any(word in type(module).__name__ for word in ("RoPE", "Rotary"))
 
 
 def _with_parts(
     config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Change config.json and its `text_config`."""
+    """Apply a function to config.json and to its `text_config`."""
     changed = change(config)
     if isinstance(inner := config.get("text_config"), Mapping):
         changed["text_config"] = change(inner)
@@ -104,7 +112,7 @@ def _with_parts(
 
 
 def names_of(arguments: type) -> set[str]:
-    """Return the names of all settings that a family and its text model read."""
+    """Return the names of all keys of config.json that a family and its text model read."""
     here = vars(sys.modules[arguments.__module__]).values()
     modules = {getattr(value, "__module__", getattr(value, "__name__", "")) for value in here}
     return {
@@ -118,7 +126,8 @@ def names_of(arguments: type) -> set[str]:
 
 
 def _entries(part: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return `rope_parameters` by type of layer, the layers that see all first; "" is any type."""
+    """Return the entries of `rope_parameters` by type of layer, full attention first. The name of
+    an entry for all types is ""."""
     settings = part.get(NEW)
     if not isinstance(settings, Mapping) or not settings:
         return {}
@@ -128,6 +137,7 @@ def _entries(part: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _old_keys(part: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return the older keys, as far as they are in `names`, for the `rope_parameters` of a part."""
     entries = _entries(part)
     if not entries:
         return {}
@@ -159,7 +169,8 @@ def _old_keys(part: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 
 
 def _share(part: Mapping[str, Any], main: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the share of a head's width that is rotated, and this width, None if unknown."""
+    """Return the rotated share of a head's width, and the rotated width; None for what is not
+    stated."""
     share, head = main.get("partial_rotary_factor"), part.get("head_dim")
     if not isinstance(share, int | float) or not isinstance(head, int):
         return share, None
@@ -169,6 +180,7 @@ def _share(part: Mapping[str, Any], main: Mapping[str, Any]) -> tuple[Any, Any]:
 def _check_types_of_layers(
     part: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]], names: set[str]
 ) -> None:
+    """Raise CheckpointError if types of layers differ and the family reads no keys for that."""
     second = {name for kind in entries for name in SECOND.get(kind, ())} & names
     if second or "partial_rotary_factors" in names or (NEW in names and "rope_theta" not in names):
         return
@@ -181,7 +193,8 @@ def _check_types_of_layers(
 
 
 def _new_keys(part: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    """Return `rope_parameters` by type of layer and for all layers; a family reads one."""
+    """Return `rope_parameters` with entries by type of layer, and with settings for all layers. A
+    family reads one of the two."""
     share = part.get("partial_rotary_factor")
     plain = {"rope_type": "default", "rope_theta": part.get("rope_theta")}
     plain |= {} if share is None else {"partial_rotary_factor": share}

@@ -1,7 +1,9 @@
-"""What is tried out on a model of mlx-lm, since no list of families would hold. Speculation rests
-on a pass over several rows computing what passes over single rows compute, and batches on a
-position for each sequence. Some models break that, by a mask of the wrong type or a window one
-token wider for all rows but the first. Differences from rounding are no failure."""
+"""Trials that show whether a model of mlx-lm supports speculation, batches and absorption.
+
+Speculation requires that a pass over several rows computes the same as passes over single rows.
+Batches require that each sequence can have its own position. Some models fail, because of a mask of
+the wrong type, or a window that is one token wider for all rows but the first. A list of such
+models would soon be outdated. Differences from rounding are allowed."""
 
 import copy
 import itertools
@@ -25,57 +27,72 @@ from .network import TappedNetwork, type_name
 from .rewinding import slots
 
 BEGUN = 5
-"""Tokens that both have seen before, at least: no row is then the first of its sequence."""
+"""Number of tokens in the cache before the compared rows. No row is then the first of its
+sequence."""
 ROWS = 4
+"""Number of rows that are compared."""
 LAYERS = 4
-"""At least so many are computed, and all up to the first of the last new kind."""
+"""The least number of layers to compute. More are computed if a later layer is of a new kind."""
 ATTEMPTS = 3
-"""With other tokens: in half precision, rounding may send a token to another expert."""
+"""Number of attempts, each with other tokens. In half precision, rounding can send a token to
+another expert, so that a single attempt proves no fault."""
 WIDEST = 1 << 16
-"""Keys of a window that is filled; a wider one, which only users ask for, treats rows alike."""
+"""The largest window, in tokens, that a trial fills. Only users set wider windows, with
+--max-kv-size, and such a window is the same for all rows."""
 OUTWEIGHS = 4
-"""How much larger values are than those that leave the window after them."""
+"""Ratio of each value to the value that leaves the window after it."""
 TRIED = ((3, 1), (7, 4), (6, 2), (7, 2), (9, 3))
-"""Tokens of each sequence of a trial batch, and how many of them are rewound and fed again. No two
-sequences are rewound to the same length, so that one position for all is wrong for all but one."""
+"""For each sequence of a trial batch: its number of tokens, and how many of them are rewound and
+fed again. All sequences are rewound to different lengths, so that a model that uses one position
+for all sequences fails."""
 MASK_AXES = (4, 5)
-"""Numbers of axes that masks may need; see `Rows`."""
+"""Numbers of mask axes to try, in this order: (batch, heads, rows, keys), then one more axis for
+query heads that share keys."""
 LIMIT, TF32_LIMIT, HALF_LIMIT = 0.001, 0.01, 0.1
-"""Largest difference of two rows, relative to their norm, that counts as rounding: in float32 on
-the CPU, in float32 elsewhere, and in half precision. An accelerator may multiply float32 in TF32,
-which moves rows by up to 0.005. A wrong mask moves them by 0.1 to 1."""
+"""The largest difference of two rows, relative to their norm, that counts as rounding: in float32
+on the CPU, in float32 elsewhere, and in half precision. An accelerator may multiply float32 in
+TF32, which changes rows by up to 0.005. A wrong mask changes them by 0.1 to 1."""
 ROUNDINGS = 8
-"""Of the number format, which are no difference at all."""
+"""A relative difference of this many machine epsilons of the dtype always counts as equal."""
 NOISE = 2
-"""A difference from rounding is another one with other tokens, by about so much."""
+"""Absorbed rows may differ from single rows by this factor more than expanded rows do: differences
+from rounding vary."""
 
 
 @dataclass(frozen=True)
 class BatchTrial:
     """The outcome of trial batches, whose sequences have different lengths.
 
-    mask_axes: Number of axes of the masks that batches need; None if the model cannot be batched.
-    reason: Why the model cannot be batched, in one line; "" if it can."""
+    Attributes:
+        mask_axes: Number of axes that masks need, or None if the model cannot decode batches.
+        reason: Why the model cannot decode batches, in one line; "" if it can."""
 
     mask_axes: int | None
     reason: str = ""
 
 
 def misfit(model: TappedNetwork, make: Sequence[MakeCache]) -> str:
-    """Return why a model cannot be called with such caches at all, in one line; "" if it can.
-    Nothing is computed."""
+    """Return why a model cannot be called with batched caches, in one line; "" if it can. Nothing
+    is computed."""
     try:
         with model.lazily():
             DecoderOnlyContext(model, make, 1).advance(mx.zeros((1, 2), dtype=mx.int32))
     except Exception as problem:
-        # Some models' arithmetic looks into mlx-lm's caches.
+        # Some models read attributes that only mlx-lm's caches have.
         return f"it fails with caches of several sequences ({first_line(problem)})"
     return ""
 
 
 def try_batches(model: TappedNetwork, make: Sequence[MakeCache]) -> BatchTrial:
-    """Compare the logits of sequences in a batch with those that the sequences get alone. The least
-    difference of all attempts is the reason against batches. Rank 0 decides for all ranks."""
+    """Compare the logits of sequences in a batch with the logits of single sequences.
+
+    Several attempts are made with each number of mask axes, and one success is enough. If all fail,
+    the reason names the smallest difference. Rank 0 decides for all ranks that share the model.
+
+    Args:
+        model: The model.
+        make: For each layer, the function that makes its batched cache.
+    """
     reasons: dict[float, str] = {}
     for seed, axes in itertools.product(range(ATTEMPTS), MASK_AXES):
         try:
@@ -84,7 +101,7 @@ def try_batches(model: TappedNetwork, make: Sequence[MakeCache]) -> BatchTrial:
                 f"in a trial its logits were off by {apart:.2g} of their norm; {limit:g} is allowed"
             )
         except Exception as problem:
-            # Some models' arithmetic takes one offset for all sequences.
+            # Some models need one offset for all sequences, and fail.
             apart, limit = math.inf, 0.0
             reason = f"a trial pass failed ({first_line(problem)})"
         if of_rank_0(model.group, not apart > limit):
@@ -96,32 +113,37 @@ def try_batches(model: TappedNetwork, make: Sequence[MakeCache]) -> BatchTrial:
 def _batch_apart(
     model: TappedNetwork, make: Sequence[MakeCache], axes: int, seed: int
 ) -> tuple[float, float]:
-    """Return how far a batch, some of whose tokens were rewound, is from each sequence alone, and
-    the limit. The sequence that is farthest off does not count."""
+    """Decode a batch, some of whose tokens are rewound, and the same sequences alone.
+
+    Returns:
+        The second-largest relative difference of a sequence's logits, and the limit for it. The
+        largest one is ignored, because rounding may send a token to another expert.
+    """
     keys = mx.random.split(mx.random.key(seed), len(TRIED))
     tokens: list[list[int]] = [
         mx.random.randint(0, model.vocabulary, (count,), mx.int32, key=key).tolist()  # type: ignore[misc]
         for key, (count, _) in zip(keys, TRIED, strict=True)
     ]
     batch = DecoderOnlyContext(model, make, len(TRIED), axes)
-    again = [row[-more:] for row, (_, more) in zip(tokens, TRIED, strict=True)]
+    fed_again = [row[-more:] for row, (_, more) in zip(tokens, TRIED, strict=True)]
     batch.advance(rectangle(tokens), proposed=max(map(len, tokens)))
     batch.rewind(tuple(count - more for count, more in TRIED))
-    logits = batch.advance(rectangle(again)).logits
+    logits = batch.advance(rectangle(fed_again)).logits
     together = mx.stack([logits[row, more - 1] for row, (_, more) in enumerate(TRIED)])
     alone = [model.run(mx.array([sequence]), None).logits[0, -1] for sequence in tokens]
     apart = _apart(together, mx.stack(alone))
-    # Rounding may send a token of one sequence to another expert.
     counted: Any = mx.sort(mx.where(mx.isnan(apart), 0, apart))[-2].item()
     return counted, _limit(logits.dtype)
 
 
-def _apart(some: mx.array, expected: mx.array) -> mx.array:
-    """Return the distance of rows relative to the expected rows' norm: NaN if the expected row has
-    NaN or infinite numbers, which proves nothing, and infinite if only the other row has them."""
-    some, expected = some.astype(mx.float32), expected.astype(mx.float32)
+def _apart(actual: mx.array, expected: mx.array) -> mx.array:
+    """Return the distance of rows, relative to the norm of the expected rows. The distance is NaN
+    if the expected row is not finite, which proves nothing, and infinite if only the actual row is
+    not.
+    """
+    actual, expected = actual.astype(mx.float32), expected.astype(mx.float32)
     norm = mx.linalg.norm(expected, axis=-1)
-    distance = mx.linalg.norm(some - expected, axis=-1)
+    distance = mx.linalg.norm(actual - expected, axis=-1)
     return mx.where(mx.isnan(distance) & mx.isfinite(norm), mx.inf, distance / norm)
 
 
@@ -132,8 +154,8 @@ def _limit(dtype: mx.Dtype) -> float:
 
 
 def rows_agree(model: TappedNetwork, make: Callable[[], list[Any]]) -> bool:
-    """Compare a pass over some rows, past caches' windows, with single rows, and warn where they
-    differ. make: returns empty caches."""
+    """Return whether a pass over several rows, after the windows are full, agrees with passes over
+    single rows. Warn if it does not. make: Returns empty caches."""
     taps = _taps(model, make())
 
     def agree(seed: int) -> bool:
@@ -151,9 +173,17 @@ def rows_agree(model: TappedNetwork, make: Callable[[], list[Any]]) -> bool:
 
 
 def absorb(model: TappedNetwork, make: Callable[[], list[Any]]) -> bool:
-    """Have passes of a few rows attend to the latent of a cache, as single rows do, if the rows
-    then agree with single rows at least as well as before, or but for rounding. Warn where they do
-    not. make: returns empty caches."""
+    """Absorb passes of a few rows from now on, if that changes results by no more than rounding.
+
+    Absorbed rows must agree with single rows at least as well as expanded rows do. If they do not,
+    warn, and leave attention unchanged.
+
+    Args:
+        model: The model.
+        make: Returns empty caches.
+    Returns:
+        Whether passes are absorbed. False also if the model has no latent attention.
+    """
     attentions = latent.expanding(model.network)
     if not attentions:
         return False
@@ -184,8 +214,16 @@ def _warn(model: TappedNetwork, what: str) -> None:
 def _rows_apart(
     model: TappedNetwork, entries: list[Any], taps: list[str], seed: int
 ) -> tuple[float, mx.Dtype]:
-    """Return how far rows of one pass are from single rows, and the number format. No layer after
-    the tapped one is computed. entries: empty caches."""
+    """Compare the rows of one pass with single rows.
+
+    Args:
+        model: The model.
+        entries: Empty caches.
+        taps: The hidden state to compare; no layer after it is computed. Without one, logits.
+        seed: Seed of the random tokens.
+    Returns:
+        The second-smallest relative difference of a row, and the dtype of the rows.
+    """
     key = mx.random.key(seed)
     tokens = mx.random.randint(0, model.vocabulary, (1, BEGUN + ROWS), mx.int32, key=key)
 
@@ -201,15 +239,17 @@ def _rows_apart(
         together = states(fed, entries)
         alone = [states(fed[:, row : row + 1], twin) for row in range(ROWS)]
     expected = mx.concatenate(alone, axis=1)
-    # A wrong mask shows in all rows but one, a token at another expert mostly in one.
+    # A wrong mask changes all rows but one. A token at another expert mostly changes one row.
     second_least: Any = mx.sort(_apart(together, expected)[0])[1].item()
     return second_least, expected.dtype
 
 
 def _fill(entries: list[Any], key: mx.array) -> None:
-    """Put attention caches past the largest window without a pass over so many tokens. Old keys are
-    alike, and the values that leave the window next are large, so that one too many or too few of
-    them shows however wide the window is."""
+    """Fill attention caches up to the largest window without a pass over that many tokens.
+
+    All keys that are put in are equal, so that attention weighs them equally. The values that leave
+    the window next are large. A window that is one token too wide or too narrow therefore changes
+    the result, even if the window is large."""
     caches = [slot.cache for slot in slots(entries)]
     for cache in caches:
         if type(cache) is RotatingKVCache:
@@ -220,7 +260,7 @@ def _fill(entries: list[Any], key: mx.array) -> None:
             continue
         held = min(size, getattr(cache, "max_size", size))
         heads, width = cache.values.shape[1], cache.values.shape[3]
-        # The largest are near 2 ** 15: float16 ends at twice that.
+        # The largest values are near 2 ** 15. The largest number of float16 is twice that.
         scale = min(held, 32) * OUTWEIGHS ** mx.arange(ROWS, 0, -1)[:, None]
         leaving = scale * mx.random.normal((1, heads, ROWS, width), key=key)
         values = mx.pad(leaving[:, :, :held], [(0, 0), (0, 0), (0, max(0, held - ROWS)), (0, 0)])
@@ -232,13 +272,16 @@ def _fill(entries: list[Any], key: mx.array) -> None:
 
 
 def _taps(model: TappedNetwork, entries: list[Any]) -> list[str]:
-    """The output of the first layer by which all kinds were seen; none where it is not shown."""
+    """Return the name of the hidden state to compare, or an empty list if the model hides it.
+
+    It is the output of the first layer after which no new kind of layer follows. Layers are of one
+    kind if their modules and their caches are of the same classes and sizes."""
     layers = list(getattr(model.network, "layers", ()))
     kinds: dict[Hashable, int] = {}
     for number, layer in enumerate(layers):
         cache = entries[number] if len(entries) == len(layers) else None
-        look = tuple((path, type(module).__name__) for path, module in layer.named_modules())
-        kinds.setdefault((look, type(cache), getattr(cache, "max_size", None)), number)
+        parts = tuple((path, type(module).__name__) for path, module in layer.named_modules())
+        kinds.setdefault((parts, type(cache), getattr(cache, "max_size", None)), number)
     enough = max([LAYERS - 1, *kinds.values()])
     name = after(min(enough, len(layers) - 1))
     try:
