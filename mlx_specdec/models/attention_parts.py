@@ -1,5 +1,5 @@
-"""Attention over a few query rows at a time, in calls that Metal's vector kernel takes. The limits
-are from `has_fused_kernel` in the Metal back end of MLX 0.32.4."""
+"""Division of attention into calls with a few query rows, which Metal's vector kernel accepts. The
+kernel's limits are from `has_fused_kernel` in the Metal back end of MLX 0.32.4."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,22 +11,22 @@ from .exact import rows_attend_alone
 from .number_format import on_cpu
 
 FEW = 32
-"""The most query rows of a pass that is divided. Longer passes read prompts."""
+"""The most query rows of a pass that is divided. Longer passes prefill prompts."""
 ROWS, QUERIES = 8, 32
-"""Limits of a call of the vector kernel: query rows, and query rows times the query heads for each
-key-value head."""
+"""Limits of a call of the vector kernel: query rows, and query rows times query heads per key-value
+head."""
 SIZES = frozenset({(64, 64), (96, 64), (96, 96), (128, 128), (192, 128), (256, 256)})
-"""The head sizes of keys and values that the vector kernel takes within these limits."""
+"""The head sizes of keys and values that the vector kernel accepts within these limits."""
 WIDE, WIDE_GROUP, WIDE_KEYS = 512, 8, 1024
-"""A head size that the vector kernel takes only for a single row without an array mask. The row
-must have exactly 8 query heads for each key-value head, and at least 1,024 keys."""
+"""A head size that the vector kernel accepts only for a single row without an array mask. The row
+must have 8 query heads per key-value head, and at least 1,024 keys."""
 
 PROMPT_SIZES = frozenset({(64, 64), (72, 72), (80, 80), (96, 64), (96, 96), (128, 128)})
-"""The head sizes of keys and values for which MLX fuses the attention of every longer pass. Other
-sizes are fused for few shapes of passes or for none."""
+"""The head sizes of keys and values for which MLX has a fused kernel for all longer passes. Other
+sizes have a fused kernel for few shapes of passes, or for none."""
 
 Attend = Callable[[mx.array, Any, Any, Any], mx.array]
-"""An attention, called with queries, keys, values and a mask."""
+"""A function that computes attention from queries, keys, values and a mask."""
 
 
 def attend_by_kernel(
@@ -37,22 +37,23 @@ def attend_by_kernel(
     mask: Any,
     window: int | None = None,
 ) -> mx.array:
-    """Return an attention, computed by Metal's vector kernel if that can be had by dividing rows.
+    """Compute attention, and divide the query rows if Metal's vector kernel then accepts them.
 
-    A pass of 2 to FEW rows that exceeds the kernel's limits is divided into calls within them, at
-    any number of keys. The kernel that computes single rows then computes every row by itself. A
-    whole pass would take about five kernels and round its scores to half precision, or, beyond 8
-    rows, take the kernel for prompts. Nothing is measured, so that no forward pass computes
-    anything at once. Passes stay whole on a CPU and with CUDA. In a pass of an exact context every
-    row attends in a call of its own, on any device.
+    The vector kernel is also the kernel of single rows. If a pass of 2 to FEW rows exceeds the
+    kernel's limits, the rows are divided into several calls within the limits. Without this
+    division MLX would use about five kernels, and round the scores to half precision. With more
+    than 8 rows it would use the kernel for prompts. The decision depends on shapes only, so that
+    the pass stays lazy. Rows are not divided on a CPU or with CUDA.
+
+    In a pass of an exact context every row gets a call of its own, on all devices.
 
     Args:
-        attend: Computes the attention of some rows.
+        attend: Computes the attention of the rows of one call.
         queries: Shape (batch, heads, rows, head size).
         keys: Shape (batch, key-value heads, n, head size).
         values: Shape (batch, key-value heads, n, value size).
         mask: None, "causal", or an array that is broadcast to (..., rows, n).
-        window: The most keys that a row of a windowed cache sees, if there is a window.
+        window: Number of keys in the window of a windowed cache, otherwise None.
     """
     rows = queries.shape[2]
     if 1 < rows <= FEW and rows_attend_alone():
@@ -67,8 +68,8 @@ def attend_by_kernel(
 
 
 def kernel_rows(queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> int:
-    """Return how many of the query rows one call of the vector kernel takes, or 0 if it takes none.
-    The arguments are those of `attend_by_kernel`."""
+    """Return how many query rows one call of the vector kernel accepts, or 0 if it accepts none.
+    See `attend_by_kernel` for the arguments."""
     heads, rows, size = queries.shape[1:]
     group, count = heads // keys.shape[1], keys.shape[2]
     if size == WIDE == values.shape[3]:
@@ -83,13 +84,13 @@ def kernel_rows(queries: mx.array, keys: mx.array, values: mx.array, mask: Any) 
 def in_parts(
     most: int, queries: mx.array, keys: Any, values: Any, mask: Any
 ) -> Iterator[tuple[mx.array, Any, Any, Any]]:
-    """Yield queries, and the keys, values and mask that they need, for `most` rows at a time. Keys
-    and values may also be tuples of quantized parts."""
+    """Yield the queries, keys, values and mask of each part of at most `most` query rows. Keys and
+    values may also be tuples of quantized parts."""
     rows = queries.shape[2]
     for first in range(0, rows, most):
         last = min(first + most, rows)
         shown, part = (keys, values), mask
-        if isinstance(mask, str):  # "causal": keys after the last of these rows are not read
+        if isinstance(mask, str):  # "causal": leave out the keys after the last row of the part
             end = last - rows or None
             shown = tree_map(lambda array, end=end: array[..., :end, :], shown)
             part = mask if last - first > 1 else None
@@ -101,16 +102,17 @@ def in_parts(
 def in_single_rows(
     queries: mx.array, keys: Any, values: Any, mask: Any, window: int | None = None
 ) -> Iterator[tuple[mx.array, Any, Any, Any]]:
-    """Yield each query row of one sequence with the keys, values and mask that a pass of this row
-    alone would have. A kernel divides its sum by the number of keys and by their order, so the keys
-    of later rows are left out, and so are those that have left the window.
+    """Yield the query, keys, values and mask of each row, as in a pass over this row alone.
+
+    The number and order of the keys decide in which order a kernel adds, and so how it rounds.
+    Therefore masked keys are left out: the keys of later rows, and keys that have left the window.
 
     Args:
         queries: Shape (1, heads, rows, head size).
         keys: Shape (1, key-value heads, n, head size), or a tuple of quantized parts.
         values: Like keys.
         mask: None if every row sees all keys, as in cross-attention. Otherwise the last row sees
-            the newest key, and each row before it one key less.
+            the newest key, and each earlier row one key less.
         window: See `attend_by_kernel`."""
     rows, count = queries.shape[2], tree_flatten(keys)[0][1].shape[2]
     causal = isinstance(mask, str) or (mask is not None and mask.shape[-2] > 1)

@@ -1,7 +1,8 @@
-"""The layers of one pass in fewer operations, for MLX's CPU back end, where small models spend the
-host's time on submitting operations. The arithmetic is MLX's own, bit for bit: rotary positions,
-30 operations there, take their cosines and sines from one call for all layers of a pass, and a
-product of one sequence needs neither a transposed weight nor a flat input."""
+"""Layers that take fewer operations on MLX's CPU back end, where small models spend most time on
+submitting operations. Results are the same as MLX's, bit for bit.
+
+MLX's rotary positions take 30 operations. Here all layers of a pass share the cosines and sines. A
+matrix product of one sequence needs neither a transposed weight nor a flattened input."""
 
 import os
 import threading
@@ -16,60 +17,67 @@ from .number_format import on_cpu, twin_of
 from .patches import LIGHT_LAYERS
 
 FEW_ROWS = 64
-"""Of a pass whose positions are shared; in longer ones the arithmetic decides."""
+"""The most rows of a pass whose layers share cosines and sines. In longer passes the arithmetic
+takes longer than submitting it."""
 SUBMIT = "MLX_SPECDEC_SUBMIT_EVERY"
-"""An environment variable for developers: the number of layers after which `begin` submits off the
-CPU. It is not known yet whether that pays on Metal."""
+"""Environment variable for developers: on a GPU, `begin` submits after this many layers. Not yet
+measured on Metal."""
 
 
-class _Newest(threading.local):
+class _PassState(threading.local):
+    """The shared positions of this thread's newest pass, and the number of layers since the
+    start."""
+
     offsets: mx.array | None = None
     layers = 0
 
 
-_newest = _Newest()
+_newest = _PassState()
 
 
 def shared(offsets: mx.array) -> mx.array:
-    """Return the positions of a pass, (batch,) int32, after noting that nobody writes to them."""
+    """Mark the positions of a pass, (batch,) int32, as constant, and return them. Their cosines and
+    sines may then be reused."""
     _newest.offsets = offsets
     return offsets
 
 
 class _Turns(threading.local):
-    """The newest cosines and sines of rotary positions with the same settings, of each thread. One
-    thread cannot compute the lazy arrays of another. A thread's id is no key for them: a new thread
-    can get the id of a thread that has ended."""
+    """The newest cosines and sines of rotary positions with the same settings, separately for each
+    thread, because one thread cannot compute lazy arrays of another. Thread ids would be no keys
+    for them: a new thread can get the id of a thread that has ended."""
 
     def __init__(self) -> None:
-        self._made: tuple[Any, dict[Any, tuple[mx.array, mx.array]]] = (None, {})
+        self._computed: tuple[Any, dict[Any, tuple[mx.array, mx.array]]] = (None, {})
 
     def of(self, rope: nn.RoPE, heads: mx.array, offset: Any) -> tuple[mx.array, mx.array]:
-        """Return what heads, (batch, heads, rows, dims), and their swapped halves are times."""
-        at, made = self._made
+        """Return the factors of heads, (batch, heads, rows, dims), and of heads with swapped
+        halves. The sum of both products is the rotated heads."""
+        at, factors = self._computed
         if at is not offset and not (type(at) is int and type(offset) is int and at == offset):
-            self._made = _, made = offset, {}
+            self._computed = _, factors = offset, {}
         shape, dtype = heads.shape, heads.dtype
-        if (shape, dtype) not in made:
+        if (shape, dtype) not in factors:
             one = (shape[0], 1, *shape[2:])
-            if (one, dtype) not in made:
-                # Rotating (1, 0) shows both, whatever the settings are.
+            if (one, dtype) not in factors:
+                # MLX rotates the unit vector (1, 0) to (cosine, sine), whatever the settings are.
                 half = mx.broadcast_to(mx.array([1, 0], dtype)[:, None], (2, shape[-1] // 2))
                 unit = mx.broadcast_to(half.flatten(), one)
                 cosines, sines = mx.split(nn.RoPE.__call__(rope, unit, offset), 2, axis=-1)
                 straight = mx.concatenate([cosines, cosines], axis=-1)
-                made[one, dtype] = straight, mx.concatenate([-sines, sines], axis=-1)
-            # An operation that finds equal shapes adds none that stretches one of them.
-            straight, crossed = made[one, dtype]
-            made[shape, dtype] = mx.broadcast_to(straight, shape), mx.broadcast_to(crossed, shape)
-        return made[shape, dtype]
+                factors[one, dtype] = straight, mx.concatenate([-sines, sines], axis=-1)
+            # Broadcast once here, or every product would add an operation that broadcasts.
+            straight, crossed = factors[one, dtype]
+            broadcast = mx.broadcast_to(straight, shape), mx.broadcast_to(crossed, shape)
+            factors[shape, dtype] = broadcast
+        return factors[shape, dtype]
 
 
 class RoPE(nn.RoPE):
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        whole = x.ndim == 4 and x.shape[-1] == self.dims and x.shape[-2] <= FEW_ROWS
-        # Other arrays may be written to between two calls, as those of mlx-lm's batches are.
-        if not whole or not (type(offset) is int or offset is _newest.offsets):
+        fits = x.ndim == 4 and x.shape[-1] == self.dims and x.shape[-2] <= FEW_ROWS
+        # Other arrays of offsets may change between two calls, as in mlx-lm's batches.
+        if not fits or not (type(offset) is int or offset is _newest.offsets):
             return super().__call__(x, offset)
         straight, crossed = self.__dict__["_turns"].of(self, x, offset)
         first, second = mx.split(x, 2, axis=-1)
@@ -79,21 +87,21 @@ class RoPE(nn.RoPE):
 class Linear(nn.Linear):
     def __call__(self, x: mx.array) -> mx.array:
         weight, turned, batch_of_one = self.__dict__["_turned"]
-        # While it is trained it has other weights in every step.
+        # Training replaces the weight in every step.
         if weight is not self["weight"]:
             return super().__call__(x)
         return x @ (batch_of_one if x.ndim == 3 and x.shape[0] == 1 else turned)
 
 
 def lighten(network: nn.Module) -> None:
-    """Change the layers of a network in place, on a CPU; their names and parameters stay. Raises
-    OptionError as `submit_every` does, before any pass."""
+    """Replace the classes of a network's layers on a CPU. Names and parameters stay the same.
+    Raises OptionError for a wrong value of SUBMIT, so that no pass has to."""
     submit_every()
     if not on_cpu():
         return
     turns: dict[tuple[Any, ...], _Turns] = {}
     for module in network.modules():
-        # Subclasses and quantized layers have arithmetic of their own.
+        # Subclasses and quantized layers compute something else.
         if type(module) is nn.RoPE and not module.traditional:
             settings = module.dims, module.base, module.scale
             module.__dict__["_turns"] = turns.setdefault(settings, _Turns())
@@ -101,30 +109,31 @@ def lighten(network: nn.Module) -> None:
         elif type(module) is nn.Linear and "bias" not in module:
             weight = module["weight"]
             module.__dict__["_turned"] = turned = weight, weight.T, weight.T[None]
-            mx.eval(turned)  # views, without which other threads than this one could not compute
+            mx.eval(turned)  # other threads cannot compute this thread's lazy views
             LIGHT_LAYERS.apply(module, "__class__", Linear)
 
 
 @cache
 def submit_every() -> int:
-    """Return the number of layers that SUBMIT names, or 0 if it is not set. Raises OptionError."""
-    said = os.environ.get(SUBMIT, "")
-    if not said:
+    """Return the number of layers in SUBMIT, or 0 if it is not set. Raises OptionError if it is no
+    positive number."""
+    value = os.environ.get(SUBMIT, "")
+    if not value:
         return 0
-    if not (said.isdecimal() and int(said) >= 1):
+    if not (value.isdecimal() and int(value) >= 1):
         raise OptionError(
-            f"{SUBMIT} must be a whole number of layers, 1 or more, not {said!r}: change it or "
+            f"{SUBMIT} must be a whole number of layers, 1 or more, not {value!r}: change it or "
             "unset it"
         )
-    return int(said)
+    return int(value)
 
 
 def begin(states: mx.array) -> mx.array:
-    """Let the device begin with what a layer returns while the host builds the layers after it.
+    """Submit a layer's result to the device while the host builds the next layers, and return it.
 
-    A CPU begins with every layer: a step of a small model takes 0.78 of the time, four sequences at
-    once 0.88. A GPU begins with every n-th layer of a thread's passes if SUBMIT is n, and otherwise
-    with none."""
+    On a CPU every layer is submitted: a plain decoding step of a small model then takes 0.78 of the
+    time, and a step of four sequences 0.88. On a GPU every n-th layer is submitted if SUBMIT is n,
+    and no layer otherwise."""
     if on_cpu():
         mx.async_eval(states)
     elif every := submit_every():
@@ -135,7 +144,7 @@ def begin(states: mx.array) -> mx.array:
 
 
 def as_mlx_has_it(network: nn.Module) -> nn.Module:
-    """Return a copy of a network with MLX's own layers, whose parameters are the same arrays."""
+    """Return a copy of a network with MLX's own layers. The copy shares the parameters."""
     copied = twin_of(network)
     for module in copied.modules():
         LIGHT_LAYERS.undo(module)

@@ -1,9 +1,10 @@
-"""Target passes in which a row has the same bits whatever else the pass contains.
+"""Target passes in which the result of a row does not depend on the other rows, bit for bit.
 
-A GPU sums the products of a single row in one order and those of several rows in another, and its
-attention over a long cache divides the keys by the number of rows. In half precision the outputs of
-plain and of speculative decoding then part at ties. An exact context never runs a single row, and
-lets each row attend in a call of its own."""
+A GPU rounds a row differently in passes over one row and over several rows. Matrix products add in
+another order. Attention over a long cache splits the keys into parts, and the split depends on the
+number of rows. In half precision, plain and speculative decoding can then choose different tokens
+if two tokens are almost equally likely. An exact context therefore pads a single row to two rows,
+and computes the attention of each row in a separate call."""
 
 import threading
 from collections.abc import Sequence
@@ -27,10 +28,11 @@ def rows_attend_alone() -> bool:
 
 
 class ExactContext:
-    """interfaces.Context of one sequence: another context, with at least two rows in each pass.
+    """An interfaces.Context of one sequence whose passes have at least two rows.
 
     Args:
-        context: The context to use. It must be able to drop its newest token without a replay."""
+        context: The context that runs the passes. It must be able to drop its newest token without
+            a replay."""
 
     replays = checkpoints = False
 
@@ -42,7 +44,8 @@ class ExactContext:
         return self._context.lengths
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """See Context. A single token is padded to two, and the padding is dropped at once."""
+        """Run a pass as interfaces.Context says. A single token gets a second one as padding, which
+        is rewound at once."""
         padded = tokens.shape[1] == 1
         if padded:
             tokens = mx.pad(tokens, [(0, 0), (0, 1)])

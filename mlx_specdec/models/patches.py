@@ -1,6 +1,6 @@
-"""Every change to the classes, functions and modules of others: what is replaced, why, and how to
-undo it. A test refuses such changes in other modules. The new functions are in the modules that
-apply a patch. Nothing here imports mlx-lm, for which T5 would wait."""
+"""All changes to classes, functions and modules of other packages: what is replaced, why, and how
+to undo it. A test refuses such changes in other modules. The replacements themselves are in the
+modules that apply a patch. This module does not import mlx-lm, because T5 does not need it."""
 
 import importlib
 import importlib.util
@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 import mlx.nn as nn
 
 _CHANGES = "_changes_of_mlx_specdec"
-"""The attribute in which an owner remembers what was replaced, so that both are freed together."""
+"""Name of an owner's attribute that stores what was replaced, so that both are freed together."""
 _TOKENIZERS = "mlx_lm.tokenizer_utils"
 
 
 @dataclass(frozen=True)
 class Patch:
-    """A change, which is applied and undone.
+    """A change that can be applied and undone.
 
     Attributes:
         replaces: The names that are replaced, and their owners.
-        why: The reason."""
+        why: The reason for the change."""
 
     replaces: str
     why: str
@@ -38,25 +38,25 @@ class _Change(NamedTuple):
 
 
 class Replacement(Patch):
-    """Other attributes of an owner, which is a module of Python or of MLX."""
+    """A patch that replaces attributes of owners. An owner is a Python module or an MLX module."""
 
     def apply(self, owner: Any, name: str, new: Any) -> None:
-        """Replace an attribute, which exists. Nothing happens if it is `new` already."""
+        """Replace an existing attribute of an owner, unless it is `new` already."""
         original = getattr(owner, name)
         if original is not new:
-            # A copy of the owner gets this tuple as well, and must not share what is added later.
+            # Store a new tuple: a copy of the owner refers to the old one.
             changes = (*vars(owner).get(_CHANGES, ()), _Change(self, name, original))
             vars(owner)[_CHANGES] = changes
             setattr(owner, name, new)
 
     def extend(self, modules: Iterable[nn.Module], **methods: Callable[..., Any]) -> None:
-        """Give modules of MLX a subclass of their class, so that their parameters and names stay.
-        Modules of one class stay of one class.
+        """Override methods of MLX modules by changing the class of each module to a subclass.
+        Parameters and names stay the same. Modules of one class stay of one class.
 
         Args:
             modules: The modules.
-            methods: By name. Each is called with the method that it replaces, or None if there is
-                none, then with the module, then with the arguments of the call.
+            methods: New methods by name. A method is called with the method that it replaces (None
+                if there is none), the module, and the arguments of the call.
         """
         classes: dict[type, type] = {}
         for module in modules:
@@ -74,7 +74,7 @@ class Replacement(Patch):
         return any(change.patch == self for change in vars(owner).get(_CHANGES, ()))
 
     def undo(self, owner: Any) -> None:
-        """Restore an owner as it was before this patch, and so without later patches of it."""
+        """Undo this patch of an owner, and all patches of the owner that were applied later."""
         while self.applied(owner):
             *earlier, change = vars(owner)[_CHANGES]
             vars(owner)[_CHANGES] = tuple(earlier)
@@ -89,52 +89,54 @@ def _around(method: Callable[..., Any], plain: Any) -> Any:
 
 
 class FastStart(Patch):
-    """mlx-lm's models and loader, imported without all the rest of it."""
+    """A patch that imports mlx-lm's models and loader without the rest of mlx-lm."""
 
     def apply(self) -> None:
-        """Import mlx_lm.utils, unless mlx-lm was imported before. The package runs its `__init__`
-        as soon as a name of it is read, and calls of its tokenizers import those."""
+        """Import mlx_lm.utils, unless mlx-lm was imported before. The `__init__` of mlx_lm runs
+        when one of its names is first read. Its tokenizers are imported when they are first
+        called."""
         spec = importlib.util.find_spec("mlx_lm")
         if spec is None or "mlx_lm" in sys.modules:
             return
         package, tokenizers = importlib.util.module_from_spec(spec), ModuleType(_TOKENIZERS)
 
-        def whole(name: str) -> Any:
+        def complete(name: str) -> Any:
             self.undo()
             return getattr(package, name)
 
-        vars(package)["__getattr__"] = whole
-        vars(tokenizers)["__getattr__"] = partial(partial, _of_tokenizers)
+        vars(package)["__getattr__"] = complete
+        vars(tokenizers)["__getattr__"] = partial(partial, _call_tokenizers)
         sys.modules |= {"mlx_lm": package, _TOKENIZERS: tokenizers}
-        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # as that `__init__` sets it
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # mlx-lm's `__init__` sets it, too
         try:
             importlib.import_module("mlx_lm.utils")
         finally:
             del sys.modules[_TOKENIZERS]
 
     def undo(self) -> None:
-        """Run what was put off, and let mlx_lm.utils have mlx-lm's own tokenizers."""
+        """Run the `__init__` of mlx_lm, and put mlx-lm's tokenizers into mlx_lm.utils."""
         package = importlib.import_module("mlx_lm")
         if vars(package).pop("__getattr__", None) is None:
             return
         importlib.reload(package)
         tokenizers, utils = (importlib.import_module(n) for n in (_TOKENIZERS, "mlx_lm.utils"))
         for name, value in list(vars(utils).items()):
-            if isinstance(value, partial) and value.func is _of_tokenizers:
+            if isinstance(value, partial) and value.func is _call_tokenizers:
                 setattr(utils, name, getattr(tokenizers, *value.args))
 
 
-def _of_tokenizers(name: str, *args: Any, **rest: Any) -> Any:
+def _call_tokenizers(name: str, *args: Any, **rest: Any) -> Any:
+    """Import mlx-lm's module of tokenizers, and call its function or class `name`."""
     return getattr(importlib.import_module(_TOKENIZERS), name)(*args, **rest)
 
 
 FAST_START = FastStart(
-    "the modules mlx_lm, whose __init__ runs later, and for mlx_lm.utils mlx_lm.tokenizer_utils",
-    "Both import transformers: to import mlx_lm.utils takes 1.4 seconds of a server's CPU with it, "
-    "and 0.4 without.",
+    "the module mlx_lm, whose __init__ runs later, and mlx_lm.tokenizer_utils in mlx_lm.utils",
+    "Both import transformers. On a server's CPU, mlx_lm.utils takes 1.4 seconds to import with "
+    "transformers, and 0.4 seconds without it.",
 )
 ATTENTION = Replacement(
-    "scaled_dot_product_attention in the modules of mlx-lm that a network's classes are from",
+    "scaled_dot_product_attention in the modules of mlx-lm that define a network's classes",
     "Passes of a few rows are absorbed into a latent, or divided for Metal's vector kernel.",
 )
 QUANTIZED_ATTENTION = Replacement(
@@ -142,29 +144,29 @@ QUANTIZED_ATTENTION = Replacement(
     "The scores of all rows at once would take more memory than a quantized cache saves.",
 )
 LIGHT_LAYERS = Replacement(
-    "the classes of networks' nn.RoPE and nn.Linear, on a CPU",
-    "The same bits take fewer operations, for which small models wait.",
+    "the classes of nn.RoPE and nn.Linear modules in networks, on a CPU",
+    "The same results take fewer operations, whose submission dominates the time of small models.",
 )
 LATENT = Replacement(
     "__call__ of the modules that expand the latent of mlx-lm's MLA",
-    "Attention has to know the latent that its keys and values were made of.",
+    "Attention needs the latent from which its keys and values were expanded.",
 )
 TAPS = Replacement(
     "__call__ of layers, and of other modules whose input or output is read",
-    "mlx-lm's models do not show their hidden states, which drafters read.",
+    "mlx-lm's models do not return their hidden states, which drafters read.",
 )
 LEFT_OUT = Replacement(
-    "__call__ and make_cache of mlx-lm's models that draft with some of their layers, and __call__ "
-    "of the others",
-    "The layers stay in their places, by which models know their kinds, and compute nothing.",
+    "__call__ and make_cache of a model of mlx-lm that drafts with some of its layers, and "
+    "__call__ of the layers that are skipped",
+    "Skipped layers stay in the list, because models derive a layer's kind from its number.",
 )
 WATCHED = Replacement(
-    "__call__ of the layers of such a model, for one pass",
-    "Only a call of the model shows which cache a layer is given, and how much it returns.",
+    "__call__ of all layers of such a model, for one pass",
+    "Only a call of the model shows which cache a layer gets, and how many values it returns.",
 )
 CAUGHT_WEIGHTS = Replacement(
     "sanitize and load_weights of a model of mlx-lm while its loader runs",
-    "Our tensors are given to the loader, and are checked before they are loaded.",
+    "The loader gets tensors that this package has read, which are checked before they are loaded.",
 )
 PATCHES = (
     *(FAST_START, ATTENTION, QUANTIZED_ATTENTION, LIGHT_LAYERS),

@@ -1,8 +1,10 @@
-"""The wired limit: how many bytes of MLX's memory macOS must keep in RAM.
+"""The wired limit: the number of bytes of MLX's memory that macOS must keep in RAM.
 
-The limit is the size of the evaluated weights of large models. Macs have frozen and restarted with
-a limit that also held caches and working space. Versions of macOS need no check: before macOS 15,
-MLX accepts a limit and wires nothing."""
+After a large model is loaded, the limit is set to MLX's active memory, which is mostly weights. It
+includes caches that exist at that time, such as the caches of a model that was loaded earlier. It
+leaves nothing for caches and working memory that are allocated later: Macs have frozen and
+restarted with a limit that included them. The version of macOS is not checked, because MLX accepts
+a limit before macOS 15, and wires nothing."""
 
 import atexit
 import os
@@ -10,25 +12,25 @@ import os
 import mlx.core as mx
 
 SWITCH = "MLX_SPECDEC_WIRED"
-"""Environment variable: with 0, nothing is wired."""
+"""Environment variable that keeps the limit unchanged if its value is 0."""
 SHARE = 0.25
-"""Weights are wired if they take more than this share of the machine's memory. Smaller models are
-hardly ever swapped out."""
+"""The limit is set if the active memory exceeds this share of the machine's memory. macOS hardly
+ever swaps smaller models out."""
 
 _earlier: list[int] = []
 """The limit in bytes that `release` restores; empty if `wire` has set none."""
 
 
 def wire() -> None:
-    """Raise the wired limit to the bytes that MLX has evaluated, if they are many. The device's
-    recommended limit is never exceeded. Call it right after weights were evaluated, when caches do
-    not exist yet. A later call covers later models as well."""
+    """Set the wired limit to MLX's active memory, if this exceeds SHARE of the machine's memory.
+    The limit never exceeds the one that the device recommends. Call this right after the weights of
+    a model are evaluated, and again after another model."""
     if os.environ.get(SWITCH) == "0" or not mx.metal.is_available():
         return
-    device, evaluated = mx.device_info(mx.gpu), mx.get_active_memory()
-    if evaluated <= SHARE * int(device["memory_size"]):
+    device, active = mx.device_info(mx.gpu), mx.get_active_memory()
+    if active <= SHARE * int(device["memory_size"]):
         return
-    limit = min(int(device["max_recommended_working_set_size"]), evaluated)
+    limit = min(int(device["max_recommended_working_set_size"]), active)
     earlier = mx.set_wired_limit(limit)
     if not _earlier:
         _earlier.append(earlier)
@@ -36,7 +38,7 @@ def wire() -> None:
 
 
 def release() -> None:
-    """Restore the wired limit from before the first call of `wire`."""
+    """Restore the wired limit that was set before the first call of `wire`."""
     if _earlier:
         mx.set_wired_limit(_earlier.pop())
         atexit.unregister(release)
