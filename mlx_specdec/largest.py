@@ -1,10 +1,10 @@
-"""Find the largest entries of rows as wide as a vocabulary without sorting the rows. MLX's own
-top-k sorts whole rows on a GPU.
+"""Search for the largest entries of rows as wide as a vocabulary, without sorting the rows. MLX's
+own top-k sorts complete rows on a GPU.
 
-The search has two stages. First it cuts a row into segments, and takes the k segments with the
-largest maxima. Then it searches these segments, and the few entries after the last segment. No
-other segment has a larger entry than any of the k maxima, so the k largest entries are found,
-whatever the ties."""
+The search has two stages. The first one cuts a row into segments, and takes the k segments with the
+largest maxima. The second one searches these segments, and the few entries after the last segment.
+No other segment has a larger entry than any of the k maxima, so the k largest entries are found,
+even if entries are equal."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import math
 import mlx.core as mx
 
 LEAST_ENTRIES, LEAST_WIDTH = 1 << 14, 4
-"""Entries of all rows, and of a segment, from which two stages take less time than MLX's own top-k.
-Measured on a CPU. There MLX selects in linear time, so that a GPU gains sooner."""
+"""The least number of entries in all rows, and in a segment, for which two stages are faster than
+MLX's own top-k. Measured on a CPU, where MLX selects in linear time; a GPU gains earlier."""
 
 
 def largest(rows: mx.array, k: int) -> mx.array:
@@ -50,10 +50,10 @@ def indices_of_largest(rows: mx.array, k: int) -> mx.array:
 
 
 def _contenders(rows: mx.array, k: int) -> mx.array | None:
-    """Return indices of entries with k largest ones among them, (..., m) uint32, or None if all
-    entries of a row are to be looked at."""
+    """Return the indices that the second stage searches, (..., m) uint32, or None if one stage is
+    enough."""
     size = rows.shape[-1]
-    # Both stages look at about sqrt(size * k) entries: the maxima, and k whole segments.
+    # With this width both stages search about sqrt(size * k) entries.
     width = math.isqrt(size // k)
     if rows.size < LEAST_ENTRIES or width < LEAST_WIDTH:
         return None

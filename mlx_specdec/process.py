@@ -1,7 +1,8 @@
-"""The process: the BLAS that MLX uses, the cache directory, and threads that end. MLX's CPU wheel
-for Linux brings the reference BLAS, whose matrix products cost as many passes over the weights as
-there are rows. MKL, from the PyPI package `mkl` (extra `fast-cpu`), or the system's OpenBLAS takes
-its place if it is loaded before MLX, with global symbols."""
+"""Settings of the process: the BLAS that MLX uses, the cache directory, and cleanup of threads.
+
+MLX's CPU wheel for Linux contains the reference BLAS, whose matrix products read all weights once
+for each row. MKL (from the PyPI package `mkl`, extra `fast-cpu`) or the system's OpenBLAS replaces
+it if that library is loaded before MLX, with global symbols."""
 
 import contextlib
 import ctypes
@@ -29,9 +30,12 @@ _warned: list[bool] = []
 def load(wanted: str | None = None) -> str:
     """Load a BLAS if MLX is not imported yet, and return `name()`. Later calls change nothing.
 
-    wanted: "auto" (MKL, then OpenBLAS, then what MLX brings), "none", or a library's path; without
-    it the environment variable MLX_SPECDEC_BLAS decides, else "auto".
-    Raises OptionError for a path that cannot be loaded."""
+    Args:
+        wanted: "auto" for MKL, OpenBLAS or MLX's own BLAS, in this order; "none"; or the path of a
+            library. The default is the environment variable MLX_SPECDEC_BLAS, or else "auto".
+    Raises:
+        OptionError: If `wanted` is a path that cannot be loaded.
+    """
     wanted = wanted or os.environ.get(SWITCH) or "auto"
     if wanted == "none" or _loaded or "mlx.core" in sys.modules or not _replaceable():
         return name()
@@ -52,14 +56,14 @@ def load(wanted: str | None = None) -> str:
 
 
 def name() -> str:
-    """Return the BLAS of the CPU: mkl, openblas, accelerate, bundled, or a file's name."""
+    """Return the name of the CPU's BLAS: mkl, openblas, accelerate, bundled, or a file's name."""
     if _loaded:
         return _loaded[0][0]
     return "accelerate" if sys.platform == "darwin" else "bundled"
 
 
 def device_name() -> str:
-    """Where MLX computes: "cpu", or the accelerator's name."""
+    """Return "cpu" if MLX computes on the CPU, otherwise the accelerator's name."""
     import mlx.core as mx
 
     if mx.default_device() == mx.Device(mx.cpu):
@@ -68,13 +72,13 @@ def device_name() -> str:
 
 
 def is_slow() -> bool:
-    """Return whether MLX uses its reference BLAS where a faster one could be loaded."""
+    """Return whether MLX uses its reference BLAS on a platform with faster ones."""
     return not _loaded and _replaceable()
 
 
 def warn_if_late() -> None:
-    """Warn once, with a RuntimeWarning, if a faster BLAS is installed and MLX was imported before
-    `load` could put it in the place of the reference BLAS."""
+    """Warn once, with a RuntimeWarning, if a faster BLAS is installed but MLX was imported before
+    `load` could replace the reference BLAS."""
     wanted = os.environ.get(SWITCH) or "auto"
     if wanted == "none" or _warned or not is_slow() or device_name() != "cpu":
         return
@@ -90,7 +94,7 @@ def warn_if_late() -> None:
 
 @contextlib.contextmanager
 def threads_kept() -> Iterator[None]:
-    """Restore MKL's number of threads after the block: torch sets it for the whole process."""
+    """Restore MKL's number of threads after a block that may import torch, which changes it."""
     mkl = next((library for label, library in _loaded if label == "mkl"), None)
     before = mkl.MKL_Get_Max_Threads() if mkl is not None else 0
     try:
@@ -101,7 +105,7 @@ def threads_kept() -> Iterator[None]:
 
 
 def _mkl() -> list[str]:
-    """Return the paths of the library that the PyPI package `mkl` brings."""
+    """Return the paths of MKL's library in the PyPI package `mkl`."""
     files: Sequence[metadata.PackagePath] = ()
     with contextlib.suppress(metadata.PackageNotFoundError):
         files = metadata.files("mkl") or ()
@@ -116,16 +120,16 @@ def _load(label: str, path: str) -> None:
     library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     _loaded.append((label, library))
     if label == "mkl" and "MKL_NUM_THREADS" not in os.environ:
-        # Its idle threads spin; on the last core they would take turns with the graph's builder.
+        # MKL's idle threads spin. Leave one core free for the thread that builds the graph.
         library.MKL_Set_Num_Threads(ctypes.c_int(max(1, len(os.sched_getaffinity(0)) - 1)))
 
 
 PLACE = "MLX_SPECDEC_CACHE"
-"""Environment variable: a directory to use in place of the platform's."""
+"""Environment variable that names a directory to use instead of the platform's cache directory."""
 
 
 def directory(kind: str) -> Path:
-    """Return the cache directory for files of a kind; it need not exist."""
+    """Return the cache directory for one kind of files. The directory may not exist yet."""
     if place := os.environ.get(PLACE):
         return Path(place) / kind
     from platformdirs import user_cache_path
@@ -135,7 +139,8 @@ def directory(kind: str) -> Path:
 
 @contextlib.contextmanager
 def replacing(file: Path, *, make_parents: bool = True) -> Iterator[BinaryIO]:
-    """Replace a file by what the block writes to the stream, or not at all. Raises OSError."""
+    """Replace a file atomically by what the block writes to the stream. If the block fails, the
+    file stays as it was. Raises OSError."""
     if make_parents:
         file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".partial")
@@ -150,7 +155,7 @@ def replacing(file: Path, *, make_parents: bool = True) -> Iterator[BinaryIO]:
 
 
 class _End:
-    """Clears MLX's streams when a thread's local storage is freed, the last thing in a thread."""
+    """An object in a thread's local storage, which clears MLX's streams when the thread ends."""
 
     def __del__(self) -> None:
         import mlx.core as mx
@@ -162,7 +167,7 @@ _storage = threading.local()
 
 
 def clear_at_end() -> None:
-    """Free what MLX holds for this thread when the thread ends; once is enough."""
+    """Clear MLX's streams of this thread when the thread ends. Further calls do nothing."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main and not hasattr(_storage, "end"):
         _storage.end = _End()

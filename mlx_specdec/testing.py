@@ -1,5 +1,6 @@
-"""For debugging, at twice the cost: each context has a shadow that reads the committed tokens alone
-and is never rewound. Where both have seen the same text, their logits must agree."""
+"""Checks of rewinds for debugging, at twice the cost. Each context gets a shadow: a second context
+that gets committed tokens only and is never rewound. The logits of both must agree whenever they
+have seen the same tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +14,12 @@ from .text.vocabulary import Translation
 
 TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.3
-"""Of log-probabilities: passes of other widths round differently, and half precision a lot."""
+"""The largest allowed difference of log-probabilities, in float32 and in half precision. Passes
+with different numbers of rows round differently."""
 
 
 class CheckedContext:
-    """A Context of one sequence and its shadow; what is not here is the context's."""
+    """A Context of one sequence with a shadow. Other attributes are the context's."""
 
     def __init__(self, model: Model, prompt: Sequence[int], cached: Cached | None = None) -> None:
         self._vocabulary = model.vocabulary
@@ -31,7 +33,7 @@ class CheckedContext:
         return getattr(self._context, name)
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """As contracts.Context says. Raises RewindError where the shadow disagrees."""
+        """Run a pass as interfaces.Context says. Raises RewindError if the shadow disagrees."""
         start = len(self._seen)
         scores = self._context.advance(tokens, proposed, taps)
         row: list[int] = tokens[0].tolist()  # type: ignore[assignment]
@@ -40,7 +42,8 @@ class CheckedContext:
         return scores
 
     def rewind(self, lengths: tuple[int, ...]) -> int:
-        """See Context. Raises RewindError if the context does not hold as many tokens."""
+        """Rewind as interfaces.Context says. Raises RewindError if the context then holds another
+        number of tokens."""
         passes = self._context.rewind(lengths)
         del self._seen[lengths[0] :]
         if self._context.lengths != (len(self._seen),):
@@ -51,14 +54,14 @@ class CheckedContext:
         return passes
 
     def filter(self, keep: Sequence[int]) -> None:
-        """Nothing to do: it holds one sequence."""
+        """Do nothing: the context holds one sequence."""
 
     def compare(self, committed: Sequence[int]) -> None:
-        """Raises RewindError for the first token seen that is not the committed one."""
-        for place, (seen, right) in enumerate(zip(self._seen, committed, strict=False)):
-            if seen != right and right < self._vocabulary:
+        """Raise RewindError if a token that the context has seen is not the committed one."""
+        for place, (token, right) in enumerate(zip(self._seen, committed, strict=False)):
+            if token != right and right < self._vocabulary:
                 raise RewindError(
-                    f"a context has seen token {seen} at place {place} where {right} is committed"
+                    f"a context has seen token {token} at place {place} where {right} is committed"
                 )
         if len(self._seen) >= len(committed):
             raise RewindError(
@@ -67,6 +70,8 @@ class CheckedContext:
             )
 
     def _compare_contents(self, logits: mx.array, start: int, final: int) -> None:
+        """Feed the shadow up to `final` tokens, and compare the logits of the last one. logits: Of
+        a pass that began at position `start`."""
         shadowed = self._shadow.lengths[0]
         if final <= max(shadowed, start):
             return
@@ -83,8 +88,13 @@ class CheckedContext:
 
 
 class CheckedModel:
-    """A Model whose contexts check themselves; all else is the model's. As a RoundListener it
-    compares them with the committed tokens after every round that rewinds."""
+    """A Model that opens checked contexts. Other attributes are the model's. As a RoundListener, it
+    compares the contexts with the committed tokens after every round that rewinds.
+
+    Args:
+        model: The model.
+        translation: The mapping of the target's token ids to the model's, if they differ.
+    """
 
     batches = False
     why_not_batched = "its contexts are compared one sequence at a time"
@@ -98,22 +108,22 @@ class CheckedModel:
         return getattr(self._model, name)
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> CheckedContext:
-        """Open a context and its shadow, which computes even what is cached."""
+        """Open a context and its shadow. The shadow does not use cached tokens."""
         context = CheckedContext(self._model, prompt, cached)
         self._opened.append(context)
         return context
 
     def forget(self) -> None:
-        """Compare no more with the contexts of an earlier text."""
+        """Forget the contexts of earlier sequences."""
         self._opened = []
 
     def on_round(self, report: RoundReport) -> None:
-        """As RoundListener says."""
+        """Compare the contexts with the committed tokens, unless nothing was rewound."""
         if not report.pipelined and not report.ended:
             self.compare(self._feed(report.sequences[0].committed))
 
     def compare(self, committed: Sequence[int]) -> None:
-        """Raises RewindError where a context has seen other tokens than the committed ones."""
+        """Raise RewindError if a context has seen other tokens than the committed ones."""
         for context in self._opened:
             context.compare(committed)
 
