@@ -1,4 +1,4 @@
-"""How many sequences to decode together, and the bytes of memory that they need."""
+"""The number of sequences to decode together, and the bytes of memory that they need."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -12,23 +12,27 @@ from ..proposers.drafter import Drafter
 from .pair import Pair
 
 FIRST = 16
+"""The first batch size that AutoBatchSize tries."""
 MOST = 64
+"""The largest batch size that AutoBatchSize tries."""
 WORTH_DOUBLING = 1.05
-"""The gain in speed for which twice the sequences are worth twice the memory, and later ends."""
+"""Least ratio of tokens per second for which a larger batch is preferred: it needs more memory, and
+each sequence takes longer."""
 
 
 @dataclass
 class BatchSize:
-    """A fixed number of sequences that may be decoded together."""
+    """A fixed limit on the number of sequences that are decoded together."""
 
     size: int
 
     def took(self, tokens: int, seconds: float) -> None:
-        """Learn that `size` sequences gave so many tokens in so many seconds."""
+        """Record that `size` sequences emitted `tokens` tokens in `seconds` seconds."""
 
 
 class AutoBatchSize(BatchSize):
-    """Doubles while that brings more tokens a second, and halves where that costs none."""
+    """A batch size that doubles as long as tokens per second increase, and halves if that costs no
+    speed."""
 
     def __init__(self, first: int = FIRST, most: int = MOST) -> None:
         super().__init__(min(first, most))
@@ -36,7 +40,7 @@ class AutoBatchSize(BatchSize):
         self._rates: dict[int, float] = {}
 
     def took(self, tokens: int, seconds: float) -> None:
-        """Learn from a stretch of decoding, and choose the next size."""
+        """Record the speed of the current size, and choose the next size."""
         self._rates[self.size] = tokens / max(seconds, 1e-9)
         best = min(self._rates)
         for size, rate in sorted(self._rates.items()):
@@ -47,15 +51,21 @@ class AutoBatchSize(BatchSize):
 
 
 SPARE = 1 / 4
-"""The bytes that may lie unused in the caches of a group, as a share of the target's weights.
-Another group costs another pass over all weights in every round."""
+"""Limit of the padding in the caches of one batch, as a share of the bytes of the target's weights.
+Several batches need less padding, but another pass over all weights in every round."""
 RESERVE = 1 / 16
-"""The share of the usable memory that is left to passes; a default budget is never smaller."""
+"""The share of the usable memory that is reserved for passes. It is also the smallest default
+budget."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Lengths in tokens: of a prompt, of its caches now, and of these at max_tokens."""
+    """Numbers of tokens of one request.
+
+    Attributes:
+        prompt: Length of the prompt.
+        now: Length of the KV cache now.
+        end: Length of the KV cache after max_tokens tokens."""
 
     prompt: int
     now: int
@@ -63,14 +73,20 @@ class Extent:
 
 
 def even(sizes: Sequence[int], spare: float) -> bool:
-    """Return whether padding rows to the largest takes at most `spare`, or doubles the others."""
-    longest, whole = max(sizes), sum(sizes)
-    return longest * len(sizes) - whole <= max(spare, whole - longest)
+    """Return whether padding all rows to the largest row takes little memory: at most `spare`, or
+    at most as much as the other rows need. sizes: Of the rows; in the unit of `spare`."""
+    longest, total = max(sizes), sum(sizes)
+    return longest * len(sizes) - total <= max(spare, total - longest)
 
 
 def default_budget(pair: Pair, cached: int) -> int:
-    """Return the bytes that the machine has for texts: its usable memory without the weights, a
-    reserve for passes, and the `cached` bytes of a prompt cache (at most half of what is left)."""
+    """Return the bytes that are available for sequences: the usable memory without the weights, the
+    reserve for passes, and a prompt cache. Such a cache is charged at most half of the rest.
+
+    Args:
+        pair: The pair of models.
+        cached: Limit of the prompt cache in bytes.
+    """
     usable = disk.usable_memory()
     reserve = int(RESERVE * usable)
     rest = max(0, usable - pair.target.nbytes - pair.draft_bytes - reserve)
@@ -78,9 +94,15 @@ def default_budget(pair: Pair, cached: int) -> int:
 
 
 class MemoryBudget:
-    """A number of bytes for all sequences, and how many of them each sequence needs. chosen: the
-    drafters. nbytes: the budget; None takes `default_budget`. cached: bytes that a prompt cache may
-    take. step: tokens of a prompt in one pass; None takes `chunk`."""
+    """The memory budget of all sequences, and estimates of what sequences need.
+
+    Args:
+        pair: The pair of models.
+        chosen: The drafters that are used.
+        nbytes: The budget in bytes, or None for `default_budget`.
+        cached: Limit of the prompt cache in bytes, for the default budget.
+        step: Number of prompt tokens in one pass, or None for `chunk`.
+    """
 
     def __init__(
         self,
@@ -91,24 +113,26 @@ class MemoryBudget:
         step: int | None = None,
     ) -> None:
         self.nbytes = default_budget(pair, cached) if nbytes is None else nbytes
-        names, network = {each.name for each in chosen}, pair.drafter_network
+        names, network = {drafter.name for drafter in chosen}, pair.drafter_network
         self._target = pair.target
         self._draft = pair.draft if "draft" in names else None
         self._network = network if network is not None and network.kind in names else None
         self._spare = SPARE * pair.target.nbytes
-        self._most_a_round = 1 + max((each.most for each in chosen), default=0)
+        self._most_a_round = 1 + max((drafter.most for drafter in chosen), default=0)
         self._step = step
-        self.of_caches([Extent(1, 1, 1)])  # arrays of all kinds are met here, in this thread
+        self.of_caches([Extent(1, 1, 1)])  # models measure their caches now, in this thread
 
     def even(self, rows: Sequence[Extent]) -> bool:
-        """Return whether caches of these lengths waste little memory as one group."""
-        return even([self._row(each.prompt, each.now) for each in rows], self._spare)
+        """Return whether rows of these lengths need little padding in one batch."""
+        return even([self._row(row.prompt, row.now) for row in rows], self._spare)
 
     def of_caches(self, rows: Sequence[Extent]) -> int:
-        """Return the most bytes that the caches of a group can need. Every row is as wide as the
-        longest of the group, which grows by at most a whole round for each token that the row may
-        still emit. A draft reads the prompt of a row that has joined behind the longest."""
-        prompt, now, end = (max(each) for each in zip(*map(astuple, rows), strict=True))
+        """Return an upper bound on the bytes of a batch's caches.
+
+        Every row is as wide as the longest row of the batch. The longest row grows by at most one
+        round for each token that the row may still emit. A draft model prefills the prompt of a row
+        that has joined the batch at positions after the longest row."""
+        prompt, now, end = (max(lengths) for lengths in zip(*map(astuple, rows), strict=True))
         late = min(end, CHUNK) if len(rows) > 1 else 0
         return sum(
             self._row(prompt, min(end, now + self._most_a_round * (row.end - row.now)), late)
@@ -116,17 +140,24 @@ class MemoryBudget:
         )
 
     def of_reading(self, rows: Sequence[Extent]) -> int:
-        """Estimate the bytes of working memory for reading a group's prompts chunk by chunk."""
-        longest = max(each.prompt for each in rows)
+        """Estimate the bytes of working memory for the prefill of a batch's prompts in chunks."""
+        longest = max(row.prompt for row in rows)
         step = self._step or chunk(len(rows), holds_scores=self._target.holds_scores)
         return len(rows) * self._target.reading_nbytes(longest, min(step, longest))
 
     def room(self, prompt: int, most: int) -> int:
-        """Return how many of `most` tokens fit behind a prompt. Raises PromptError for none."""
-        seen = len(self._target.prefix([0] * prompt))
+        """Return how many tokens fit after a prompt if it is the only sequence.
+
+        Args:
+            prompt: Number of tokens in the prompt.
+            most: The largest number to return.
+        Raises:
+            PromptError: If not even one token fits.
+        """
+        cached = len(self._target.prefix([0] * prompt))
 
         def alone(generated: int) -> int:
-            rows = [Extent(prompt, seen, seen + generated)]
+            rows = [Extent(prompt, cached, cached + generated)]
             return self.of_caches(rows) + self.of_reading(rows)
 
         if alone(most) <= self.nbytes:
@@ -141,7 +172,8 @@ class MemoryBudget:
         return fits
 
     def check(self, prompt: int, most: int) -> None:
-        """Raises PromptError for a text that would not fit if it were the only one."""
+        """Raise PromptError if `most` tokens after a prompt do not fit, even as the only
+        sequence."""
         if (room := self.room(prompt, most)) < most:
             raise PromptError(
                 f"a prompt of {prompt:,} tokens and {most:,} more take more than the "

@@ -1,5 +1,5 @@
-"""The prompt cache: a radix tree over token ids, whose nodes hold what was computed of their
-stretch of a text in arrays of their own."""
+"""The prompt cache: a radix tree over token ids. A node holds keys, values and snapshots for its
+segment of a sequence, in arrays that it does not share."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ import mlx.core as mx
 
 from ..interfaces import Model, Proposer
 from ..interfaces.results import NOTHING, TARGET, Cached, CachedPrefix, KVSlice, Reusable, Snapshot
-from .prompt_cache_disk import Block, Directory, Record, nbytes_of
+from .prompt_cache_disk import Directory, DiskBlock, Record, nbytes_of
 
 Arrays = tuple[mx.array, ...]
 BLOCK = 1024
-"""Tokens that are compared at once."""
+"""Number of tokens that are compared at once."""
 STRETCH = 256
-"""The most tokens of a block on disk."""
+"""The most tokens in a node if there is a cache on disk, and so in a block on disk."""
 SHARED = 256
-"""Tokens that prompts must have in common for one of them to be read before the others."""
+"""If prompts share this many tokens that are not cached, one of them is prefilled first."""
 
 
 class Node:
-    """A stretch of tokens after the parent's, the first of them at place `begin` of the text.
-    columns, snapshots: by name, in memory; the latter are of the text up to the node's end. blocks:
-    on disk, by name and whether it is a snapshot. tenant: whose text it is. text: the running
-    digest of tenant and whole text."""
+    """A segment of tokens that continues the sequence of the parent.
+
+    Attributes:
+        begin: Position of the node's first token in the sequence.
+        columns: By name, keys and values in memory.
+        snapshots: By name, snapshots in memory, of the sequence up to the node's end.
+        blocks: Blocks on disk, by name and by whether they are snapshots.
+        tenant: The tenant to which the sequence belongs.
+        text: The running digest of the tenant and of the sequence up to the node's end."""
 
     def __init__(
         self, parent: Node | None, begin: int, tokens: Sequence[int], tenant: str = ""
@@ -41,7 +46,7 @@ class Node:
         self.children: dict[int, Node] = {}
         self.columns: dict[str, Cached] = {}
         self.snapshots: dict[str, Cached] = {}
-        self.blocks: dict[tuple[str, bool], Block] = {}
+        self.blocks: dict[tuple[str, bool], DiskBlock] = {}
         root = hashlib.blake2b(tenant.encode(), digest_size=32)
         self.text: hashlib.blake2b = root if parent is None else parent.text.copy()
         self.text.update(numbers("q", self.tokens).tobytes())
@@ -60,21 +65,26 @@ class Node:
         return sum(part.nbytes for part in parts)
 
     def span(self, lag: int, end: int | None = None) -> tuple[int, int]:
-        """Return first and last + 1 of the columns that the node's tokens before `end` complete."""
+        """Return the first column that the node's tokens complete, and the end of these columns.
+
+        Args:
+            lag: Number of later tokens that a column depends on.
+            end: Position at which the tokens end; by default the node's end.
+        """
         return max(0, self.begin - lag), max(0, (self.end if end is None else end) - lag)
 
 
 class PromptCache:
-    """A prefix cache: the KV caches of earlier texts of one pair, for `stream_generate`. The least
-    recently used entries are removed first. Each tenant has a tree of its own, since the speed of a
-    hit would tell what others wrote.
+    """A prefix cache for `stream_generate`: the KV caches of earlier sequences of one pair.
+
+    The least recently used entries are removed first. Each tenant has a separate tree, because the
+    speed of a hit would reveal the prompts of other tenants.
 
     Attributes:
-        max_bytes: The most bytes that it takes in memory.
-        nbytes: The bytes that it takes.
-        disk: A directory with a block of each part of each node, and of nodes that do not fit into
-            memory.
-        lags: By name, how many later tokens columns depend on.
+        max_bytes: Limit of the cache's bytes in memory.
+        nbytes: The cache's bytes in memory.
+        disk: A directory with blocks of all nodes, also of those that do not fit into memory.
+        lags: By name, the number of later tokens that each column depends on.
     """
 
     def __init__(self, max_bytes: int, disk: Directory | None = None) -> None:
@@ -86,7 +96,7 @@ class PromptCache:
             self._adopt(disk, disk.blocks())
 
     def close(self) -> None:
-        """Wait until all is on disk."""
+        """Wait until all blocks are on disk."""
         if self.disk is not None:
             self.disk.close()
 
@@ -97,50 +107,57 @@ class PromptCache:
         self.nbytes = 0
         self.lags: dict[str, int] = {}
         self._roots: dict[str, Node] = {}
-        # From the least to the most recently used; a parent comes after its children.
+        # Nodes from the least to the most recently used one. A parent comes after its children.
         self._order = OrderedDict()
         self._recent: Sequence[Node] = ()
 
     @property
     def texts(self) -> Iterator[list[int]]:
-        """The cached texts from the least to the most recently used."""
-        for leaf in [each for each in self._order if not each.children]:
+        """The cached sequences, from the least to the most recently used one."""
+        for leaf in [node for node in self._order if not node.children]:
             yield [token for node in _path(leaf) for token in node.tokens]
 
     def beginning(
         self, target: Model, prompt: Sequence[int], proposer: Proposer | None, tenant: str = ""
     ) -> CachedPrefix:
-        """Return what is cached of a prompt, whose newest token is left for the first round. A
-        proposer of hidden states must see those of at least one token."""
+        """Return the cached beginning of a prompt, as far as a request can use it. The newest token
+        is left for the first round. A proposer that reads hidden states needs one more token."""
         taps, needs = (False, ()) if proposer is None else (bool(proposer.taps), proposer.needs)
         return self.find(prompt, len(target.prefix(prompt)) - 1 - taps, needs, tenant)
 
     def find(
         self, prompt: Sequence[int], most: int, needs: Sequence[str] = (), tenant: str = ""
     ) -> CachedPrefix:
-        """Return what is cached of the beginning of a prompt. most: tokens that the target may
-        leave unread. needs: names that must be cached of all of these."""
+        """Return the cached beginning of a prompt.
+
+        Args:
+            prompt: Token ids.
+            most: The most tokens that need no prefill of the target.
+            needs: Names whose columns must be cached for all of these tokens.
+            tenant: The tenant whose sequences are searched.
+        """
         path, matched = self._match(prompt, self._root(tenant))
         if self.disk is not None:
             self._recall(self.disk, path, matched, most, len(prompt))
 
         def columns(name: str) -> int:
-            """Return how many columns there are without a gap from the beginning."""
-            having = list(takewhile(lambda node: name in node.columns, path))
-            end = min(having[-1].end, matched) if having else 0
+            """Return the number of columns from the beginning up to the first gap."""
+            filled = list(takewhile(lambda node: name in node.columns, path))
+            end = min(filled[-1].end, matched) if filled else 0
             return max(0, end - self.lags.get(name, 0))
 
         def take(name: str, most: int) -> Cached | None:
-            """Return what is cached of at most so many tokens; None where nothing is."""
+            """Return the cached state of at most `most` tokens, or None if there is none."""
             count = min(most, columns(name))
             if count > 0:
                 return KVSlice(count, self._joined(path, name, count))
             for node in reversed(path):
-                each = node.snapshots.get(name)
-                if each is None or node.end > matched:
+                snapshot = node.snapshots.get(name)
+                if snapshot is None or node.end > matched:
                     continue
-                if each.length == len(prompt) if each.exact else each.length <= most:
-                    return each
+                length = snapshot.length
+                if length == len(prompt) if snapshot.exact else length <= most:
+                    return snapshot
             return None
 
         target = take(TARGET, min([most, *map(columns, needs)]))
@@ -148,14 +165,14 @@ class PromptCache:
             return NOTHING
         self._touch(path)
         names = {name for node in path for name in (*node.columns, *node.snapshots)} - {TARGET}
-        unread = 0 if target.exact else target.length
-        proposer = {name: part for name in sorted(names) if (part := take(name, unread))}
+        cached = 0 if target.exact else target.length
+        proposer = {name: part for name in sorted(names) if (part := take(name, cached))}
         return CachedPrefix(target, proposer)
 
-    def waits(self, prompt: Sequence[int], other: Sequence[int], tenant: str = "") -> bool:
-        """Return whether a prompt shares a long beginning with another of the same tenant, which is
-        not cached yet."""
-        return common(other, prompt) >= self._match(prompt, self._root(tenant))[1] + SHARED
+    def waits(self, prompt: Sequence[int], earlier: Sequence[int], tenant: str = "") -> bool:
+        """Return whether a prompt should wait until an earlier prompt of the same tenant is
+        prefilled, because they share many tokens that are not cached."""
+        return common(earlier, prompt) >= self._match(prompt, self._root(tenant))[1] + SHARED
 
     def keep(
         self,
@@ -164,23 +181,31 @@ class PromptCache:
         computed: Mapping[str, Reusable],
         tenant: str = "",
     ) -> None:
-        """Add what was computed of a text. committed: its tokens, of which the newest may be
-        unseen. Where that fails, everything is removed, since half of it may have been added."""
+        """Add the state of a sequence. If this fails, the cache is cleared, because a part of the
+        state may have been added.
+
+        Args:
+            prompt: Token ids of the prompt.
+            committed: All committed token ids. The newest one need not be in the KV cache.
+            computed: State by name.
+            tenant: The tenant to which the sequence belongs.
+        """
         root = self._root(tenant)
         try:
-            for name, each in computed.items():
-                if each.snapshot is not None:
-                    text = prompt if each.snapshot.exact else committed
-                    self._keep_snapshot(root, text[: each.snapshot.length], name, each.snapshot)
+            for name, state in computed.items():
+                if state.snapshot is not None:
+                    tokens = prompt if state.snapshot.exact else committed
+                    tokens = tokens[: state.snapshot.length]
+                    self._keep_snapshot(root, tokens, name, state.snapshot)
                 else:
-                    end = min(each.length + each.lag, len(committed) - 1)
-                    self._keep_columns(root, committed[:end], name, each)
+                    end = min(state.length + state.lag, len(committed) - 1)
+                    self._keep_columns(root, committed[:end], name, state)
         except BaseException:
             self.clear()
             raise
 
     def put(self, node: Node, name: str, value: Cached) -> None:
-        """Add a part to a node that lacks it."""
+        """Add keys and values or a snapshot to a node that lacks them, and write them to disk."""
         parts = node.snapshots if value.is_snapshot else node.columns
         parts[name] = value
         self.nbytes += value.nbytes
@@ -196,7 +221,7 @@ class PromptCache:
             return
         path = self._grow(text, root)
         if name not in path[-1].snapshots and self._make_room(snapshot.nbytes, path):
-            # Views of a batch would keep all of it in memory.
+            # Copy the arrays: views would keep the arrays of the complete batch in memory.
             self.put(path[-1], name, replace(snapshot, arrays=owned(snapshot.arrays)))
 
     def _keep_columns(self, root: Node, text: Sequence[int], name: str, computed: Reusable) -> None:
@@ -212,27 +237,28 @@ class PromptCache:
                 self.put(node, name, owned_slice(views))
 
     def _joined(self, path: Sequence[Node], name: str, count: int) -> Arrays:
-        """Return the first columns along a path, in one piece."""
-        stretches = []
+        """Return the first `count` columns of a path in contiguous arrays."""
+        segments = []
         for node in path:
             first, end = node.span(self.lags[name])
             if first < count:
                 part = slice(0, min(end, count) - first)
-                stretches.append([array[:, :, part] for array in node.columns[name].arrays])
-        return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*stretches, strict=True))
+                segments.append([array[:, :, part] for array in node.columns[name].arrays])
+        return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*segments, strict=True))
 
     def _make_room(self, nbytes: int, path: Sequence[Node]) -> bool:
-        """Remove the least recently used nodes until so many more bytes fit; returns False where
-        they do not. Nodes on the path stay, but for empty ones at its end."""
+        """Remove the least recently used nodes until `nbytes` more bytes fit into memory. Nodes on
+        the path stay. If the bytes do not fit, remove empty nodes at the end of the path and return
+        False."""
         while self.nbytes + nbytes > self.max_bytes:
-            held = (n for n in self._order if n.columns or n.snapshots or n.is_empty)
-            oldest = next(held, None)
+            removable = (n for n in self._order if n.columns or n.snapshots or n.is_empty)
+            oldest = next(removable, None)
             if oldest is None or oldest in path:
                 for node in takewhile(lambda node: node.is_empty, reversed(path)):
                     self._remove(node)
                 return False
             for block in oldest.blocks.values():
-                block.written.wait()  # it holds the same arrays
+                block.written.wait()  # until then the block refers to the same arrays
             self.nbytes -= oldest.nbytes
             oldest.columns, oldest.snapshots = {}, {}
             if oldest.is_empty:
@@ -240,40 +266,41 @@ class PromptCache:
         return True
 
     def _store(self, node: Node, name: str, value: Cached) -> None:
-        """Write a part of a node to disk, if there is one that lacks it and has room."""
-        disk, snapshot = self.disk, value.is_snapshot
-        if disk is None or name not in disk.models or (name, snapshot) in node.blocks:
+        """Write the columns or a snapshot of a node to disk, unless they are there or do not
+        fit."""
+        disk, is_snapshot = self.disk, value.is_snapshot
+        if disk is None or name not in disk.models or (name, is_snapshot) in node.blocks:
             return
-        # A snapshot can come without columns of the nodes before.
-        path = _path(node) if snapshot else [node]
-        tokens = [token for each in path for token in each.tokens]
+        # Earlier nodes may have no blocks, so the block of a snapshot records all tokens.
+        path = _path(node) if is_snapshot else [node]
+        tokens = [token for step in path for token in step.tokens]
         assert path[0].parent is not None
         at = path[0].parent.text.hexdigest(), path[0].begin, tokens
-        lag = 0 if snapshot else self.lags[name]
-        record = Record(name, disk.models[name], *at, lag, snapshot, value.value, node.tenant)
+        lag = 0 if is_snapshot else self.lags[name]
+        record = Record(name, disk.models[name], *at, lag, is_snapshot, value.value, node.tenant)
         size = nbytes_of(record, value)
         while disk.nbytes + size > disk.max_bytes:
             if disk.remove_other():
                 continue
-            oldest = next((each for each in self._order if each.blocks), None)
+            oldest = next((stored for stored in self._order if stored.blocks), None)
             if oldest is None or oldest in self._recent:
                 return
             self._forget(oldest)
             if oldest.is_empty:
                 self._remove(oldest)
-        node.blocks[name, snapshot] = disk.write(record, value)
+        node.blocks[name, is_snapshot] = disk.write(record, value)
 
     def _forget(self, node: Node, names: Iterable[tuple[str, bool]] | None = None) -> None:
-        """Remove blocks of a node, all of them by default."""
+        """Remove blocks of a node from the disk, by default all of them."""
         assert self.disk is not None
         for key in list(node.blocks if names is None else names):
             self.disk.remove(node.blocks.pop(key))
 
     def _read(self, disk: Directory, node: Node, key: tuple[str, bool], path: list[Node]) -> bool:
-        """Have a part of a node in memory that disk has. Returns False where that is impossible;
-        nodes on the path stay."""
-        name, snapshot = key
-        if name in (node.snapshots if snapshot else node.columns):
+        """Read a block of a node into memory, without removing nodes on the path. Return False if
+        the block is damaged or does not fit."""
+        name, is_snapshot = key
+        if name in (node.snapshots if is_snapshot else node.columns):
             return True
         value = disk.read(node.blocks[key])
         if value is None:
@@ -285,13 +312,21 @@ class PromptCache:
         return True
 
     def _recall(
-        self, disk: Directory, path: list[Node], matched: int, most: int, whole: int
+        self, disk: Directory, path: list[Node], matched: int, most: int, length: int
     ) -> None:
-        """Read what only the disk has of a path: columns, and the longest snapshots that fit."""
+        """Read blocks of a path that are not in memory: columns, and the longest usable snapshots.
+
+        Args:
+            disk: The directory.
+            path: Nodes along the beginning of a prompt.
+            matched: Number of tokens that the path and the prompt share.
+            most: The most tokens of a usable snapshot that is not `exact`.
+            length: Number of tokens in the prompt, and so in a usable snapshot that is `exact`.
+        """
         disk.touch(block for node in path for block in node.blocks.values())
         lost: set[tuple[str, bool]] = set()
         for node in path:
-            # What is behind a damaged block has to be computed, and is then written again.
+            # Columns after a damaged block cannot be used. They are computed and written again.
             self._forget(node, lost & node.blocks.keys())
             columns = [key for key in node.blocks if not key[1]]
             if not all([self._read(disk, node, key, path) for key in columns]):  # noqa: C419
@@ -301,18 +336,18 @@ class PromptCache:
         done = set()
         for node in reversed(path):
             for key, block in list(node.blocks.items()):
-                fits = node.end == whole if block.record.exact else node.end <= most
+                fits = node.end == length if block.record.exact else node.end <= most
                 wanted = key[1] and key not in done and node.end <= matched and fits
                 if wanted and self._read(disk, node, key, path):
                     done.add(key)
 
-    def _adopt(self, disk: Directory, blocks: Sequence[Block]) -> None:
-        """Add the blocks of an earlier process, whose parts are read with their first hit."""
+    def _adopt(self, disk: Directory, blocks: Sequence[DiskBlock]) -> None:
+        """Add nodes for the blocks of an earlier process. A block is read at its first hit."""
         roots = [self._root(tenant) for tenant in {block.record.tenant for block in blocks}]
         ends = {root.text.hexdigest(): root for root in roots}
-        nodes: dict[Block, Node] = {}
+        nodes: dict[DiskBlock, Node] = {}
 
-        def rank(block: Block) -> tuple[bool, int, int]:
+        def rank(block: DiskBlock) -> tuple[bool, int, int]:
             return block.record.snapshot, block.record.begin, len(block.record.tokens)
 
         for block in sorted(blocks, key=rank):
@@ -321,7 +356,7 @@ class PromptCache:
             path = [] if parent is None or not record.tokens else self._grow(record.tokens, parent)
             ends |= {node.text.hexdigest(): node for node in path}
             if not path or (len(path) > 1 and not record.snapshot) or key in path[-1].blocks:
-                disk.remove(block)  # of a text whose beginning is gone, or that was split since
+                disk.remove(block)  # earlier blocks of its sequence are missing, or it was split
                 continue
             path[-1].blocks[key] = block
             nodes[block] = path[-1]
@@ -331,8 +366,15 @@ class PromptCache:
                 self._touch(_path(nodes[block]))
 
     def _match(self, text: Sequence[int], node: Node) -> tuple[list[Node], int]:
-        """Return the nodes along the beginning of a text, and how many of its tokens they share;
-        the last node may have more. node: the one whose end the text continues from."""
+        """Find the longest cached beginning of a sequence.
+
+        Args:
+            text: Token ids that continue the sequence of `node`.
+            node: Usually a root.
+        Returns:
+            The nodes along this beginning, and its number of tokens. The last node may have further
+            tokens.
+        """
         path: list[Node] = []
         matched = 0
         start = node.end
@@ -345,7 +387,8 @@ class PromptCache:
         return path, matched
 
     def _grow(self, text: Sequence[int], node: Node) -> list[Node]:
-        """Return the nodes of a text, the last of which ends with it, after adding what lacks."""
+        """Return the nodes of a sequence that continues `node`, after adding missing nodes. The
+        last node ends where the sequence ends."""
         path, matched = self._match(text, node)
         start = node.end
         if path and start + matched < path[-1].end:
@@ -359,7 +402,7 @@ class PromptCache:
         return path
 
     def _touch(self, path: Sequence[Node]) -> None:
-        """Make these nodes, parents first, the most recently used ones."""
+        """Mark these nodes, parents first, as the most recently used ones."""
         self._recent = path
         for node in reversed(path):
             self._order.move_to_end(node)
@@ -381,7 +424,8 @@ class PromptCache:
         self.nbytes -= node.nbytes
 
     def _split(self, node: Node, at: int) -> Node:
-        """Return a new parent of a node, which then begins at `at`."""
+        """Split a node at position `at`, and return the new parent, which has the tokens before
+        it."""
         stored = [key for key in node.blocks if not key[1]]
         if self.disk is not None:
             for key in stored:
@@ -397,9 +441,9 @@ class PromptCache:
         self._add(upper)
         upper.children[node.tokens[0]] = node
         self._recent = [upper, node]
-        for each in (upper, node):
-            for name, part in each.columns.items():
-                self._store(each, name, part)
+        for half in (upper, node):
+            for name, part in half.columns.items():
+                self._store(half, name, part)
         if self.disk is not None:
             for block in old.values():
                 self.disk.remove(block)
@@ -407,7 +451,7 @@ class PromptCache:
 
 
 def _path(node: Node) -> list[Node]:
-    """Return the nodes of the text that ends with one."""
+    """Return the nodes from the root's child to `node`."""
     path = []
     while node.parent is not None:
         path.append(node)
@@ -416,7 +460,7 @@ def _path(node: Node) -> list[Node]:
 
 
 def owned(views: Iterable[mx.array]) -> Arrays:
-    """Return computed copies of views, which share no memory with other arrays."""
+    """Return evaluated copies of views that share no memory with other arrays."""
     arrays = tuple(mx.contiguous(view) for view in views)
     mx.eval(arrays)
     return arrays
@@ -429,14 +473,14 @@ def owned_slice(views: Iterable[mx.array]) -> KVSlice:
 
 
 def common(tokens: Sequence[int], text: Sequence[int], begin: int = 0) -> int:
-    """Return how many of `tokens` the text continues with from `begin`."""
+    """Return how many of `tokens` equal the tokens of `text` from position `begin` on."""
     most = min(len(tokens), len(text) - begin)
     # Python compares whole lists 20 times as fast as their elements one by one.
     for at in range(0, most, BLOCK):
         block, there = tokens[at : at + BLOCK], text[begin + at : begin + at + BLOCK]
         if block != there:
             pairs = enumerate(zip(block, there, strict=False), at)
-            differs = next((place for place, (one, other) in pairs if one != other), None)
+            differs = next((place for place, (left, right) in pairs if left != right), None)
             if differs is not None:
                 return differs
     return max(0, most)

@@ -1,5 +1,5 @@
-"""A directory of blocks of a prompt cache: safetensors files that are named after their content's
-digest, so that what is truncated, damaged or half written is never taken for a block."""
+"""The directory of a prompt cache. Blocks are safetensors files whose names are digests of their
+contents, so that truncated or damaged files are recognized."""
 
 import contextlib
 import functools
@@ -23,18 +23,28 @@ from ..interfaces.results import Cached, KVSlice, Snapshot
 
 FORMAT = "mlx-specdec prompt cache block 1"
 HEADER = 1 << 24
-"""The most bytes of a block's header; a longer one is not ours."""
+"""Limit of the bytes of a block's header. Files with a longer header are no blocks."""
 OVERHEAD, OF_ARRAY, OF_TOKEN = 2048, 160, 12
-"""Bytes of a file besides its arrays, at most."""
+"""Upper bounds on the bytes of a file besides the data of its arrays: in total, for each array, and
+for each token."""
 NAME = re.compile("[0-9a-f]{64}")
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a block is about. name: of the part. model: a digest of all that the part depends on but
-    the text. before: a digest of the tokens before `begin`, from which `tokens` continue. state: of
-    a snapshot, with `exact` as Snapshot has it. tenant: whose text it is, a digest of the key."""
+    """The description of a block.
+
+    Attributes:
+        name: TARGET, or the name of a proposer.
+        model: A digest of everything but the tokens that the arrays depend on.
+        before: A digest of the tenant and of the tokens before `begin`.
+        begin: Position of the first token in the sequence.
+        tokens: Token ids of the segment.
+        lag: Number of later tokens that each column depends on.
+        snapshot: Whether the block is a snapshot, and not columns.
+        state: `Snapshot.value` of a snapshot.
+        tenant: The tenant to which the sequence belongs, a digest of the API key."""
 
     name: str
     model: str
@@ -52,8 +62,15 @@ class Record:
 
 
 @dataclass(eq=False)
-class Block:
-    """A part of a text on disk. value: until it is written. file: None before, or if it failed."""
+class DiskBlock:
+    """Columns or a snapshot on disk.
+
+    Attributes:
+        record: The description.
+        nbytes: Size of the file, or an upper bound if it is not written yet.
+        value: The arrays until they are written, then None.
+        file: The file, or None if it is not written yet, or writing failed.
+        written: Set as soon as writing has succeeded or failed."""
 
     record: Record
     nbytes: int
@@ -62,13 +79,19 @@ class Block:
     written: threading.Event = field(default_factory=threading.Event)
 
     def with_file(self, act: Callable[[Path], object]) -> None:
+        """Call a function with the file, if there is one."""
         if self.file is not None:
             act(self.file)
 
 
 class Directory:
-    """Blocks in a directory, which one process uses at a time; a thread writes them. models: by a
-    part's name, the only digests of which blocks are read."""
+    """A directory of blocks, which only one process uses at a time. A thread writes the blocks.
+
+    Args:
+        path: The directory, which exists.
+        max_bytes: Limit of the bytes in all files.
+        models: By name, the digest that `Record.model` must have. Other blocks are not read.
+    """
 
     def __init__(self, path: Path, max_bytes: int, models: Mapping[str, str]) -> None:
         self.path, self.max_bytes, self.models = path, max_bytes, models
@@ -78,14 +101,14 @@ class Directory:
         self._thread = threading.Thread(target=self._work, name="prompt cache", daemon=True)
         self._thread.start()
 
-    def blocks(self) -> list[Block]:
-        """Return the blocks of an earlier process that fit these models, the oldest first."""
+    def blocks(self) -> list[DiskBlock]:
+        """Return the blocks of earlier processes that fit these models, the oldest one first."""
         for half_written in self.path.glob(".*.partial"):
             half_written.unlink(missing_ok=True)
         found = []
         named = (file for file in self.path.glob("*.safetensors") if NAME.fullmatch(file.stem))
         stats = [(file.stat(), file) for file in named]
-        for stat, file in sorted(stats, key=lambda each: each[0].st_mtime_ns):
+        for stat, file in sorted(stats, key=lambda pair: pair[0].st_mtime_ns):
             self.nbytes += stat.st_size
             record = _record(file)
             if record is None:
@@ -94,12 +117,12 @@ class Directory:
             elif self.models.get(record.name) != record.model:
                 self._others.insert(0, file)
             else:
-                found.append(Block(record, stat.st_size, file=file))
+                found.append(DiskBlock(record, stat.st_size, file=file))
                 found[-1].written.set()
         return found
 
     def remove_other(self) -> bool:
-        """Remove the oldest block that does not fit these models. Returns False without one."""
+        """Remove the oldest block that does not fit these models. Return False if there is none."""
         if not self._others:
             return False
         file = self._others.pop()
@@ -108,15 +131,15 @@ class Directory:
             file.unlink()
         return True
 
-    def write(self, record: Record, value: Cached) -> Block:
-        """Write a block later. Its arrays are computed and never change."""
-        block = Block(record, nbytes_of(record, value), value)
+    def write(self, record: Record, value: Cached) -> DiskBlock:
+        """Queue a block for writing. The arrays must be evaluated and must not change."""
+        block = DiskBlock(record, nbytes_of(record, value), value)
         self.nbytes += block.nbytes
         self._jobs.put(lambda: self._write(block))
         return block
 
-    def read(self, block: Block) -> Cached | None:
-        """Return what a block holds, None where its file is not what was written."""
+    def read(self, block: DiskBlock) -> Cached | None:
+        """Return the arrays of a block, or None if the file is missing or damaged."""
         value = block.value
         if value is not None or block.file is None:
             return value
@@ -134,17 +157,17 @@ class Directory:
             return KVSlice(arrays[0].shape[2], arrays) if arrays else None
         return Snapshot(len(record.tokens), record.state, arrays, record.exact)
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: DiskBlock) -> None:
         self.nbytes -= block.nbytes
         self._jobs.put(lambda: block.with_file(lambda file: file.unlink(missing_ok=True)))
 
-    def touch(self, blocks: Iterable[Block]) -> None:
-        """Make these the most recently used ones."""
+    def touch(self, blocks: Iterable[DiskBlock]) -> None:
+        """Mark these blocks as the most recently used ones."""
         for block in blocks:
             self._jobs.put(functools.partial(block.with_file, os.utime))
 
     def close(self) -> None:
-        """Wait until all is written."""
+        """Wait until all blocks are written, and end the thread."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -156,7 +179,7 @@ class Directory:
             except Exception as problem:
                 log.warning("a block of the prompt cache was not written: %s", problem)
 
-    def _write(self, block: Block) -> None:
+    def _write(self, block: DiskBlock) -> None:
         try:
             value, stream = block.value, io.BytesIO()
             arrays = () if value is None else value.arrays
@@ -174,7 +197,7 @@ class Directory:
 
 
 def nbytes_of(record: Record, value: Cached) -> int:
-    """Return at least the size of a block's file."""
+    """Return an upper bound on the size of a block's file."""
     rest = OVERHEAD + OF_ARRAY * len(value.arrays) + OF_TOKEN * len(record.tokens)
     return value.nbytes + rest + 2 * len(record.state or "")
 
@@ -184,7 +207,7 @@ def _digest(content: bytes) -> str:
 
 
 def _record(file: Path) -> Record | None:
-    """Return the record in a file's header; None where there is none."""
+    """Return the record in a file's header, or None if there is none."""
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")

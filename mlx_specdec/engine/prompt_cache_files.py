@@ -1,5 +1,5 @@
-"""Which prompt cache a pair has, in memory and in a directory, and the digests of the models that
-its blocks are of."""
+"""Opening of a pair's prompt cache, in memory and in a directory, and digests of models, which show
+to which models the blocks on disk belong."""
 
 import hashlib
 import shutil
@@ -21,30 +21,39 @@ from .prompt_cache import PromptCache
 from .prompt_cache_disk import Directory
 
 LAYOUT = "3"
-"""Version of what models compute; blocks of another one are not read."""
-SHARE = 1 / 8
-MOST = 8 << 30
-"""The default limit of a cache: a share of the machine's memory, and at most so many bytes."""
-DISK_SHARE = 1 / 4
-MOST_ON_DISK = 32 << 30
-"""The default limit of a directory: a share of what is free on disk, and at most so many bytes."""
+"""Version of the cached arrays. It is a part of the digests, so that blocks of other versions are
+not read."""
+SHARE, MOST = 1 / 8, 8 << 30
+"""The default limit of a cache in memory: this share of the machine's memory, and at most this many
+bytes."""
+DISK_SHARE, MOST_ON_DISK = 1 / 4, 32 << 30
+"""The default limit of a directory: this share of the free disk space, and at most this many
+bytes."""
 SAMPLED = 64
-"""Numbers of each array of weights that tell one model from another."""
+"""How many numbers of each array of weights are part of a model's fingerprint."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """Opens the prompt cache of a pair. max_bytes: None is the default, 0 caches nothing.
-    directory: None for memory alone. disk_bytes: the limit of the directory, None the default."""
+    """Settings of a prompt cache.
+
+    Attributes:
+        max_bytes: Limit of the bytes in memory. None is the default, and 0 means no cache.
+        directory: Directory of a persistent cache, or None to cache in memory only.
+        disk_bytes: Limit of the bytes in the directory. None is the default."""
 
     max_bytes: int | None = None
     directory: Path | None = None
     disk_bytes: int | None = None
 
     def open(self, pair: Pair) -> PromptCache | None:
-        """Return the cache of a pair, with the blocks that fit these very models; None where
-        nothing is cached. Raises OptionError for a directory that cannot be used, and for targets
-        of which nothing can be kept."""
+        """Open the cache of a pair, with all blocks on disk that belong to the pair's models.
+
+        Returns:
+            The cache, or None if `max_bytes` is 0.
+        Raises:
+            OptionError: If the directory cannot be used, or the target's state cannot be stored.
+        """
         if self.max_bytes == 0:
             return None
         default = min(MOST, int(SHARE * disk.memory()))
@@ -69,22 +78,22 @@ class Store:
 
 
 def _digests(pair: Pair) -> dict[str, str]:
-    """Return by name the digests of all that parts depend on but the text."""
+    """Return, by name, digests of everything but the tokens that cached arrays depend on."""
     models = {TARGET: _of_model(pair.target)}
     if pair.draft is not None:
         models["draft"] = _of_model(pair.draft)
     if (drafter := pair.drafter_network) is not None:
-        # Its config.json has settings that no weight shows.
+        # The drafter's config.json has settings that its weights do not show.
         settings = f"{' '.join(drafter.taps)}, {drafter.sizes}"
         models[drafter.kind] = f"{fingerprint(drafter)} of {settings}"
     versions = LAYOUT, __version__, version("mlx"), version("mlx-lm")
-    # A drafter's part depends on the target's hidden states.
-    parts = {name: repr((models[TARGET], each, versions)) for name, each in models.items()}
+    # A drafter's state depends on the target's hidden states, and so on the target.
+    parts = {name: repr((models[TARGET], digest, versions)) for name, digest in models.items()}
     return {name: hashlib.blake2b(part.encode()).hexdigest() for name, part in parts.items()}
 
 
 def _of_model(model: Base) -> str:
-    """Return a digest of weights, of what else passes depend on, and of the caches' arrays."""
+    """Return a digest of a model's weights and identity, and of the layout of its cache arrays."""
     columns = _computed(model).columns
     layout = [f"{array.shape} {array.dtype}" for array in (columns(0, 1) if columns else ())]
     rest = hashlib.blake2b(repr((model.identity, layout)).encode(), digest_size=16).hexdigest()
@@ -92,14 +101,14 @@ def _of_model(model: Base) -> str:
 
 
 def _computed(model: Base) -> Reusable:
-    """Return what a model computes of one token, lazily: only its shapes are needed."""
+    """Return the reusable state of a sequence of one token. It is lazy: only shapes are needed."""
     context = model.open([0])
     context.advance(mx.zeros((1, 1), dtype=mx.int32))
     return context.reusable(0)
 
 
 def fingerprint(network: nn.Module) -> str:
-    """Return a digest of some numbers of every array of weights, without reading them all."""
+    """Return a digest of a sample of numbers from every array of weights."""
     digest = hashlib.blake2b(digest_size=16)
     weights = sorted(tree_flatten(network.parameters()))
     samples = []
