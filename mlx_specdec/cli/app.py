@@ -1,4 +1,4 @@
-"""The commands as one program, and how it ends: exit codes and one-line errors."""
+"""The program that consists of all commands, its exit codes and its one-line errors."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ COMMANDS = (
 )
 OTHER = "Other"
 WRONG_COUNT = "'-m': it must be a whole number"
-"""The beginning of the error about `-m NAME`; other programs name the model by -m."""
+"""The beginning of the error for `-m NAME`. Users of other programs name the model with -m."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
 class PanelCommand(TyperCommand):
-    """A command whose --help lists the flags by panel and cuts no name."""
+    """A command whose --help lists flags by panel and shows names in full."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Load the BLAS before anything imports MLX, and run the command. Called by typer."""
+        """Load the BLAS before MLX is imported, and run the command. Called by typer."""
         process.load()
         return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Called by typer."""
+        """Write the flags of --help by panel. Called by typer."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             if row := parameter.get_help_record(ctx):
@@ -77,15 +77,16 @@ class PanelCommand(TyperCommand):
 
 
 class Program(TyperGroup):
-    """All commands. Without one, the command is generate, which gets the prompt and the flags."""
+    """All commands. Without the name of a command, generate runs, with all flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Called by typer; with resilient_parsing if a shell completes names. Raises OptionError
-        if a command stands after its flags."""
-        own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        """Insert `generate` if no command is named. Called by typer, with resilient_parsing if a
+        shell completes names. Raises OptionError if a command follows its flags."""
+        top_level = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        names_no_command = not args or (_is_flag(args[0]) and args[0] not in top_level)
         if args in (["help"], *(["help", name] for name in self.commands)):
             args = [*args[1:], "--help"]
-        elif not ctx.resilient_parsing and (not args or (_is_flag(args[0]) and args[0] not in own)):
+        elif not ctx.resilient_parsing and names_no_command:
             if late := next((word for word in args if word in self.commands), None):
                 raise OptionError(
                     f"flags belong after the command: mlx-specdec {late} {args[0]} ..."
@@ -94,7 +95,8 @@ class Program(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Called by typer. What is almost a command is an error, which names the command."""
+        """Find the command of a word. Called by typer, which reports an error if the word resembles
+        a command. Any other word begins the prompt of generate."""
         typed = args[0]
         if typed.startswith("-") or get_close_matches(typed.lower(), self.commands):
             return super().resolve_command(ctx, args)
@@ -138,8 +140,9 @@ def main() -> None:
 
 
 def exit_with(program: typer.Typer) -> NoReturn:
-    """Run with the process's arguments, and exit: with 0, with 2 after a one-line error, with 130
-    after an interrupt. All ranks exit with the code of rank 0."""
+    """Run a program with the process's arguments and exit. The exit code is 2 after a one-line
+    error, 130 after an interrupt, and otherwise the command's own. All ranks exit with the code of
+    rank 0."""
     try:
         _run(program)
     except SystemExit as end:
@@ -153,7 +156,7 @@ def exit_with(program: typer.Typer) -> NoReturn:
 
 
 def _ranks() -> Ranks | None:
-    """Return the ranks that share a model; without any, MLX is not imported for it."""
+    """Return the ranks that share a model, or None. MLX is not imported for this."""
     group = sys.modules.get(f"{PACKAGE}.models.distributed.group")
     return None if group is None else group.met()
 
@@ -181,12 +184,12 @@ def _run(program: typer.Typer) -> NoReturn:
         if line := device_problem(problem):
             render.error(line)
             sys.exit(2)
-        # What typer raises for wrong flags is known by its attributes.
+        # typer's exceptions for wrong flags are recognized by their attributes.
         if type(problem).__name__ == "Abort":
             _exit_interrupted()
         if describe := getattr(problem, "format_message", None):
             if similar := getattr(problem, "possibilities", None):
-                # typer sorts them by the alphabet; the closest one is enough.
+                # typer sorts suggestions by the alphabet. Show only one.
                 del similar[1:]
             render.error(f"{_without_pydantic(describe())} (see --help)")
             sys.exit(2)
@@ -201,7 +204,7 @@ def _run(program: typer.Typer) -> NoReturn:
 
 
 def _without_pydantic(message: str) -> str:
-    """Return what typer says of a wrong flag without the words of pydantic, which checks values."""
+    """Replace pydantic's words in typer's message about a wrong flag by plain ones."""
     plain = re.sub(r", unable to parse \w+ as an? \w+", "", message.replace("Value error, ", ""))
     plain = plain.replace("Input should be a valid integer", "it must be a whole number")
     plain = plain.replace("Input should be", "it must be").replace("a valid number", "a number")
@@ -215,8 +218,8 @@ def _exit_interrupted() -> NoReturn:
 
 
 def _fill_streams() -> None:
-    """Open /dev/null for each standard stream that the caller has closed, whose number would
-    otherwise go to the next file that is opened."""
+    """Open /dev/null for each standard stream that the caller has closed. Otherwise the next file
+    that is opened would get the number of this stream."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
@@ -225,6 +228,6 @@ def _fill_streams() -> None:
 
 
 def _abandon_output() -> None:
-    """Drop what the buffer of standard output still holds, so that exit does not write it."""
+    """Redirect standard output to /dev/null, so that its buffer is not written at exit."""
     if sys.stdout is sys.__stdout__:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

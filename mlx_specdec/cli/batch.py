@@ -1,4 +1,4 @@
-"""The batch command: a file of prompts in, a file of texts out."""
+"""The batch command: generate a completion for each prompt of a file."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..checkpoints.source import temporary_directory
 from ..errors import OptionError, PromptError, SpecdecError
 from ..options import Options
 from . import interrupts, render
-from .batch_files import LONGEST, Journal, Line, Lines
+from .batch_files import LONGEST, Journal, Line, PromptLines
 from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag
-from .loading import Memory, Texts, count_or_auto, load_drafting
+from .loading import MemoryFlags, TextFlags, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
     from ..engine.request import Labels, Part, Request
@@ -33,13 +33,14 @@ PER_LINE = ("max_tokens", "seed", "temperature", "top_p", "stop")
 """Settings that a line may override."""
 STANDARD_OUTPUT = Path("-")
 NO_MATTER = ("distributed", "status_file", "memory_budget", "no_cache")
-"""Flags on which no text depends."""
-COMMON = frozenset(one.name for one in fields(Options)) - {*PER_LINE}
+"""Flags that do not change any completion."""
+COMMON = frozenset(setting.name for setting in fields(Options)) - {*PER_LINE}
+"""Settings that are the same for all lines."""
 
 
 @dataclass(frozen=True)
 class Files(Flags):
-    """What is read and written, and how much of it at once."""
+    """Flags for the input, the output and the batch size."""
 
     panel = "Batch"
     input: Path = flag(
@@ -76,8 +77,8 @@ class Files(Flags):
 
 
 @dataclass(frozen=True)
-class Made(SpecialTokens, Constraints, Memory, Texts):
-    """What the texts depend on."""
+class Made(SpecialTokens, Constraints, MemoryFlags, TextFlags):
+    """Flags that change the completions."""
 
 
 @command(
@@ -97,7 +98,7 @@ def batch(files: Files, flags: Made) -> None:
     for name in ("json_schema", "regex", "grammar"):
         if text := getattr(options, name):
             settings[name] = sha256(text.encode()).hexdigest()
-    with Lines(files.input) as lines, _opened(files.output) as output:
+    with PromptLines(files.input) as lines, _opened(files.output) as output:
         header = {"input": str(files.input), "sha256": lines.sha256, "settings": settings}
         with Journal(output, header, lines.count, overwrite=files.overwrite) as journal:
             state = f"texts are in {journal.partial}; the same command goes on from here"
@@ -126,7 +127,7 @@ def batch(files: Files, flags: Made) -> None:
                         speed = run.sums["tokens"] / run.seconds
                         label = f"{journal.done} of {lines.prompts} texts, {speed:.0f} tokens/s"
                         report(journal.done - before, lines.prompts - before, label)
-            _print_errors(journal, each=files.text)
+            _print_errors(journal, every=files.text)
             journal.finish(as_text=files.text)
     if not files.quiet:
         render.tell(_summary(run, many))
@@ -136,8 +137,8 @@ def batch(files: Files, flags: Made) -> None:
 
 @contextmanager
 def _opened(output: Path) -> Iterator[Path]:
-    """Give the file to write. For "-" it is a temporary file, which goes to standard output at the
-    end."""
+    """Yield the file to write. For "-" this is a temporary file, which is copied to standard output
+    afterwards."""
     if output != STANDARD_OUTPUT:
         yield output
         return
@@ -147,21 +148,27 @@ def _opened(output: Path) -> Iterator[Path]:
         render.write(sys.stdout, file.read_text(encoding="utf-8"))
 
 
-def _print_errors(journal: Journal, *, each: bool) -> None:
-    """Print how many lines gave no text, and why the first one did, or each."""
+def _print_errors(journal: Journal, *, every: bool) -> None:
+    """Print the number of lines without a completion, and the first error, or every one."""
     for line, error in journal.errors():
         render.tell(f"line {line}: {error}")
-        if not each:
+        if not every:
             break
     if journal.failed:
-        where = "" if each else f': see "error" in {journal.output.name}'
+        where = "" if every else f': see "error" in {journal.output.name}'
         render.tell(f"{journal.failed} of {journal.done} lines gave no text{where}")
 
 
 @dataclass(frozen=True)
 class LineRequest:
-    """The request of a line. id: the line's name, where it has one. error: one sentence that says
-    why the line has no prompt."""
+    """The request of a line.
+
+    Attributes:
+        line: The line's number.
+        prompt: The prompt as text or messages.
+        options: The settings, which the line may have changed.
+        id: The line's id, or None if it has none.
+        error: A sentence that says why the line is wrong, or None."""
 
     line: int
     prompt: str | Messages
@@ -176,7 +183,7 @@ class LineRequest:
 
 
 def parse_line(line: Line, options: Options, *, as_json: bool) -> LineRequest:
-    """Return the request of a line; in one of text `\\n` stands for a line break."""
+    """Return the request of a line. In a line of text, `\\n` means a line break."""
     request = LineRequest(line.number, "", options)
     if line.text is None:
         return replace(request, error=f"the line has more than {LONGEST} bytes: shorten it")
@@ -204,10 +211,10 @@ def _prompt(entry: Mapping[str, Any]) -> str | Messages:
             raise PromptError("the prompt is empty: give some text")
         return prompt
     messages, parts = entry["messages"], {"role", "content"}
-    whole = isinstance(messages, list) and len(messages) > 0
-    if not whole or not all(isinstance(each, dict) and each.keys() >= parts for each in messages):
+    is_list = isinstance(messages, list) and len(messages) > 0
+    if not is_list or not all(isinstance(item, dict) and item.keys() >= parts for item in messages):
         raise PromptError('"messages" must be a list of {"role": ..., "content": ...}')
-    return [{name: _text(name, value) for name, value in each.items()} for each in messages]
+    return [{name: _text(name, value) for name, value in item.items()} for item in messages]
 
 
 def _options(entry: Mapping[str, Any], options: Options) -> Options:
@@ -216,14 +223,14 @@ def _options(entry: Mapping[str, Any], options: Options) -> Options:
             f'"{common[0]}" is one for all lines: leave it out; a line may have '
             f"{', '.join(PER_LINE)}"
         )
-    given = {name: entry[name] for name in PER_LINE if entry.get(name) is not None}
-    for name, value in given.items():
+    changes = {name: entry[name] for name in PER_LINE if entry.get(name) is not None}
+    for name, value in changes.items():
         if isinstance(value, bool):
             raise OptionError(f'"{name}" cannot be {str(value).lower()}')
-    if "stop" in given:
-        stops = given["stop"] if isinstance(given["stop"], list) else [given["stop"]]
-        given["stop"] = [_text("stop", each) for each in stops]
-    return replace(options, **given)
+    if "stop" in changes:
+        stops = changes["stop"] if isinstance(changes["stop"], list) else [changes["stop"]]
+        changes["stop"] = [_text("stop", stop) for stop in stops]
+    return replace(options, **changes)
 
 
 def _text(name: str, value: object) -> str:
@@ -238,10 +245,19 @@ def _text(name: str, value: object) -> str:
 
 @dataclass
 class BatchRun:
-    """Decodes the lines that the journal lacks. strict: raise PromptError for the first line that
-    becomes no text, instead of writing its error. sums: of this run. labels: of its newest text."""
+    """A run over the lines that have no result in the journal yet.
 
-    lines: Lines
+    Attributes:
+        lines: The prompts.
+        journal: The results.
+        options: The settings of lines that do not override them.
+        strict: Raise PromptError for the first line that fails, instead of writing its error.
+        seconds: The time since the beginning of the run.
+        sums: Statistics of the run.
+        labels: The labels of the newest completion.
+        pending: Requests without a result, by their number in the scheduler."""
+
+    lines: PromptLines
     journal: Journal
     options: Options
     strict: bool
@@ -251,8 +267,8 @@ class BatchRun:
     pending: dict[int, LineRequest] = field(default_factory=dict)
 
     def over(self, many: Scheduler) -> Iterator[None]:
-        """Decode until every line has a result; each step is a little work. many: of `requests`.
-        Raises as stream_many and Journal do."""
+        """Decode until every line has a result, in many small steps. Raises as stream_many and
+        Journal do. many: The scheduler of `requests`."""
         if self.strict:
             for line, error in self.journal.errors():
                 raise self._refusal(line, error)
@@ -266,7 +282,7 @@ class BatchRun:
             yield
 
     def requests(self) -> Iterator[Request]:
-        """Read as far ahead as decoding needs."""
+        """Yield the requests of lines, which are read when the scheduler needs them."""
         from ..engine.request import Request
 
         number = 0
@@ -285,7 +301,7 @@ class BatchRun:
         if (result := part.result) is None:
             self._fail(request, part.error or "")
             return
-        # No times, and not what was drafted: they are others in the next run.
+        # Times and numbers of draft tokens are left out: they differ between runs.
         self.journal.append(
             request.record(
                 text=result.text,
@@ -310,7 +326,7 @@ class BatchRun:
 
 
 def _summary(run: BatchRun, many: Scheduler) -> str:
-    """Return the statistics of a run over a file in three lines, earlier runs left out."""
+    """Return the statistics of this run, without earlier ones, in three lines."""
     sums, together = run.sums, f"up to {many.batch_size} texts in a pass"
     if many.why_not is not None:
         together = f"one text at a time: {many.why_not}"

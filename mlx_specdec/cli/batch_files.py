@@ -1,4 +1,5 @@
-"""The file of prompts that a batch reads, line by line, and the journal of its results."""
+"""The files of the batch command: prompts, which are read line by line, and a journal of
+results."""
 
 import errno
 import fcntl
@@ -17,25 +18,36 @@ from ..errors import OutputError, PromptError
 from ..version import __version__
 
 LONGEST = 1 << 20
-"""Bytes of the longest line that is read."""
+"""The largest number of bytes in a line. Longer lines are errors."""
 JSON_LINES = (".jsonl", ".ndjson")
 FORMAT = "mlx-specdec batch 3"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line that is not blank. number: from 1. text: without its end; None above LONGEST bytes."""
+    """A line that is not blank.
+
+    Attributes:
+        number: The line's number, counted from 1.
+        text: The line without its line break, or None if it is longer than LONGEST bytes."""
 
     number: int
     text: str | None
 
 
-class Lines:
-    """The lines of a file. A context manager: the file stays open, so that another one that takes
-    its name meanwhile changes nothing. sha256: of the file. count: number of lines. prompts: number
-    of lines that are not blank. as_json: whether each line holds a JSON object: the file's name
-    says so, or the first line that is not blank is one. Raises PromptError for a file that cannot
-    be read, is not UTF-8 text, or holds no prompts."""
+class PromptLines:
+    """The lines of a file of prompts, as a context manager. The file stays open, so that replacing
+    it during a run changes nothing.
+
+    Attributes:
+        sha256: The digest of the file.
+        count: Number of lines.
+        prompts: Number of lines that are not blank.
+        as_json: Whether each line holds a JSON object, according to the file's name or to the first
+            line that is not blank.
+    Raises:
+        PromptError: If the file cannot be read, is not UTF-8 text, or holds no prompts.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -100,12 +112,23 @@ def _is_cut(part: bytes) -> bool:
 
 
 class Journal:
-    """The results of a run so far, in a file of JSON lines: a header, then one line for each result
-    in the order in which they were complete. A context manager. output: the file that the results
-    are sorted into at the end. header: what the results depend on: "input", "sha256", "settings" by
-    flag. count: lines of the input. overwrite: replace an output, and a journal of another header.
-    done: number of results. failed: of those, errors. Nothing is written before `begin`. Raises
-    OutputError for an output that cannot or may not be written, or that another process writes."""
+    """The results of an unfinished run, as a context manager.
+
+    The file has JSON lines: a header, then the results in the order in which they were complete.
+    Nothing is written before `begin`.
+
+    Args:
+        output: The file for the results in the order of the input, which is written at the end.
+        header: Everything that the results depend on: "input", "sha256", and "settings" by flag.
+        count: Number of lines of the input.
+        overwrite: Replace an existing output, and a journal with another header.
+    Attributes:
+        partial: The file of the journal.
+        done: Number of results, including errors.
+        failed: Number of errors.
+    Raises:
+        OutputError: If the output cannot or may not be written, or another process writes it.
+    """
 
     def __init__(
         self, output: Path, header: Mapping[str, Any], count: int, *, overwrite: bool = False
@@ -147,7 +170,8 @@ class Journal:
         return line in self._places
 
     def begin(self) -> None:
-        """Drop a line that an earlier run left unfinished; write the header of a new journal."""
+        """Remove an incomplete line that an earlier run has left, or write the header of a new
+        journal."""
         stream = self._stream or self._open()
         with self._writing():
             stream.truncate(self._end)
@@ -156,31 +180,35 @@ class Journal:
             self._write(self._header)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write the result of the line `record["line"]`, a whole line in one call."""
+        """Write the result of line `record["line"]` in one call."""
         place = self._end
         self._write(record)
         self._note(record, place)
 
     def finish(self, *, as_text: bool = False) -> None:
-        """Write the output and remove the journal. as_text: write a line of text for each line of
-        the input, empty where it has none, with line breaks as `\\n`."""
-        made = self.output.with_name(f"{self.output.name}.sorted")
+        """Write the output and remove the journal.
+
+        Args:
+            as_text: Write only the completions, one line for each line of the input. The line is
+                empty if there is no completion, and `\\n` stands for a line break.
+        """
+        result = self.output.with_name(f"{self.output.name}.sorted")
         try:
             with self._writing():
-                with made.open("wb") as file, self.partial.open("rb") as journal:
+                with result.open("wb") as file, self.partial.open("rb") as journal:
                     for line in self._in_order(journal):
                         if as_text:
                             text = json.loads(line or "{}").get("text", "")
                             text = text.replace("\r", "\\r").replace("\n", "\\n")
                             line = f"{text}\n".encode()
                         file.write(line)
-                os.replace(made, self.output)
+                os.replace(result, self.output)
                 self.partial.unlink()
         finally:
-            made.unlink(missing_ok=True)
+            result.unlink(missing_ok=True)
 
     def errors(self) -> Iterator[tuple[int, str]]:
-        """Yield line and sentence of each result that is an error, in the order of the lines."""
+        """Yield the line number and the message of each error, in the order of the lines."""
         if self.failed:
             with self.partial.open("rb") as journal:
                 for line in self._in_order(journal):
@@ -189,7 +217,7 @@ class Journal:
                         yield record["line"], record["error"]
 
     def _in_order(self, journal: BinaryIO) -> Iterator[bytes]:
-        """Yield the result of each line of the input, empty where it has none."""
+        """Yield the result of each line of the input, or b"" if it has none."""
         for line in range(1, self._count + 1):
             if line in self:
                 journal.seek(self._places[line])
@@ -209,8 +237,8 @@ class Journal:
         return self._stream
 
     def _resume(self, overwrite: bool) -> None:
-        """Take over the results of a journal with the same header. Raises OutputError for another
-        one, unless it holds no results or may be overwritten."""
+        """Take over the results of an existing journal. Raises OutputError if its header differs,
+        unless the journal holds no results or may be overwritten."""
         with self._writing(), self.partial.open("rb") as lines:
             first = lines.readline()
             if not first:
@@ -230,7 +258,7 @@ class Journal:
                     )
                 return
             self._end = lines.tell()
-            # The last line may have no end.
+            # An interrupted run may have written only a part of the last line.
             for line in takewhile(lambda line: line.endswith(b"\n"), lines):
                 try:
                     self._note(json.loads(line), self._end)
@@ -241,12 +269,12 @@ class Journal:
                 self._end += len(line)
 
     def _difference(self, header: Mapping[str, Any]) -> str:
-        """Return how a journal's run differs from this one, in a few words; "" if it does not."""
+        """Return how the run of a journal differs from this run, in a few words; "" if it does
+        not."""
         if header.get("sha256") != self._header["sha256"]:
             return f"over another input ({header.get('input')})"
-        runs = [
-            {"version": each.get("version"), **each["settings"]} for each in (header, self._header)
-        ]
+        headers = (header, self._header)
+        runs = [{"version": one.get("version"), **one["settings"]} for one in headers]
         for name in runs[0] | runs[1]:
             texts = [json.dumps(run.get(name), ensure_ascii=False) for run in runs]
             if texts[0] != texts[1]:
@@ -263,7 +291,7 @@ class Journal:
         self.failed += "error" in record
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        # Half a character, as in a file's name that is no UTF-8, becomes JSON's own \udc80.
+        # Lone surrogates, as in file names that are not UTF-8, become escapes of JSON: \udc80.
         line = json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
         assert self._stream is not None
         with self._writing():

@@ -1,4 +1,4 @@
-"""The bench command: a pair and a prompt file in; a table, JSON and a report out."""
+"""The bench command: measure a pair with a file of prompts, and show a table, JSON or a report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from ..errors import OptionError
 from ..options import Options, proposers
 from . import interrupts, render
-from .flags import ChatTemplate, CostCache, Flags, Json, Sampling, Verification, command, flag
+from .flags import ChatTemplate, CostCache, Flags, Json, SamplingFlags, Verification, command, flag
 from .loading import Models, learn_costs, load_pair, named, sample
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ DISPENSABLE = (
     "peak memory",
     "same text",
 )
-"""Columns that a narrow terminal does without, the first one first."""
+"""Columns that are left out on a narrow terminal, in this order."""
 
 
 @dataclass(frozen=True)
 class Measuring(Flags):
-    """What is compared, and how thoroughly."""
+    """Flags for what is measured, and how often."""
 
     panel = "Measuring"
     prompts: Path | None = flag(
@@ -89,17 +89,18 @@ class Measuring(Flags):
 
     @property
     def names(self) -> list[str]:
-        """The drafters, each once."""
+        """The drafters without repetitions."""
         return list(dict.fromkeys(self.proposer or []))
 
     def sizes(self) -> list[int]:
-        """Return the batch sizes; none where single texts are measured. Raises OptionError."""
+        """Return the batch sizes, or an empty list if single completions are measured. Raises
+        OptionError if --batch-size is wrong."""
         if self.batch_size is None:
             return []
         return sorted({_count(word, "batch-size", "1,4,16") for word in self.batch_size.split(",")})
 
     def lengths(self) -> list[Length]:
-        """Return the draft lengths. Raises OptionError."""
+        """Return the draft lengths. Raises OptionError if --num-draft is wrong."""
         lengths: dict[Length, None] = {}
         text = self.num_draft or (LENGTHS if self.batch_size is None else "auto")
         for word in map(str.strip, text.split(",")):
@@ -109,19 +110,20 @@ class Measuring(Flags):
 
 
 def _count(word: str, name: str, like: str) -> int:
+    """Parse a number of a list. name, like: The flag and an example, for OptionError."""
     if word.strip().isdecimal() and int(word) > 0:
         return int(word)
     raise OptionError(f"{name} must look like {like}; {word.strip()!r} is no number above 0")
 
 
 @dataclass(frozen=True)
-class Text(CostCache, ChatTemplate, Sampling, Verification):
-    """What the texts depend on."""
+class BenchFlags(CostCache, ChatTemplate, SamplingFlags, Verification):
+    """Flags that change the completions."""
 
 
 @dataclass(frozen=True)
 class Compared(Models):
-    """One target, and what drafts for it."""
+    """Flags for a target and one or several draft models."""
 
     draft_model: list[str] | None = flag(  # type: ignore[assignment]
         None,
@@ -140,7 +142,7 @@ class Compared(Models):
     "mlx-specdec bench PROMPTS --model A --draft-model B --draft-model C",
     "mlx-specdec bench --batch-size 1,4,16",
 )
-def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> None:
+def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json) -> None:
     """Measure what speculation gains on this machine.
 
     Without arguments, the shipped translator is measured on its sample prompts. Ctrl-C keeps what
@@ -178,8 +180,8 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
 
     of_target = ("revision", "q_bits", "adapter_path", "distributed")
     of_draft = {name: value for name, value in loading.items() if name not in of_target}
-    for each in drafts[1:]:
-        _, draft = named(replace(one, draft_model=each))
+    for name in drafts[1:]:
+        _, draft = named(replace(one, draft_model=name))
         with render.progress("downloading", in_bytes=True) as report:
             pairs.append(with_draft_model(pairs[0], str(draft), progress=report, **of_draft))
     for pair in pairs if not simulated else ():
@@ -189,7 +191,7 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
         analysis, notes = _throughput(pairs[0], options, prompts, measuring)
     else:
         shared = None
-        # Medusa heads do not tell what their target looks like.
+        # The files of Medusa heads do not describe their target.
         if one.distributed is not None and pairs[0].heads is None:
             from ..measure.estimate import model_source
             from ..measure.prediction import Link, cluster
@@ -206,8 +208,8 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
     show(analysis, taken_with, sys.stderr if output.json else sys.stdout)
     for method in analysis.methods:
         if found := method.differences:
-            margins = [other.margin for other in found if other.margin is not None]
-            ties = sum(other.tie is True for other in found)
+            margins = [differing.margin for differing in found if differing.margin is not None]
+            ties = sum(differing.tie is True for differing in found)
             where = f", {ties} part at ties, largest margin {max(margins):.2g}" if margins else ""
             share = f"{method.name}: {len(found)} of {method.compared} texts"
             print(f"{share} are not plain decoding's own{where}", file=sys.stderr)
@@ -223,7 +225,7 @@ def bench(measuring: Measuring, models: Compared, text: Text, output: Json) -> N
 
 
 def _check_report(file: Path) -> None:
-    """Raise OptionError where the report could not be written."""
+    """Raise OptionError if the report could not be written."""
     if os.path.lexists(file) and not file.is_file():
         raise OptionError(f"{file} is no regular file: name another one for the report")
     if not os.access(file.parent, os.W_OK):
@@ -237,8 +239,19 @@ def _speculation(
     measuring: Measuring,
     cluster: Cluster | None,
 ) -> tuple[Analysis, list[str]]:
-    """Measure single texts. Returns all figures, and sentences on other programs. cluster: the
-    machines that share the target. Raises KeyboardInterrupt without any figures."""
+    """Measure single completions.
+
+    Args:
+        pairs: One target with each of its draft models.
+        options: The settings.
+        prompts: The prompts.
+        measuring: The flags for what is measured.
+        cluster: The machines that share the target, if there are any.
+    Returns:
+        The figures, and remarks about other programs.
+    Raises:
+        KeyboardInterrupt: If it came before there were any figures.
+    """
     from ..engine.request import encode
     from ..measure.analysis import analyse, of_cluster
     from ..measure.margins import comparison
@@ -247,14 +260,15 @@ def _speculation(
 
     lengths = measuring.lengths()
     methods = own_methods(pairs, options, measuring.names, lengths)
-    # Other programs know draft models alone.
-    pair = next((each for each in pairs if each.draft is not None), pairs[0])
+    # Other programs support only draft models.
+    pair = next((candidate for candidate in pairs if candidate.draft is not None), pairs[0])
     notes: list[str] = []
     if measuring.baselines:
         from ..measure.baselines import find_baselines, mlx_lm_methods, transformers_methods
 
-        others, notes = find_baselines(mlx_lm_methods, transformers_methods, pair, options, lengths)
-        methods += others
+        programs = mlx_lm_methods, transformers_methods
+        baselines, notes = find_baselines(*programs, pair, options, lengths)
+        methods += baselines
     first = encode(pair, prompts[0].turns[0], options)
     passes = pass_timer(pairs, first, [method.num_draft for method in methods])
     sizes = [1, *(length + 1 for length in lengths if length != "auto")]
@@ -262,6 +276,7 @@ def _speculation(
     turns = -(-TURNS // (measuring.repeats * len(prompts)))
 
     def between() -> None:
+        """Time passes, and exchanges among machines, between two completions."""
         passes.turn(turns)
         if cluster is not None:
             ranks, count = join(), cluster.exchanges
@@ -297,8 +312,8 @@ def _throughput(
         from ..measure import baselines
 
         programs = baselines.mlx_lm_file_methods, baselines.transformers_file_methods
-        others, more = baselines.find_baselines(*programs, pair, options, sizes)
-        methods, notes = [*methods, *others], [*notes, *more]
+        found, remarks = baselines.find_baselines(*programs, pair, options, sizes)
+        methods, notes = [*methods, *found], [*notes, *remarks]
     how: dict[str, Any] = {"repeats": measuring.repeats, "warmup": measuring.warmup}
     how["compare"] = comparison(pair, options)
     with render.progress("measuring") as bar:
@@ -309,7 +324,7 @@ def _throughput(
 
 
 def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
-    """Write the table. Raises as render.write does."""
+    """Write the table to a stream. Raises as render.write does."""
     from ..measure.analysis import Analysis
     from ..measure.table import cluster_table, cluster_text, table, verdict
 
@@ -335,7 +350,8 @@ def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
 
 
 def _table(cells: Cells, columns: Sequence[str]) -> Table:
-    """Return these columns with no cell cut; headings of two words take two lines."""
+    """Return a table of these columns. Cells are not cut, and the last word of a heading gets a
+    line of its own."""
     places = [cells.columns.index(name) for name in columns]
     names = ["\n".join(name.rsplit(" ", 1)) for name in columns]
     table = render.table(*(f">{name}" if at else name for at, name in enumerate(names)))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from . import interrupts, render
 from .flags import Flags, SpecialTokens, command, flag
-from .loading import Texts, count_or_auto, load_drafting
+from .loading import TextFlags, count_or_auto, load_drafting
 from .serve import Defaults
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 BLOCK = '"""'
 ENDS = ("exit", "quit", "bye")
 LONGEST_ANSWER = 2_048
-"""Default of the most tokens of an answer, below the context of nearly all models; a model that
-repeats itself has no other end."""
+"""Default for the largest number of tokens in an answer. It is smaller than the context of nearly
+all models, and ends the answer of a model that repeats itself."""
 HELP = f"""\
 /system TEXT      begin anew, with this message of the system
 /reset            begin anew
@@ -42,8 +42,8 @@ Ctrl-C stops an answer, and not the chat."""
 
 
 @dataclass(frozen=True)
-class Shown(Flags):
-    """What is printed."""
+class OutputFlags(Flags):
+    """Flags for the output."""
 
     panel = "Output"
     show_drafts: bool = flag(False, "Mark the accepted draft tokens in the text.")
@@ -51,14 +51,14 @@ class Shown(Flags):
 
 
 @dataclass(frozen=True)
-class Answers(SpecialTokens, Defaults, Texts):
-    """What answers depend on."""
+class Answers(SpecialTokens, Defaults, TextFlags):
+    """Flags that change the answers."""
 
     max_tokens: int = flag(LONGEST_ANSWER, "The largest number of tokens of an answer.", "-m")
 
 
 @command("mlx-specdec chat", "mlx-specdec chat --model auto")
-def chat(flags: Answers, shown: Shown) -> None:
+def chat(flags: Answers, shown: OutputFlags) -> None:
     """Hold a conversation in the terminal.
 
     Without --model it is with the shipped translator, which answers English sentences in French.
@@ -66,7 +66,7 @@ def chat(flags: Answers, shown: Shown) -> None:
     pair, options = load_drafting(flags, flags.options(), quiet=shown.quiet, history=True)
     if flags.seed is None:
         options = replace(options, seed=secrets.randbits(32))
-    conversation = Conversation(pair, options, shown)
+    conversation = ChatSession(pair, options, shown)
     interrupts.end_at_the_second("stopping when this pass has ended; Ctrl-C again ends the chat")
     if not shown.quiet:
         render.tell(f"{conversation.way}; /help lists the commands, Ctrl-D ends")
@@ -80,14 +80,14 @@ def chat(flags: Answers, shown: Shown) -> None:
             elif message.strip():
                 conversation.answer(message)
         except SpecdecError as problem:
-            # The chat goes on after an error.
+            # An error does not end the chat.
             render.error(str(problem))
 
 
-class Conversation:
-    """The messages so far, and the settings of the next answer."""
+class ChatSession:
+    """A chat: the messages so far, and the settings of the next answer."""
 
-    def __init__(self, pair: Pair, options: Options, shown: Shown) -> None:
+    def __init__(self, pair: Pair, options: Options, shown: OutputFlags) -> None:
         from ..engine.prompt_cache_files import Store
         from ..serve.chat import way_of
 
@@ -109,7 +109,7 @@ class Conversation:
             self.way += "; say something in English, such as: Where is the station?"
 
     def answer(self, message: str) -> None:
-        """Print the answer to a message. Raises PromptError where there is no room for it."""
+        """Print the answer to a message. Raises PromptError if the conversation is too long."""
         from ..engine.generate import stream_generate
         from ..engine.request import special_texts
         from ..serve.chat import ids_of
@@ -118,7 +118,7 @@ class Conversation:
         messages = [*self._messages, {"role": "user", "content": message}]
         read = messages if self._remembers else messages[-1:]
         try:
-            # The system's message is the first one of the conversation already.
+            # The conversation already begins with the system prompt.
             ids = ids_of(self._pair, read, replace(self._options, system_prompt=None), {})
         except Problem as problem:
             raise PromptError(problem.message) from None
@@ -152,7 +152,8 @@ class Conversation:
             render.tell(sentence)
 
     def obey(self, message: str) -> bool:
-        """Carry out a command. Returns False to end the chat. Raises SpecdecError."""
+        """Run a command, and return False if it ends the chat. Raises SpecdecError if it is
+        wrong."""
         name, _, rest = message[1:].partition(" ")
         commands: dict[str, Callable[[str], None]] = {
             "system": self._start_anew,
@@ -217,7 +218,7 @@ class Conversation:
 
 
 def _read() -> str | None:
-    """Read a message of one or several lines; None at the end."""
+    """Read a message of one or several lines. Return None at the end of the input."""
     terminal = sys.stdin.isatty()
     if terminal:
         with contextlib.suppress(ImportError):

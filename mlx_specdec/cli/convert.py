@@ -12,8 +12,8 @@ from .loading import REVISION
 
 @dataclass(frozen=True)
 class Conversion(Flags):
-    """What is converted, and where to. Apart from max_shard_size and model, the names are those of
-    `conversion.convert.convert`."""
+    """Flags for the source and the result. Except for max_shard_size and model, their names are
+    also parameters of `conversion.convert.convert`."""
 
     panel = "Conversion"
     model: str = flag(
@@ -38,8 +38,8 @@ class Conversion(Flags):
 
 
 @dataclass(frozen=True)
-class Numbers(Flags):
-    """The number formats of the result."""
+class NumberFlags(Flags):
+    """Flags for the dtype and the quantization of the result."""
 
     panel = "Number format"
     dtype: Literal["float32", "float16", "bfloat16"] | None = flag(
@@ -60,14 +60,14 @@ class Numbers(Flags):
 
 
 @command("mlx-specdec convert --model t5-small --quantize --q-bits 8")
-def convert(conversion: Conversion, numbers: Numbers) -> None:
+def convert(conversion: Conversion, numbers: NumberFlags) -> None:
     """Turn a checkpoint into MLX weights, and check them."""
     from ..conversion.convert import convert as run
     from ..conversion.verify import compare_logits, compare_text
 
-    given = {**vars(conversion), **vars(numbers)}
-    model, destination = given.pop("model"), given.pop("mlx_path")
-    size = given.pop("max_shard_size")
+    settings = {**vars(conversion), **vars(numbers)}
+    model, destination = settings.pop("model"), settings.pop("mlx_path")
+    size = settings.pop("max_shard_size")
     interrupts.at_end(
         lambda: (
             "interrupted: nothing was written; the same command goes on with a download, and "
@@ -88,6 +88,6 @@ def convert(conversion: Conversion, numbers: Numbers) -> None:
             working=render.slowly,
             progress=report,
             download_progress=report_download,
-            **given,
+            **settings,
         )
     render.tell(done.describe())

@@ -1,6 +1,7 @@
-"""Groups of flags, the commands that are made of them, and the groups that commands share. The
-fields of groups become the signature that typer reads. A group that inherits from others has their
-flags too, the last base's first."""
+"""Groups of flags, the construction of commands from groups, and the groups that several commands
+have. A command's signature, which typer reads, is made of the fields of its groups. A group
+inherits the flags of its base classes. As in all dataclasses, the fields of the last base come
+first."""
 
 import inspect
 import json
@@ -22,51 +23,63 @@ Command = Callable[..., None]
 REQUIRED = MISSING
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 MOST = 2**31 - 1
-"""The largest whole number of a flag, seeds apart: MLX's integers end there."""
+"""The largest whole number that a flag accepts, except for seeds: the largest int32, which MLX
+uses."""
 METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
 
 
 def flag(default: Any, help: str, *aliases: str, argument: bool = False, **more: Any) -> Any:
-    """Return a field of a group: --its-name and aliases, or an argument; more for typer.Option."""
+    """Return a field of a group, which becomes a flag or an argument of the command.
+
+    Args:
+        default: The default value, or REQUIRED.
+        help: The help text.
+        aliases: Names of the flag besides the one that is made of the field's name.
+        argument: Whether it is an argument without a name.
+        more: Arguments of typer.Option or typer.Argument.
+    """
     more |= {"names": aliases, "argument": argument, "help": help}
     return field(default=default, metadata=more)
 
 
 @dataclass(frozen=True)
 class Flags:
-    """A group of flags: a frozen dataclass whose fields are made by `flag`. panel: of --help."""
+    """A group of flags: a frozen dataclass whose fields are made by `flag`.
+
+    Attributes:
+        panel: The heading of the flags in --help."""
 
     panel: ClassVar[str]
 
     def for_options(self) -> dict[str, Any]:
-        """Return the fields of `Options` that these flags set: those of the same name."""
-        names = {one.name for one in fields(Options)}
+        """Return the arguments of `Options` that have the same names as these flags."""
+        names = {setting.name for setting in fields(Options)}
         return {name: value for name, value in vars(self).items() if name in names}
 
     def begin(self) -> Self:
-        """Called before the command. Returns the flags that it runs with."""
+        """Return the flags with which the command runs. Called before the command."""
         return self
 
 
 def command(*examples: str) -> Callable[[Command], Command]:
-    """Turn a function of groups into a command of single flags, with --version. examples: command
-    lines, shown at the end of --help."""
+    """Turn a function whose parameters are groups into a command with the flags of these groups,
+    and with --version. examples: Command lines for the end of --help."""
 
     def decorate(function: Command) -> Command:
         groups: dict[str, type[Flags]] = get_type_hints(function)
         del groups["return"]
         flat = [parameter for group in groups.values() for parameter in _parameters(group)]
 
-        def run(**given: Any) -> None:
-            for name, value in given.items():
+        def run(**values: Any) -> None:
+            for name, value in values.items():
                 if name != "seed" and isinstance(value, int) and value > MOST:
                     flag_name = name.replace("_", "-")
                     raise OptionError(f"--{flag_name} must be {MOST} or less, not {value}")
-            made = [
-                group(**{one.name: given[one.name] for one in fields(group)})
+            filled = [
+                group(**{one.name: values[one.name] for one in fields(group)})
                 for group in groups.values()
             ]
-            function(*(each.begin() for each in made))
+            function(*(flags.begin() for flags in filled))
 
         version = inspect.Parameter("version", KEYWORD, default=False, annotation=Version)
         run.__signature__ = inspect.Signature([*flat, version])  # type: ignore[attr-defined]
@@ -98,7 +111,7 @@ def _parameters(group: type[Flags]) -> list[inspect.Parameter]:
 
 
 def _metavar(kind: Any) -> str | None:
-    """Return a word for the values of a flag, in place of a Python type."""
+    """Return the name for a flag's values in --help, or None for typer's own name."""
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
     inner = [one for one in get_args(kind) if one is not type(None)]
@@ -127,13 +140,13 @@ MIN_P = "The least share of the likeliest token's probability; 0 keeps all."
 
 
 def by_model(otherwise: str) -> str:
-    """Return the default in --help of a flag that generation_config.json may set."""
+    """Return the default that --help shows for a flag that generation_config.json may set."""
     return f"the model's own, or {otherwise}"
 
 
 @dataclass(frozen=True)
 class ChatTemplate(Flags):
-    """How a prompt is read."""
+    """Flags for chat templates, languages and the prefill of a prompt."""
 
     panel = "Prompt"
     no_chat_template: bool = flag(
@@ -177,7 +190,7 @@ class ChatTemplate(Flags):
 
 @dataclass(frozen=True)
 class SpecialTokens(Flags):
-    """The special tokens of the text."""
+    """Flags for special tokens in the output."""
 
     panel = "Output"
     show_special_tokens: bool = flag(
@@ -189,7 +202,7 @@ class SpecialTokens(Flags):
 
 @dataclass(frozen=True)
 class CostCache(Flags):
-    """The saved costs that --num-draft auto begins with."""
+    """Flags for the saved costs of rounds, with which --num-draft auto begins."""
 
     panel = "Drafting"
     no_cache: bool = flag(False, "Neither use nor keep the costs of rounds on this machine.")
@@ -199,8 +212,8 @@ class CostCache(Flags):
 
 
 @dataclass(frozen=True)
-class Rule(Flags):
-    """How drafts are verified."""
+class RuleFlags(Flags):
+    """Flags for the acceptance rule."""
 
     panel = "Verification"
     rule: Literal["coupled", "token", "block", "typical"] | None = flag(
@@ -218,8 +231,8 @@ class Rule(Flags):
 
 
 @dataclass(frozen=True)
-class Verification(Rule):
-    """How drafts are verified, or simulated to be."""
+class Verification(RuleFlags):
+    """Flags for the acceptance rule, or for simulated acceptance."""
 
     simulate_acceptance: float | None = flag(
         None,
@@ -233,7 +246,7 @@ class Verification(Rule):
 
 @dataclass(frozen=True)
 class Lenience(Flags):
-    """Settings of lossy verification."""
+    """Flags for lossy verification."""
 
     panel = "Verification"
     delta: float = flag(0.0, "The lenience from 0 to 1; the text is lossy above 0.")
@@ -242,8 +255,8 @@ class Lenience(Flags):
 
 
 @dataclass(frozen=True)
-class Sampling(Flags):
-    """The distribution that tokens are drawn from."""
+class SamplingFlags(Flags):
+    """Flags for the distribution that tokens are sampled from."""
 
     panel = "Sampling"
     max_tokens: int = flag(100, MAX_TOKENS, "-m")
@@ -255,8 +268,9 @@ class Sampling(Flags):
 
 
 @dataclass(frozen=True)
-class ModelSampling(Sampling):
-    """The distribution that tokens are drawn from. Flags that are None leave it to the model."""
+class ModelSampling(SamplingFlags):
+    """Flags for sampling whose defaults are the model's own. None means that a flag was not
+    given."""
 
     greedy: bool = flag(
         False, "Decode greedily, whatever the model's generation_config.json recommends."
@@ -272,8 +286,8 @@ class ModelSampling(Sampling):
     )
 
     def for_options(self) -> dict[str, Any]:
-        """Return the fields of `Options`, with its defaults for flags that were not given. Raises
-        OptionError."""
+        """Return arguments of `Options`, with its defaults for flags that were not given. Raises
+        OptionError if flags exclude each other."""
         if self.greedy and self.temperature:
             raise OptionError("--greedy means temperature 0: leave out --temperature or --greedy")
         defaults = Options()
@@ -283,8 +297,8 @@ class ModelSampling(Sampling):
         }
 
     def recommended(self, settings: Mapping[str, float]) -> dict[str, float]:
-        """Return the settings that the model recommends and no flag overrides. settings: what
-        generation_config.json has."""
+        """Return the settings of generation_config.json that no flag overrides. settings: All of
+        its settings."""
         if self.greedy:
             return {}
         return {name: value for name, value in settings.items() if getattr(self, name) is None}
@@ -292,7 +306,7 @@ class ModelSampling(Sampling):
 
 @dataclass(frozen=True)
 class Json(Flags):
-    """Output for programs."""
+    """The flag for output that programs read."""
 
     panel = "Output"
     json: bool = flag(False, "Print one JSON object on standard output.")
@@ -300,7 +314,7 @@ class Json(Flags):
 
 @dataclass(frozen=True)
 class Constraints(Flags):
-    """The constraints that the text has to meet."""
+    """Flags for constraints on the completion."""
 
     panel = "Constraints"
     json_schema: str | None = flag(
@@ -324,6 +338,7 @@ class Constraints(Flags):
 
 
 def _contents(name: str, file: Path | None) -> str | None:
+    """Return the text in the file that a flag names, or None. Raises OptionError."""
     if file is None:
         return None
     try:
@@ -337,7 +352,7 @@ def _contents(name: str, file: Path | None) -> str | None:
 
 @dataclass(frozen=True)
 class Penalties(Flags):
-    """Settings that change the probability of single tokens, or end the text."""
+    """Flags that change the probability of single tokens, or end the completion."""
 
     panel = "Sampling"
     xtc_probability: float = flag(

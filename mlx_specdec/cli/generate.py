@@ -1,4 +1,4 @@
-"""The generate command: a prompt in, its text out."""
+"""The generate command: print the completion of a prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..errors import OptionError, PromptError
 from ..options import Options
 from . import render
 from .flags import Constraints, Flags, Json, SpecialTokens, Verification, command, flag
-from .loading import SHIPPED_PROMPT, Texts, load_drafting
+from .loading import SHIPPED_PROMPT, TextFlags, load_drafting
 
 if TYPE_CHECKING:
     from ..decoding.statistics import Timed
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
     from ..engine.request import Result
 
 PIPE_SECONDS = 5.0
-"""Seconds to wait for the first byte of a pipe that no flag names."""
+"""Seconds to wait for the first byte from standard input if no prompt is named."""
 LONGEST = 1 << 25
-"""Characters of the longest prompt: more than any model takes; a device has no end."""
+"""The largest number of characters in a prompt: more than any model takes. Some files, such as
+devices, have no end."""
 TURNS = 3
-"""How often plain and speculative decoding are timed, in turns, after a first text of each."""
+"""How often plain and speculative decoding are timed, alternately, after one warm-up each."""
 
 
 @dataclass(frozen=True)
-class Prompt(Flags):
-    """Where the prompt comes from."""
+class PromptFlags(Flags):
+    """Flags for the source of the prompt, and for the prompt cache."""
 
     panel = "Prompt"
     prompt_words: str | None = flag(
@@ -58,13 +59,13 @@ class Prompt(Flags):
 
 
 @dataclass(frozen=True)
-class Text(SpecialTokens, Constraints, Verification, Texts):
-    """What the text depends on."""
+class GenerateFlags(SpecialTokens, Constraints, Verification, TextFlags):
+    """Flags that change the completion."""
 
 
 @dataclass(frozen=True)
 class Output(Json):
-    """What is printed."""
+    """Flags for the output."""
 
     show_drafts: bool = flag(False, "Mark the accepted draft tokens in the text.")
     verbose: bool = flag(False, "Say which draft lengths were chosen, and why.")
@@ -78,7 +79,7 @@ class Output(Json):
     'mlx-specdec generate "translate English to French: I am cold."',
     'mlx-specdec generate "def f(x):" --model weights/py-llama --proposer ngram',
 )
-def generate(prompt: Prompt, flags: Text, output: Output) -> None:
+def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
     """Generate text.
 
     Without arguments, the shipped translator translates a sample sentence, and says how much faster
@@ -130,12 +131,23 @@ def generate(prompt: Prompt, flags: Text, output: Output) -> None:
 
 
 def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:
-    """Read the prompt from an argument, a flag, a file or standard input; None without any. The
-    line break that ends a file is no part of the prompt. Raises OptionError, PromptError."""
-    given = [source for source in (words, prompt, file) if source is not None]
-    if len(given) > 1:
+    """Read the prompt from an argument, a flag, a file or standard input. A line break at the end
+    of a file is left out.
+
+    Args:
+        words: The argument; "-" means standard input.
+        prompt: The value of --prompt; "-" means standard input.
+        file: The value of --prompt-file.
+    Returns:
+        The prompt, or None if there is none.
+    Raises:
+        OptionError: If more than one prompt is given.
+        PromptError: If the prompt cannot be read, is too long, or is not UTF-8 text.
+    """
+    sources = [source for source in (words, prompt, file) if source is not None]
+    if len(sources) > 1:
         raise OptionError("more than one prompt: give an argument, --prompt or --prompt-file")
-    source: str | Path | None = given[0] if given else _piped()
+    source: str | Path | None = sources[0] if sources else _piped()
     try:
         text: str | None
         if isinstance(source, Path):
@@ -146,19 +158,19 @@ def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str
         if text is not None:
             if len(text) > LONGEST:
                 raise PromptError(f"the prompt has more than {LONGEST} characters: shorten it")
-            text.encode("utf-8")  # Bytes that are no text come as lone surrogates.
+            text.encode("utf-8")  # bytes that are not UTF-8 became lone surrogates, which fail here
     except OSError as problem:
         place = "standard input" if file is None else file
         raise PromptError(f"cannot read the prompt from {place}: {problem.strerror}") from None
     except UnicodeError:
         raise PromptError("the prompt is not UTF-8 text") from None
-    if not given and text is not None and not text.strip():
+    if not sources and text is not None and not text.strip():
         return None
     return text
 
 
 def _piped() -> str | None:
-    """Return "-" where standard input is a file, or a pipe that does not stay silent."""
+    """Return "-" if standard input is a file, or a pipe from which data come in time; else None."""
     try:
         number = sys.stdin.fileno()
         mode = os.fstat(number).st_mode
@@ -177,6 +189,7 @@ def _piped() -> str | None:
 def _generate(
     pair: Pair, text: str, options: Options, output: Output, cache: PromptCache | None
 ) -> Run:
+    """Generate and print the completion, and return the finished run."""
     from ..engine.generate import stream_generate
     from ..engine.request import special_texts
 
@@ -224,17 +237,18 @@ def _generate(
 
 
 def print_speedup(pair: Pair, prompt: str, options: Options, first: Result) -> None:
-    """Decode the prompt with and without speculation, and compare both in one line."""
+    """Time the prompt with and without speculation, and print the speedup in one line. first: The
+    result that was printed."""
     from ..engine.generate import generate
 
-    plainly = replace(options, regular=True)
-    plain = generate(pair, prompt, plainly)
+    regular = replace(options, regular=True)
+    plain = generate(pair, prompt, regular)
     speeds: dict[bool, list[float]] = {True: [], False: []}
-    for settings in (plainly, options) * TURNS:
+    for settings in (regular, options) * TURNS:
         speed = generate(pair, prompt, settings).stats.tokens_per_second
         speeds[settings.regular].append(speed or 0.0)
-    ours, theirs = median(speeds[False]), median(speeds[True])
-    if not theirs:
+    speculative_speed, plain_speed = median(speeds[False]), median(speeds[True])
+    if not plain_speed:
         return
     same = "the same text" if first.tokens == plain.tokens else "another text"
     program = "./scripts/run.sh" if Path(sys.argv[0]).name == "main.py" else "mlx-specdec generate"
@@ -242,6 +256,6 @@ def print_speedup(pair: Pair, prompt: str, options: Options, first: Result) -> N
     if first.stats.device == "cpu" and process.is_slow():
         hint = "what is missing is a fast BLAS: pip install mkl, or ./scripts/setup.sh --fast-cpu"
     render.tell(
-        f"{ours / theirs:.2f} times as fast as plain decoding ({ours:.0f} against {theirs:.0f} "
-        f"tokens/s), {same}; {hint}"
+        f"{speculative_speed / plain_speed:.2f} times as fast as plain decoding "
+        f"({speculative_speed:.0f} against {plain_speed:.0f} tokens/s), {same}; {hint}"
     )

@@ -1,4 +1,4 @@
-"""The inspect command: what a checkpoint holds, as tables or one JSON object."""
+"""The inspect command: show the contents of a checkpoint as tables or one JSON object."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint(Flags):
-    """The checkpoint to show."""
+    """Flags for the checkpoint to show."""
 
     panel = "Checkpoint"
     checkpoint: str = flag(
@@ -41,7 +41,7 @@ class Checkpoint(Flags):
 
 @dataclass(frozen=True)
 class Probing(Flags):
-    """The target and the prompts of a probe."""
+    """Flags for a probe of a drafter."""
 
     panel = "Probe"
     probe: bool = flag(
@@ -88,7 +88,7 @@ def _probe(source: Checkpoint, model: str, file: Path | None) -> Probe:
     from ..models.drafters.kinds import kind_of
     from ..text.prompts import read_prompts
 
-    prompts = None if file is None else [each.turns[0] for each in read_prompts(file)]
+    prompts = None if file is None else [prompt.turns[0] for prompt in read_prompts(file)]
     with render.progress("downloading", in_bytes=True) as report:
         directory = resolve(source.checkpoint, revision=source.revision, progress=report)
     if not directory.is_dir() or kind_of(directory) is None:
@@ -105,10 +105,10 @@ def _probe(source: Checkpoint, model: str, file: Path | None) -> Probe:
 def _probe_table(probed: Probe) -> str:
     table = render.table("layers", "outputs of", ">first token accepted", ">all", ">drafted")
     names = {0: "as its files name them", -1: "one lower", 1: "one higher"}
-    for each in probed.numberings:
-        layers = ", ".join(map(str, each.layers))
-        rates = f"{each.first_rate:.0%}", f"{each.rate:.0%}"
-        table.add_row(names[each.shift], layers, *rates, str(each.drafted))
+    for numbering in probed.numberings:
+        layers = ", ".join(map(str, numbering.layers))
+        rates = f"{numbering.first_rate:.0%}", f"{numbering.rate:.0%}"
+        table.add_row(names[numbering.shift], layers, *rates, str(numbering.drafted))
     return render.laid_out(sys.stdout, table, render.escaped(probed.advice))
 
 
@@ -140,6 +140,7 @@ def _summary(found: Inspection) -> Table:
 
 
 def _drafts_for(facts: Mapping[str, Any]) -> str:
+    """Describe the target that a drafter needs."""
     layers, width = facts["target_layers"], facts["encoder_hidden_size"]
     if layers is None:
         states = f"the outputs of its {facts['taps']} layers"
@@ -148,15 +149,16 @@ def _drafts_for(facts: Mapping[str, Any]) -> str:
     else:
         states = "the input of its head"
     encoder = "" if width is None else f", and its encoder's, of width {width}"
-    known, vocabulary = facts["draft_vocab_size"], facts["target_vocab_size"]
-    tokens = f"{vocabulary}" if known == vocabulary else f"{known} of {vocabulary}"
+    drafted, vocabulary = facts["draft_vocab_size"], facts["target_vocab_size"]
+    tokens = f"{vocabulary}" if drafted == vocabulary else f"{drafted} of {vocabulary}"
     return (
         f"a target of width {facts['target_hidden_size']}, {tokens} tokens; reads {states}{encoder}"
     )
 
 
 def _tensors(found: Inspection) -> Table:
-    """Return a table with one row for what all layers have, scales and biases included."""
+    """Return a table of tensors. Equal tensors of all layers share one row, and the size of a
+    quantized tensor includes its scales and biases."""
     groups: dict[tuple[str, ...], list[int]] = {}
     sizes = {row.name: row.nbytes for row in found.tensors}
     for row in found.tensors:
@@ -172,6 +174,6 @@ def _tensors(found: Inspection) -> Table:
         key = ("\n".join(parts), dtype, shape)
         groups.setdefault(key, []).append(nbytes)
     table = render.table("tensor", ">", "type", "shape", ">size")
-    for (name, dtype, shape), each in groups.items():
-        table.add_row(render.escaped(name), str(len(each)), dtype, shape, show(sum(each)))
+    for (name, dtype, shape), group in groups.items():
+        table.add_row(render.escaped(name), str(len(group)), dtype, shape, show(sum(group)))
     return table

@@ -1,6 +1,8 @@
-"""Ctrl-C ends a command within two seconds, also while MLX computes: Python handles a signal
-between two of its instructions, and a pass of a large model may take minutes. So a thread ends the
-process if it still runs a moment after the signal. Commands with signal handlers are left alone."""
+"""Handling of Ctrl-C, which ends a command within two seconds, even while MLX computes.
+
+Python handles signals only between two of its instructions, and a pass of a large model may take
+minutes. Therefore a thread ends the process if it still runs a moment after the signal. It does
+nothing if a command has set a signal handler."""
 
 import contextlib
 import os
@@ -13,9 +15,9 @@ from collections.abc import Callable
 
 INTERRUPTED = 130
 PATIENCE = 1.5
-"""Seconds in which a command may end by itself."""
+"""Seconds after an interrupt in which a command may end by itself."""
 SLACK = 0.5
-"""Seconds by which the thread may learn of a signal later than the command."""
+"""The largest delay, in seconds, between the command's and the thread's notice of a signal."""
 SHOW_CURSOR = "\x1b[?25h"
 
 _goes_on_since = float("-inf")
@@ -24,7 +26,7 @@ _last_words: Callable[[], str] = str
 
 
 def watch() -> None:
-    """Start the thread. Call it from the main thread, where an interrupt ends the process."""
+    """Start the thread. Call this from the main thread."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -32,19 +34,20 @@ def watch() -> None:
 
 
 def go_on() -> None:
-    """Note that the command has handled an interrupt and goes on."""
+    """Record that the command has handled an interrupt and continues."""
     global _goes_on_since
     _goes_on_since = time.monotonic()
 
 
 def end_at_the_second(line: str) -> None:
-    """End at the second interrupt not handled in time. line: printed after the first one."""
+    """End the command at the second interrupt that is not handled in time. line: The line to print
+    after the first one."""
     global _again
     _again = line
 
 
 def at_end(line: Callable[[], str]) -> None:
-    """Set what to print when an interrupt ends the command. line: returns it, or ""."""
+    """Set the line to print when an interrupt ends the command. line: Returns the line, or ""."""
     global _last_words
     _last_words = line
 
@@ -57,6 +60,7 @@ def last_words() -> str:
 
 
 def _watch(read: int) -> None:
+    """End the process if an interrupt is not handled in time. read: The pipe that gets signals."""
     spared = float("-inf")
     pending: deque[float] = deque()
     while True:

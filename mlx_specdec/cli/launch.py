@@ -1,4 +1,4 @@
-"""The launch command: the ranks of one command on several machines, started by mlx.launch."""
+"""The launch command: start the ranks of another command on several machines by mlx.launch."""
 
 import json
 import os
@@ -27,7 +27,7 @@ PACKAGE = __name__.partition(".")[0]
 
 @dataclass(frozen=True)
 class Machines(Flags):
-    """The machines that take part, and how they are connected."""
+    """Flags for the machines and their connection."""
 
     panel = "Machines"
     hosts: str | None = flag(
@@ -52,7 +52,7 @@ class Machines(Flags):
 
 @dataclass(frozen=True)
 class Launched(Flags):
-    """The command that they run."""
+    """The command that all ranks run."""
 
     panel = "Command"
     words: list[str] = flag(
@@ -78,7 +78,7 @@ def launch(machines: Machines, launched: Launched) -> None:
     if missing:
         raise OptionError("; ".join(missing))
     with tempfile.TemporaryDirectory() as made:
-        # On the machine of rank 0, where this directory need not be.
+        # Rank 0 writes this file on its own machine, where the temporary directory may not exist.
         status = Path(made) / "status" if hosts[0] == LOCAL else Path(f"/tmp/{Path(made).name}")
         words = mlx_launch(machines, launched.words, status)
         if machines.show:
@@ -95,18 +95,19 @@ def mlx_launch(machines: Machines, words: Sequence[str], status: Path) -> list[s
     if machines.hostfile is not None:
         where = ["--hostfile", str(machines.hostfile)]
     ports = ["--starting-port", str(machines.starting_port)] if machines.backend == "ring" else []
-    more = [word for each in machines.env or () for word in ("--env", each)]
+    variables = [word for variable in machines.env or () for word in ("--env", variable)]
     added = ["--distributed", machines.mode, "--status-file", str(status)]
     return [
         *(str(Path(sys.executable).with_name("mlx.launch")), *where),
-        *("--backend", machines.backend, *ports, "--cwd", os.getcwd(), *more),
+        *("--backend", machines.backend, *ports, "--cwd", os.getcwd(), *variables),
         *("--", sys.executable, "-m", PACKAGE, words[0], *added, *words[1:]),
     ]
 
 
 def hosts_of(machines: Machines) -> list[str]:
-    """Return the machines by rank. Raises OptionError."""
-    if sum(given is not None for given in (machines.hosts, machines.n, machines.hostfile)) != 1:
+    """Return the machines in the order of ranks. Raises OptionError if flags are wrong."""
+    choices = (machines.hosts, machines.n, machines.hostfile)
+    if sum(choice is not None for choice in choices) != 1:
         raise OptionError("give hosts, or n for ranks on this machine, or a hostfile")
     if machines.n is not None:
         if machines.n < 2:
@@ -119,7 +120,7 @@ def hosts_of(machines: Machines) -> list[str]:
         try:
             listed = json.loads(machines.hostfile.read_text(encoding="utf-8"))
             listed = listed["hosts"] if isinstance(listed, dict) else listed
-            hosts = [each["ssh"] for each in listed]
+            hosts = [entry["ssh"] for entry in listed]
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise OptionError(
                 f"hostfile {machines.hostfile} cannot be read ({problem!s:.100}): write it with "
@@ -131,8 +132,13 @@ def hosts_of(machines: Machines) -> list[str]:
 
 
 def _missing(host: str, words: Sequence[str]) -> list[str]:
-    """Return sentences on what another machine lacks that this one has: Python, the working
-    directory, the values of --model. Ranks compare versions and files when they meet."""
+    """Return messages about paths that another machine lacks: Python, the working directory, and
+    the value of --model. Versions and contents of files are compared later, by the ranks.
+
+    Args:
+        host: The other machine.
+        words: The command that the ranks run.
+    """
     if host == LOCAL:
         return []
     needed = {sys.executable: "install the same environment there", os.getcwd(): "clone it there"}
@@ -142,8 +148,8 @@ def _missing(host: str, words: Sequence[str]) -> list[str]:
             path = os.path.abspath(value if equals else "".join(words[place + 1 : place + 2]))
             if os.path.exists(path):
                 needed[path] = "copy it there"
-    looks = (f"test -e {shlex.quote(path)} || echo {shlex.quote(path)}" for path in needed)
-    done = _ask(host, "; ".join(looks))
+    tests = (f"test -e {shlex.quote(path)} || echo {shlex.quote(path)}" for path in needed)
+    done = _ask(host, "; ".join(tests))
     if done.returncode == 255:
         return [f"{host} cannot be reached by ssh without a password: run ssh-copy-id {host}"]
     lacks = done.stdout.splitlines()
@@ -151,13 +157,15 @@ def _missing(host: str, words: Sequence[str]) -> list[str]:
 
 
 def _ask(host: str, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell command on a machine and return its output."""
     words = ["sh", "-c", command] if host == LOCAL else [*SSH, host, command]
     return subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
 def _run(words: Sequence[str]) -> None:
-    """Run mlx.launch to its end. Interrupted, SIGTERM and SIGHUP included, it would leave its ranks
-    behind, so interrupts go to the ranks: rank 0 ends, and the others with it."""
+    """Run mlx.launch until it ends. If it were interrupted, its ranks would stay alive. Therefore
+    SIGINT, SIGTERM and SIGHUP are passed on to the ranks: rank 0 ends, and the other ranks
+    follow."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _interrupt)
@@ -176,12 +184,14 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Raise as Python's handler does. Ranks may take longer to end than `interrupts` waits."""
+    """Raise KeyboardInterrupt. Because this handler is not Python's own, `interrupts` does not end
+    the process before the ranks have ended."""
     raise KeyboardInterrupt
 
 
 def _status(host: str, status: Path) -> int:
-    """Return the exit code that rank 0 has written, 1 where it has not."""
+    """Return the exit code that rank 0 has written, or 1 if there is none. status: The file on the
+    machine of rank 0."""
     code = _ask(host, f"cat {shlex.quote(str(status))} && rm {shlex.quote(str(status))}").stdout
     if not code.strip().isdigit():
         render.tell("error: rank 0 has not come so far as to say how it ended")

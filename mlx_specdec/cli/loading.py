@@ -1,4 +1,5 @@
-"""The flags that name models and drafters, and loading what they name. Imports no MLX by itself."""
+"""Flags that name models and drafters, and the loading of these models. Importing this module does
+not import MLX."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from .flags import (
     Lenience,
     ModelSampling,
     Penalties,
-    Rule,
+    RuleFlags,
     flag,
 )
 from .pairs import AUTO, TOKENS, USES, best_for, draft_for
@@ -38,15 +39,16 @@ SHIPPED_PROMPT = (
     "avocadoes, and bread."
 )
 SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
-"""Prompt files of the shipped targets and their heads, by the name of the target's directory."""
+"""Files of sample prompts, by the name of a shipped target's directory."""
 NOT_SHIPPED = (
     "this installation lacks the sample models, which wheels and clones have: name a pair, such as "
     "--model google/flan-t5-large --draft-model google/flan-t5-small; mlx-specdec pairs lists more"
 )
 WORTH_MEASURING = 50
-"""Tokens of a text from which on it pays to measure what rounds cost before its first token."""
+"""If a completion may have at least this many tokens, the costs of rounds are measured before
+it."""
 DRAFTLESS = ("ngram", "medusa", "none")
-"""Proposers for which no draft is loaded."""
+"""Proposers that use no draft model."""
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 MODEL = "directory or a name on the Hugging Face Hub."
 REVISION = "The branch, tag or commit of the model on the Hub."
@@ -54,8 +56,8 @@ DTYPE = "The number format to compute in."
 
 
 @dataclass(frozen=True)
-class Model(Flags):
-    """One model, which a command cannot do without."""
+class ModelFlags(Flags):
+    """Flags for one model, which must be named."""
 
     panel = "Model"
     model: str = flag(REQUIRED, f"The model: a {MODEL}", "--model-name")
@@ -64,7 +66,7 @@ class Model(Flags):
 
 @dataclass(frozen=True)
 class Sources(Flags):
-    """A target and a draft model by name, and their number formats."""
+    """Flags for the names of a target and a draft model, and for their dtypes and quantization."""
 
     panel = "Model"
     model: str | None = flag(
@@ -94,7 +96,8 @@ class Sources(Flags):
     )
 
     def begin(self) -> Self:
-        """Choose the pair of `--model auto`, and say what it downloads. Raises OptionError."""
+        """Choose the pair for `--model auto`, and print the size of its download. Raises
+        OptionError if no pair fits."""
         word, _, use = (self.model or "").partition(":")
         if word != AUTO:
             return self
@@ -117,7 +120,7 @@ class Sources(Flags):
 
 @dataclass(frozen=True)
 class Models(Sources):
-    """A pair that is loaded."""
+    """Flags for the loading of a pair."""
 
     adapter_path: Path | None = flag(
         None, "An adapter for the target: a directory that mlx-lm has trained.", metavar="DIR"
@@ -137,13 +140,14 @@ class Models(Sources):
     )
 
     def loading(self) -> dict[str, Any]:
-        """Return the arguments of `engine.load` apart from the two names. Raises OptionError."""
+        """Return the arguments of `engine.loading.load`, except for the names of the models. Raises
+        OptionError if flags are wrong."""
         names = {one.name for one in fields(Models)} - {"model", "draft_model", "status_file"}
         return {name: getattr(self, name) for name in names}
 
     def begin(self) -> Self:
-        """Meet the ranks that share the target, if there are any. Rank 0 goes on; the others load
-        the target and end when rank 0 does."""
+        """Connect the ranks that share the target, if there are any. Rank 0 returns and runs the
+        command. The other ranks load the target, and their process ends when rank 0 ends."""
         if self.distributed is None:
             if self.status_file is not None:
                 raise OptionError("status-file is for distributed: leave it out")
@@ -153,7 +157,7 @@ class Models(Sources):
         from ..models.distributed.group import join
 
         ranks = join(self.status_file)
-        # Rank 0 alone needs a draft, and says whatever is wrong.
+        # Only rank 0 needs a draft model. It reports errors of all ranks.
         target, _ = ranks.together(lambda: named(replace(self, draft_model=None)))
         if ranks.rank:
             load_pair(target, quiet=True, **self.loading())
@@ -161,8 +165,8 @@ class Models(Sources):
 
 
 @dataclass(frozen=True)
-class KVCache(Models):
-    """A pair, and the KV cache of decoder-only models."""
+class KVCacheFlags(Models):
+    """Flags for the loading of a pair, and for the KV cache of decoder-only models."""
 
     panel = "Model"
     kv_bits: int | None = flag(
@@ -179,8 +183,8 @@ class KVCache(Models):
 
 
 @dataclass(frozen=True)
-class Memory(Flags):
-    """The memory for texts that are decoded together."""
+class MemoryFlags(Flags):
+    """The flag for the memory of sequences that are decoded together."""
 
     panel = "Model"
     memory_budget: str | None = flag(
@@ -192,7 +196,8 @@ class Memory(Flags):
     )
 
     def memory(self) -> int | None:
-        """Return the budget in bytes, None for the default. Raises OptionError."""
+        """Return the budget in bytes, or None for the default. Raises OptionError if it is no
+        size."""
         nbytes = None if self.memory_budget is None else parse(self.memory_budget)
         if nbytes == 0:
             raise OptionError("--memory-budget must be more than 0: give a size such as 8GB")
@@ -200,8 +205,8 @@ class Memory(Flags):
 
 
 @dataclass(frozen=True)
-class Drafting(CostCache, KVCache):
-    """A pair, who drafts, and how much."""
+class Drafting(CostCache, KVCacheFlags):
+    """Flags for a pair, its proposer and the draft length."""
 
     panel = "Drafting"
     proposer: str | None = flag(
@@ -241,16 +246,16 @@ class Drafting(CostCache, KVCache):
 
     @property
     def searches(self) -> bool:
-        """Return True when lookup searches documents."""
+        """Whether lookup searches documents."""
         return bool(self.lookup_file) and not self.regular_decode
 
     @property
     def guessed(self) -> bool:
-        """Return True when neither a drafter nor a draft model was named."""
+        """Whether neither a proposer nor a draft model was named."""
         return self.proposer is None and self.draft_model is None
 
     def _check_consistent(self) -> None:
-        """Raise OptionError for flags of which one would be ignored."""
+        """Raise OptionError if two flags exclude each other."""
         number = self.num_draft not in ("auto", "0")
         if number and self.speculate is not None:
             raise OptionError("--speculate and --num-draft are the same number: leave one out")
@@ -285,17 +290,17 @@ class Drafting(CostCache, KVCache):
 
 
 @dataclass(frozen=True)
-class Texts(Penalties, ModelSampling, Lenience, Rule, Drafting, ChatTemplate):
-    """What all commands that make texts have in common."""
+class TextFlags(Penalties, ModelSampling, Lenience, RuleFlags, Drafting, ChatTemplate):
+    """The flags of all commands that generate completions."""
 
     def options(self) -> Options:
-        """Return the settings of a text. Raises OptionError."""
+        """Return the settings of a request. Raises OptionError if flags are wrong."""
         return Options(**self.for_options())
 
 
 def named(sources: Sources) -> tuple[str, str | None]:
-    """Return the names of target and draft, the shipped ones where no target is named. Raises
-    OptionError where these are missing, and for a draft "auto" of an unknown target."""
+    """Return the names of the target and the draft model, by default of the shipped ones. Raises
+    OptionError if the shipped models are missing, or if there is no draft "auto" for the target."""
     target = sources.model or SHIPPED_TARGET
     if sources.model is None and not any((place / target).is_dir() for place in (Path(), ROOT)):
         raise OptionError(NOT_SHIPPED)
@@ -307,8 +312,14 @@ def named(sources: Sources) -> tuple[str, str | None]:
 def load_pair(
     model: str, draft_model: str | None = None, *, quiet: bool = False, **settings: Any
 ) -> Pair:
-    """Load a pair by name, with a progress bar of a download. Takes settings and raises as
-    engine.load does. quiet: print no notes."""
+    """Load a pair by name, and show the progress of downloads.
+
+    Args:
+        model: Name of the target.
+        draft_model: Name of the draft model, if any.
+        quiet: Do not print notes about the pair.
+        settings: Arguments of `engine.loading.load`, whose errors this function raises, too.
+    """
     from ..engine.loading import load
 
     names = " and ".join(filter(None, (model, draft_model)))
@@ -323,7 +334,7 @@ def load_pair(
 
 
 def load_drafting(
-    drafting: Texts,
+    drafting: TextFlags,
     options: Options,
     *,
     random_weights: bool = False,
@@ -331,10 +342,21 @@ def load_drafting(
     history: bool = False,
     rows: int = 1,
 ) -> tuple[Pair, Options]:
-    """Load a target, what drafts for it, and the documents that lookup searches. Returns the
-    options with what the target's files decide: the drafter, and the sampling settings for which
-    no flag was given. history: lookup searches what is written from now on. rows: of the largest
-    batch. Raises as `load_pair` and `engine.with_documents` do."""
+    """Load a target, its draft model or drafter, and the documents that lookup searches.
+
+    Args:
+        drafting: The flags.
+        options: The settings from the flags.
+        random_weights: Draw random weights if the files of a model are missing.
+        quiet: Print no notes.
+        history: Let lookup search all sequences that are generated from now on.
+        rows: The number of sequences in the largest batch.
+    Returns:
+        The pair, and the options after the target's files have set the proposer and sampling
+        settings for which no flag was given.
+    Raises:
+        SpecdecError: If `load_pair` or `engine.pair.with_documents` raises it.
+    """
     model, draft_model = named(drafting)
     if options.regular or options.proposer in DRAFTLESS:
         draft_model = None
@@ -357,7 +379,7 @@ def load_drafting(
                 f"sampling as generation_config.json says: {shown}; --greedy decodes greedily"
             )
     with render.slowly("trying whether passes over several tokens agree with single ones"):
-        # Each is found out once, and all texts depend on it.
+        # Run these trials before the first completion. The models keep the results.
         pair.target.rows_agree  # noqa: B018
         if rows > 1 and not options.exact and pair.target.batches and pair.draft is not None:
             pair.draft.batches  # noqa: B018
@@ -371,17 +393,18 @@ def load_drafting(
 
 
 def learn_costs(pair: Pair, options: Options, sizes: Iterable[int] = ()) -> None:
-    """Measure what rounds cost, alone and in batches of these sizes, in a second each, where this
-    machine knows little of the pair."""
+    """Measure the costs of rounds if there are few saved measurements of this pair. It takes about
+    a second for single sequences, and for each of the batch sizes in `sizes`."""
     from ..measure.calibrate import calibrate_first
 
-    # What is wrong with the options is an error where the text begins.
+    # Ignore errors in the options here: the first completion raises them again.
     with suppress(OptionError), render.slowly("measuring what rounds of drafts cost"):
         calibrate_first(pair, options, sizes)
 
 
 def count_or_auto(name: str, text: str) -> int | Literal["auto"]:
-    """Parse the value of a flag that takes a number or auto. Raises OptionError."""
+    """Parse the value of a flag that takes a number or auto. Raises OptionError with the flag's
+    name if it is neither."""
     if text == "auto":
         return "auto"
     try:

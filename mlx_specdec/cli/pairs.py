@@ -1,5 +1,5 @@
-"""The table of pairs that are known to fit, pairs.json, what of it this machine has room for, and
-the command that shows both."""
+"""The table of matching pairs in pairs.json, the choice of pairs that fit into this machine's
+memory, and the command that shows both."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ if TYPE_CHECKING:
     from ..measure.prediction import Estimate
 
 AUTO = "auto"
-"""The draft model that the table has for the target; as the target, the best pair that fits."""
+"""As a draft model, this name means the table's draft for the target. As a target, it means the
+best pair that fits."""
 USES = ("chat", "code")
-"""What `--model auto` chooses for; auto alone is the first."""
+"""The uses for which `--model auto` chooses a pair. The first one is the default."""
 TOKENS = 8192
-"""Tokens of the caches that a pair has to have room for."""
+"""The number of tokens in the KV caches for which a pair must have enough memory."""
 BITS = (4, 8, 16)
 SYSTEM_BYTES = 4 * 10**9
 SYSTEM_SHARE = 0.35
-"""Memory of a Mac that `--model auto` leaves to macOS and other programs: at least these bytes, and
-at least this share. Macs whose models took more have frozen."""
+"""The memory of a Mac that `--model auto` leaves to macOS and other programs: at least this many
+bytes, and at least this share. Macs whose models took more have frozen."""
 SECONDS = 15.0
-"""The time in seconds that the estimate of one pair may take."""
+"""Limit of the seconds for the estimate of one pair."""
 COLUMNS = ("target", *(f"{bits} bits" for bits in BITS), "draft", "drafters on hidden states")
 DISPENSABLE = (COLUMNS[-1], *(f"{bits} bits" for bits in reversed(BITS)))
-"""Columns that a narrow terminal does without, the first one first."""
+"""Columns that are left out on a narrow terminal, in this order."""
 HOW_TO_CHOOSE = (
     "name a smaller model with the target's own tokenizer that takes less than a fifth of the "
     "target's time, or self, or --proposer ngram, which needs no draft"
@@ -54,18 +55,24 @@ SLOW_ROWS = (
     "model gain little there or lose. Lookup (--proposer ngram) still pays where text repeats."
 )
 WIDE_KERNELS = 15
-"""The generation of Apple's GPUs, that of the M3, from which few rows cost little more than one."""
+"""The first generation of Apple's GPUs (M3) on which a pass over a few rows costs little more than
+a pass over one row."""
 _TABLE = Path(__file__).resolve().parents[1] / "pairs.json"
 _CONVERTED = re.compile(r"(-mlx)?(-[2-8]bit|-bf16|-fp16|-mxfp4|-mxfp8|-nvfp4|-dwq|-mlx)*$")
-"""What conversions, such as those of mlx-community, append to a model's name."""
+"""Matches the endings that conversions, such as mlx-community's, append to a model's name."""
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model of the table. billions: of its weights, as its card says. kib: KiB of its cache for
-    each token in 16 bits, 4 x layers x KV heads x head width of config.json, or the mean over 8k
-    tokens where layers have a window. config: what of config.json decides about its shapes; empty
-    where the table has none. converted: mlx-community has it at 4 and 8 bits."""
+    """A model of the table.
+
+    Attributes:
+        name: Name on the Hub.
+        billions: Billions of weights, as stated by the publisher.
+        kib: KiB of the 16-bit KV cache per token: 4 x layers x KV heads x head width / 1024. If
+            layers have a window, this is the mean over 8k tokens.
+        config: The keys of config.json that decide the model's shapes, or {} if the table has none.
+        converted: Whether mlx-community has published it at 4 and 8 bits."""
 
     name: str
     billions: float
@@ -74,7 +81,8 @@ class KnownModel:
     converted: bool = False
 
     def nbytes(self, bits: int) -> int:
-        """Return the bytes of weights and cache as this machine computes with them."""
+        """Return the bytes that this machine needs for the weights and the KV cache. bits: Bits per
+        weight."""
         from ..models.number_format import NumberFormat, on_cpu
 
         count, width = int(1e9 * self.billions), 4 if on_cpu() else 2
@@ -84,21 +92,27 @@ class KnownModel:
         return weights + int(TOKENS * self.kib * 512 * width)
 
     def source(self, bits: int) -> tuple[str, int | None]:
-        """Return the name to load, and the bits to quantize to on load."""
+        """Return the name to load, and the bits for quantization on load, or None."""
         if self.converted and bits in BITS[:2]:
             return f"mlx-community/{self.name.rpartition('/')[2]}-{bits}bit", None
         return self.name, None if bits == max(BITS) else bits
 
     def download(self, bits: int) -> int:
-        """Return about how many bytes the files on the Hub have that `source` names."""
+        """Estimate the bytes of the files that `source` names on the Hub."""
         stored = max(BITS) if self.source(bits)[0] == self.name else bits + 0.5
         return int(1e9 * self.billions * stored / 8)
 
 
 @dataclass(frozen=True)
 class KnownPair:
-    """A target and a draft that share a tokenizer. run: whether this program was run with them.
-    drafters: names of hidden-state drafters for the target, by kind. use: one of USES, or ""."""
+    """A target and a draft model with the same tokenizer.
+
+    Attributes:
+        target: The target model.
+        draft: The draft model.
+        run: Whether this program was tested with the pair.
+        drafters: Names of hidden-state drafters for the target, by kind.
+        use: One of USES, or ""."""
 
     target: KnownModel
     draft: KnownModel
@@ -107,7 +121,7 @@ class KnownPair:
     use: str
 
     def nbytes(self, bits: int) -> int:
-        """Return the bytes of both models at so many bits a weight, and of their caches."""
+        """Return the bytes of both models with `bits` bits per weight, and of their caches."""
         return self.target.nbytes(bits) + self.draft.nbytes(bits)
 
     def line(self, bits: int, command: str = "chat") -> str:
@@ -120,7 +134,7 @@ class KnownPair:
         return " ".join(words)
 
     def estimate(self, bits: int) -> Estimate | None:
-        """Return what `estimate` expects of the pair, None where the table lacks the shapes."""
+        """Return an estimate of the pair's speed, or None if the table has no shapes of it."""
         if not self.target.config:
             return None
         from ..measure.estimate import ModelSource, estimate
@@ -135,9 +149,12 @@ class KnownPair:
 
 
 def room(auto: bool = False) -> int:
-    """Return the bytes that models and caches may take here; the rest is left to passes. auto: for
-    `--model auto`. It takes a quarter on a CPU, since a step that reads more is slow. On the GPU of
-    a Mac it leaves SYSTEM_BYTES and SYSTEM_SHARE."""
+    """Return the bytes that models and caches may take on this machine. Passes need the rest.
+
+    Args:
+        auto: Return the lower limit for `--model auto`. On a CPU, where large models are slow, it
+            is a quarter. On a Mac's GPU, SYSTEM_BYTES and SYSTEM_SHARE are left to macOS.
+    """
     import mlx.core as mx
 
     from ..checkpoints import disk
@@ -154,7 +171,7 @@ def room(auto: bool = False) -> int:
 
 
 def has_slow_rows() -> bool:
-    """Return whether this is a Mac whose GPU reads quantized weights once for every row."""
+    """Return whether this is a Mac whose GPU reads quantized weights again for every row."""
     import mlx.core as mx
 
     if not mx.metal.is_available():
@@ -167,13 +184,15 @@ def has_slow_rows() -> bool:
 def best(
     pairs: Sequence[KnownPair], bits: Sequence[int], nbytes: int
 ) -> tuple[KnownPair, int] | None:
-    """Return the largest target that `nbytes` hold with its draft, and the most bits at which."""
+    """Return the pair with the largest target that fits into `nbytes`, and the most bits per weight
+    with which it fits, or None if no pair fits."""
     fitting = [(one, n) for one in pairs for n in bits if one.nbytes(n) <= nbytes]
-    return max(fitting, key=lambda each: (each[0].target.billions, each[1]), default=None)
+    return max(fitting, key=lambda pair: (pair[0].target.billions, pair[1]), default=None)
 
 
 def best_for(use: str, q_bits: int | None = None) -> tuple[KnownPair, int]:
-    """Return pair and bits of `--model auto`. q_bits: the user's choice. Raises OptionError."""
+    """Return the pair for `--model auto`, and the bits per weight. Raises OptionError if none fits.
+    q_bits: The bits that the user has chosen, or None."""
     if use not in USES:
         raise OptionError(f"--model auto is for chat or code: give auto or auto:code, not {use!r}")
     pairs, nbytes = [one for one in known_pairs() if one.use == use], room(auto=True)
@@ -188,7 +207,7 @@ def best_for(use: str, q_bits: int | None = None) -> tuple[KnownPair, int]:
 
 @dataclass(frozen=True)
 class Which(Flags):
-    """Which pairs are shown."""
+    """Flags for the pairs to show."""
 
     panel = "Pairs"
     name: str | None = flag(
@@ -203,31 +222,31 @@ def pairs(which: Which, output: Json) -> None:
     Nothing is downloaded. --draft-model auto takes the draft from this table, --model auto and
     auto:code take the best pair for chat and for code."""
     wanted, limit = (which.name or "").lower(), room()
-    known = [
+    found = [
         one for one in known_pairs() if wanted in f"{one.target.name} {one.draft.name}".lower()
     ]
-    if not known:
+    if not found:
         raise OptionError(f"the table has no pair with {which.name} in it: {HOW_TO_CHOOSE}")
-    shown = [one for one in known if wanted or one.nbytes(BITS[0]) <= limit]
+    shown = [one for one in found if wanted or one.nbytes(BITS[0]) <= limit]
     text = f"This machine ({process.device_name()}) has {show(limit)} for models and caches."
     if has_slow_rows():
         text += f" {SLOW_ROWS}"
-    if hidden := len(known) - len(shown):
+    if hidden := len(found) - len(shown):
         text += f" Left out are {hidden} larger targets; mlx-specdec pairs NAME shows them."
     if not output.json:
         rows = [_row(one, limit) for one in shown]
         table = render.fitted(sys.stdout, COLUMNS, DISPENSABLE, partial(_table, rows))
-        shown_table = render.laid_out(sys.stdout, table, whole=True)
+        shown_table = render.laid_out(sys.stdout, table, wrap=False)
         render.write(sys.stdout, render.laid_out(sys.stdout, text) + shown_table)
         render.write(sys.stdout, render.laid_out(sys.stdout, NOTE))
     groups = {use: [one for one in shown if one.use == use] for use in USES}
     chosen = []
     for use, some in ({which.name: shown} if which.name else groups).items():
-        if (found := best(some, BITS[:2], room(auto=not which.name))) is None:
+        if (choice := best(some, BITS[:2], room(auto=not which.name))) is None:
             render.tell(f"no pair for {use} fits")
             continue
-        one, bits = found
-        # Measuring takes long, so only a pair that was named is measured.
+        one, bits = choice
+        # An estimate takes long, so make one only if the user named the pair.
         expected = one.estimate(bits) if which.name else None
         about = {"for": use, "bits": bits, "command": one.line(bits)}
         chosen.append(
@@ -237,13 +256,13 @@ def pairs(which: Which, output: Json) -> None:
             lines = "\n".join(_advice(use, one, bits, expected))
             render.write(sys.stdout, f"\n{lines}\n")
     if output.json:
-        rows = [_payload(one, limit) for one in known]
+        rows = [_payload(one, limit) for one in found]
         machine = {"device": process.device_name(), "memory_bytes": limit}
         render.write(sys.stdout, render.as_json({**machine, "best": chosen, "pairs": rows}))
 
 
 def _row(one: KnownPair, limit: int) -> dict[str, str]:
-    """Return the cells of a pair by column. limit: bytes that fit."""
+    """Return the cells of a pair by column. limit: Sizes above this are put in parentheses."""
     sizes = {bits: one.nbytes(bits) for bits in BITS}
     return {
         "target": one.target.name,
@@ -257,7 +276,7 @@ def _row(one: KnownPair, limit: int) -> dict[str, str]:
 
 
 def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
-    """Return these columns. No name is wrapped, so that it can be copied."""
+    """Return a table of these columns. Names are not wrapped, so that they can be copied."""
     table = render.table(*(f">{name}" if name.endswith("bits") else name for name in columns))
     for column in table.columns:
         column.no_wrap = True
@@ -299,7 +318,7 @@ def _payload(one: KnownPair, limit: int) -> dict[str, Any]:
 
 
 def known_pairs() -> list[KnownPair]:
-    """Return the table."""
+    """Return the pairs of the table."""
     return [
         KnownPair(
             _model(name, group, entry, "config"),
@@ -322,8 +341,8 @@ def _model(
 
 
 def draft_for(target: str) -> str:
-    """Return the draft model of a target, the last that the table has, whoever converted the
-    target. Raises OptionError."""
+    """Return the table's draft model for a target, or the last one if there are several. The target
+    may be a conversion of the model in the table. Raises OptionError if there is none."""
     names = {_base(one.target.name): one.draft.name for one in known_pairs()}
     if _base(target) not in names:
         raise OptionError(f"the table of pairs has no draft for {target}: {HOW_TO_CHOOSE}")
@@ -331,5 +350,6 @@ def draft_for(target: str) -> str:
 
 
 def _base(name: str) -> str:
+    """Return the name of a model without its owner and the endings of conversions."""
     last = name.rstrip("/").rsplit("/", 1)[-1].lower()
     return _CONVERTED.sub("", last).removeprefix("meta-")

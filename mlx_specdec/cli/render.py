@@ -1,4 +1,5 @@
-"""Writes text to standard output; statistics, progress and one-line errors to standard error."""
+"""Output of completions and tables to standard output, and of statistics, progress and errors to
+standard error."""
 
 from __future__ import annotations
 
@@ -28,45 +29,46 @@ if TYPE_CHECKING:
 GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"
 A_LINE_AFTER = 2.0
-"""Seconds of silence after which a line says what is being done."""
+"""Seconds without output after which a line says what the program does."""
 A_LINE_EVERY = 60
-"""Seconds between two lines on progress if there is no terminal."""
+"""Seconds between two lines about progress if there is no terminal."""
 NOT_A_TERMINAL = 1000
-"""Columns of a table that goes into a file or a pipe."""
+"""Width, in characters, of tables that are written to a file or a pipe."""
 SHOWN_CONTROLS = {
     code: repr(chr(code))[1:-1]
     for code in (*range(0x20), *range(0x7F, 0xA0))
     if code not in (9, 10)
 }
-"""Control characters, tabs and line ends apart, and the escapes that a terminal shows for them."""
+"""The escape sequence that is shown for each control character, except for tabs and line breaks."""
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Return True for a terminal with colors, unless NO_COLOR is set (no-color.org)."""
+    """Return whether a stream is a terminal with colors, and NO_COLOR is not set (no-color.org)."""
     dumb = os.environ.get("TERM") in ("dumb", "unknown")
     return stream.isatty() and not dumb and not os.environ.get("NO_COLOR")
 
 
 def as_json(payload: Mapping[str, Any]) -> str:
-    """Return a line of strict JSON: infinities and NaN are null."""
+    """Return a line of strict JSON, in which infinities and NaN are null."""
     return json.dumps(_finite(payload), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class ReaderGone(Exception):
-    """The reader of standard output has closed it."""
+    """An exception that means that the reader of standard output has closed it."""
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Write text at once. Raises ReaderGone, or OutputError where the stream cannot take it."""
-    # Escape bytes of a path that are no text, and letters that the stream's encoding lacks.
+    """Write text and flush the stream. Raises ReaderGone if the reader has closed it, and
+    OutputError if the text cannot be written."""
+    # Escape characters that the stream's encoding lacks, and bytes of paths that are no text.
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -78,8 +80,12 @@ def write(stream: TextIO, text: str) -> None:
 
 
 class TextPrinter:
-    """Writes emissions to a stream as they come. show_drafts: mark the text of accepted draft
-    tokens. A terminal gets control characters as escapes; anything else the text as it is."""
+    """A printer of emissions. On a terminal, control characters are escaped.
+
+    Args:
+        stream: The stream to write to.
+        show_drafts: Mark the text of accepted draft tokens.
+    """
 
     def __init__(self, stream: TextIO, *, show_drafts: bool = False) -> None:
         self._stream = stream
@@ -90,7 +96,7 @@ class TextPrinter:
         self._wrote = ""
 
     def show(self, emission: Emission) -> None:
-        """Write one emission, at once."""
+        """Write one emission and flush the stream."""
         before, after = self._marks
         text = ""
         for piece in emission.pieces:
@@ -101,28 +107,28 @@ class TextPrinter:
             self._wrote = text
 
     def finish(self) -> None:
-        """End the line."""
+        """End the last line."""
         if not self._wrote.endswith("\n"):
             write(self._stream, "\n")
 
 
 def legend(stream: TextIO) -> str:
-    """Return one line that explains what `show_drafts` marks."""
+    """Return a line that explains the marks of `show_drafts`."""
     if wants_color(stream):
         return f"{GREEN_UNDERLINED}accepted draft tokens{PLAIN}, the target's own"
     return "⟨accepted draft tokens⟩, the target's own"
 
 
 def table(*columns: str, header: bool = True) -> Table:
-    """Return an empty table; a column whose name begins with > is a column of numbers."""
+    """Return an empty table. A column is aligned to the right if its name begins with ">"."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = Table(box=SIMPLE_HEAD, show_header=header)
+    empty = Table(box=SIMPLE_HEAD, show_header=header)
     for name in columns:
         side: Literal["left", "right"] = "right" if name[:1] == ">" else "left"
-        made.add_column(name.removeprefix(">"), justify=side, overflow="fold")
-    return made
+        empty.add_column(name.removeprefix(">"), justify=side, overflow="fold")
+    return empty
 
 
 def fitted(
@@ -131,22 +137,27 @@ def fitted(
     dispensable: Sequence[str],
     make: Callable[[Sequence[str]], Table],
 ) -> Table:
-    """Return a table without the dispensable columns for which a terminal is too narrow.
+    """Return a table that fits into the width of a terminal, if enough columns may be left out.
 
-    columns: names of all of them. dispensable: those that may be left out, the first one first.
-    make: returns the table of some columns."""
-    console, kept = console_for(stream), list(columns)
+    Args:
+        stream: The stream that the table is for.
+        columns: Names of all columns.
+        dispensable: Names of the columns that may be left out, in this order.
+        make: Returns a table of the columns with these names.
+    """
+    console, remaining = console_for(stream), list(columns)
     unlimited = console.options.update(width=NOT_A_TERMINAL)
-    made = make(kept)
+    result = make(remaining)
     for name in dispensable:
-        if name in kept and console.measure(made, options=unlimited).maximum > console.width:
-            kept.remove(name)
-            made = make(kept)
-    return made
+        if name in remaining and console.measure(result, options=unlimited).maximum > console.width:
+            remaining.remove(name)
+            result = make(remaining)
+    return result
 
 
 def console_for(stream: TextIO) -> Console:
-    """Return a console as wide as the terminal; in a pipe nothing is wrapped. It has no markup."""
+    """Return a console without markup that is as wide as the terminal. For files and pipes it is so
+    wide that nothing is wrapped."""
     from rich.console import Console
 
     width = None if stream.isatty() else NOT_A_TERMINAL
@@ -154,26 +165,34 @@ def console_for(stream: TextIO) -> Console:
     return Console(file=stream, width=width, no_color=not color, highlight=False, markup=False)
 
 
-def laid_out(stream: TextIO, *shown: object, whole: bool = False) -> str:
-    """Render tables and sentences, one below the other, for this stream. whole: never wrap a line
-    that is wider than the terminal."""
+def laid_out(stream: TextIO, *shown: object, wrap: bool = True) -> str:
+    """Render tables and sentences, one below the other.
+
+    Args:
+        stream: The stream that the result is for.
+        shown: The tables and sentences.
+        wrap: Wrap lines that are wider than the terminal.
+    """
     console = console_for(stream)
-    if whole:
+    if not wrap:
         console.width = NOT_A_TERMINAL
     with console.capture() as capture:
         console.print(*shown, sep="\n")
     return capture.get()
 
 
-class Report(Protocol):
-    """A progress callback. label: the new label of the bar."""
+class ProgressReport(Protocol):
+    """A callback for progress. `label` is a new label of the bar, or None to keep the old one."""
 
     def __call__(self, done: int, total: int, label: str | None = None) -> None: ...
 
 
 class _Signs:
-    """The newest signs of life on standard error, from any thread. bar: what changes the label of
-    the bar that is shown, if one is."""
+    """The newest output on standard error by any thread.
+
+    Attributes:
+        newest: Time of the newest output.
+        bar: The function that changes the label of the visible progress bar, or None."""
 
     newest = float("-inf")
     bar: Callable[[str], object] | None = None
@@ -181,12 +200,11 @@ class _Signs:
 
 @contextmanager
 def slowly(doing: str) -> Iterator[None]:
-    """Say what the block does if nothing has been printed for A_LINE_AFTER seconds, once.
-
-    A bar that is shown gets a new label instead. Of several machines only the first one prints.
+    """Print once what the block does, if nothing has been printed for A_LINE_AFTER seconds. If
+    there is a progress bar, change its label instead. Only rank 0 prints.
 
     Args:
-        doing: What to say, such as "loading MODEL".
+        doing: The line to print, such as "loading MODEL".
     """
     if os.environ.get("MLX_RANK", "0") != "0":
         yield
@@ -216,12 +234,18 @@ def slowly(doing: str) -> Iterator[None]:
 @contextmanager
 def progress(
     label: str, *, in_bytes: bool = False, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Report]:
-    """Show a progress bar with time left on standard error, if that is a terminal; otherwise print
-    a line after A_LINE_AFTER seconds, and then one a minute.
+) -> Iterator[ProgressReport]:
+    """Show a progress bar with the remaining time on standard error, if this is a terminal.
+    Otherwise print a line after A_LINE_AFTER seconds, and then one line a minute.
 
-    The bar appears with the first call, and goes when all is done or the block ends. Of two bars,
-    one shows at a time. in_bytes: the counts are bytes, and the bar shows how many and how fast."""
+    The bar appears at the first report. It disappears when everything is done, or the block ends.
+    Only one bar is visible at a time.
+
+    Args:
+        label: The label of the bar.
+        in_bytes: Whether counts are bytes, which are shown with their speed.
+        clock: Returns the time in seconds.
+    """
     if not sys.stderr.isatty():
         yield _lines(label, in_bytes, clock)
         return
@@ -256,8 +280,9 @@ def progress(
         hide()
 
 
-def _lines(name: str, in_bytes: bool, clock: Callable[[], float]) -> Report:
-    """Return a callback that prints a line a minute, the first one after A_LINE_AFTER seconds."""
+def _lines(name: str, in_bytes: bool, clock: Callable[[], float]) -> ProgressReport:
+    """Return a callback that prints a line after A_LINE_AFTER seconds, and then one line a
+    minute."""
     printed = clock() + A_LINE_AFTER - A_LINE_EVERY
     shown: Callable[[int], str] = show if in_bytes else str
 
@@ -271,34 +296,35 @@ def _lines(name: str, in_bytes: bool, clock: Callable[[], float]) -> Report:
 
 
 def error(sentence: str) -> None:
-    """Print one line on standard error."""
+    """Print an error as one line on standard error."""
     tell(f"error: {' '.join(sentence.split())}")
 
 
 def tell(text: str) -> None:
-    """Print lines on standard error, unless its reader is gone."""
+    """Print lines on standard error. Do nothing if its reader has closed it."""
     _Signs.newest = time.monotonic()
     with contextlib.suppress(BrokenPipeError):
         print(escaped(text), file=sys.stderr, flush=True)
 
 
 def escaped(text: str) -> str:
-    """Escape what is not printable, so that names in a checkpoint cannot control the terminal."""
+    """Escape characters that are not printable, so that names in a checkpoint cannot control the
+    terminal."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def summary(result: Result) -> str:
-    """Return the statistics of one text in three lines."""
+    """Return the statistics of one completion in three lines."""
     stats, labels = result.stats, result.labels
     share, count = labels.simulated_acceptance, labels.prompt_tokens - labels.cached_tokens
     seconds = stats.seconds.prompt
-    known = f" ({labels.cached_tokens} more were known)" if labels.cached_tokens else ""
+    cached = f" ({labels.cached_tokens} more were known)" if labels.cached_tokens else ""
     lines = (
         ("" if share is None else f"simulated acceptance probability {share:g}, no text: ")
         + pace(len(result.tokens), stats.seconds.decoding, stats.tokens_per_second)
         + f"; finish reason: {result.finish_reason}",
         drafts(stats.rounds, stats.drafted, stats.accepted, labels),
-        f"prompt: {pace(count, seconds, count / seconds if seconds else None)}{known}; "
+        f"prompt: {pace(count, seconds, count / seconds if seconds else None)}{cached}; "
         f"loaded in {stats.seconds.load:.2f} s; "
         f"peak memory {stats.peak_memory_bytes / 1e9:.3f} GB; {stats.device}, BLAS {stats.blas}",
     )
@@ -306,8 +332,12 @@ def summary(result: Result) -> str:
 
 
 def ending(result: Result, special: Collection[int]) -> str:
-    """Return a sentence on a text that has ended without any words; "" for all others. special:
-    ids of special tokens that --show-special-tokens prints."""
+    """Return a sentence that explains an empty completion, or "" if the completion is not empty.
+
+    Args:
+        result: The completion.
+        special: Ids of the special tokens that --show-special-tokens prints.
+    """
     if result.text.strip() or result.labels.simulated_acceptance is not None:
         return ""
     if not set(special).isdisjoint(result.tokens):
@@ -318,7 +348,7 @@ def ending(result: Result, special: Collection[int]) -> str:
 
 
 def cut(result: Result, most: int) -> str:
-    """Return a sentence on a text that --max-tokens has cut, at `most` tokens; "" for others."""
+    """Return a sentence if --max-tokens has ended the completion at `most` tokens, otherwise ""."""
     if result.finish_reason != "length" or not 0 < most <= len(result.tokens):
         return ""
     return f"stopped at {most} tokens (--max-tokens)"
@@ -333,7 +363,7 @@ def margins(found: Margins, dtype: str) -> str:
 
 
 def drafts(rounds: int, drafted: int, accepted: int, labels: Labels) -> str:
-    """Return a line on drafted and accepted tokens."""
+    """Return a line about draft tokens and accepted tokens."""
     if labels.proposer == "none":
         return "plain decoding"
     rate = f" ({accepted / drafted:.0%})" if drafted else ""
@@ -345,13 +375,13 @@ def drafts(rounds: int, drafted: int, accepted: int, labels: Labels) -> str:
 
 
 def pace(tokens: int, seconds: float, speed: float | None) -> str:
-    """Return how many tokens took how long."""
+    """Return a number of tokens, their time, and their speed if it is known, in words."""
     return f"{tokens} tokens in {seconds:.2f} s" + (f", {speed:.1f} tokens/s" if speed else "")
 
 
 def lengths(changes: Sequence[Change], result: Result) -> str:
-    """Return a line for each draft length that rounds of the text had, with its expected
-    speedup. Changes after the last round are those of a longer text."""
+    """Return a line with the expected speedup for each draft length that was used, and a line with
+    acceptance rates by position. Changes after the last round had no effect and are left out."""
     lines = []
     for change in changes:
         if change.round >= result.stats.rounds:

@@ -1,4 +1,4 @@
-"""The serve command: flags in, a server on a port until a signal comes."""
+"""The serve command: run a server until a signal ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..checkpoints.disk import parse
 from ..errors import OptionError
 from .flags import Flags, ModelSampling, command, flag
-from .loading import Memory, Texts, load_drafting, named
+from .loading import MemoryFlags, TextFlags, load_drafting, named
 
 if TYPE_CHECKING:
     from ..engine.pair import Pair
@@ -23,8 +23,8 @@ NEEDED = ("starlette", "uvicorn")
 
 
 @dataclass(frozen=True)
-class Network(Flags):
-    """Where the server listens, and whom it lets in."""
+class NetworkFlags(Flags):
+    """Flags for the server's address and for access to it."""
 
     panel = "Server"
     host: str = flag("127.0.0.1", "The address to listen on; 0.0.0.0 is every one.")
@@ -61,7 +61,7 @@ class Network(Flags):
 
 @dataclass(frozen=True)
 class Load(Flags):
-    """The limits of the server's load."""
+    """Flags that limit the server's load."""
 
     panel = "Server"
     batch_size: int = flag(16, "The number of requests that are decoded at once.", min=1)
@@ -82,8 +82,8 @@ class Load(Flags):
 
 
 @dataclass(frozen=True)
-class PromptCache(Flags):
-    """The prompt cache, by which prompts that begin alike are read once."""
+class PromptCacheFlags(Flags):
+    """Flags for the prompt cache."""
 
     panel = "Server"
     prompt_cache_bytes: str | None = flag(
@@ -111,7 +111,8 @@ class PromptCache(Flags):
     )
 
     def size(self) -> int | None:
-        """Return the bound in bytes, None for the default. Raises OptionError."""
+        """Return the limit in bytes, or None for the default. Raises OptionError if it is no
+        size."""
         if self.prompt_cache_bytes is None:
             return None
         nbytes = parse(self.prompt_cache_bytes)
@@ -122,7 +123,7 @@ class PromptCache(Flags):
 
 @dataclass(frozen=True)
 class Defaults(ModelSampling):
-    """The defaults of requests."""
+    """Flags for the default settings of requests."""
 
     max_tokens: int = flag(
         512, "The largest number of tokens of an answer whose request names none.", "-m"
@@ -132,17 +133,19 @@ class Defaults(ModelSampling):
     )
 
     def for_options(self) -> dict[str, Any]:
-        given = super().for_options()
-        return {name: value for name, value in given.items() if value is not None}
+        settings = super().for_options()
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 @dataclass(frozen=True)
-class Requests(Defaults, Memory, Texts):
-    """What requests depend on."""
+class Requests(Defaults, MemoryFlags, TextFlags):
+    """Flags that change the completions of requests."""
 
 
 @command("mlx-specdec serve", "mlx-specdec serve --model weights/py-llama --draft-model auto")
-def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Requests) -> None:
+def serve(
+    network: NetworkFlags, load: Load, prompt_cache: PromptCacheFlags, flags: Requests
+) -> None:
     """Serve a model over HTTP, as OpenAI's clients ask for it.
 
     Without --model it is the shipped translator, from English to French. A request's text depends
@@ -170,7 +173,7 @@ def serve(network: Network, load: Load, prompt_cache: PromptCache, flags: Reques
             f"install {' '.join(missing)}"
         )
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    # Other libraries log at their own levels.
+    # Set the level of this package only, not of other libraries.
     logging.getLogger(PROGRAM).setLevel(network.log_level.upper())
     from ..engine.prompt_cache_files import Store
     from ..serve.app import Access

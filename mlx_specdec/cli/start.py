@@ -1,4 +1,5 @@
-"""The way in: from a bare Python, from 3.8 on and without the dependencies, to the command line."""
+"""The entry point of the command line. It runs with Python 3.8 and without dependencies, so that it
+can report what is missing."""
 
 import os
 import signal
@@ -12,9 +13,9 @@ INTERRUPTED = 130
 
 
 def main(command: str = "") -> None:
-    """Run `mlx-specdec`, or one command of it as a program of its own."""
+    """Run `mlx-specdec`, or only one of its commands."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # An interrupted import has many ways to print a traceback.
+        # Until the imports are done, exit at once: an interrupted import would print a traceback.
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     _find_environment()
     from . import app, interrupts
@@ -29,14 +30,15 @@ def main(command: str = "") -> None:
 
 
 def _find_environment() -> None:
-    """Go on in the virtual environment beside the program, where this Python lacks something."""
+    """Restart in the virtual environment of the clone if this Python is too old or lacks packages.
+    Exit with an error if there is no such environment."""
     lacking = [name for name in NEEDED if find_spec(name) is None]
     if sys.version_info >= (3, 11) and not lacking:
         return
     environment = ROOT / ".venv"
     python = environment / "bin" / "python"
     if python.exists() and not environment.samefile(sys.prefix):
-        # Those of Python itself included, as -m.
+        # sys.orig_argv includes Python's own arguments, such as -m.
         arguments = getattr(sys, "orig_argv", [None, *sys.argv])[1:]
         os.execv(str(python), [str(python), *arguments])
     what = "is older than 3.11" if not lacking else "has no " + " and no ".join(lacking)

@@ -14,7 +14,7 @@ from ..errors import OptionError
 from ..training.config import DataConfig, DistillConfig, DraftConfig, DrafterConfig, HeadsConfig
 from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag
-from .loading import Model, load_pair
+from .loading import ModelFlags, load_pair
 
 if TYPE_CHECKING:
     from ..training.anchors import Drafted
@@ -29,7 +29,7 @@ DRAFTING = DrafterConfig()
 
 @dataclass(frozen=True)
 class TrainingTexts(Flags):
-    """The texts that a training learns from."""
+    """Flags for the training data."""
 
     panel = "Data"
     data: Path = flag(
@@ -41,7 +41,7 @@ class TrainingTexts(Flags):
     samples: int = flag(COLLECTING.samples, "The largest number of texts to learn from.")
     length: int = flag(COLLECTING.length, "The number of tokens of a text.")
     temperature: str = flag(
-        ",".join(f"{each:g}" for each in COLLECTING.temperatures),
+        ",".join(f"{value:g}" for value in COLLECTING.temperatures),
         "The temperatures at which the model writes, as many texts at each.",
         "--temp",
         metavar="NUMBER,...",
@@ -51,22 +51,22 @@ class TrainingTexts(Flags):
     )
 
     def collecting(self, seed: int) -> DataConfig:
-        """Return the settings of the data. Raises OptionError."""
+        """Return the settings of the training data. Raises OptionError if a flag is wrong."""
         try:
-            temperatures = tuple(float(one) for one in self.temperature.split(","))
+            temperatures = tuple(float(word) for word in self.temperature.split(","))
         except ValueError:
             raise OptionError(
                 "temperature must be numbers with commas between them, not "
                 f"{self.temperature!a:.60}"
             ) from None
-        given = {name: getattr(self, name) for name in ("samples", "length", "texts_at_once")}
+        sizes = {name: getattr(self, name) for name in ("samples", "length", "texts_at_once")}
         distill = not self.no_self_distill
-        return DataConfig(**given, self_distill=distill, temperatures=temperatures, seed=seed)
+        return DataConfig(**sizes, self_distill=distill, temperatures=temperatures, seed=seed)
 
 
 @dataclass(frozen=True)
 class HeadSchedule(Flags):
-    """How Medusa heads learn."""
+    """Flags for the training of Medusa heads."""
 
     panel = "Training"
     batch: int = flag(FITTING.batch, "The number of hidden states in one step.")
@@ -80,7 +80,7 @@ class HeadSchedule(Flags):
 
 @dataclass(frozen=True)
 class DraftSchedule(HeadSchedule):
-    """How a draft model learns."""
+    """Flags for the training of a draft model or a drafter."""
 
     batch: int | None = flag(  # type: ignore[assignment]
         None,
@@ -95,13 +95,13 @@ class DraftSchedule(HeadSchedule):
     )
 
     def given(self) -> dict[str, Any]:
-        """Return the flags that were given; the others depend on the kind."""
+        """Return the flags that were given. The defaults of other flags depend on the kind."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Heads(Flags):
-    """The shape of the heads, and where they are written."""
+    """Flags for the shape and the output of Medusa heads."""
 
     panel = "Heads"
     output: Path | None = flag(
@@ -116,7 +116,8 @@ class Heads(Flags):
 
 @dataclass(frozen=True)
 class Draft(Flags):
-    """What the training begins with, where it ends, and what it minimizes."""
+    """Flags for the kind, the initial weights, the output and the loss of a draft model or
+    drafter."""
 
     panel = "Draft"
     kind: Literal["draft", "dspark", "eagle3"] = flag(
@@ -142,7 +143,8 @@ class Draft(Flags):
     )
 
     def shape(self) -> DraftConfig | None:
-        """Return the shape of a draft made of the target's layers. Raises OptionError."""
+        """Return the shape of a draft model that is made of the target's layers, or None if the
+        training begins with a draft model. Raises OptionError if flags are wrong."""
         if (self.draft_model is None) == (self.layers is None):
             raise OptionError("give either --draft-model, a draft to begin with, or --layers")
         if self.layers is not None:
@@ -152,7 +154,7 @@ class Draft(Flags):
         return None
 
     def drafter(self, schedule: DraftSchedule) -> DrafterConfig:
-        """Return the settings of a hidden-state drafter. Raises OptionError."""
+        """Return the settings of a hidden-state drafter. Raises OptionError if flags are wrong."""
         if self.draft_model is not None or self.width is not None:
             raise OptionError(
                 f"{self.kind} begins with new weights of the target's width: leave --draft-model "
@@ -165,7 +167,9 @@ class Draft(Flags):
 
 
 @command("mlx-specdec train-medusa --model weights/py-llama --data texts.txt")
-def train_medusa(model: Model, heads: Heads, texts: TrainingTexts, schedule: HeadSchedule) -> None:
+def train_medusa(
+    model: ModelFlags, heads: Heads, texts: TrainingTexts, schedule: HeadSchedule
+) -> None:
     """Train Medusa heads for a model on this machine. An interrupted run is resumed."""
     collecting = texts.collecting(schedule.seed)
     wanted = {name: value for name, value in vars(heads).items() if name != "output"}
@@ -178,7 +182,9 @@ def train_medusa(model: Model, heads: Heads, texts: TrainingTexts, schedule: Hea
 
 
 @command("mlx-specdec train-draft --model weights/py-llama --layers 1 --data texts.txt")
-def train_draft(model: Model, draft: Draft, texts: TrainingTexts, schedule: DraftSchedule) -> None:
+def train_draft(
+    model: ModelFlags, draft: Draft, texts: TrainingTexts, schedule: DraftSchedule
+) -> None:
     """Train a draft model for a target on this machine. An interrupted run is resumed."""
     collecting = texts.collecting(schedule.seed)
     if draft.kind != "draft":
@@ -204,8 +210,12 @@ def _default_output(model: str, what: str) -> Path:
 
 
 def _run(describe: Callable[[Any], str], train: Callable[[Watcher], Trained]) -> None:
-    """Train behind two progress bars, with a line after every epoch, and print what was learned.
-    describe: returns an epoch's figures as text."""
+    """Train with progress bars and a line after every epoch, and print the result.
+
+    Args:
+        describe: Returns the figures of an epoch in words.
+        train: Runs the training.
+    """
     from ..training.fit import Watcher
 
     def line(epoch: int, figures: Any) -> None:
@@ -233,7 +243,7 @@ def _run(describe: Callable[[Any], str], train: Callable[[Watcher], Trained]) ->
 
 
 def _by_head(accuracy: Accuracy) -> str:
-    """Return top-1 and top-5 accuracy of each head."""
+    """Return the top-1 and top-5 accuracy of each head in words."""
     pairs = zip(accuracy.top1, accuracy.top5, strict=True)
     return "; ".join(
         f"head {at} top-1 {first:.1%} top-5 {among:.1%}"
@@ -242,7 +252,8 @@ def _by_head(accuracy: Accuracy) -> str:
 
 
 def _drafted(drafted: Drafted) -> str:
-    """Return tokens a pass, and how often the first 1, 2, ... draft tokens are accepted."""
+    """Return, in words and for two temperatures, the tokens per pass, and how often the first 1, 2,
+    ... draft tokens are accepted."""
     both = zip((0, 1), drafted.tokens, (drafted.greedy, drafted.sampled), strict=True)
     return "; ".join(
         f"temperature {temperature}: {tokens:.2f} tokens a pass, accepted "

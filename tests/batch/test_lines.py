@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.cli import batch_files as lines
-from mlx_specdec.cli.batch_files import Lines
+from mlx_specdec.cli.batch_files import PromptLines
 from mlx_specdec.errors import PromptError
 
 
 def read(file: Path) -> list[tuple[int, str | None]]:
-    with Lines(file) as read_lines:
+    with PromptLines(file) as read_lines:
         taken = [(line.number, line.text) for line in read_lines]
         assert len(taken) == read_lines.prompts
         assert [(line.number, line.text) for line in read_lines] == taken
@@ -38,7 +38,7 @@ def test_lines_keep_their_numbers(
     file = tmp_path / "lines.txt"
     file.write_bytes(content)
     assert read(file) == taken
-    with Lines(file) as read_lines:
+    with PromptLines(file) as read_lines:
         assert read_lines.count == count
         assert read_lines.sha256 == hashlib.sha256(content).hexdigest()
 
@@ -59,7 +59,7 @@ def test_a_file_is_json_by_its_name_or_its_first_object(
     tmp_path: Path, name: str, content: str, as_json: bool
 ) -> None:
     (tmp_path / name).write_text(content)
-    with Lines(tmp_path / name) as read_lines:
+    with PromptLines(tmp_path / name) as read_lines:
         assert read_lines.as_json is as_json
 
 
@@ -104,5 +104,5 @@ def test_a_file_that_holds_no_text_is_named(
     file = tmp_path / "lines.txt"
     file.write_bytes(content)
     with pytest.raises(PromptError) as raised:
-        Lines(file)
+        PromptLines(file)
     assert all(part in str(raised.value) for part in (str(file), *parts)), raised.value

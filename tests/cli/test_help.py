@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 from mlx_specdec.cli import app as program
-from mlx_specdec.cli.generate import Text
+from mlx_specdec.cli.generate import GenerateFlags
 from mlx_specdec.errors import OptionError
 from mlx_specdec.options import Options
 
@@ -121,8 +121,8 @@ def test_no_line_is_wider_than_a_plain_terminal(name: str, asked_here: Here) -> 
 
 
 def test_every_setting_of_a_generation_has_a_flag_with_its_default() -> None:
-    assert Text().options() == Options()
-    reached = {*Text().for_options(), "xtc_special_tokens"}
+    assert GenerateFlags().options() == Options()
+    reached = {*GenerateFlags().for_options(), "xtc_special_tokens"}
     assert reached == {field.name for field in dataclasses.fields(Options)}
 
 
