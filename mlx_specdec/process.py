@@ -34,8 +34,7 @@ def load(wanted: str | None = None) -> str:
         wanted: "auto" for MKL, OpenBLAS or MLX's own BLAS, in this order; "none"; or the path of a
             library. The default is the environment variable MLX_SPECDEC_BLAS, or else "auto".
     Raises:
-        OptionError: If `wanted` is a path that cannot be loaded.
-    """
+        OptionError: If `wanted` is a path that cannot be loaded."""
     wanted = wanted or os.environ.get(SWITCH) or "auto"
     if wanted == "none" or _loaded or "mlx.core" in sys.modules or not _replaceable():
         return name()

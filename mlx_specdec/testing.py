@@ -89,12 +89,8 @@ class CheckedContext:
 
 class CheckedModel:
     """A Model that opens checked contexts. Other attributes are the model's. As a RoundListener, it
-    compares the contexts with the committed tokens after every round that rewinds.
-
-    Args:
-        model: The model.
-        translation: The mapping of the target's token ids to the model's, if they differ.
-    """
+    compares the contexts with the committed tokens after every round that rewinds. translation: The
+    mapping of the target's token ids to the model's, if they differ."""
 
     batches = False
     why_not_batched = "its contexts are compared one sequence at a time"

@@ -164,7 +164,6 @@ class LineRequest:
     """The request of a line.
 
     Attributes:
-        line: The line's number.
         prompt: The prompt as text or messages.
         options: The settings, which the line may have changed.
         id: The line's id, or None if it has none.
@@ -248,8 +247,6 @@ class BatchRun:
     """A run over the lines that have no result in the journal yet.
 
     Attributes:
-        lines: The prompts.
-        journal: The results.
         options: The settings of lines that do not override them.
         strict: Raise PromptError for the first line that fails, instead of writing its error.
         seconds: The time since the beginning of the run.

@@ -46,8 +46,7 @@ class PromptLines:
         as_json: Whether each line holds a JSON object, according to the file's name or to the first
             line that is not blank.
     Raises:
-        PromptError: If the file cannot be read, is not UTF-8 text, or holds no prompts.
-    """
+        PromptError: If the file cannot be read, is not UTF-8 text, or holds no prompts."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -127,8 +126,7 @@ class Journal:
         done: Number of results, including errors.
         failed: Number of errors.
     Raises:
-        OutputError: If the output cannot or may not be written, or another process writes it.
-    """
+        OutputError: If the output cannot or may not be written, or another process writes it."""
 
     def __init__(
         self, output: Path, header: Mapping[str, Any], count: int, *, overwrite: bool = False
@@ -186,12 +184,9 @@ class Journal:
         self._note(record, place)
 
     def finish(self, *, as_text: bool = False) -> None:
-        """Write the output and remove the journal.
-
-        Args:
-            as_text: Write only the completions, one line for each line of the input. The line is
-                empty if there is no completion, and `\\n` stands for a line break.
-        """
+        """Write the output and remove the journal. as_text: Write only the completions, one line
+        for each line of the input. The line is empty if there is no completion, and `\\n` stands
+        for a line break."""
         result = self.output.with_name(f"{self.output.name}.sorted")
         try:
             with self._writing():

@@ -243,15 +243,11 @@ def _speculation(
 
     Args:
         pairs: One target with each of its draft models.
-        options: The settings.
-        prompts: The prompts.
-        measuring: The flags for what is measured.
         cluster: The machines that share the target, if there are any.
     Returns:
         The figures, and remarks about other programs.
     Raises:
-        KeyboardInterrupt: If it came before there were any figures.
-    """
+        KeyboardInterrupt: If it came before there were any figures."""
     from ..engine.request import encode
     from ..measure.analysis import analyse, of_cluster
     from ..measure.margins import comparison

@@ -36,8 +36,7 @@ def flag(default: Any, help: str, *aliases: str, argument: bool = False, **more:
         help: The help text.
         aliases: Names of the flag besides the one that is made of the field's name.
         argument: Whether it is an argument without a name.
-        more: Arguments of typer.Option or typer.Argument.
-    """
+        more: Arguments of typer.Option or typer.Argument."""
     more |= {"names": aliases, "argument": argument, "help": help}
     return field(default=default, metadata=more)
 

@@ -135,15 +135,13 @@ def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str
     of a file is left out.
 
     Args:
-        words: The argument; "-" means standard input.
-        prompt: The value of --prompt; "-" means standard input.
+        words, prompt: The argument and the value of --prompt; "-" means standard input.
         file: The value of --prompt-file.
     Returns:
         The prompt, or None if there is none.
     Raises:
         OptionError: If more than one prompt is given.
-        PromptError: If the prompt cannot be read, is too long, or is not UTF-8 text.
-    """
+        PromptError: If the prompt cannot be read, is too long, or is not UTF-8 text."""
     sources = [source for source in (words, prompt, file) if source is not None]
     if len(sources) > 1:
         raise OptionError("more than one prompt: give an argument, --prompt or --prompt-file")

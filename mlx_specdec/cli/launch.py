@@ -133,12 +133,7 @@ def hosts_of(machines: Machines) -> list[str]:
 
 def _missing(host: str, words: Sequence[str]) -> list[str]:
     """Return messages about paths that another machine lacks: Python, the working directory, and
-    the value of --model. Versions and contents of files are compared later, by the ranks.
-
-    Args:
-        host: The other machine.
-        words: The command that the ranks run.
-    """
+    the value of --model. Versions and contents of files are compared later, by the ranks."""
     if host == LOCAL:
         return []
     needed = {sys.executable: "install the same environment there", os.getcwd(): "clone it there"}

@@ -315,11 +315,8 @@ def load_pair(
     """Load a pair by name, and show the progress of downloads.
 
     Args:
-        model: Name of the target.
-        draft_model: Name of the draft model, if any.
         quiet: Do not print notes about the pair.
-        settings: Arguments of `engine.loading.load`, whose errors this function raises, too.
-    """
+        settings: Arguments of `engine.loading.load`, whose errors this function raises, too."""
     from ..engine.loading import load
 
     names = " and ".join(filter(None, (model, draft_model)))
@@ -345,7 +342,6 @@ def load_drafting(
     """Load a target, its draft model or drafter, and the documents that lookup searches.
 
     Args:
-        drafting: The flags.
         options: The settings from the flags.
         random_weights: Draw random weights if the files of a model are missing.
         quiet: Print no notes.
@@ -355,8 +351,7 @@ def load_drafting(
         The pair, and the options after the target's files have set the proposer and sampling
         settings for which no flag was given.
     Raises:
-        SpecdecError: If `load_pair` or `engine.pair.with_documents` raises it.
-    """
+        SpecdecError: If `load_pair` or `engine.pair.with_documents` raises it."""
     model, draft_model = named(drafting)
     if options.regular or options.proposer in DRAFTLESS:
         draft_model = None

@@ -67,7 +67,6 @@ class KnownModel:
     """A model of the table.
 
     Attributes:
-        name: Name on the Hub.
         billions: Billions of weights, as stated by the publisher.
         kib: KiB of the 16-bit KV cache per token: 4 x layers x KV heads x head width / 1024. If
             layers have a window, this is the mean over 8k tokens.
@@ -108,8 +107,6 @@ class KnownPair:
     """A target and a draft model with the same tokenizer.
 
     Attributes:
-        target: The target model.
-        draft: The draft model.
         run: Whether this program was tested with the pair.
         drafters: Names of hidden-state drafters for the target, by kind.
         use: One of USES, or ""."""
@@ -149,12 +146,9 @@ class KnownPair:
 
 
 def room(auto: bool = False) -> int:
-    """Return the bytes that models and caches may take on this machine. Passes need the rest.
-
-    Args:
-        auto: Return the lower limit for `--model auto`. On a CPU, where large models are slow, it
-            is a quarter. On a Mac's GPU, SYSTEM_BYTES and SYSTEM_SHARE are left to macOS.
-    """
+    """Return the bytes that models and caches may take on this machine. Passes need the rest. auto:
+    Return the lower limit for `--model auto`. On a CPU, where large models are slow, it is a
+    quarter. On a Mac's GPU, SYSTEM_BYTES and SYSTEM_SHARE are left to macOS."""
     import mlx.core as mx
 
     from ..checkpoints import disk

@@ -80,12 +80,8 @@ def write(stream: TextIO, text: str) -> None:
 
 
 class TextPrinter:
-    """A printer of emissions. On a terminal, control characters are escaped.
-
-    Args:
-        stream: The stream to write to.
-        show_drafts: Mark the text of accepted draft tokens.
-    """
+    """A printer of emissions. On a terminal, control characters are escaped. show_drafts: Mark the
+    text of accepted draft tokens."""
 
     def __init__(self, stream: TextIO, *, show_drafts: bool = False) -> None:
         self._stream = stream
@@ -140,11 +136,8 @@ def fitted(
     """Return a table that fits into the width of a terminal, if enough columns may be left out.
 
     Args:
-        stream: The stream that the table is for.
-        columns: Names of all columns.
         dispensable: Names of the columns that may be left out, in this order.
-        make: Returns a table of the columns with these names.
-    """
+        make: Returns a table of the columns with these names."""
     console, remaining = console_for(stream), list(columns)
     unlimited = console.options.update(width=NOT_A_TERMINAL)
     result = make(remaining)
@@ -166,13 +159,8 @@ def console_for(stream: TextIO) -> Console:
 
 
 def laid_out(stream: TextIO, *shown: object, wrap: bool = True) -> str:
-    """Render tables and sentences, one below the other.
-
-    Args:
-        stream: The stream that the result is for.
-        shown: The tables and sentences.
-        wrap: Wrap lines that are wider than the terminal.
-    """
+    """Render tables and sentences, one below the other. wrap: Wrap lines that are wider than the
+    terminal."""
     console = console_for(stream)
     if not wrap:
         console.width = NOT_A_TERMINAL
@@ -204,8 +192,7 @@ def slowly(doing: str) -> Iterator[None]:
     there is a progress bar, change its label instead. Only rank 0 prints.
 
     Args:
-        doing: The line to print, such as "loading MODEL".
-    """
+        doing: The line to print, such as "loading MODEL"."""
     if os.environ.get("MLX_RANK", "0") != "0":
         yield
         return
@@ -239,13 +226,8 @@ def progress(
     Otherwise print a line after A_LINE_AFTER seconds, and then one line a minute.
 
     The bar appears at the first report. It disappears when everything is done, or the block ends.
-    Only one bar is visible at a time.
-
-    Args:
-        label: The label of the bar.
-        in_bytes: Whether counts are bytes, which are shown with their speed.
-        clock: Returns the time in seconds.
-    """
+    Only one bar is visible at a time. in_bytes: Whether counts are bytes, which are shown with
+    their speed."""
     if not sys.stderr.isatty():
         yield _lines(label, in_bytes, clock)
         return
@@ -333,11 +315,7 @@ def summary(result: Result) -> str:
 
 def ending(result: Result, special: Collection[int]) -> str:
     """Return a sentence that explains an empty completion, or "" if the completion is not empty.
-
-    Args:
-        result: The completion.
-        special: Ids of the special tokens that --show-special-tokens prints.
-    """
+    special: Ids of the special tokens that --show-special-tokens prints."""
     if result.text.strip() or result.labels.simulated_acceptance is not None:
         return ""
     if not set(special).isdisjoint(result.tokens):

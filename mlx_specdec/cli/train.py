@@ -210,12 +210,8 @@ def _default_output(model: str, what: str) -> Path:
 
 
 def _run(describe: Callable[[Any], str], train: Callable[[Watcher], Trained]) -> None:
-    """Train with progress bars and a line after every epoch, and print the result.
-
-    Args:
-        describe: Returns the figures of an epoch in words.
-        train: Runs the training.
-    """
+    """Train with progress bars and a line after every epoch, and print the result. describe:
+    Returns the figures of an epoch in words."""
     from ..training.fit import Watcher
 
     def line(epoch: int, figures: Any) -> None:

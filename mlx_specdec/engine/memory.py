@@ -82,11 +82,7 @@ def even(sizes: Sequence[int], spare: float) -> bool:
 def default_budget(pair: Pair, cached: int) -> int:
     """Return the bytes that are available for sequences: the usable memory without the weights, the
     reserve for passes, and a prompt cache. Such a cache is charged at most half of the rest.
-
-    Args:
-        pair: The pair of models.
-        cached: Limit of the prompt cache in bytes.
-    """
+    cached: Limit of the prompt cache in bytes."""
     usable = disk.usable_memory()
     reserve = int(RESERVE * usable)
     rest = max(0, usable - pair.target.nbytes - pair.draft_bytes - reserve)
@@ -97,12 +93,10 @@ class MemoryBudget:
     """The memory budget of all sequences, and estimates of what sequences need.
 
     Args:
-        pair: The pair of models.
         chosen: The drafters that are used.
         nbytes: The budget in bytes, or None for `default_budget`.
         cached: Limit of the prompt cache in bytes, for the default budget.
-        step: Number of prompt tokens in one pass, or None for `chunk`.
-    """
+        step: Number of prompt tokens in one pass, or None for `chunk`."""
 
     def __init__(
         self,
@@ -146,14 +140,8 @@ class MemoryBudget:
         return len(rows) * self._target.reading_nbytes(longest, min(step, longest))
 
     def room(self, prompt: int, most: int) -> int:
-        """Return how many tokens fit after a prompt if it is the only sequence.
-
-        Args:
-            prompt: Number of tokens in the prompt.
-            most: The largest number to return.
-        Raises:
-            PromptError: If not even one token fits.
-        """
+        """Return how many tokens, at most `most`, fit after a prompt of `prompt` tokens if it is
+        the only sequence. Raises PromptError if not even one token fits."""
         cached = len(self._target.prefix([0] * prompt))
 
         def alone(generated: int) -> int:

@@ -29,11 +29,8 @@ class Node:
     """A segment of tokens that continues the sequence of the parent.
 
     Attributes:
-        begin: Position of the node's first token in the sequence.
-        columns: By name, keys and values in memory.
-        snapshots: By name, snapshots in memory, of the sequence up to the node's end.
+        columns, snapshots: Keys and values, and snapshots at the node's end, in memory, by name.
         blocks: Blocks on disk, by name and by whether they are snapshots.
-        tenant: The tenant to which the sequence belongs.
         text: The running digest of the tenant and of the sequence up to the node's end."""
 
     def __init__(
@@ -65,27 +62,20 @@ class Node:
         return sum(part.nbytes for part in parts)
 
     def span(self, lag: int, end: int | None = None) -> tuple[int, int]:
-        """Return the first column that the node's tokens complete, and the end of these columns.
-
-        Args:
-            lag: Number of later tokens that a column depends on.
-            end: Position at which the tokens end; by default the node's end.
-        """
+        """Return the range of columns that the node's tokens before position `end` complete, if
+        each column depends on `lag` later tokens. By default `end` is the node's end."""
         return max(0, self.begin - lag), max(0, (self.end if end is None else end) - lag)
 
 
 class PromptCache:
-    """A prefix cache for `stream_generate`: the KV caches of earlier sequences of one pair.
-
-    The least recently used entries are removed first. Each tenant has a separate tree, because the
-    speed of a hit would reveal the prompts of other tenants.
+    """A prefix cache for `stream_generate`: the KV caches of earlier sequences of one pair. Each
+    tenant has a separate tree, because the speed of a hit would reveal prompts of other tenants.
 
     Attributes:
         max_bytes: Limit of the cache's bytes in memory.
         nbytes: The cache's bytes in memory.
         disk: A directory with blocks of all nodes, also of those that do not fit into memory.
-        lags: By name, the number of later tokens that each column depends on.
-    """
+        lags: By name, the number of later tokens that each column depends on."""
 
     def __init__(self, max_bytes: int, disk: Directory | None = None) -> None:
         self.max_bytes = max_bytes
@@ -128,14 +118,8 @@ class PromptCache:
     def find(
         self, prompt: Sequence[int], most: int, needs: Sequence[str] = (), tenant: str = ""
     ) -> CachedPrefix:
-        """Return the cached beginning of a prompt.
-
-        Args:
-            prompt: Token ids.
-            most: The most tokens that need no prefill of the target.
-            needs: Names whose columns must be cached for all of these tokens.
-            tenant: The tenant whose sequences are searched.
-        """
+        """Return the cached beginning of a prompt: at most `most` tokens for the target. For all of
+        these tokens, the columns of the names in `needs` must be cached as well."""
         path, matched = self._match(prompt, self._root(tenant))
         if self.disk is not None:
             self._recall(self.disk, path, matched, most, len(prompt))
@@ -155,8 +139,8 @@ class PromptCache:
                 snapshot = node.snapshots.get(name)
                 if snapshot is None or node.end > matched:
                     continue
-                length = snapshot.length
-                if length == len(prompt) if snapshot.exact else length <= most:
+                count = snapshot.length
+                if count == len(prompt) if snapshot.exact else count <= most:
                     return snapshot
             return None
 
@@ -170,8 +154,8 @@ class PromptCache:
         return CachedPrefix(target, proposer)
 
     def waits(self, prompt: Sequence[int], earlier: Sequence[int], tenant: str = "") -> bool:
-        """Return whether a prompt should wait until an earlier prompt of the same tenant is
-        prefilled, because they share many tokens that are not cached."""
+        """Return whether a prompt should wait for the prefill of an earlier one of its tenant,
+        because they share many tokens that are not cached."""
         return common(earlier, prompt) >= self._match(prompt, self._root(tenant))[1] + SHARED
 
     def keep(
@@ -181,22 +165,14 @@ class PromptCache:
         computed: Mapping[str, Reusable],
         tenant: str = "",
     ) -> None:
-        """Add the state of a sequence. If this fails, the cache is cleared, because a part of the
-        state may have been added.
-
-        Args:
-            prompt: Token ids of the prompt.
-            committed: All committed token ids. The newest one need not be in the KV cache.
-            computed: State by name.
-            tenant: The tenant to which the sequence belongs.
-        """
+        """Add the state of a sequence, by name. The newest committed token need not be in the KV
+        cache. If this fails, clear the cache, because a part of the state may have been added."""
         root = self._root(tenant)
         try:
             for name, state in computed.items():
                 if state.snapshot is not None:
-                    tokens = prompt if state.snapshot.exact else committed
-                    tokens = tokens[: state.snapshot.length]
-                    self._keep_snapshot(root, tokens, name, state.snapshot)
+                    text = prompt if state.snapshot.exact else committed
+                    self._keep_snapshot(root, text[: state.snapshot.length], name, state.snapshot)
                 else:
                     end = min(state.length + state.lag, len(committed) - 1)
                     self._keep_columns(root, committed[:end], name, state)
@@ -247,9 +223,8 @@ class PromptCache:
         return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*segments, strict=True))
 
     def _make_room(self, nbytes: int, path: Sequence[Node]) -> bool:
-        """Remove the least recently used nodes until `nbytes` more bytes fit into memory. Nodes on
-        the path stay. If the bytes do not fit, remove empty nodes at the end of the path and return
-        False."""
+        """Remove the least recently used nodes until `nbytes` more bytes fit. Nodes on the path
+        stay. If the bytes do not fit, remove empty nodes at the path's end and return False."""
         while self.nbytes + nbytes > self.max_bytes:
             removable = (n for n in self._order if n.columns or n.snapshots or n.is_empty)
             oldest = next(removable, None)
@@ -315,14 +290,8 @@ class PromptCache:
         self, disk: Directory, path: list[Node], matched: int, most: int, length: int
     ) -> None:
         """Read blocks of a path that are not in memory: columns, and the longest usable snapshots.
-
-        Args:
-            disk: The directory.
-            path: Nodes along the beginning of a prompt.
-            matched: Number of tokens that the path and the prompt share.
-            most: The most tokens of a usable snapshot that is not `exact`.
-            length: Number of tokens in the prompt, and so in a usable snapshot that is `exact`.
-        """
+        These have `length` tokens (the prompt's number) if they are exact, else at most `most`. The
+        path and the prompt share `matched` tokens."""
         disk.touch(block for node in path for block in node.blocks.values())
         lost: set[tuple[str, bool]] = set()
         for node in path:
@@ -366,15 +335,8 @@ class PromptCache:
                 self._touch(_path(nodes[block]))
 
     def _match(self, text: Sequence[int], node: Node) -> tuple[list[Node], int]:
-        """Find the longest cached beginning of a sequence.
-
-        Args:
-            text: Token ids that continue the sequence of `node`.
-            node: Usually a root.
-        Returns:
-            The nodes along this beginning, and its number of tokens. The last node may have further
-            tokens.
-        """
+        """Return the nodes along the longest cached beginning of a sequence that continues `node`,
+        and its number of tokens. The last node may have further tokens."""
         path: list[Node] = []
         matched = 0
         start = node.end

@@ -66,7 +66,6 @@ class DiskBlock:
     """Columns or a snapshot on disk.
 
     Attributes:
-        record: The description.
         nbytes: Size of the file, or an upper bound if it is not written yet.
         value: The arrays until they are written, then None.
         file: The file, or None if it is not written yet, or writing failed.
@@ -90,8 +89,7 @@ class Directory:
     Args:
         path: The directory, which exists.
         max_bytes: Limit of the bytes in all files.
-        models: By name, the digest that `Record.model` must have. Other blocks are not read.
-    """
+        models: By name, the digest that `Record.model` must have. Other blocks are not read."""
 
     def __init__(self, path: Path, max_bytes: int, models: Mapping[str, str]) -> None:
         self.path, self.max_bytes, self.models = path, max_bytes, models

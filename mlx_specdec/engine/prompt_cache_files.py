@@ -52,8 +52,7 @@ class Store:
         Returns:
             The cache, or None if `max_bytes` is 0.
         Raises:
-            OptionError: If the directory cannot be used, or the target's state cannot be stored.
-        """
+            OptionError: If the directory cannot be used, or the target's state cannot be stored."""
         if self.max_bytes == 0:
             return None
         default = min(MOST, int(SHARE * disk.memory()))

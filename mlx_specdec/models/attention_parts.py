@@ -53,8 +53,7 @@ def attend_by_kernel(
         keys: Shape (batch, key-value heads, n, head size).
         values: Shape (batch, key-value heads, n, value size).
         mask: None, "causal", or an array that is broadcast to (..., rows, n).
-        window: Number of keys in the window of a windowed cache, otherwise None.
-    """
+        window: Number of keys in the window of a windowed cache, otherwise None."""
     rows = queries.shape[2]
     if 1 < rows <= FEW and rows_attend_alone():
         single = in_single_rows(queries, keys, values, mask, window)

@@ -56,8 +56,7 @@ class Replacement(Patch):
         Args:
             modules: The modules.
             methods: New methods by name. A method is called with the method that it replaces (None
-                if there is none), the module, and the arguments of the call.
-        """
+                if there is none), the module, and the arguments of the call."""
         classes: dict[type, type] = {}
         for module in modules:
             plain = type(module)

@@ -101,11 +101,9 @@ class DecoderOnlyContext(RowsContext):
     """An interfaces.Context of `count` sequences in a model with plain attention.
 
     Args:
-        model: The model.
         make: For each layer, the function that makes the layer's cache.
         count: Number of sequences.
-        mask_axes: Number of axes of masks; see `rows.Rows`.
-    """
+        mask_axes: Number of axes of masks; see `rows.Rows`."""
 
     def __init__(
         self, model: TappedNetwork, make: Sequence[MakeCache], count: int, mask_axes: int = 4
@@ -129,10 +127,8 @@ class ReplayingContext:
     """An interfaces.Context of one sequence in a model whose caches are windows or recurrent state.
 
     Args:
-        model: The model.
         entries: Caches of `length` tokens. The context owns them from now on.
-        length: Number of tokens in the caches.
-    """
+        length: Number of tokens in the caches."""
 
     checkpoints = True
 

@@ -35,8 +35,7 @@ def cut(network: nn.Module, kept: Sequence[int]) -> None:
         network: The network, which must not share its modules with another one.
         kept: The numbers of the layers that are still computed.
     Raises:
-        Exception: Whatever the network raises in a pass over one token.
-    """
+        Exception: Whatever the network raises in a pass over one token."""
     layers: Sequence[nn.Module] = network.layers
     if len(kept) == len(layers):
         return

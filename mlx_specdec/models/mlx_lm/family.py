@@ -154,12 +154,8 @@ def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, A
 def network_of(config: Mapping[str, Any], name: str) -> nn.Module:
     """Build mlx-lm's model with the stored dtype and quantization. Weights are lazy and random.
 
-    Args:
-        config: The contents of config.json.
-        name: Name of the model in messages.
     Raises:
-        CheckpointError: If mlx-lm cannot build the model.
-    """
+        CheckpointError: If mlx-lm cannot build the model."""
     model_class, arguments = classes(config)
     try:
         network = model_class(ArgumentsReader(arguments).from_dict(config))

@@ -61,8 +61,7 @@ def most_rows(rank: int, widths: int) -> int:
 
     Args:
         rank: Width of the latent.
-        widths: Width of a head's keys plus width of its values.
-    """
+        widths: Width of a head's keys plus width of its values."""
     return rank * widths // max(1, 2 * rank - widths)
 
 

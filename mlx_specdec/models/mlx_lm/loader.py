@@ -35,8 +35,7 @@ class Opened:
     Attributes:
         model: The model, whose weights are not loaded yet.
         config: The contents of config.json, with the changes that loading needs.
-        weights: Lazy tensors by the names of the model's parameters.
-    """
+        weights: Lazy tensors by the names of the model's parameters."""
 
     model: nn.Module
     config: dict[str, Any]
@@ -61,14 +60,11 @@ def open_model(
     for layers of the model.
 
     Args:
-        directory: The checkpoint.
-        config: The contents of config.json.
         source: The checkpoint's weights.
         given: All tensors of the source by name.
     Raises:
         CheckpointError: If mlx-lm cannot build the model, if tensors do not fit, or if the
-            checkpoint has code in its files.
-    """
+            checkpoint has code in its files."""
     check_runs_no_code(directory, config)
     check_numbers(directory, config, len(given))
     for file in directory.glob("model*.safetensors"):  # check the headers before mlx-lm opens them

@@ -87,16 +87,8 @@ def load(
 
 
 def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
-    """Apply an adapter to a model, lazily.
-
-    Args:
-        model: The model, which is changed in place.
-        adapter: The directory that mlx-lm's training wrote.
-    Returns:
-        The adapter's configuration.
-    Raises:
-        CheckpointError: If the adapter is incomplete or does not fit the model.
-    """
+    """Apply an adapter, a directory that mlx-lm's training wrote, to a model in place and lazily.
+    Return the adapter's configuration. Raises CheckpointError if the adapter does not fit."""
     config = read_json(adapter / CONFIG)
     if not (adapter / WEIGHTS).is_file():
         raise CheckpointError(f"{adapter} is no adapter of mlx-lm: it has no {WEIGHTS}")
@@ -121,11 +113,8 @@ def _check_complete(
     values.
 
     Args:
-        model: The adapted model.
-        adapter: The adapter's directory.
         config: The adapter's configuration.
-        stored: Names of the tensors in the adapter's file.
-    """
+        stored: Names of the tensors in the adapter's file."""
     names = [name for name, _ in tree_flatten(model.parameters())]
     wanted = [name for name in names if name.rpartition(".")[2] in ADAPTED]
     settings = config.get("lora_parameters")
@@ -152,11 +141,9 @@ def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Modul
 
     Args:
         model: The model, which may be changed in place.
-        name: Name of the model in messages.
         numbers: The dtype and the quantization to use.
     Raises:
-        OptionError: If the model is quantized already and `numbers` asks for quantization.
-    """
+        OptionError: If the model is quantized already and `numbers` asks for quantization."""
     quantized = is_quantized(model)
     numbers.check_plain(name, quantized)
     casts = numbers.dtype != "auto" or on_cpu()
@@ -189,13 +176,7 @@ def max_length(
     config: Mapping[str, Any], model: nn.Module, caches: CacheSettings | None = None
 ) -> int | None:
     """Return the largest number of tokens in a sequence that config.json allows, or None if there
-    is no limit.
-
-    Args:
-        config: The contents of config.json.
-        model: The model.
-        caches: Settings of the KV cache. With a window (`max_size`) there is no limit.
-    """
+    is no limit. caches: Settings of the KV cache. With a window (`max_size`) there is no limit."""
     for part in (text_config(config), config):
         if isinstance(length := part.get("max_position_embeddings"), int):
             # Beyond this length dynamic rotary positions depend on the number of rows in a pass.
@@ -259,8 +240,7 @@ def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -
         group: The ranks that share it.
         pipeline: Divide the list of layers instead of each layer.
     Raises:
-        OptionError: If the network cannot be divided in this way.
-    """
+        OptionError: If the network cannot be divided in this way."""
     modules = (network, *network.modules())
     heads = [(module, module.lm_head) for module in modules if "lm_head" in module]
     if pipeline:

@@ -102,8 +102,7 @@ def sizes_of(caches: Sequence[Any]) -> tuple[int, Counter[int | None]]:
         caches: The caches of one sequence, which hold a token.
     Returns:
         The bytes of recurrent state, and the bytes per token of KV caches. The latter are summed
-        over caches with the same limit, and their key is this number of tokens, or None.
-    """
+        over caches with the same limit, and their key is this number of tokens, or None."""
     always, per_token = 0, Counter[int | None]()
     for cache in leaves(caches):
         keys = getattr(cache, "keys", None)
@@ -128,8 +127,7 @@ class DecoderOnlyModel(TappedNetwork):
         identity: See base.Base.
         group, pipeline: See TappedNetwork.
     Raises:
-        OptionError: If the model cannot use such caches.
-    """
+        OptionError: If the model cannot use such caches."""
 
     kind: Kind = "decoder-only"
     source_vocabulary = None

@@ -29,11 +29,7 @@ def lent_of(name: str, layers: Sequence[Any]) -> nn.Module | None:
 
 
 class StopPass(Exception):
-    """An exception that ends a call of a model as soon as the input of a module is known.
-
-    Args:
-        state: The module's input.
-    """
+    """An exception that ends a call of a model as soon as the input of a module is known."""
 
     def __init__(self, state: Any) -> None:
         self.state = state
@@ -45,8 +41,7 @@ class Tap(threading.local):
     Attributes:
         stops: Raise StopPass with the module's input instead of calling the module.
         begins: Let the device compute the result at once, unless `lazy` is set.
-        substitute: Return this array from the next call, instead of calling the module.
-    """
+        substitute: Return this array from the next call, instead of calling the module."""
 
     stops = begins = lazy = False
     substitute: mx.array | None = None
@@ -87,12 +82,7 @@ def tapped(*modules: nn.Module) -> Tap:
 
 def state_of(result: Any, name: str = "") -> mx.array | None:
     """Return the hidden state, (batch, rows, width), in a module's result, or None if there is
-    none.
-
-    Args:
-        result: The state, or a sequence that begins with the state.
-        name: Name of the state. The heads of keys and values are concatenated.
-    """
+    none. If `name` means keys or values, concatenate their heads."""
     first = result[0] if isinstance(result, (tuple, list)) and result else result
     if name.partition(".")[0] in LENT and isinstance(first, mx.array) and first.ndim == 4:
         first = first.flatten(2)
@@ -125,8 +115,7 @@ class TappedNetwork:
         group: The ranks that share the network, if any. Passes are then submitted at once.
         pipeline: Whether each rank has some of the layers.
     Raises:
-        CheckpointError: If the model masks tokens outside its vocabulary.
-    """
+        CheckpointError: If the model masks tokens outside its vocabulary."""
 
     def __init__(
         self, network: nn.Module, group: mx.distributed.Group | None = None, *, pipeline: bool
@@ -201,8 +190,7 @@ class TappedNetwork:
     def lazily(self) -> Iterator[None]:
         """Keep this thread's passes lazy: they compute nothing until a result is read, and then
         only the layers that the result depends on. Ranks that share a model submit passes all the
-        same.
-        """
+        same."""
         self._layers_tap.lazy = True
         try:
             yield
@@ -215,8 +203,7 @@ class TappedNetwork:
         Args:
             tokens: (batch, m) int32.
             entries: The caches, or None for complete sequences, as in training.
-            taps: Names of the hidden states to return.
-        """
+            taps: Names of the hidden states to return."""
         # Training differentiates passes without caches, so these must stay lazy.
         self._layers_tap.begins = entries is not None
         try:

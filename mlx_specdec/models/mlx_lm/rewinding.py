@@ -23,12 +23,8 @@ from ...errors import RewindError
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one cache.
-
-    Attributes:
-        holder: The list that holds the cache, through which models reach it.
-        index: The index of the cache in this list.
-    """
+    """The place of one cache: the list that holds it, through which models reach it, and the index
+    in this list."""
 
     holder: list[Any]
     index: int
@@ -44,8 +40,7 @@ class _Boundary:
 
     Attributes:
         length: Number of tokens in the copies.
-        copies: Copies by the number of the cache's slot.
-    """
+        copies: Copies by the number of the cache's slot."""
 
     length: int
     copies: dict[int, Any]
@@ -59,8 +54,7 @@ class RewindableCache:
 
     Args:
         entries: The list that is passed to the model. A rewind may replace its elements.
-        length: Number of tokens that all of the caches hold.
-    """
+        length: Number of tokens that all of the caches hold."""
 
     def __init__(self, entries: list[Any], length: int = 0) -> None:
         self.entries = entries
@@ -87,8 +81,7 @@ class RewindableCache:
 
         Args:
             rows: Number of tokens in the pass.
-            proposed: How many of the last tokens may be undone.
-        """
+            proposed: How many of the last tokens may be undone."""
         if proposed < rows:
             self._boundaries.clear()
         if proposed and (self._opaque or self._window):
@@ -115,8 +108,7 @@ class RewindableCache:
             again.
         Raises:
             RewindError: If no such length exists, or a cache holds another number of tokens after
-                the rewind. The caches must not be used afterwards.
-        """
+                the rewind. The caches must not be used afterwards."""
         target = self._reachable(length)
         for number in (*self._window, *self._opaque):
             self._restore(number, target)

@@ -46,11 +46,8 @@ def kind_of(settings: Mapping[str, Any]) -> str:
 
 def scaling(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the settings that scale positions, in either spelling, or None if there are none. If
-    types of layers differ, return the settings of a type that scales positions.
-
-    Args:
-        part: The contents of config.json, or its `text_config`.
-    """
+    types of layers differ, return the settings of a type that scales positions. part: The contents
+    of config.json, or its `text_config`."""
     old = part.get("rope_scaling")
     entries = [old] if isinstance(old, Mapping) and old else _entries(part).values()
     return next((entry for entry in entries if kind_of(entry) not in PLAIN), None)
@@ -61,11 +58,9 @@ def spelled_old(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
     transformers, `rope_parameters` overrule older keys unless there is `rope_scaling`.
 
     Args:
-        config: The contents of config.json.
         arguments: The class of mlx-lm that holds the family's arguments.
     Raises:
-        CheckpointError: If types of layers differ in a way that the family does not implement.
-    """
+        CheckpointError: If types of layers differ in a way that the family does not implement."""
     names = names_of(arguments)
     return _with_parts(config, lambda part: {**part, **_old_keys(part, names)})
 

@@ -88,11 +88,7 @@ def try_batches(model: TappedNetwork, make: Sequence[MakeCache]) -> BatchTrial:
 
     Several attempts are made with each number of mask axes, and one success is enough. If all fail,
     the reason names the smallest difference. Rank 0 decides for all ranks that share the model.
-
-    Args:
-        model: The model.
-        make: For each layer, the function that makes its batched cache.
-    """
+    make: For each layer, the function that makes its batched cache."""
     reasons: dict[float, str] = {}
     for seed, axes in itertools.product(range(ATTEMPTS), MASK_AXES):
         try:
@@ -117,8 +113,7 @@ def _batch_apart(
 
     Returns:
         The second-largest relative difference of a sequence's logits, and the limit for it. The
-        largest one is ignored, because rounding may send a token to another expert.
-    """
+        largest one is ignored, because rounding may send a token to another expert."""
     keys = mx.random.split(mx.random.key(seed), len(TRIED))
     tokens: list[list[int]] = [
         mx.random.randint(0, model.vocabulary, (count,), mx.int32, key=key).tolist()  # type: ignore[misc]
@@ -139,8 +134,7 @@ def _batch_apart(
 def _apart(actual: mx.array, expected: mx.array) -> mx.array:
     """Return the distance of rows, relative to the norm of the expected rows. The distance is NaN
     if the expected row is not finite, which proves nothing, and infinite if only the actual row is
-    not.
-    """
+    not."""
     actual, expected = actual.astype(mx.float32), expected.astype(mx.float32)
     norm = mx.linalg.norm(expected, axis=-1)
     distance = mx.linalg.norm(actual - expected, axis=-1)
@@ -179,11 +173,9 @@ def absorb(model: TappedNetwork, make: Callable[[], list[Any]]) -> bool:
     warn, and leave attention unchanged.
 
     Args:
-        model: The model.
         make: Returns empty caches.
     Returns:
-        Whether passes are absorbed. False also if the model has no latent attention.
-    """
+        Whether passes are absorbed. False also if the model has no latent attention."""
     attentions = latent.expanding(model.network)
     if not attentions:
         return False
@@ -217,13 +209,11 @@ def _rows_apart(
     """Compare the rows of one pass with single rows.
 
     Args:
-        model: The model.
         entries: Empty caches.
         taps: The hidden state to compare; no layer after it is computed. Without one, logits.
         seed: Seed of the random tokens.
     Returns:
-        The second-smallest relative difference of a row, and the dtype of the rows.
-    """
+        The second-smallest relative difference of a row, and the dtype of the rows."""
     key = mx.random.key(seed)
     tokens = mx.random.randint(0, model.vocabulary, (1, BEGUN + ROWS), mx.int32, key=key)
 
