@@ -52,7 +52,7 @@ class Opened:
 
 
 def open_model(
-    directory: Path, config: Mapping[str, Any], source: Weights, given: Mapping[str, mx.array]
+    directory: Path, config: Mapping[str, Any], source: Weights, tensors: Mapping[str, mx.array]
 ) -> Opened:
     """Have mlx-lm build the model and rename, join and drop the tensors of a checkpoint.
 
@@ -61,17 +61,17 @@ def open_model(
 
     Args:
         source: The checkpoint's weights.
-        given: All tensors of the source by name.
+        tensors: All tensors of the source by name.
     Raises:
         CheckpointError: If mlx-lm cannot build the model, if tensors do not fit, or if the
             checkpoint has code in its files."""
     check_runs_no_code(directory, config)
-    check_numbers(directory, config, len(given))
+    check_numbers(directory, config, len(tensors))
     for file in directory.glob("model*.safetensors"):  # check the headers before mlx-lm opens them
         safetensors_file.read_header(file)
     config = _with_own_head(config, source)
     is_mtp = mtp_layers.known(config)
-    tensors = {name: array for name, array in given.items() if not is_mtp(name)}
+    tensors = {name: array for name, array in tensors.items() if not is_mtp(name)}
     caught: dict[str, mx.array] = {}
     packed = foreign.is_packed(array.dtype for array in tensors.values())
     stated = foreign.entry_of(config) if packed else {}
