@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,10 @@ from .shipped import ROOT, python_path
 
 PROMPT = "t5 t9 t12 t7 t33 t21 t8"
 SECONDS = 300
+SLOWLY = re.compile(
+    r"^(loading|reading the prompt|trying whether passes|measuring what rounds).*\n", re.MULTILINE
+)
+"""Lines that a program prints if it takes more than two seconds, as on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class Ranks:
         """Wait for all. Raises subprocess.TimeoutExpired."""
         report = [each.communicate(timeout=seconds) for each in self._processes]
         return [
-            Ended(each.returncode, out, err)
+            Ended(each.returncode, out, SLOWLY.sub("", err))
             for each, (out, err) in zip(self._processes, report, strict=True)
         ]
 
