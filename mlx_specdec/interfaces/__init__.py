@@ -1,5 +1,6 @@
 """The Protocols of models, proposers and rules, and the frozen results that pass between them.
-Arrays have a leading batch axis, and what the host knows has one entry per sequence."""
+
+Arrays have a leading batch axis. Python lists and tuples have one entry per sequence."""
 
 from collections.abc import Callable
 
@@ -28,4 +29,4 @@ Progress = Callable[[int, int], None]
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """A Progress that does nothing."""
+    """Ignore the progress of long work; the default `Progress`."""

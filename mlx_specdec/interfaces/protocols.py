@@ -1,4 +1,4 @@
-"""The Protocols: a model, the state of sequences in it, proposers, rules, and the noise of both."""
+"""Protocols of models, contexts (a model's state of a batch), proposers, rules and their noise."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .results import Cached, Proposal, Reusable, Scores, Verdict, rectangle
 
 
 class Context(Protocol):
-    """The state of a batch in one model: encoder output where there is one, and the KV cache."""
+    """The state of a batch in one model: the KV cache, and the output of an encoder if any."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens seen per sequence, without rewound ones."""
+        """The number of tokens in the KV cache per sequence, without rewound tokens."""
 
     @property
     def replays(self) -> bool:
@@ -25,48 +25,55 @@ class Context(Protocol):
 
     @property
     def checkpoints(self) -> bool:
-        """Whether `reusable` gives state of the very tokens seen, which cannot be cut to fewer."""
+        """Whether `reusable` returns snapshots, which cannot be cut to fewer tokens."""
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         """Append tokens and return the scores of their rows.
 
-        tokens: (batch, m) int32, m >= 1; `lengths` grow by m at once, the arithmetic is lazy.
-        proposed: how many of the last tokens are not committed and may be taken back by `rewind`.
-            A pass with proposed = 0 makes everything before it final.
-        taps: names of hidden states to return: FINAL, `after(i)` for the output of layer i, and
-            `keys_of(i)` and `values_of(i)`, which few models show.
+        Args:
+            tokens: (batch, m) int32, m >= 1; `lengths` grow by m at once, the arithmetic is lazy.
+            proposed: How many of the last tokens are not committed, so that `rewind` may drop
+                them. A pass with proposed = 0 makes all earlier tokens final.
+            taps: Names of hidden states to return: FINAL, `after(i)` for the output of layer i,
+                and `keys_of(i)` and `values_of(i)`, which few models support.
 
-        Raises OptionError where the model cannot show such a hidden state."""
+        Raises:
+            OptionError: If the model cannot return one of these hidden states."""
 
     def rewind(self, lengths: tuple[int, ...]) -> int:
-        """Forget all but the first `lengths` tokens, which are committed from then on, and return
-        the number of passes that this took: 1 after a replay, and else 0.
+        """Drop all but the first `lengths` tokens, which are committed from then on.
 
-        Raises RewindError where `lengths` is longer than what was seen, or shorter than what the
-        caller declared as final. Never silently does less."""
+        Returns:
+            The number of target passes that this took: 1 for a replay, otherwise 0.
+
+        Raises:
+            RewindError: If `lengths` exceeds the cached tokens or would drop final tokens. The
+                context never silently drops fewer tokens."""
 
     def evaluate(self) -> None:
-        """Compute everything seen so far, without its logits, and wait for it."""
+        """Compute the state of all tokens so far, but not their logits, and wait for it."""
 
     def join(self, other: Context) -> None:
-        """Append the sequences of another context of the same model, which must not be used any
-        more. Both were opened by `Model.open_batch`."""
+        """Append the sequences of another context of the same model. The caller must not use the
+        other context afterwards. `Model.open_batch` opened both."""
 
     def filter(self, keep: Sequence[int]) -> None:
-        """Keep these sequences, at least one, in this order, and free the others' memory."""
+        """Keep these rows, at least one, in this order, and free the memory of all other rows."""
 
     def reusable(self, sequence: int) -> Reusable:
-        """Return what another sequence that begins alike may be opened with."""
+        """Return the state with which a sequence that shares a prefix may be opened."""
 
 
 def feed(context: Context, tokens: Sequence[Sequence[int]], taps: Sequence[str] = ()) -> Scores:
-    """Append committed tokens to a context, one list per sequence, not all of them empty. Rows of
-    the result after a sequence's own tokens mean nothing."""
+    """Append committed tokens to a context, one list per sequence, not all of them empty.
+
+    The result has as many rows as the longest list; rows after the tokens of a sequence are
+    meaningless."""
     longest, shortest = max(map(len, tokens)), min(map(len, tokens))
     lengths = context.lengths
     scores = context.advance(rectangle(tokens), longest - shortest, taps)
     if longest > shortest:
-        context.rewind(tuple(n + len(own) for n, own in zip(lengths, tokens, strict=True)))
+        context.rewind(tuple(n + len(row) for n, row in zip(lengths, tokens, strict=True)))
     return scores
 
 
@@ -79,7 +86,7 @@ class Model(Protocol):
 
     @property
     def max_length(self) -> int | None:
-        """Longest committed sequence in tokens, prompt included; None where there is no limit."""
+        """Longest sequence in tokens, prompt included; None if there is no limit."""
 
     @property
     def nbytes(self) -> int:
@@ -90,9 +97,16 @@ class Model(Protocol):
         model, the decoder's start token of an encoder-decoder model. Never empty."""
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        """Return a context that has seen the part of `prefix(prompt)` that is `cached`, from a
-        context's `reusable`. An encoder-decoder model encodes its source with the first pass.
-        Raises PromptError for a prompt that is empty or longer than `max_length`."""
+        """Return a context for one sequence. An encoder-decoder model encodes its source in the
+        first pass.
+
+        Args:
+            prompt: Token ids.
+            cached: State of the first tokens of `prefix(prompt)`, from `Context.reusable`; these
+                tokens need no prefill.
+
+        Raises:
+            PromptError: If the prompt is empty or longer than `max_length`."""
 
     @property
     def batches(self) -> bool:
@@ -106,14 +120,20 @@ class Model(Protocol):
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:
-        """Return a context of several sequences, each as in `open`, which others may join. cached:
-        one entry per sequence, or none. Raises PromptError, and OptionError for models that cannot.
-        """
+        """Return a context of several sequences, which further contexts may join.
+
+        Args:
+            prompts: Token ids of every sequence; see `open`.
+            cached: The cached state of every sequence; empty if nothing is cached.
+
+        Raises:
+            PromptError: See `open`.
+            OptionError: If the model does not support batches."""
 
 
 class TargetModel(Model, Protocol):
-    """A model with what drafters that read its hidden states use: its embedding and its head, with
-    whatever scale, cap or tie the family has."""
+    """A model that shares its embedding and output head with hidden-state drafters. Both include
+    the scaling, logit cap or weight tying of the model family."""
 
     @property
     def width(self) -> int:
@@ -125,13 +145,13 @@ class TargetModel(Model, Protocol):
 
     @property
     def layers(self) -> int:
-        """How many layers have a hidden state: `after(0)` to `after(layers - 1)`."""
+        """The number of layers, whose outputs are `after(0)` to `after(layers - 1)`."""
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the first layer's input: (batch, m) int32 -> (batch, m, width)."""
 
     def head(self, states: mx.array) -> mx.array:
-        """Return logits: (batch, m, width), like the state FINAL -> (batch, m, vocabulary)."""
+        """Return logits: hidden states FINAL, (batch, m, width) -> (batch, m, vocabulary)."""
 
 
 class Noise(Protocol):
@@ -139,16 +159,17 @@ class Noise(Protocol):
     but `of` returns None."""
 
     def draft(self, index: int) -> mx.array | None:
-        """(batch, 1, vocabulary) float32 Gumbel noise that draws drafted token `index`."""
+        """Return the Gumbel noise for draft token `index`, (batch, 1, vocabulary) float32."""
 
     def target(self, count: int) -> mx.array | None:
-        """(batch, count, vocabulary) float32 Gumbel noise for the target's own choices."""
+        """Return Gumbel noise for the target's choices, (batch, count, vocabulary) float32."""
 
     def accept(self, count: int) -> mx.array | None:
-        """(batch, count) float32 uniforms in [0, 1) for accepting drafted tokens 0 .. count - 1."""
+        """Return uniform numbers in [0, 1) that decide whether draft tokens 0 .. count - 1 are
+        accepted, (batch, count) float32."""
 
     def correction(self) -> mx.array | None:
-        """(batch, vocabulary) float32 Gumbel noise that draws the correction or bonus token."""
+        """Return Gumbel noise for the correction or bonus token, (batch, vocabulary) float32."""
 
     def of(self, sequence: int) -> Noise:
         """Return the noise of one sequence alone."""
@@ -158,81 +179,104 @@ class NoiseSource(Protocol):
     """Makes the noise of one sequence, one round at a time."""
 
     def at(self, round: int, position: int) -> Noise:
-        """Return the noise of a round. position: of its first token, from 0; never goes back."""
+        """Return the noise of a round.
+
+        Args:
+            round: Number of the round, from 0.
+            position: Output position of the round's first token, from 0; never decreases."""
 
     def draw_ahead(self) -> None:
-        """Submit what the next round may need, while the device would wait for the host."""
+        """Submit the noise that the next round may need, while the device would be idle."""
         return None
 
 
 @dataclass(frozen=True)
 class Prices:
-    """The costs of rounds. rounds: of a round in plain steps, by drafted length from 0.
-    token: plain steps that a token is worth."""
+    """The measured costs of rounds, in plain decoding steps.
+
+    Attributes:
+        rounds: Entry n is the cost of a round with draft length n.
+        token: The value of one emitted token."""
 
     rounds: Sequence[float]
     token: float
 
     def worth(self, chances: Sequence[float]) -> int:
-        """Return how many tokens bring most for their verification; 0 where none are worth it.
-        chances: that all tokens up to each are right; of a batch their means over its rows."""
-        brought = accumulate(chances, initial=1.0)
-        values = [its * self.token - cost for its, cost in zip(brought, self.rounds, strict=False)]
+        """Return the draft length whose expected tokens exceed its cost by most; 0 if no draft
+        length is worth it.
+
+        Args:
+            chances: Entry i is the probability that draft tokens 0 .. i are all accepted; for a
+                batch, the mean over its rows."""
+        expected = accumulate(chances, initial=1.0)
+        costs = zip(expected, self.rounds, strict=False)
+        values = [tokens * self.token - cost for tokens, cost in costs]
         best = max(range(len(values)), key=values.__getitem__)
         return best if values[best] > 0 else 0
 
 
 class Proposer(Protocol):
-    """Drafts tokens, and never sees target probabilities of positions that it has yet to draft. A
-    class that inherits from this Protocol only has to define `propose`."""
+    """A source of draft tokens. It never sees the target's probabilities of positions that it has
+    yet to draft. A class that inherits from this Protocol only has to define `propose`."""
 
     taps: tuple[str, ...] = ()
-    """Names of the target's hidden states that `observe` needs; mostly none."""
+    """Names of the target's hidden states that `observe` needs."""
     batches: bool = False
-    """Whether it drafts for several sequences, and has `join` and `filter`. Where it does not, each
-    sequence of a batch has a proposer of its own."""
+    """Whether one proposer drafts for several sequences, with `join` and `filter`. If not, every
+    sequence of a batch has its own proposer."""
     chances: Sequence[float] = ()
-    """That all tokens up to each of those that it is ready to draft are right, where it knows."""
+    """Entry i is the estimated probability that the next draft tokens 0 .. i are all accepted.
+    Empty if the proposer has no estimate."""
     needs: tuple[str, ...] = ()
-    """Names of what it must recall for all tokens that the target does not read again."""
+    """Names of the cached states that `recall` requires for all cached tokens of the target."""
 
     def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
-        """Recall cached prefixes, before `begin`. lengths: how many tokens of each sequence the
-        target does not read again, so that `observe` never gets them. cached: what is cached of as
-        many tokens or fewer, by name, per sequence."""
+        """Restore the state of cached prefixes. The loop calls this before `begin`.
+
+        Args:
+            lengths: Number of tokens per sequence that the target does not prefill, so that
+                `observe` never receives them.
+            cached: State of at most that many tokens, by name, per sequence."""
         return None
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Begin new sequences, one per prompt; of an encoder-decoder model it is the source."""
+        """Begin new sequences, one per prompt. The prompt of an encoder-decoder model is the
+        source."""
         return None
 
     def reusable(self, sequence: int) -> Mapping[str, Reusable]:
-        """Return what another sequence that begins alike may recall, by name."""
+        """Return the state, by name, that a sequence which shares a prefix may recall."""
         return {}
 
     def join(self, other: Self) -> None:
-        """Append the sequences of another proposer, which must not be used any more."""
+        """Append the sequences of another proposer, which the caller must not use afterwards."""
         raise TypeError(f"{type(self).__name__} drafts for one sequence")
 
     def filter(self, keep: Sequence[int]) -> None:
-        """Keep these sequences, at least one, in this order."""
+        """Keep these rows, at least one, in this order."""
         raise TypeError(f"{type(self).__name__} drafts for one sequence")
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        """Return whether `propose` would draft anything now. Called while a plain step is in
-        flight, so that it must cost next to nothing; it changes no later answer."""
+        """Return whether `propose` would draft anything now. The loop calls this while a plain step
+        is in flight. It must be cheap and must not change later proposals."""
         return True
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """Draft at most `limit` tokens (limit >= 1) after each sequence, without blocking.
+        """Draft tokens after each sequence, without blocking.
 
-        committed: all committed tokens, one list per sequence."""
+        Args:
+            committed: All committed tokens, one list per sequence.
+            limit: Maximum number of draft tokens per sequence, at least 1.
+            noise: Noise of the round."""
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
-        """Take in what the target has seen since the last call: a piece of the prompt, or a round.
+        """Receive the target's results for a chunk of the prompt or for a round. The loop does not
+        call this after the last round.
 
-        tokens: per sequence, all of them committed, without the newest one. scores: per sequence,
-        the target's rows of just these tokens, lazy. Not called after the round that ended it."""
+        Args:
+            tokens: Tokens that the target processed since the last call, per sequence. All are
+                committed; the newest committed token is not among them.
+            scores: The target's rows for exactly these tokens, per sequence, lazy."""
         return None
 
 
@@ -242,7 +286,11 @@ class Rule(Protocol):
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """Verify a proposal.
 
-        log_p: (batch, n + 1, vocabulary), the target's log-probabilities up to a constant per row,
-        after bias, penalties and filters; row i is about the position that proposal.tokens[:, i]
-        fills, and the last row about the bonus token. float32 at temperature > 0. The proposal is
-        that of `Proposal.for_rules`: ids that the target does not have are never accepted."""
+        Args:
+            log_p: (batch, n + 1, vocabulary), the target's log-probabilities up to a constant per
+                row, after bias, penalties and filters. Row i is the distribution of the position
+                of proposal.tokens[:, i], the last row that of the bonus token. float32 if
+                temperature > 0.
+            proposal: The result of `Proposal.for_rules`. A rule never accepts ids outside the
+                target's vocabulary.
+            noise: Noise of the round."""

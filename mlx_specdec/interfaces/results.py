@@ -1,5 +1,5 @@
-"""The results that pass between models, proposers, rules and the loop, and what was computed of
-one text and can be reused by another that begins alike."""
+"""The results that pass between models, proposers, rules and the loop, and the cached state that
+sequences with a common prefix share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 import mlx.core as mx
 
 FINAL = "final"
-"""The name of the hidden state that is the output head's input."""
+"""Name of the hidden state that is the input of the output head."""
 NO_TOKEN = (1 << 31) - 1
 """A token id that no vocabulary has."""
 
@@ -22,23 +22,26 @@ def after(layer: int) -> str:
 
 
 def keys_of(layer: int) -> str:
-    """Return the name of the keys of layer `layer`, heads concatenated, before rotary positions.
-    Few models show them."""
+    """Return the name of the keys of layer `layer`, heads concatenated, before rotary embedding.
+    Few models return them."""
     return f"keys.{layer}"
 
 
 def values_of(layer: int) -> str:
+    """Return the name of the values of layer `layer`; see `keys_of`."""
     return f"values.{layer}"
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The results of one pass of a model. They are lazy: what nobody reads is not computed.
+    """The lazy results of one pass of a model. MLX computes only the results that are used.
 
-    logits: (batch, rows, vocabulary) in the model's dtype; row i is about the token after input i.
-    hidden: requested hidden states by name, (batch, rows, width) in the model's dtype.
-    encoded: of an encoder-decoder model, the encoder's output for each sequence: (1, n, width) with
-        n tokens of its source. Empty for other models."""
+    Attributes:
+        logits: (batch, rows, vocabulary) in the model's dtype. Row i predicts the token after
+            input token i.
+        hidden: Requested hidden states by name, (batch, rows, width) in the model's dtype.
+        encoded: Encoder output per sequence, (1, n, width) for n source tokens. Empty for a
+            decoder-only model."""
 
     logits: mx.array
     hidden: Mapping[str, mx.array] = field(default_factory=dict)
@@ -55,15 +58,17 @@ class Scores:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The drafted tokens of one round; a size of 0 means that the proposer abstains.
+    """The draft tokens of one round. A proposer abstains with a proposal of size 0.
 
-    tokens: (batch, n) int32, on the device.
-    rows: (batch, n, vocabulary) float32, log q up to a constant per row: the distribution that each
-        token was really drawn from. None means one-hot: all its probability is on its token.
-    source: the name of who drafted, where several may; the costliest where sequences differ.
-    sources: the names per sequence, where they differ.
-    counts: how many tokens each sequence proposed; the rest of its row is padding, which
-        `for_rules` masks. None means that every sequence proposed all of its row."""
+    Attributes:
+        tokens: (batch, n) int32, on the device.
+        rows: (batch, n, vocabulary) float32, log q up to a constant per row: the distributions from
+            which the tokens were drawn. None means one-hot distributions.
+        source: Name of the proposer, if the request has several. If sequences have different
+            proposers, the name of the most expensive one.
+        sources: Names of the proposers per sequence, if they differ.
+        counts: Number of draft tokens per sequence. The remaining tokens of a row are padding,
+            which `for_rules` masks. None means that there is no padding."""
 
     tokens: mx.array
     rows: mx.array | None = None
@@ -81,8 +86,8 @@ class Proposal:
 
     @classmethod
     def one_hot(cls, drafted: Sequence[Sequence[int]]) -> Proposal:
-        """Make a proposal from token ids that were not drawn at random, one list per sequence;
-        shorter ones are padded."""
+        """Make a proposal from token ids that were not drawn at random, one list per sequence.
+        Shorter lists are padded."""
         return cls(rectangle(drafted), counts=tuple(len(tokens) for tokens in drafted))
 
     def count(self, sequence: int) -> int:
@@ -92,8 +97,8 @@ class Proposal:
         return self.source if self.sources is None else self.sources[sequence]
 
     def for_rules(self) -> Proposal:
-        """Return the same proposal with NO_TOKEN and an empty row in place of padding, so that
-        every rule rejects it and draws what follows from p alone."""
+        """Return the proposal with padding replaced by NO_TOKEN and rows of zero probability. Every
+        rule rejects these tokens and draws the next token from p alone."""
         if self.counts is None or min(self.counts) == self.size:
             return self
         drafted = mx.arange(self.size) < mx.array(self.counts)[:, None]
@@ -108,25 +113,26 @@ class Proposal:
 
 
 def rectangle(rows: Sequence[Sequence[int]]) -> mx.array:
-    """Return (batch, longest) int32 from token ids, one list per sequence; shorter ones are padded
-    at their end."""
+    """Return (batch, longest) int32 from token ids, one list per sequence. Shorter lists are padded
+    at the end."""
     longest = max(map(len, rows))
     filled = [[*row, *[0] * (longest - len(row))] for row in rows]
     return mx.array(filled, dtype=mx.int32).reshape(len(rows), longest)
 
 
 def no_proposal(batch: int = 1) -> Proposal:
-    """Return the empty proposal: of a proposer that abstains, and of a plain decoding step."""
+    """Return the empty proposal, for plain decoding steps and proposers that abstain."""
     return Proposal(mx.zeros((batch, 0), dtype=mx.int32))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rule has decided about one proposal, on the device.
+    """The decision of a rule about one proposal, on the device.
 
-    accepted: (batch, n) bool, always True up to the first rejected token and False from there.
-    next: (batch,) int32, the token after the accepted ones: correction or bonus; -1 if the largest
-        entry of the target's row is NaN or infinite, so that nothing can be chosen from it."""
+    Attributes:
+        accepted: (batch, n) bool, True up to the first rejected token and False from there.
+        next: (batch,) int32, the correction or bonus token after the accepted tokens. It is -1 if
+            the largest entry of the target's row is NaN or infinite."""
 
     accepted: mx.array
     next: mx.array
@@ -136,9 +142,15 @@ class Verdict:
 class SequenceRound:
     """A finished round of one sequence.
 
-    drafted, accepted: numbers of tokens. emitted: how many of accepted + 1 tokens were emitted.
-    position: of the first of them, counted from 0. committed: all committed tokens. ended: the text
-    ended here. left: tokens that may follow. source: the name of who drafted, where several may."""
+    Attributes:
+        drafted: The number of draft tokens.
+        accepted: The number of accepted draft tokens.
+        emitted: How many of the accepted + 1 new tokens were emitted.
+        position: Output position of the first new token, from 0.
+        committed: All committed tokens.
+        ended: Whether the sequence ended in this round.
+        left: How many tokens may still be emitted.
+        source: Name of the proposer, if the request has several."""
 
     drafted: int
     accepted: int
@@ -152,8 +164,8 @@ class SequenceRound:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Seconds of one round; draft and verify are None where it was not timed in parts. The total
-    alone includes work that earlier rounds left to the device."""
+    """Seconds of one round. `draft` and `verify` are None unless the round was timed in parts. Only
+    `total` includes work of earlier rounds that was still running on the device."""
 
     total: float
     draft: float | None = None
@@ -162,12 +174,17 @@ class RoundTimes:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One finished round.
+    """One finished round of a batch.
 
-    size: the most tokens drafted for a sequence, 0 for a plain step. source: see Proposal. passes:
-    of the target that were submitted in it, replays included. pipelined: the pass for the next
-    token is in flight. ended: it was the last round, after which nothing is rewound. waiting:
-    requests wait for places of the batch."""
+    Attributes:
+        size: The longest proposal of a sequence, in tokens; 0 for a plain step.
+        sequences: The round of every sequence.
+        times: Wall times.
+        source: See Proposal.
+        passes: Target passes submitted in this round, replays included.
+        pipelined: Whether the pass for the next token is in flight.
+        ended: Whether this was the last round, after which nothing is rewound.
+        waiting: Whether requests wait for a row of the batch."""
 
     size: int
     sequences: tuple[SequenceRound, ...]
@@ -180,34 +197,34 @@ class RoundReport:
 
     @property
     def accepted(self) -> int:
-        return sum(each.accepted for each in self.sequences)
+        return sum(sequence.accepted for sequence in self.sequences)
 
     @property
     def even(self) -> bool:
-        """Whether all sequences would end together."""
-        return len({each.left for each in self.sequences}) == 1
+        """Whether all sequences have the same number of tokens left."""
+        return len({sequence.left for sequence in self.sequences}) == 1
 
     @property
     def drained(self) -> bool:
-        """Whether a plain step only emptied the pipeline, which takes less time than others."""
+        """Whether a plain step only emptied the pipeline, which is faster than a full step."""
         return self.size == 0 and not self.pipelined
 
 
 class RoundListener(Protocol):
-    """Gets a report of every round, in order. What it does must not change the next round."""
+    """A receiver of the reports of all rounds, in order. It must not influence decoding."""
 
     def on_round(self, report: RoundReport) -> None:
-        """Take the report of a round, after contexts were rewound and proposers have observed."""
+        """Receive the report of a round, after the rewind and after `Proposer.observe`."""
 
 
 TARGET = "target"
-"""The name of the target's part; the parts of proposers have other names."""
+"""Name of the target's cached state; the states of proposers have other names."""
 
 
 @dataclass(frozen=True)
 class KVSlice:
-    """Keys and values of a text's first `length` tokens, which can be cut to fewer: arrays of
-    (1, heads, length, width), never written to."""
+    """Keys and values of the first `length` tokens of a sequence, which can be cut to fewer tokens.
+    The arrays have the shape (1, heads, length, width) and are never written to."""
 
     length: int
     arrays: tuple[mx.array, ...]
@@ -222,10 +239,13 @@ class KVSlice:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State after exactly `length` tokens, which cannot be cut to fewer.
+    """State after exactly `length` tokens, which cannot be cut to fewer tokens.
 
-    value: what the model that made it needs to read the arrays; None where they are all of it.
-    exact: it can be reused for this very text only, as with an encoder, which looks both ways."""
+    Attributes:
+        length: The number of tokens.
+        value: Description of the arrays for the model that made them; None if it needs none.
+        arrays: The state.
+        exact: Whether only the same prompt may reuse the state, as with a bidirectional encoder."""
 
     length: int
     value: str | None
@@ -243,11 +263,14 @@ Cached = KVSlice | Snapshot
 
 @dataclass(frozen=True)
 class Reusable:
-    """What a context or a proposer has computed of one sequence.
+    """The state of one sequence that a prompt cache may store.
 
-    length: the number of columns. columns: returns the columns from one position to before another,
-    as lazy views of arrays that are still being written. lag: number of later tokens that each
-    column depends on. snapshot: in place of columns, where there is one now."""
+    Attributes:
+        length: The number of KV positions.
+        columns: A function that returns the KV positions from a start up to, not including, an
+            end, as lazy views of arrays that are still being written.
+        lag: How many later tokens the state of each position depends on.
+        snapshot: A snapshot in place of KV positions; None if there is none at present."""
 
     length: int = 0
     columns: Callable[[int, int], tuple[mx.array, ...]] | None = None
@@ -257,15 +280,18 @@ class Reusable:
 
 @dataclass(frozen=True)
 class CachedPrefix:
-    """What a prompt cache has of the beginning of a prompt: for Model.open, and by name for
-    Proposer.recall."""
+    """The cached state of a prefix of a prompt.
+
+    Attributes:
+        target: State for `Model.open`.
+        proposer: States by name for `Proposer.recall`."""
 
     target: Cached | None = None
     proposer: Mapping[str, Cached] = field(default_factory=dict)
 
     @property
     def cached_tokens(self) -> int:
-        """How many tokens of the prompt the target need not read."""
+        """The number of prompt tokens that the target need not prefill."""
         return 0 if self.target is None else self.target.length
 
 
