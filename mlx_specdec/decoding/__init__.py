@@ -1,1 +1,1 @@
-"""The loop of decoding, the sequences in it, and what is counted and timed of them."""
+"""The decoding loop, the sequences that it decodes, and their statistics."""

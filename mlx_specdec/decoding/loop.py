@@ -1,5 +1,5 @@
-"""The loop: propose, verify, commit, rewind; or a plain step, pipelined. It has no clock and does
-no arithmetic, and there is one blocking synchronization a round."""
+"""The decoding loop: prefill, then rounds of propose, verify, commit and rewind, or pipelined plain
+decoding steps. A round does no arithmetic of its own and blocks on the device only once."""
 
 from __future__ import annotations
 
@@ -30,31 +30,41 @@ from .sequence import Sequence as Decoded
 from .statistics import Stopwatch
 
 CHUNK = 512
-"""Tokens in one pass over the prompt on a CPU, where larger ones take longer and more memory."""
+"""Prefill chunk on a CPU, in tokens. Larger chunks are slower there and need more memory."""
 LARGE_CHUNK = 2048
-"""Tokens in one pass over the prompt on an accelerator, as in mlx-lm, if attention is fused."""
+"""Prefill chunk on an accelerator with fused attention, in tokens; the value of mlx-lm."""
 ROOM = 4 << 30
-"""Bytes that must be free for each prompt in such a pass. If MLX did not fuse attention after all,
-32 heads would write 2 GB of scores in half precision at 16,000 tokens."""
+"""Free memory per prompt, in bytes, that LARGE_CHUNK requires. Should MLX not fuse attention, 32
+heads at 16,000 tokens need 2 GB for the scores in half precision."""
 
 
 def chunk(prompts: int, *, holds_scores: bool) -> int:
-    """Return how many tokens of each of so many prompts one pass reads on this machine.
-    holds_scores: as `models.base.Base` says of the model."""
+    """Return the prefill chunk on this machine, in tokens per prompt.
+
+    Args:
+        prompts: How many prompts are prefilled together.
+        holds_scores: See `models.base.Base.holds_scores`."""
     if holds_scores or mx.default_device() == mx.Device(mx.cpu):
         return CHUNK
-    room = disk.usable_memory() - mx.get_active_memory()
-    return LARGE_CHUNK if room >= prompts * ROOM else CHUNK
+    free = disk.usable_memory() - mx.get_active_memory()
+    return LARGE_CHUNK if free >= prompts * ROOM else CHUNK
 
 
 @dataclass(eq=False)
 class PromptReader:
-    """Feeds a target's context the prefixes of its sequences, and a proposer what the target saw.
-    target: what it was opened with is not read again. prefixes: `Model.prefix` of each prompt.
-    prompts: for `Proposer.begin`. progress: counts tokens of the longest prompt. step_size: tokens
-    of each in one pass; see `chunk`. cached: what the proposer may recall, per sequence.
-    checkpoint: a length at which a chunk of the first prefix ends, if it is not cached.
-    drafting: seconds on the `clock` that the proposer has taken to read."""
+    """The prefill of a target's context and of its proposer, one chunk at a time.
+
+    Attributes:
+        target: A context, which may already hold cached tokens.
+        prefixes: `Model.prefix` of each prompt.
+        prompts: The prompts, for `Proposer.begin`.
+        proposer: Receives the target's results for every chunk.
+        progress: Called with the tokens done and the length of the longest prompt.
+        step_size: Tokens per sequence and pass; see `chunk`.
+        cached: State for `Proposer.recall`, per sequence.
+        checkpoint: Length of the first prefix at which a chunk must end; 0 means none.
+        clock: Returns seconds.
+        drafting: Seconds that the proposer took."""
 
     target: Context
     prefixes: Sequence[Sequence[int]]
@@ -70,51 +80,52 @@ class PromptReader:
     done: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._known = self.target.lengths
+        self._cached_lengths = self.target.lengths
         self._left = [
-            prefix[seen:-1] for prefix, seen in zip(self.prefixes, self._known, strict=True)
+            prefix[length:-1]
+            for prefix, length in zip(self.prefixes, self._cached_lengths, strict=True)
         ]
         self._read = 0
-        self._checkpoint = self.checkpoint - self._known[0]
+        self._checkpoint = self.checkpoint - self._cached_lengths[0]
 
     @property
     def left(self) -> int:
-        """How many tokens of the longest prefix are still to be read."""
+        """How many tokens of the longest prefix are not prefilled yet."""
         return max(map(len, self._left)) - self._read
 
     @property
     def to_cache(self) -> bool:
-        """Whether what was read now is to be cached: at a checkpoint, or else at the end."""
+        """Whether to cache the state now: at the checkpoint, or at the end if there is none."""
         return self._read == self._checkpoint if self._checkpoint > 0 else self.done
 
     def step(self) -> None:
-        """Read one chunk and wait for it; an encoder reads its source with the first one."""
+        """Prefill one chunk and wait for it. An encoder runs with the first chunk."""
         if not self.begun:
             self.begun = True
-            self._report(min(self._known))
+            self._report(min(self._cached_lengths))
             if self.proposer is not None:
-                if any(self._known) or any(self.cached):
-                    self.proposer.recall(self._known, self.cached)
-                self._timed(lambda its: its.begin(self.prompts))
+                if any(self._cached_lengths) or any(self.cached):
+                    self.proposer.recall(self._cached_lengths, self.cached)
+                self._timed(lambda proposer: proposer.begin(self.prompts))
         upto = self._read + self.step_size
         if self._read < self._checkpoint:
             upto = min(upto, self._checkpoint)
         chunks = [list(prefix[self._read : upto]) for prefix in self._left]
-        each: list[Scores] = []
+        row_scores: list[Scores] = []
         if any(chunks):
             taps = self.proposer.taps if self.proposer is not None else ()
             scores = feed(self.target, chunks, taps)
-            each = [scores.of(row, len(tokens)) for row, tokens in enumerate(chunks)]
+            row_scores = [scores.of(row, len(tokens)) for row, tokens in enumerate(chunks)]
         self.target.evaluate()
-        if each:
-            self._timed(lambda its: its.observe(chunks, each))
+        if row_scores:
+            self._timed(lambda proposer: proposer.observe(chunks, row_scores))
         self._read += max(map(len, chunks))
         self.done = self._read >= max(map(len, self._left))
-        whole = max(map(len, self.prompts))
-        self._report(whole if self.done else min(self._known) + self._read)
+        longest = max(map(len, self.prompts))
+        self._report(longest if self.done else min(self._cached_lengths) + self._read)
 
     def filter(self, keep: Sequence[int]) -> None:
-        """Keep these sequences, in this order; the first chunk has been read."""
+        """Keep these rows, in this order. The first chunk must have been prefilled."""
         self._left = [self._left[row] for row in keep]
         self.prompts = [self.prompts[row] for row in keep]
 
@@ -130,15 +141,15 @@ class PromptReader:
 
 
 CLEAR_EVERY = 256
-"""Tokens of a text after which MLX frees the buffers that it holds for reuse: growing caches leave
-buffers of sizes that nothing needs again."""
+"""Interval, in tokens, at which MLX frees its unused buffers. A growing KV cache leaves buffers
+whose sizes are never needed again."""
 GROWN = 2
-"""Tokens after a multiple of CLEAR_EVERY: caches grew in the pass over the first of them."""
+"""Tokens past a multiple of CLEAR_EVERY at which MLX frees them. Caches grow just before."""
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """A submitted pass of the target, whose verdict has not been read."""
+    """A target pass in flight, whose verdict the host has not read."""
 
     proposal: Proposal
     scores: Scores
@@ -147,8 +158,16 @@ class _Pass:
 
 @dataclass(eq=False, kw_only=True)
 class Decoding:
-    """Decodes a batch: call `step` until its emissions have finish reasons. target: a context on
-    the prompts; the reader feeds it. watch: times the stages of each round."""
+    """The decoding of a batch. Call `step` until every emission has a finish reason.
+
+    Attributes:
+        target: The target's context, which `reader` prefills.
+        proposer: The source of draft tokens; None means plain decoding.
+        rule: The acceptance rule.
+        batch: The sequences.
+        draft_length: Chooses the draft length of each round.
+        reader: Prefills the prompts.
+        watch: Times the stages of each round."""
 
     target: Context
     proposer: Proposer | None
@@ -167,22 +186,27 @@ class Decoding:
         return self.batch.sequences
 
     def join(self, other: Decoding) -> None:
-        """Append the sequences of another decoding of the same kind that has read its prompts, as
-        soon as no pass is in flight; the other must not be used any more."""
+        """Append the sequences of another decoding of the same kind, as soon as no pass is in
+        flight. The other decoding has finished its prefill and must not be used afterwards."""
         self._joining.append(other)
 
     def reusable(self, row: int) -> dict[str, Reusable]:
-        """Return what may be cached of one of the `sequences`, by name; nothing before the first
-        step, and after one that was interrupted."""
+        """Return the cacheable state of one of the `sequences`, by name. It is empty before the
+        first step and after an interrupted step."""
         if self._broken or not (self.reader.begun or self.reader.done):
             return {}
-        memories = {} if self.proposer is None else self.proposer.reusable(row)
-        return {**memories, TARGET: self.target.reusable(row)}
+        states = {} if self.proposer is None else self.proposer.reusable(row)
+        return {**states, TARGET: self.target.reusable(row)}
 
     def step(self) -> tuple[Emission, ...]:
-        """Read a part of the prompts, which emits nothing, or take one round; return an emission
-        per sequence. Before that, sequences that have ended leave, and waiting ones join. Raises
-        DecodingError after a step that was interrupted: nothing can be trusted then."""
+        """Remove ended sequences, add waiting ones, then prefill one chunk or run one round.
+
+        Returns:
+            One emission per sequence; a prefill emits nothing.
+
+        Raises:
+            DecodingError: If an exception interrupted an earlier step, which leaves the state
+                inconsistent."""
         if self._broken:
             raise DecodingError("a step was interrupted in its middle: start the text again")
         self._broken = True
@@ -200,7 +224,7 @@ class Decoding:
         return emissions
 
     def _round(self, remaining: int) -> tuple[Emission, ...]:
-        """Propose, submit a pass, and commit what the rule accepts."""
+        """Propose, submit a target pass, and commit the accepted tokens."""
         batch, proposer, rows = self.batch, self.proposer, len(self.batch.sequences)
         count = 0 if proposer is None else self.draft_length.choose(remaining, rows)
         current, self._in_flight = self._in_flight, None
@@ -214,7 +238,7 @@ class Decoding:
         ahead = current.proposal.size == 0 and remaining > 1
         ahead = ahead and not (batch.constrained or self._joining or batch.any_ended)
         if ahead and proposer is not None and count > 0:
-            # A draft needs the token of this step. If none is to come, the pipeline stays full.
+            # A draft starts from the token of this step. Without a draft, the pipeline stays full.
             ahead = not proposer.ready(batch.committed, count)
         if ahead:
             chosen = current.verdict.next[:, None]
@@ -222,8 +246,13 @@ class Decoding:
         return self._commit(current)
 
     def _submit(self, proposal: Proposal, noise: Noise, chosen: mx.array | None = None) -> _Pass:
-        """Submit a pass over the proposal behind `chosen`, (batch, 1): tokens that have not been
-        read yet, or by default the newest committed ones, which the target has not seen."""
+        """Submit a target pass over one token per sequence and the proposal after it.
+
+        Args:
+            proposal: The draft tokens.
+            noise: Noise of the round.
+            chosen: (batch, 1) int32, tokens of the previous pass that are still on the device. By
+                default, the newest committed tokens, which are not in the KV cache yet."""
         newest = self.batch.newest() if chosen is None else chosen
         tokens = mx.concatenate([newest, proposal.tokens], axis=1) if proposal.size else newest
         taps = () if self.proposer is None else self.proposer.taps
@@ -233,39 +262,39 @@ class Decoding:
         log_p = self.batch.log_probabilities(scores.logits, following)
         verdict = self.rule.verify(log_p, proposal.for_rules(), noise)
         mx.async_eval(verdict.next, verdict.accepted)
-        # Work that nothing waits for, while the pass is in flight.
+        # The host does this work while the pass is in flight.
         self.batch.draw_ahead()
         self.draft_length.meanwhile()
         return _Pass(proposal, scores, verdict)
 
     def _commit(self, done: _Pass) -> tuple[Emission, ...]:
-        """Wait for the verdict, commit the accepted tokens and rewind the rest."""
+        """Wait for the verdict, commit the accepted tokens and rewind the rejected ones."""
         emissions, rounds = self.batch.commit(done.proposal, done.verdict)
         emissions = self.batch.with_logprobs(emissions, done.scores.logits)
         ended = all(emission.finish_reason is not None for emission in emissions)
         if not ended:
             if done.proposal.size:
-                kept = tuple([len(row.committed) - 1 for row in rounds])
-                self.watch.rewound(self.target.rewind(kept))
+                lengths = tuple([len(row.committed) - 1 for row in rounds])
+                self.watch.rewound(self.target.rewind(lengths))
             if self.proposer is not None:
-                seen = [row.committed[-row.accepted - 2 : -1] for row in rounds]
-                scores = [done.scores.of(row, len(tokens)) for row, tokens in enumerate(seen)]
-                self.proposer.observe(seen, scores)
+                verified = [row.committed[-row.accepted - 2 : -1] for row in rounds]
+                scores = [done.scores.of(row, len(tokens)) for row, tokens in enumerate(verified)]
+                self.proposer.observe(verified, scores)
         pipelined = self._in_flight is not None
         self.watch.finish(done.proposal, rounds, pipelined=pipelined, ended=ended)
         return emissions
 
     def _leave_and_join(self) -> None:
-        """Let ended sequences leave and waiting ones join, while nothing is in flight."""
+        """Remove ended sequences and add waiting ones, while no pass is in flight."""
         if not self._joining and (len(self.batch.sequences) == 1 or not self.batch.any_ended):
             return
-        self._leave()  # before others join, so that fewer rows are copied
+        self._leave()  # before the join, so that fewer rows are copied
         for other in self._joining:
             self.batch.join(other.batch)
             self.target.join(other.target)
             if self.proposer is not None and other.proposer is not None:
                 self.proposer.join(other.proposer)
-        self._leave()  # again if all had ended
+        self._leave()  # the first call removes nothing if all sequences had ended
         self._joining = []
 
     def _leave(self) -> None:

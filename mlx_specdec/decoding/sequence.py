@@ -1,4 +1,4 @@
-"""A sequence that is being decoded, where its text ends, and several sequences as a batch."""
+"""A sequence that is being decoded, its stop criteria, and the batch of sequences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TokenLogprob:
 
     Attributes:
         token: The id of the emitted token.
-        logprob: Its natural log-probability.
+        logprob: The natural log-probability of the token.
         top: The most likely tokens of the position as (id, log-probability), the likeliest first.
     """
 
@@ -38,9 +38,13 @@ class TokenLogprob:
 def token_logprobs(
     logits: mx.array, tokens: Seq[int], top: int, vocabulary: int
 ) -> tuple[TokenLogprob, ...]:
-    """Return the logprobs of the tokens that a sequence got in one pass; waits for them. logits:
-    (m, width), row i about token i. top: how many of the likeliest to list. vocabulary: columns
-    beyond it are padding."""
+    """Return the log-probabilities of the tokens that one pass gave a sequence. Blocks.
+
+    Args:
+        logits: (m, width); row i predicts token i.
+        tokens: At most m token ids.
+        top: How many of the most likely tokens to list.
+        vocabulary: Number of token ids; further columns of `logits` are padding."""
     rows = logits[: len(tokens), :vocabulary].astype(mx.float32)
     rows = rows - mx.logsumexp(rows, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(rows, mx.array(list(tokens), dtype=mx.int32)[:, None], axis=-1)
@@ -50,12 +54,12 @@ def token_logprobs(
     mx.eval(chosen, best, values)
     ids: Any = best.tolist()
     logprobs: Any = chosen.tolist()
-    theirs: Any = values.tolist()
+    top_logprobs: Any = values.tolist()
     return tuple(
         TokenLogprob(
             token,
             logprobs[at][0],
-            tuple(sorted(zip(ids[at], theirs[at], strict=True), key=lambda each: -each[1])),
+            tuple(sorted(zip(ids[at], top_logprobs[at], strict=True), key=lambda pair: -pair[1])),
         )
         for at, token in enumerate(tokens)
     )
@@ -66,7 +70,7 @@ FinishReason = Literal["eos", "length", "stop", "interrupted", "damaged", "stuck
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of the text that became printable.
+    """A piece of the output text that became printable.
 
     Attributes:
         text: The text, never empty.
@@ -79,7 +83,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Emission:
-    """The output of one step for one sequence. The emission of a step of the prompt is empty.
+    """The output of one step for one sequence. The emission of a prefill step is empty.
 
     Attributes:
         tokens: The ids of the new tokens, an EOS token included.
@@ -87,7 +91,7 @@ class Emission:
         finish_reason: Why the sequence has ended, or None; see `Result`.
         logprobs: The log-probabilities of the tokens, if the request asks for them.
         drafted: How many of the tokens, counted from the first, were draft tokens.
-        stop: The stop string that ended the text, or "".
+        stop: The stop string that ended the sequence, or "".
     """
 
     tokens: tuple[int, ...]
@@ -105,8 +109,13 @@ class Emission:
 
 @dataclass(eq=False, kw_only=True)
 class StopCriteria:
-    """Takes committed tokens in order and says where to stop. eos: ids that end the text.
-    remaining: how many tokens may still be emitted."""
+    """The stop criteria of one sequence, which also convert its tokens to text.
+
+    Attributes:
+        eos: Ids of EOS tokens.
+        remaining: How many tokens may still be emitted.
+        stream: Converts tokens to text.
+        stops: Finds stop strings in the text; None if there are none."""
 
     eos: Collection[int]
     remaining: int
@@ -115,7 +124,7 @@ class StopCriteria:
     _stopped: bool = field(default=False, init=False)
 
     def take(self, tokens: Seq[int], drafted: int) -> Emission:
-        """Emit tokens up to the first reason to end, the first `drafted` of which were drafted."""
+        """Emit tokens up to the first stop criterion. The first `drafted` ones are draft tokens."""
         taken = list(tokens[: self.remaining])
         end = next((at for at, token in enumerate(taken) if token in self.eos), None)
         reason: FinishReason | None = None
@@ -123,12 +132,12 @@ class StopCriteria:
             taken, reason = taken[: end + 1], "eos"
         elif len(taken) == self.remaining:
             reason = "length"
-        stretches = [(taken[:drafted], True), (taken[drafted:], False)]
+        segments = [(taken[:drafted], True), (taken[drafted:], False)]
         if self.stops is not None:
-            stretches = [([token], index < drafted) for index, token in enumerate(taken)]
+            segments = [([token], index < drafted) for index, token in enumerate(taken)]
         emitted: list[int] = []
         pieces: list[Piece] = []
-        for ids, is_draft in stretches:
+        for ids, is_draft in segments:
             if not ids:
                 continue
             emitted += ids
@@ -146,9 +155,9 @@ class StopCriteria:
         return replace(last, tokens=tuple(emitted), pieces=tuple(pieces), drafted=count)
 
     def finish(self, reason: FinishReason, *, is_draft: bool = False) -> Emission:
-        """End here, with nothing more to emit than text held back so far."""
+        """End the sequence and emit only the text that was held back."""
         rest = self._rest()
-        # What was held back may complete a stop string only now.
+        # The text that was held back may complete a stop string.
         return Emission(
             (),
             (Piece(rest, is_draft),) if rest else (),
@@ -177,10 +186,16 @@ class StopCriteria:
 
 @dataclass(eq=False)
 class Sequence:
-    """One sequence that is being decoded. prefix: `Model.prefix` of the prompt, committed from the
-    beginning. distribution: of the target. top_logprobs: how many of the likeliest tokens to list
-    for each position; None lists nothing. problem: the exception that ended this sequence while the
-    others of its batch went on."""
+    """One sequence that is being decoded.
+
+    Attributes:
+        prefix: `Model.prefix` of the prompt, committed from the beginning.
+        distribution: The target's distribution.
+        random: The source of noise.
+        stop: The stop criteria.
+        top_logprobs: How many of the most likely tokens to list per position; None returns no
+            log-probabilities.
+        problem: The exception that ended this sequence alone, or None."""
 
     prefix: Seq[int]
     distribution: Distribution
@@ -196,7 +211,7 @@ class Sequence:
 
     @property
     def position(self) -> int:
-        """How many tokens were generated, and so the position of the next one."""
+        """Output position of the next token: the number of generated tokens."""
         return len(self.committed) - len(self.prefix)
 
     @property
@@ -205,8 +220,10 @@ class Sequence:
         return 0 if self._reason is not None else self.stop.remaining
 
     def noise(self, in_flight: int) -> Noise:
-        """Return the noise of the next round, which `in_flight` tokens precede that are not
-        committed yet. To be called once a round."""
+        """Return the noise of the next round. The loop calls this exactly once per round.
+
+        Args:
+            in_flight: Number of tokens before the round that are not committed yet."""
         self._rounds += 1
         return self.random.at(self._rounds - 1, self.position + in_flight)
 
@@ -215,9 +232,12 @@ class Sequence:
         return self._reason is not None
 
     def commit(self, tokens: Seq[int], drafted: int) -> Emission:
-        """Commit tokens, the first `drafted` of which were drafted, and return what is emitted,
-        which is nothing after the end. The last token is -1 where the target's row is damaged."""
-        # Passes of the others in the batch need some token in the place of -1.
+        """Commit tokens and return the emission, which is empty after the end.
+
+        Args:
+            tokens: Token ids. The last one is -1 if the target's row is NaN or infinite.
+            drafted: How many of the tokens, counted from the first, are draft tokens."""
+        # The batch still runs passes over this row, and -1 is not a valid input token.
         self.committed += [max(0, token) for token in tokens]
         if self._reason is not None:
             return Emission((), (), self._reason)
@@ -225,10 +245,10 @@ class Sequence:
         problem: FinishReason = "damaged"
         if (constraint := self.distribution.constraint) is not None:
             count = constraint.take(tokens[:count])
-            # Where something can come, only numbers that are none choose something else.
+            # If the mask allows a token, only NaN or infinite logits can choose a forbidden one.
             problem = "eos" if constraint.complete else "stuck" if constraint.stuck else problem
         emission = self.stop.take(tokens[:count], min(drafted, count))
-        # A bad token behind the end of the text does not matter.
+        # A token that was not accepted does not matter after the end of the sequence.
         if emission.finish_reason is None and count < len(tokens):
             end = self.stop.finish(problem)
             pieces, reason = emission.pieces + end.pieces, end.finish_reason
@@ -237,7 +257,7 @@ class Sequence:
         return emission
 
     def finish(self, reason: FinishReason) -> Emission:
-        """End here, if it has not ended; what was emitted stays."""
+        """End the sequence unless it has ended; emitted tokens remain valid."""
         if self._reason is not None:
             return Emission((), (), self._reason)
         emission = self.stop.finish(reason)
@@ -245,29 +265,34 @@ class Sequence:
         return emission
 
     def fail(self, problem: Exception | None = None) -> Emission:
-        """End here without the text that was held back."""
+        """End the sequence and discard the text that was held back."""
         if problem is not None:
             log.error("a text has failed", exc_info=problem)
         if self._reason is None:
-            # The frames of its traceback hold arrays.
+            # Without the traceback, whose frames keep arrays alive.
             self.problem = None if problem is None else problem.with_traceback(None)
             self._reason = "failed"
         return Emission((), (), self._reason)
 
 
 class Batch:
-    """Sequences that go through passes together. committed: all committed tokens, one list per
-    sequence. constrained: whether one has a grammar, which must know all tokens before a mask."""
+    """The sequences that share each target pass.
+
+    Attributes:
+        sequences: The sequences.
+        committed: All committed tokens, one list per sequence.
+        constrained: Whether any sequence has a grammar, whose mask depends on all earlier tokens.
+    """
 
     def __init__(self, sequences: Seq[Sequence]) -> None:
         self._set(sequences)
 
     def _set(self, sequences: Seq[Sequence]) -> None:
         self.sequences = tuple(sequences)
-        self.committed = [each.committed for each in sequences]
-        self._distributions = [each.distribution for each in sequences]
-        self.constrained = any(each.constraint is not None for each in self._distributions)
-        self._logprobs = any(each.top_logprobs is not None for each in sequences)
+        self.committed = [sequence.committed for sequence in sequences]
+        self._distributions = [sequence.distribution for sequence in sequences]
+        self.constrained = any(row.constraint is not None for row in self._distributions)
+        self._logprobs = any(sequence.top_logprobs is not None for sequence in sequences)
 
     def join(self, other: Batch) -> None:
         self._set(self.sequences + other.sequences)
@@ -277,29 +302,29 @@ class Batch:
 
     @property
     def remaining(self) -> int:
-        """The most tokens that a sequence may still emit."""
-        return max([each.remaining for each in self.sequences])
+        """The largest number of tokens that any sequence may still emit."""
+        return max([sequence.remaining for sequence in self.sequences])
 
     @property
     def any_ended(self) -> bool:
-        return any(each.ended for each in self.sequences)
+        return any(sequence.ended for sequence in self.sequences)
 
     def cut(self, proposal: Proposal) -> Proposal:
-        """Cut a proposal before the first token that a grammar forbids; where there is a grammar,
-        this waits for the draft."""
+        """Cut a proposal after the first token that a grammar forbids. If a sequence has a
+        grammar, this waits for the draft tokens."""
         if not self.constrained or proposal.size == 0:
             return proposal
         drafted: Any = proposal.tokens.tolist()
         counts = []
-        for row, each in enumerate(self._distributions):
+        for row, distribution in enumerate(self._distributions):
             count = proposal.count(row)
-            if each.constraint is not None:
-                count = each.constraint.verifiable(drafted[row][:count])
+            if distribution.constraint is not None:
+                count = distribution.constraint.verifiable(drafted[row][:count])
             counts.append(count)
         size = max(counts)
         return replace(
             proposal,
-            # Made of numbers that are known here, so that reading them again waits for nothing.
+            # Made of numbers on the host, so that reading them again does not block.
             tokens=rectangle([tokens[:size] for tokens in drafted]),
             rows=None if proposal.rows is None else proposal.rows[:, :size],
             counts=tuple(counts),
@@ -311,41 +336,43 @@ class Batch:
 
     def noise(self, in_flight: int = 0) -> Noise:
         """See Sequence.noise."""
-        return noise_of([each.noise(in_flight) for each in self.sequences])
+        return noise_of([sequence.noise(in_flight) for sequence in self.sequences])
 
     def draw_ahead(self) -> None:
         """See NoiseSource."""
-        for each in self.sequences:
-            each.random.draw_ahead()
+        for sequence in self.sequences:
+            sequence.random.draw_ahead()
 
     def log_probabilities(self, logits: mx.array, following: mx.array) -> mx.array:
-        """Return the log-probabilities of a pass, (batch, m, vocabulary); see Distribution. logits:
-        (batch, m, width), whose rows follow the newest committed token and then `following`,
-        (batch, n) int32."""
+        """Return the log-probabilities of a pass, (batch, m, vocabulary); see Distribution.
+
+        Args:
+            logits: (batch, m, width); the last row predicts the token after `following`.
+            following: (batch, n) int32, tokens after the newest committed ones."""
         return log_probabilities(self._distributions, logits, self.committed, following)
 
     def commit(
         self, proposal: Proposal, verdict: Verdict
     ) -> tuple[tuple[Emission, ...], tuple[SequenceRound, ...]]:
-        """Wait for the verdict and commit the accepted tokens, and the token after them. A sequence
-        whose row is damaged ends with the reason "damaged", one that fails here with "failed"."""
+        """Wait for the verdict, then commit the accepted tokens and the next token. A sequence ends
+        with "damaged" if its logits are NaN or infinite, with "failed" after an exception."""
         following: Any = verdict.next.tolist()
         size = proposal.size
         accepted_rows: Any = verdict.accepted.tolist() if size else None
         drafted: Any = proposal.tokens.tolist() if size else None
         emissions, rounds = [], []
-        for row, each in enumerate(self.sequences):
+        for row, sequence in enumerate(self.sequences):
             accepted, tokens = 0, [following[row]]
             if size:
                 accepted = sum(accepted_rows[row])
                 tokens = [*drafted[row][:accepted], following[row]]
-            position, before = each.position, len(each.committed)
+            position, before = sequence.position, len(sequence.committed)
             try:
-                emission = each.commit(tokens, accepted)
+                emission = sequence.commit(tokens, accepted)
             except Exception as problem:
-                emission = self._end(each, problem)
-                # Passes of the others go on over its row.
-                each.committed[before:] = [max(0, token) for token in tokens]
+                emission = self._end(sequence, problem)
+                # The batch still runs passes over the row of this sequence.
+                sequence.committed[before:] = [max(0, token) for token in tokens]
             emissions.append(emission)
             rounds.append(
                 SequenceRound(
@@ -353,35 +380,38 @@ class Batch:
                     accepted=accepted,
                     emitted=len(emission.tokens),
                     position=position,
-                    committed=each.committed,
+                    committed=sequence.committed,
                     ended=emission.finish_reason is not None,
-                    left=each.remaining,
+                    left=sequence.remaining,
                     source=proposal.source_of(row),
                 )
             )
         return tuple(emissions), tuple(rounds)
 
-    def _end(self, each: Sequence, problem: Exception) -> Emission:
-        """End one sequence; raises the problem where there is no other one."""
+    def _end(self, sequence: Sequence, problem: Exception) -> Emission:
+        """End one sequence of several; raise the problem if there is only one sequence."""
         if len(self.sequences) == 1:
             raise problem
-        return each.fail(problem)
+        return sequence.fail(problem)
 
     def with_logprobs(
         self, emissions: tuple[Emission, ...], logits: mx.array
     ) -> tuple[Emission, ...]:
-        """Return the emissions of a pass, with logprobs for sequences that want them. logits: of
-        the target, (batch, m, width)."""
+        """Return the emissions with log-probabilities for the sequences that request them.
+
+        Args:
+            emissions: The emissions of one pass.
+            logits: The target's logits, (batch, m, width)."""
         if not self._logprobs:
             return emissions
-        with_them = list(emissions)
-        for row, (each, emission) in enumerate(zip(self.sequences, emissions, strict=True)):
-            if each.top_logprobs is None or not emission.tokens:
+        results = list(emissions)
+        for row, (sequence, emission) in enumerate(zip(self.sequences, emissions, strict=True)):
+            if sequence.top_logprobs is None or not emission.tokens:
                 continue
-            vocabulary = each.distribution.vocabulary
+            vocabulary = sequence.distribution.vocabulary
             try:
-                given = emission.tokens, each.top_logprobs, vocabulary
-                with_them[row] = replace(emission, logprobs=token_logprobs(logits[row], *given))
+                settings = emission.tokens, sequence.top_logprobs, vocabulary
+                results[row] = replace(emission, logprobs=token_logprobs(logits[row], *settings))
             except Exception as problem:
-                with_them[row] = self._end(each, problem)
-        return tuple(with_them)
+                results[row] = self._end(sequence, problem)
+        return tuple(results)

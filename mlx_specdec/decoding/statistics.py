@@ -1,4 +1,4 @@
-"""Statistics of one text up to the last emitted token, and the only clock of decoding."""
+"""Statistics of one completion up to its last token, and the stopwatch of the rounds."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,14 +22,14 @@ class Seconds:
     """Wall times of one completion in seconds.
 
     Attributes:
-        load: Loading the pair.
-        prompt: The prefill, drafters included.
-        prompt_draft: The share of the drafters in `prompt`.
-        draft: Drafting. This and `verify` are scaled up from the rounds that were timed in parts;
-            both and `other` are None if there was no such round.
-        verify: Passes of the target after the prefill, with those of plain steps.
-        other: The rest of the time after the prefill.
-        total: All of it.
+        load: Time to load the pair.
+        prompt: Time of the prefill, proposers included.
+        prompt_draft: The share of the proposers in `prompt`.
+        draft: Time of drafting. This and `verify` are extrapolated from the rounds that were timed
+            in parts. `draft`, `verify` and `other` are None if no speculative round was.
+        verify: Time of the target's passes after the prefill, plain steps included.
+        other: The remaining time after the prefill.
+        total: The total time.
     """
 
     load: float
@@ -51,9 +51,9 @@ class SourceFigures:
     """Figures of one of several proposers.
 
     Attributes:
-        rounds: The rounds with a proposal of this proposer.
-        drafted: Its draft tokens.
-        accepted: How many of them were accepted.
+        rounds: The number of rounds in which this proposer drafted.
+        drafted: The number of draft tokens.
+        accepted: The number of accepted draft tokens.
     """
 
     rounds: int
@@ -66,16 +66,16 @@ class Statistics:
     """Figures of one completion, up to its last token.
 
     Attributes:
-        rounds: Verifications, plain steps included.
+        rounds: The number of rounds, plain steps included.
         drafted: The number of draft tokens.
-        accepted: How many of them were accepted.
+        accepted: The number of accepted draft tokens.
         acceptance_rate: accepted / drafted; None without draft tokens.
         tokens_per_round: Generated tokens per round; None without rounds.
         drafted_by_position, accepted_by_position: Entry i is about the i-th draft token of a round.
         by_source: Figures by proposer, if several proposed.
-        target_passes: Passes after the prefill, with those that replay accepted tokens. Pipelined
-            decoding submits one that nobody reads.
-        timed_rounds: Speculative rounds that were timed in parts.
+        target_passes: The number of target passes after the prefill, replays included. Pipelined
+            decoding submits one pass more than it uses.
+        timed_rounds: The number of speculative rounds that were timed in parts.
         seconds: Wall times.
         tokens_per_second: Generated tokens per second after the prefill; None if that took no time.
         peak_memory_bytes: MLX's peak since the request began, weights included.
@@ -100,13 +100,15 @@ class Statistics:
     blas: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as the commands print it with --json."""
+        """Return the statistics as the commands print them with --json."""
         return asdict(self)
 
 
 class Recorder:
-    """A RoundListener that collects the statistics of one text. drafts: of each speculative round,
-    who drafted, and the tokens drafted and accepted."""
+    """A RoundListener that collects the statistics of one completion.
+
+    Attributes:
+        drafts: Name of the proposer, draft tokens and accepted tokens of each speculative round."""
 
     def __init__(self) -> None:
         self._passes = 0
@@ -118,25 +120,30 @@ class Recorder:
         """Count a round."""
         self._passes += report.passes
         self._times.append((report.size > 0, report.times))
-        for each in report.sequences:
-            self._generated += each.emitted
+        for row in report.sequences:
+            self._generated += row.emitted
             if report.size:
-                drafted = min(each.drafted, each.emitted) if each.ended else each.drafted
-                self.drafts.append((each.source, drafted, min(each.accepted, each.emitted)))
+                drafted = min(row.drafted, row.emitted) if row.ended else row.drafted
+                self.drafts.append((row.source, drafted, min(row.accepted, row.emitted)))
 
     def summary(
         self, *, load: float, prompt: float, decoding: float, prompt_draft: float = 0.0
     ) -> Statistics:
-        """Return all figures, once, after the last round. load, prompt, decoding: seconds of
-        loading, reading the prompt, and all after it. prompt_draft: see Seconds."""
-        drafted = [each for _, each, _ in self.drafts]
-        accepted = [each for _, _, each in self.drafts]
+        """Return the statistics after the last round.
+
+        Args:
+            load: Seconds of loading the pair.
+            prompt: Seconds of the prefill.
+            decoding: Seconds after the prefill.
+            prompt_draft: Seconds of the proposers during the prefill."""
+        drafted = [count for _, count, _ in self.drafts]
+        accepted = [count for _, _, count in self.drafts]
         positions = range(max(drafted, default=0))
         sources: dict[str, SourceFigures] = {}
         for name in dict.fromkeys(source for source, _, _ in self.drafts if source):
-            its = [counts for source, *counts in self.drafts if source == name]
-            figures = SourceFigures(len(its), sum(n for n, _ in its), sum(n for _, n in its))
-            sources[name] = figures
+            rounds = [counts for source, *counts in self.drafts if source == name]
+            totals = sum(n for n, _ in rounds), sum(n for _, n in rounds)
+            sources[name] = SourceFigures(len(rounds), *totals)
         speculative = [times for drafts, times in self._times if drafts]
         timed = [times for times in speculative if times.draft is not None]
         draft, verify, other = self._parts(speculative, timed, decoding)
@@ -163,7 +170,7 @@ class Recorder:
     def _parts(
         self, speculative: Sequence[RoundTimes], timed: Sequence[RoundTimes], decoding: float
     ) -> tuple[float | None, float | None, float | None]:
-        """Divide `decoding` seconds into drafting, verifying, and the rest."""
+        """Divide `decoding` seconds into seconds of drafting, verification and other work."""
         total = sum(times.total for times in speculative)
         if total and not timed:
             return None, None, None
@@ -174,21 +181,28 @@ class Recorder:
         return draft, verify, max(0.0, decoding - draft - verify)
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _ratio(part: float, total: float) -> float | None:
+    return part / total if total else None
 
 
 FIRST = 4
 TIMED_EVERY = 32
 Timed = Literal["none", "some", "all"]
-"""Which speculative rounds are timed in parts: none; the FIRST and one in TIMED_EVERY; all."""
+"""Which speculative rounds are timed in parts. "some" are the first FIRST rounds and every
+TIMED_EVERY-th round: timing in parts makes a round wait for the device."""
 
 
 @dataclass(eq=False)
 class Stopwatch:
-    """Times the stages of a round as the loop passes them. listeners: get a report of every round.
-    shared: whether others use the device between two rounds; each round then waits for all that it
-    has submitted. clock: seconds."""
+    """A stopwatch for the stages of a round, which the loop notifies of each stage.
+
+    Attributes:
+        listeners: Receive a report of every round.
+        timed: Which rounds are timed in parts.
+        shared: Returns whether other work uses the device between two rounds. If so, each round
+            waits for all work that it has submitted.
+        waiting: Returns whether requests wait for a row of the batch.
+        clock: Returns seconds."""
 
     listeners: Sequence[RoundListener] = ()
     timed: Timed = "none"
@@ -198,32 +212,32 @@ class Stopwatch:
     _speculative: int = field(default=0, init=False)
 
     def begin(self, *, drafts: bool) -> None:
-        """A round begins, in which tokens may be drafted or not."""
+        """Start a round. drafts: Whether the round calls the proposer."""
         self._passes = 0
         due = self._speculative < FIRST or self._speculative % TIMED_EVERY == 0
         self._timed = drafts and (self.timed == "all" or (self.timed == "some" and due))
         self._started = self.clock()
         if self._timed:
-            # What earlier rounds left to the device is still computed, and not by the draft.
+            # Wait for work of earlier rounds, which must not count as drafting.
             mx.synchronize()
             self._began = self.clock()
 
     def drafted(self, proposal: Proposal) -> None:
-        """The proposal has been built; a timed round waits for it."""
+        """Record that the proposal was submitted; a timed round waits for it."""
         self._timed = self._timed and proposal.size > 0
         if self._timed:
             mx.eval(proposal.tokens, [] if proposal.rows is None else proposal.rows)
             self._drafted_at = self.clock()
 
     def advanced(self, scores: Scores) -> None:
-        """The target's pass has been built; a timed round waits for it."""
+        """Record that the target's pass was submitted; a timed round waits for it."""
         self._passes += 1
         if self._timed:
             mx.eval(scores.logits)
             self._verified_at = self.clock()
 
     def rewound(self, passes: int) -> None:
-        """The target has dropped rejected tokens, which took `passes` passes."""
+        """Record a rewind, which took `passes` target passes."""
         self._passes += passes
 
     def finish(
@@ -234,7 +248,7 @@ class Stopwatch:
         pipelined: bool,
         ended: bool,
     ) -> None:
-        """The round is over: report it to the listeners."""
+        """Finish the round and report it to the listeners."""
         if self.shared():
             mx.synchronize()
         times = RoundTimes(self.clock() - self._started)
