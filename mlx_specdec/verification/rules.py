@@ -1,4 +1,4 @@
-"""The rules that decide which drafted tokens are accepted, and their arithmetic on arrays."""
+"""The acceptance rules and their arithmetic on arrays. They are independent of the proposer."""
 
 import math
 import random
@@ -11,15 +11,20 @@ from ..sampling.distribution import choose
 
 
 def leading(accepted: mx.array) -> mx.array:
-    """(batch, n) bool -> (batch, n) bool: True up to, not including, the first False."""
+    """Set all entries after the first False to False: (batch, n) bool -> (batch, n) bool."""
     if accepted.shape[-1] == 0:
         return accepted
     return mx.cumprod(accepted.astype(mx.int32), axis=-1).astype(mx.bool_)
 
 
 def row_after(rows: mx.array, accepted: mx.array) -> mx.array:
-    """Return the row of each sequence after its accepted ones: (batch, n + 1, ...), (batch, n) bool
-    -> (batch, ...)."""
+    """Return the row of each sequence that follows its accepted tokens.
+
+    Args:
+        rows: (batch, n + 1, ...).
+        accepted: (batch, n) bool, from `leading`.
+    Returns:
+        (batch, ...)."""
     if accepted.shape[-1] == 0:
         return rows[:, 0]
     count = mx.sum(accepted, axis=-1, keepdims=True)
@@ -28,9 +33,14 @@ def row_after(rows: mx.array, accepted: mx.array) -> mx.array:
 
 
 def entries(rows: mx.array, tokens: mx.array, outside: float = 0.0) -> mx.array:
-    """The entry of each row at its token, `outside` for ids that rows do not have.
+    """Return the entry of each row at the index of the row's token.
 
-    rows: (batch, n, vocabulary); tokens: (batch, n) int32. Returns (batch, n)."""
+    Args:
+        rows: (batch, n, vocabulary).
+        tokens: (batch, n) int32.
+        outside: The result for ids beyond the vocabulary.
+    Returns:
+        (batch, n)."""
     last = rows.shape[-1] - 1
     index = mx.minimum(tokens, last)[..., None]
     inside = mx.take_along_axis(rows, index, axis=-1)[..., 0]
@@ -38,14 +48,15 @@ def entries(rows: mx.array, tokens: mx.array, outside: float = 0.0) -> mx.array:
 
 
 def one_hot(tokens: mx.array, vocabulary: int, dtype: mx.Dtype) -> mx.array:
-    """The distribution that puts everything on one token: (...) int32 -> (..., vocabulary)."""
+    """Return one-hot distributions: (...) int32 -> (..., vocabulary)."""
     return (tokens[..., None] == mx.arange(vocabulary)).astype(dtype)
 
 
 def draft_probabilities(proposal: Proposal, vocabulary: int) -> mx.array:
-    """What the drafted tokens were drawn from, (batch, n, vocabulary) float32. A row is zero where
-    it is damaged, empty, or one-hot on an id that the target does not have: rules then reject, and
-    correct from p alone, which is exact."""
+    """Return q, the distributions of the draft tokens, (batch, n, vocabulary) float32.
+
+    A row is zero if its logits are NaN or masked, or if the token is beyond the target's
+    vocabulary. Rules then reject the token and draw the correction from p alone, which is exact."""
     if proposal.rows is None:
         return one_hot(proposal.tokens, vocabulary, mx.float32)
     q = mx.softmax(proposal.rows, axis=-1)
@@ -53,38 +64,41 @@ def draft_probabilities(proposal: Proposal, vocabulary: int) -> mx.array:
 
 
 def draw(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
-    """Return the Gumbel-max choice of each row, and -1 if the maximum of a row is not finite.
+    """Return the Gumbel-max choice of each row, (...) int32; -1 if the row's maximum is not finite.
 
-    log_p: (..., vocabulary), up to a constant; gumbel: the same or None. Returns (...) int32."""
+    Args:
+        log_p: (..., vocabulary), up to a constant per row.
+        gumbel: Noise of the same shape; None means argmax."""
     finite = mx.isfinite(mx.max(log_p, axis=-1))
     return mx.where(finite, choose(log_p, gumbel), -1)
 
 
 class Coupled:
-    """Exact at every temperature. Reads no proposal rows."""
+    """A rule that accepts the draft tokens which the target would draw with the same noise. It is
+    exact at every temperature and does not use q."""
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """See Rule; `noise.target` is the noise that the draft was drawn with."""
+        """See Rule. `noise.target` is the noise with which the proposer drew its tokens."""
         choice = draw(log_p, noise.target(proposal.size + 1))
         if proposal.size == 0:
-            # A plain step: each operation less is time that plain decoding does not lose.
+            # A shortcut for plain steps, in which every additional operation costs time.
             return Verdict(proposal.none_accepted, choice.squeeze(1))
         accepted = leading(choice[:, : proposal.size] == proposal.tokens)
         return Verdict(accepted, row_after(choice, accepted))
 
 
 class LenientGreedy:
-    """Temperature 0 with delta > 0. Lossy: accepts x iff p(x) >= (1 - delta) max p.
+    """The lossy rule for temperature 0 with delta > 0: it accepts x iff p(x) >= (1 - delta) max p.
 
-    p is the softmax at temperature 1 of the penalised logits. delta = 0 is greedy matching, delta =
-    1 accepts everything that is not banned, and acceptance never decreases with delta. A reading of
-    Leviathan et al., arXiv 2211.17192, appendix A.5, with 1 - delta for its l."""
+    p is the softmax at temperature 1 of the penalised logits. delta = 0 is greedy matching, and
+    delta = 1 accepts every token that is not banned. Acceptance never decreases with delta. Based
+    on Leviathan et al., arXiv 2211.17192, appendix A.5; their l is 1 - delta."""
 
     def __init__(self, delta: float) -> None:
         self._slack = math.log1p(-delta) if delta < 1 else -math.inf
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """See Rule; draws nothing."""
+        """See Rule. Uses no noise."""
         choice = draw(log_p, None)
         rows = log_p[:, : proposal.size]
         drafted = entries(rows, proposal.tokens, -mx.inf).astype(mx.float32)
@@ -97,10 +111,15 @@ class LenientGreedy:
 def accept_probabilities(
     p: mx.array, q: mx.array, tokens: mx.array, delta: float = 0.0
 ) -> mx.array:
-    """min(1, p(x)/q(x) + delta) for each drafted token x, but 0 where p(x) or q(x) is 0.
+    """Return min(1, p(x)/q(x) + delta) for each draft token x, or 0 if p(x) or q(x) is 0.
 
-    p, q: (batch, n, vocabulary) probabilities, any float dtype, which the result keeps; q may have
-    rows of zeros. tokens: (batch, n) int32, drawn from q. Returns (batch, n)."""
+    Args:
+        p: (batch, n, vocabulary) target probabilities, any float dtype.
+        q: (batch, n, vocabulary) draft probabilities, of the same dtype; rows may be zero.
+        tokens: (batch, n) int32, drawn from q.
+        delta: Leniency; 0 is exact.
+    Returns:
+        (batch, n) in the dtype of p."""
     p_x, q_x = entries(p, tokens), entries(q, tokens)
     possible = (p_x > 0) & (q_x > 0)
     ratio = p_x / mx.where(possible, q_x, 1.0)
@@ -108,24 +127,31 @@ def accept_probabilities(
 
 
 def correction(p: mx.array, q: mx.array, ratio: mx.array | None = None) -> mx.array:
-    """The distribution of the token after an accepted prefix: (r p - q)+ normalized.
+    """Return the distribution of the correction token: max(r p - q, 0), normalized.
 
-    p, q: (..., vocabulary) probabilities, any float dtype, which the result keeps. ratio: (...),
-    the joint ratio r of the prefix, 1 if it is None. Returns p itself where nothing is left."""
+    Args:
+        p: (..., vocabulary) target probabilities, any float dtype.
+        q: (..., vocabulary) draft probabilities, of the same dtype.
+        ratio: (...), the joint ratio r of the accepted prefix; None means 1.
+    Returns:
+        (..., vocabulary) in the dtype of p; p itself in rows whose residual is zero."""
     residual = mx.maximum((p if ratio is None else ratio[..., None] * p) - q, 0.0)
     mass = mx.sum(residual, axis=-1, keepdims=True)
     return mx.where(mass > 0, residual / mx.where(mass > 0, mass, 1.0), p)
 
 
 class SampledRule(ABC):
-    """What the rules share that draw whether to accept, and the correction.
+    """The base class of rules that sample both acceptance and the correction token.
 
-    Needs the rows that the drafted tokens were drawn from, or one-hot. name: in messages."""
+    These rules need the distributions of the draft tokens, or one-hot proposals.
+
+    Attributes:
+        name: Name of the rule in error messages."""
 
     name: str
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """See Rule; uses `noise.accept` and `noise.correction`."""
+        """See Rule. Uses `noise.accept` and `noise.correction`."""
         p = mx.softmax(log_p.astype(mx.float32), axis=-1)
         n = proposal.size
         if n == 0:
@@ -144,14 +170,20 @@ class SampledRule(ABC):
     def judge(
         self, p: mx.array, q: mx.array, tokens: mx.array, uniforms: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """Return which drafted tokens are accepted, (batch, n) bool, and the distribution of the
-        token after 0 .. n - 1 accepted ones, (batch, n, vocabulary).
+        """Decide which draft tokens are accepted.
 
-        p: (batch, n + 1, vocabulary); q: (batch, n, vocabulary). uniforms: (batch, n)."""
+        Args:
+            p: (batch, n + 1, vocabulary) target probabilities.
+            q: (batch, n, vocabulary) draft probabilities.
+            tokens: (batch, n) int32, the draft tokens.
+            uniforms: (batch, n) uniform numbers in [0, 1).
+        Returns:
+            The accepted tokens, (batch, n) bool, and the distributions of the correction token
+            after 0 .. n - 1 accepted tokens, (batch, n, vocabulary)."""
 
 
 class TokenRule(SampledRule):
-    """Exact for delta = 0. Accepts tokens up to the first one that is rejected."""
+    """The rule that tests tokens one by one up to the first rejection. It is exact if delta = 0."""
 
     name = "token"
 
@@ -167,10 +199,14 @@ class TokenRule(SampledRule):
 
 
 def joint_ratios(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
-    """r_0 = 1, r_i = min(1, r_{i-1} p(x_i) / q(x_i)).
+    """Return the joint ratios r_0 = 1, r_i = min(1, r_{i-1} p(x_i) / q(x_i)).
 
-    p, q: (batch, n, vocabulary) probabilities; tokens: (batch, n) int32. Returns (batch, n + 1) in
-    the dtype of p, 0 from the first token on for which p or q is 0."""
+    Args:
+        p: (batch, n, vocabulary) target probabilities.
+        q: (batch, n, vocabulary) draft probabilities.
+        tokens: (batch, n) int32.
+    Returns:
+        (batch, n + 1) in the dtype of p; 0 from the first token on for which p or q is 0."""
     p_x, q_x = entries(p, tokens), entries(q, tokens)
     p_x, q_x = mx.where(q_x > 0, p_x, 0.0), mx.where(q_x > 0, q_x, 1.0)
     ratios = [mx.ones_like(p_x[:, 0])]
@@ -180,22 +216,27 @@ def joint_ratios(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
 
 
 def block_accept_probabilities(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
-    """h_i, the probability that drafted token i ends the accepted prefix unless a later one does.
+    """Return h_i, the probability that the accepted prefix ends with draft token i if it does not
+    end with a later token.
 
-    p: (batch, n + 1, vocabulary), the last row the bonus token's; q: (batch, n, vocabulary).
-    Returns (batch, n) in the dtype of p."""
+    Args:
+        p: (batch, n + 1, vocabulary) target probabilities; the last row is for the bonus token.
+        q: (batch, n, vocabulary) draft probabilities.
+        tokens: (batch, n) int32.
+    Returns:
+        (batch, n) in the dtype of p."""
     n = tokens.shape[1]
     ratios = joint_ratios(p[:, :n], q, tokens)
     inner = ratios[:, 1:n]
     excess = mx.maximum(inner[..., None] * p[:, 1:n] - q[:, 1:], 0.0).sum(axis=-1)
     total = excess + 1.0 - inner
-    # Nothing in excess at ratio 1 means p = q: then the next token is accepted for certain.
+    # A zero total means ratio 1 and p = q, so that the next token is certainly accepted.
     inside = mx.where(total > 0, excess / mx.where(total > 0, total, 1.0), 1.0)
     return mx.concatenate([inside, ratios[:, n:]], axis=1)
 
 
 class BlockRule(SampledRule):
-    """Exact. Accepts the longest prefix whose joint test succeeds, not up to the first failure."""
+    """The exact rule that accepts the longest prefix whose joint test succeeds."""
 
     name = "block"
 
@@ -211,26 +252,25 @@ class BlockRule(SampledRule):
 
 
 def threshold(p: mx.array, epsilon: float, alpha: float) -> mx.array:
-    """min(eps, alpha exp(-H(p))) with the entropy H in nats.
-
-    p: (..., vocabulary) probabilities, any float dtype, which the result keeps. Returns (...)."""
+    """Return min(epsilon, alpha exp(-H(p))), (...) in the dtype of p, with the entropy H in nats.
+    p: (..., vocabulary) probabilities."""
     entropy = -mx.sum(mx.where(p > 0, p * mx.log(mx.where(p > 0, p, 1.0)), 0.0), axis=-1)
     return mx.minimum(alpha * mx.exp(-entropy), epsilon)
 
 
 class TypicalRule:
-    """Lossy. The token after the accepted ones is the target's own: drawn, or its best at
-    temperature 0.
+    """The lossy rule that accepts tokens whose target probability exceeds `threshold`.
 
-    p is what tokens are drawn from; at temperature 0 the softmax at temperature 1. With alpha < 1
-    the target's likeliest token always passes, since its probability is at least exp(-H)."""
+    The next token is drawn from the target, or is its argmax at temperature 0. The test uses the
+    target's sampling distribution p, or at temperature 0 its softmax. If alpha < 1, the most likely
+    token always passes, since its probability is at least exp(-H)."""
 
     def __init__(self, epsilon: float, alpha: float) -> None:
         self._epsilon = epsilon
         self._alpha = alpha
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """See Rule; uses `noise.correction`, and no rows of the proposal."""
+        """See Rule. Uses `noise.correction` and does not use q."""
         rows = log_p.astype(mx.float32)
         p = mx.softmax(rows[:, : proposal.size], axis=-1)
         drafted = entries(p, proposal.tokens)
@@ -239,18 +279,18 @@ class TypicalRule:
 
 
 class ForcedAcceptance:
-    """Accepts each drafted token with the same probability, 0 .. 1, while those before it are
-    accepted. The token after them is the target's own choice."""
+    """A rule for experiments that accepts each draft token with a fixed probability in [0, 1], up
+    to the first rejection. The next token is the target's choice."""
 
     def __init__(self, probability: float, seed: int) -> None:
         self._probability = probability
         self._random = random.Random(seed)
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """See Rule, except that the proposal's tokens are not looked at."""
+        """See Rule. The draft tokens themselves do not matter."""
         choice = draw(log_p, noise.target(proposal.size + 1))
         if proposal.size == 0:
             return Verdict(proposal.none_accepted, choice.squeeze(1))
-        stays = [self._random.random() < self._probability for _ in range(proposal.size)]
-        accepted = leading(mx.array([stays]))
+        passes = [self._random.random() < self._probability for _ in range(proposal.size)]
+        accepted = leading(mx.array([passes]))
         return Verdict(accepted, row_after(choice, accepted))
