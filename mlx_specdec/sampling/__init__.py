@@ -1,1 +1,1 @@
-"""Laws and noise: logits -> log p, and the keys of all randomness. Pure; imports errors only."""
+"""Sampling: logits to log-probabilities, random numbers, and grammar constraints."""

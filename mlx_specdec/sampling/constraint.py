@@ -1,4 +1,4 @@
-"""What a model can write, and in which tokens: what grammars are read with. Imports no MLX."""
+"""Grammar constraints: the masks of tokens that a grammar allows in a sequence. Imports no MLX."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from ..errors import OptionError, is_panic
 from .grammar import KEPT, Grammar, first_problem, library, limits, with_space, with_stack
 
 MARKERS = ("", ".", "a")
-"""Put before a text whose tokens are wanted as they are within another one."""
+"""Prefixes for tokenizing a string, since tokenizers treat the start of a text specially."""
 
 
 class Alphabet:
-    """What a model can write, and in which tokens. texts: bytes per token id, as many as a
-    distribution has entries. special: ids that are no text. encode: token ids of a text, maybe with
-    special ones around it. spaced: the first token's leading space is not printed."""
+    """The vocabulary of a model in the form that llguidance needs.
+
+    Args:
+        texts: Bytes per token id, one entry per entry of a distribution.
+        special: Ids of special tokens, which have no text.
+        encode: Returns the token ids of a text, possibly with special tokens around them.
+        spaced: Whether decoding drops the leading space of the first token."""
 
     bos_token_id = None
 
@@ -34,8 +38,8 @@ class Alphabet:
         spaced: bool = False,
     ) -> None:
         self._size = len(texts)
-        # The names that llguidance asks for. Its end of a text is a token that nobody has: which
-        # ones end a text is for constraints to say.
+        # llguidance requires these attribute names. The EOS token is an additional id that no model
+        # has, because each constraint has its own EOS tokens.
         self.eos_token_id = len(texts)
         self.tokens = [*(text or b"" for text in texts), b"<end>"]
         self.special_token_ids = [*(id for id in special if id < len(texts)), len(texts)]
@@ -45,13 +49,14 @@ class Alphabet:
         self._fresh = functools.lru_cache(KEPT)(self._matcher)
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokens in which a model is used to write a text that stands within another one; the
-        longest ones that fit where the tokenizer gives others, and the end that nobody has for
-        what no token says: llguidance passes over what it is given no token for."""
+        """Return the canonical tokens of a string inside a longer text.
+
+        If the tokenizer cannot reproduce the bytes, use the longest matching tokens. Bytes without
+        a token become the additional EOS id, since llguidance ignores bytes without a token."""
         for marker in MARKERS:
             ids = self._encode(marker + text.decode("utf-8", "replace"))
             ids = [id for id in ids if id not in self._specials]
-            # Many tokenizers put a space before what they are given.
+            # Many tokenizers put a space before their input.
             for begin in range(len(ids)):
                 if b"".join(self.tokens[id] for id in ids[begin:] if id < len(self.tokens)) == text:
                     return ids[begin:]
@@ -60,8 +65,15 @@ class Alphabet:
     def constraint(
         self, grammar: Grammar, ends: Collection[int], banned: Collection[int] = ()
     ) -> Constraint:
-        """Return the constraint of a new text. grammar: from grammar.compiled. ends: ids that end
-        it. banned: ids that never come. Raises OptionError where nothing can be written."""
+        """Return the constraint of a new sequence.
+
+        Args:
+            grammar: The result of `grammar.compiled`.
+            ends: Ids of EOS tokens.
+            banned: Ids that are never allowed.
+
+        Raises:
+            OptionError: If the grammar allows no token of the vocabulary."""
         make = functools.partial(Constraint, self._fresh(grammar), ends, self._size, banned)
         if not self._begins(make()):
             bans = ", logit-bias bans all of these" if banned else ""
@@ -72,7 +84,7 @@ class Alphabet:
         return make()
 
     def _begins(self, constraint: Constraint) -> bool:
-        """Whether a first token can come, and not only the space that is not printed."""
+        """Return whether the grammar allows a first token other than an unprinted space."""
         space = self._ids.get(b" ")
         if self._spaced and space is not None:
             first = constraint.masks([])[0]
@@ -83,11 +95,11 @@ class Alphabet:
         return not constraint.stuck
 
     def _matcher(self, grammar: str) -> Any:
-        """A matcher at the beginning of a text; others are copied from it."""
+        """Return a matcher at the start of a sequence. Every constraint copies it."""
         matcher = self._read(grammar)
         if not self._spaced:
             return matcher
-        # A text that itself begins with a space would lose it.
+        # Decoding would drop the space of an output that itself begins with a space.
         always = matcher.try_consume_tokens([self._ids.get(b" ", self._size)]) == 1
         return self._read(with_space(grammar, always=always))
 
@@ -108,7 +120,7 @@ class Alphabet:
 
     @functools.cached_property
     def _ids(self) -> dict[bytes, int]:
-        return {own: id for id, own in enumerate(self.tokens) if own and id not in self._specials}
+        return {raw: id for id, raw in enumerate(self.tokens) if raw and id not in self._specials}
 
     def _longest(self, text: bytes) -> Iterable[int]:
         most = max(map(len, self._ids), default=0)
@@ -121,17 +133,22 @@ class Alphabet:
 
 Answer = TypeVar("Answer")
 Words = NDArray[np.uint32]
-"""(rows, words): a bit for each token id, the lowest one of a word first."""
+"""Masks, (rows, words): one bit per token id, the lowest bit of a word first."""
 ALL = np.uint32(0xFFFFFFFF)
+"""A word of a mask that allows all of its tokens."""
 
 
 @dataclass(eq=False)
 class Constraint:
-    """What a grammar allows in one sequence. fresh: llguidance's matcher at the beginning, which is
-    copied. ends: ids that end the text; they may come where the grammar is complete, and nowhere
-    else. size: of the vocabulary. banned: ids that never come, whatever the grammar says. complete:
-    whether `take` refused a token because nothing can follow a text that fits the grammar: every
-    token that ends a text is banned."""
+    """The state of a grammar in one sequence.
+
+    Attributes:
+        fresh: llguidance's matcher at the start of a sequence, which is copied.
+        ends: Ids of EOS tokens. The mask allows them exactly if the text fits the grammar.
+        size: The number of token ids.
+        banned: Ids that are never allowed.
+        complete: Whether `take` refused a token after a complete text that nothing can follow,
+            because all EOS tokens are banned."""
 
     fresh: Any
     ends: Collection[int]
@@ -151,13 +168,13 @@ class Constraint:
 
     @property
     def stuck(self) -> bool:
-        """Whether one of the rows of `masks` allows nothing that the model can write, or that row
-        or what was taken needs more than llguidance's limits."""
+        """Whether a row of the last `masks` allows no token, or the committed tokens or that row
+        exceeded llguidance's limits."""
         return self._dead is not None
 
     def take(self, tokens: Sequence[int]) -> int:
-        """Commit tokens up to the first one that the grammar does not allow, and return their
-        number. Tokens behind an end token are not checked."""
+        """Commit tokens up to the first one that the grammar forbids, and return their number.
+        Tokens after an EOS token are not checked."""
         if self._over:
             return len(tokens)
         return self._answer(lambda: self._take(tokens), 0)
@@ -179,9 +196,11 @@ class Constraint:
         return count
 
     def verifiable(self, drafted: Sequence[int]) -> int:
-        """How many drafted tokens, from the first on, are worth a look: up to and with the first
-        one that cannot come, or that ends the text. Rules have to see that one: what is drawn in
-        its place depends on what it was drawn from."""
+        """Return how many draft tokens to verify: all tokens up to and including the first one
+        that is forbidden or that ends the sequence.
+
+        The first forbidden token is included because the distribution of the correction depends on
+        the distribution from which the token was drawn."""
         if self._over:
             return len(drafted)
         text = takewhile(lambda token: 0 <= token < self.size, self._before_end(drafted))
@@ -190,9 +209,11 @@ class Constraint:
         return min(possible + 1, len(drafted))
 
     def masks(self, drafted: Sequence[int]) -> Words:
-        """What may come at each position: row j behind j of the drafted tokens, (n + 1, words).
-        Rows that no rule gets to, behind a token that cannot come, allow everything. So does one
-        where nothing can come: `stuck` is true then, and `take` refuses what is chosen there."""
+        """Return the allowed tokens of each position, (n + 1, words).
+
+        Row j is the mask after j draft tokens. Rows after a forbidden token allow everything, since
+        no rule uses them. A row without any allowed token also allows everything; then `stuck` is
+        true, and `take` refuses the token that is chosen there."""
         rows = np.full((len(drafted) + 1, (self.size + 31) // 32), ALL)
         self._dead = None
         if not self._over:
@@ -201,14 +222,14 @@ class Constraint:
 
     def _mask(self, rows: Words, drafted: Sequence[int]) -> None:
         taken = 0
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             allowed = self._allowed()
             if allowed is None:
-                self._dead = place
+                self._dead = index
                 break
             row[:] = allowed
-            token = drafted[place] if place < len(drafted) else -1
-            # A token that the text goes on with is taken for a while.
+            token = drafted[index] if index < len(drafted) else -1
+            # The matcher consumes an allowed draft token until the end of this method.
             if token in self.ends or not has(row, token):
                 break
             if self._matcher.try_consume_tokens([token]) != 1:
@@ -217,7 +238,7 @@ class Constraint:
         self._take_back(taken)
 
     def forced(self) -> list[int]:
-        """Tokens that the grammar leaves no choice about, in the tokens of canonical text."""
+        """Return the next tokens that the grammar determines, in canonical tokenization."""
         if self._over:
             return []
         tokens: list[int] = self._answer(lambda: self._matcher.compute_ff_tokens(), [])
@@ -225,8 +246,8 @@ class Constraint:
         return list(takewhile(lambda token: token < self.size, tokens))
 
     def _answer(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """Return what `ask` returns, or `otherwise` if llguidance panics: this text alone is stuck
-        from then on."""
+        """Return the result of `ask`, or `otherwise` if llguidance fails. After a
+        failure, the constraint of this sequence is stuck."""
         if not self._failed:
             try:
                 return ask()
@@ -241,8 +262,8 @@ class Constraint:
         return list(takewhile(lambda token: token not in self.ends, tokens))
 
     def _allowed(self) -> Words | None:
-        """What may come here; None where nothing can."""
-        # It has more bits than there are tokens.
+        """Return the mask of the next position; None if it allows no token."""
+        # llguidance's mask has more bits than there are tokens.
         words = np.frombuffer(self._matcher.compute_bitmask(), dtype="<u4")
         if self._matcher.is_error():
             return None
@@ -255,14 +276,14 @@ class Constraint:
         return words if words.any() else None
 
     def _take_back(self, count: int) -> None:
-        """Forget `count` tokens. A matcher with an error, which a draft can cause, is replaced."""
+        """Remove `count` tokens. If a draft token caused an error, make a new matcher."""
         if self._matcher.is_error() or (count and not self._matcher.rollback(count)):
             self._matcher = self.fresh.deep_copy()
             self._matcher.try_consume_tokens(self._taken)
 
 
 def has(row: Words, token: int) -> bool:
-    """Return whether a row allows a token; ids outside the vocabulary are not allowed."""
+    """Return whether a mask row allows a token. It allows no ids outside the vocabulary."""
     if not 0 <= token < 32 * len(row):
         return False
     return bool(row[token // 32] >> np.uint32(token % 32) & np.uint32(1))

@@ -1,5 +1,5 @@
-"""From logits to log-probabilities: bias, penalties, temperature, top-k, top-p, min-p and XTC; and
-the choice from them. Every array is (..., vocabulary); tokens that are filtered out have -inf."""
+"""Logits to log-probabilities: grammar mask, bias, penalties, temperature, top-k, top-p, min-p and
+XTC, and the choice of a token. Arrays are (..., vocabulary); a removed token has the entry -inf."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .settings import Sampling
 
 
 def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
-    """Cut logits to `vocabulary` entries, or fill up with -inf: the tail gets no probability."""
+    """Cut logits to `vocabulary` entries, or pad them with -inf, that is, with probability 0."""
     width = logits.shape[-1]
     if width == vocabulary:
         return logits
@@ -28,40 +28,40 @@ def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
 
 
 def allow_only(logits: mx.array, words: mx.array) -> mx.array:
-    """-inf where a bit is 0. words: (..., n) uint32, a bit for each entry, the lowest one first."""
+    """Set entries whose bit is 0 to -inf. words: (..., n) uint32, the lowest bit first."""
     bits = (words[..., None] >> mx.arange(32, dtype=mx.uint32)) & 1
     allowed = bits.reshape(*words.shape[:-1], -1)[..., : logits.shape[-1]]
     return mx.where(allowed.astype(mx.bool_), logits, mx.array(-mx.inf, dtype=logits.dtype))
 
 
 def apply_penalties(logits: mx.array, counts: mx.array, settings: Sampling) -> mx.array:
-    """Penalise tokens by how often each came before. counts: float32, broadcastable to logits."""
-    seen = counts > 0
+    """Penalise tokens by their earlier occurrences. counts: float32, broadcastable to logits."""
+    occurred = counts > 0
     if settings.repetition_penalty != 1:
         penalty = settings.repetition_penalty
         scaled = mx.where(logits > 0, logits / penalty, logits * penalty)
-        logits = mx.where(seen, scaled, logits)
+        logits = mx.where(occurred, scaled, logits)
     if settings.presence_penalty != 0:
-        logits = logits - settings.presence_penalty * seen.astype(logits.dtype)
+        logits = logits - settings.presence_penalty * occurred.astype(logits.dtype)
     if settings.frequency_penalty != 0:
         logits = logits - settings.frequency_penalty * counts
     return logits
 
 
 def keep_top_k(logits: mx.array, k: int) -> mx.array:
-    """Keep the k largest entries of each row; entries equal to the k-th stay as well."""
+    """Keep the k largest entries of each row, and all entries equal to the k-th."""
     if k <= 0 or k >= logits.shape[-1]:
         return logits
-    smallest_kept = mx.min(largest(logits, k), axis=-1, keepdims=True)
-    return mx.where(logits < smallest_kept, -mx.inf, logits)
+    least = mx.min(largest(logits, k), axis=-1, keepdims=True)
+    return mx.where(logits < least, -mx.inf, logits)
 
 
 def keep_top_p(logits: mx.array, p: float) -> mx.array:
-    """Keep the smallest set of most likely tokens whose probability reaches p; of those that are
-    equally likely the first ones (Holtzman et al., arXiv 1904.09751, section 3.1)."""
+    """Keep the smallest set of most likely tokens whose probability reaches p. Among equally likely
+    tokens, lower ids come first (Holtzman et al., arXiv 1904.09751, section 3.1)."""
     if p >= 1:
         return logits
-    # Tokens so unlikely that all of them together are half of what may go are not put in order.
+    # Tokens below `never` have at most (1 - p) / 2 of the probability, so they are not sorted.
     best = mx.max(logits, axis=-1, keepdims=True)
     total = mx.sum(mx.exp(logits - best), axis=-1, keepdims=True)
     never = best + mx.log(total * ((1 - p) / (2 * logits.shape[-1])))
@@ -69,14 +69,14 @@ def keep_top_p(logits: mx.array, p: float) -> mx.array:
     least, count = _least(rising, mx.exp(rising - best), p * total)
     least = mx.maximum(least, never)
     above, equal = logits > least, logits == least
-    room = count - mx.sum(above, axis=-1, keepdims=True)
-    dropped = (logits < least) | (equal & (mx.cumsum(equal, axis=-1) > room))
+    ties = count - mx.sum(above, axis=-1, keepdims=True)
+    dropped = (logits < least) | (equal & (mx.cumsum(equal, axis=-1) > ties))
     return mx.where(dropped, -mx.inf, logits)
 
 
 def keep_top_k_and_p(logits: mx.array, k: int, p: float) -> mx.array:
-    """`keep_top_k`, then `keep_top_p`, without sorting more than k entries; those equal to the
-    least that is kept stay as well."""
+    """Apply `keep_top_k`, then `keep_top_p`, and sort only k entries. All entries equal to the
+    least remaining one stay."""
     if not (0 < k < logits.shape[-1] and p < 1):
         return keep_top_p(keep_top_k(logits, k), p)
     rising = mx.sort(largest(logits, k), axis=-1)
@@ -85,17 +85,20 @@ def keep_top_k_and_p(logits: mx.array, k: int, p: float) -> mx.array:
 
 
 def _least(rising: mx.array, shares: mx.array, enough: mx.array) -> tuple[mx.array, mx.array]:
-    """The least likely token that top-p keeps, and how many it keeps: (..., 1) each. rising,
-    shares: (..., n) log p and p of the tokens, the likeliest last, up to a constant each. enough:
-    the sum of shares that is to be reached."""
+    """Return the least log p that top-p keeps and how many tokens it keeps, (..., 1) each.
+
+    Args:
+        rising: (..., n) log p in ascending order, up to a constant.
+        shares: (..., n) p in the same order, up to a factor.
+        enough: The sum of shares to reach."""
     above = mx.cumsum(shares, axis=-1, reverse=True) - shares
-    # The likeliest has nothing above it; in a damaged row no comparison holds.
+    # Keep at least one token, also in rows of NaN, for which all comparisons are false.
     count = mx.maximum(mx.sum(above < enough, axis=-1, keepdims=True), 1)
     return mx.take_along_axis(rising, rising.shape[-1] - count, axis=-1), count
 
 
 def keep_min_p(logits: mx.array, p: float) -> mx.array:
-    """Keep tokens at least p times as likely as the likeliest (Nguyen et al., arXiv 2407.01082)."""
+    """Keep tokens at least p times as likely as the best one (Nguyen et al., arXiv 2407.01082)."""
     if p <= 0:
         return logits
     best = mx.max(logits, axis=-1, keepdims=True)
@@ -105,8 +108,8 @@ def keep_min_p(logits: mx.array, p: float) -> mx.array:
 def exclude_top_choices(
     logits: mx.array, threshold: float, special: Sequence[int] = ()
 ) -> mx.array:
-    """XTC: of the tokens more likely than the threshold keep the least likely one, and `special`
-    ids. Source: mlx-lm's and llama.cpp's filter of that name."""
+    """Apply XTC: remove all tokens above the threshold except the least likely of them and the
+    `special` ids. mlx-lm and llama.cpp have the same filter."""
     probabilities = mx.softmax(logits, axis=-1)
     above = mx.where(probabilities > threshold, probabilities, mx.inf)
     excluded = probabilities > mx.min(above, axis=-1, keepdims=True)
@@ -116,13 +119,20 @@ def exclude_top_choices(
 
 
 COLD = 1e-3
-"""Below this temperature logits over temperature could overflow, unless the largest one is 0."""
+"""Temperature below which logits are shifted to a maximum of 0, lest the division overflow."""
 
 
 @dataclass(eq=False)
 class Distribution:
-    """The distributions of one sequence in one model, target or draft. prompt: decides with the
-    seed where top choices are excluded. constraint: of the target, behind the committed tokens."""
+    """The sampling distributions of one sequence in the target or in a draft model.
+
+    Attributes:
+        settings: The sampling settings.
+        vocabulary: The number of token ids.
+        prompt: Determines, with the seed, at which positions XTC applies.
+        constraint: The grammar's state after the committed tokens; only a target has one.
+        kind: Distributions of equal kind compute the same function, so one call can serve a batch.
+    """
 
     settings: Sampling
     vocabulary: int
@@ -139,30 +149,33 @@ class Distribution:
         self._coins: Coins | None = None
         if settings.temperature > 0 and settings.xtc_probability > 0:
             self._coins = Coins(settings.seed, self.prompt, settings.xtc_probability)
-        # Those of one kind compute the same for rows of all of them.
         stateful = (self._counts, self._coins, self.constraint)
-        alone = any(each is not None for each in stateful)
+        alone = any(state is not None for state in stateful)
         self.kind: object = self if alone else settings.kind
         self._special = [id for id in settings.xtc_special_tokens or () if id < self.vocabulary]
 
     def log_probabilities(
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
     ) -> mx.array:
-        """Return log p, up to a constant, of the last positions of committed + drafted + 1. It is
-        float32, except that greedy rows which nothing changes stay in the model's dtype. logits:
-        (1, m, width); row m - 1 is about the token after the last drafted one. committed: all
-        committed tokens, growing from call to call. drafted: (1, n) int32 tokens after them, m <= n
-        + 1; penalties advance through them."""
+        """Return log p, up to a constant, of the last m positions, (1, m, vocabulary).
+
+        The dtype is float32, except for greedy rows without bias or penalties, which keep the
+        model's dtype.
+
+        Args:
+            logits: (1, m, width), m <= n + 1; the last row is for the token after `drafted`.
+            committed: All committed tokens. They may only grow from call to call.
+            drafted: (1, n) int32, tokens after the committed ones. Penalties count them."""
         rows = self.before_filters(logits, committed, drafted)
         return self.apply_filters(rows, committed, drafted)
 
     def before_filters(
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
     ) -> mx.array:
-        """`log_probabilities` up to temperature."""
+        """Apply all steps of `log_probabilities` up to temperature."""
         settings = self.settings
         if self.constraint is not None:
-            # The device is to have work while the masks are computed.
+            # The device computes the logits while the host computes the masks.
             mx.async_eval(logits)
             tokens: Any = [] if drafted is None else drafted[0].tolist()
             words = mx.array(self.constraint.masks(tokens)[-logits.shape[1] :])
@@ -189,20 +202,20 @@ class Distribution:
     def apply_filters(
         self, rows: mx.array, committed: Sequence[int], drafted: mx.array | None = None
     ) -> mx.array:
-        """From what `before_filters` gave to what `log_probabilities` gives; the very same array
-        where no filter is on."""
+        """Apply the remaining steps of `log_probabilities` to the result of `before_filters`. If no
+        filter is on, this returns the same array object."""
         settings = self.settings
         if self._filters:
             rows = keep_top_k_and_p(rows, settings.top_k, settings.top_p)
             rows = keep_min_p(rows, settings.min_p)
         if self._coins is None:
             return rows
-        behind = len(committed) + (0 if drafted is None else drafted.shape[1]) + 1
-        tossed = [self._coins.at(position) for position in range(behind - rows.shape[1], behind)]
+        end = len(committed) + (0 if drafted is None else drafted.shape[1]) + 1
+        tossed = [self._coins.at(position) for position in range(end - rows.shape[1], end)]
         if not any(tossed):
             return rows
-        without = exclude_top_choices(rows, settings.xtc_threshold, self._special)
-        return mx.where(mx.array(tossed)[:, None], without, rows)
+        excluded = exclude_top_choices(rows, settings.xtc_threshold, self._special)
+        return mx.where(mx.array(tossed)[:, None], excluded, rows)
 
     def _count(
         self, counts: mx.array, committed: Sequence[int], drafted: mx.array | None, rows: int
@@ -226,22 +239,30 @@ def log_probabilities(
     committed: Sequence[Sequence[int]],
     drafted: mx.array | None = None,
 ) -> mx.array:
-    """Return `Distribution.log_probabilities` of every sequence of a batch, in one call if all are
-    alike. logits: (batch, m, width). committed: per sequence. drafted: (batch, n) int32."""
+    """Return `Distribution.log_probabilities` of a batch, in one call if all kinds are equal.
+
+    Args:
+        distributions: One per sequence.
+        logits: (batch, m, width).
+        committed: All committed tokens, per sequence.
+        drafted: (batch, n) int32."""
     first = distributions[0]
-    if all(other.kind == first.kind for other in distributions[1:]):
+    if all(row.kind == first.kind for row in distributions[1:]):
         return first.log_probabilities(logits, committed[0], drafted)
     parts = [slice(row, row + 1) for row in range(len(distributions))]
     return mx.concatenate(
         [
-            law.log_probabilities(logits[part], text, None if drafted is None else drafted[part])
-            for law, part, text in zip(distributions, parts, committed, strict=True)
+            row.log_probabilities(logits[part], tokens, None if drafted is None else drafted[part])
+            for row, part, tokens in zip(distributions, parts, committed, strict=True)
         ]
     )
 
 
 def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
-    """The Gumbel-max choice of each row, (...) int32: argmax(log p + g), without noise argmax.
-    log_p: (..., vocabulary), up to a constant; gumbel broadcasts to it."""
+    """Return the Gumbel-max choice of each row, argmax(log p + g), (...) int32.
+
+    Args:
+        log_p: (..., vocabulary), up to a constant per row.
+        gumbel: Gumbel noise that broadcasts to log_p; None means no noise."""
     scored = log_p if gumbel is None else log_p + gumbel
     return mx.argmax(scored, axis=-1).astype(mx.int32)

@@ -1,5 +1,5 @@
-"""What a text has to look like: a JSON schema, a regular expression or a grammar, which llguidance
-reads, an extra that is imported when needed. Imports no MLX."""
+"""Compilation of JSON schemas, regular expressions and grammars by llguidance, an optional package
+that is imported when needed. Imports no MLX."""
 
 import functools
 import json
@@ -19,31 +19,31 @@ MISSING = (
     "./scripts/setup.sh in a clone, or pip install 'llguidance>=1.9,<2'"
 )
 LONGEST = 1 << 18
-"""Characters of a grammar that is still read."""
+"""Length limit of a schema, regular expression or grammar, in characters."""
 MOST_LINES = 500
-"""Of a grammar in Lark: to find what is wrong in a rule takes time with the square of those that
-lead there, two seconds here."""
+"""Length limit of a Lark grammar, in lines. The time to find an error grows with the square of the
+number of rules, and is about two seconds at this limit."""
 STACK = 1 << 29
-"""Bytes for reading one: rules that lead into one another take some kilobytes each, and llguidance
-crashes where they are more than the stack."""
+"""Stack size for parsing a grammar, in bytes. Each nested rule takes a few kilobytes, and
+llguidance crashes if the stack overflows."""
 JSON_STYLE = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
     "lenient": True,
 }
-"""One way to write each value, Python's json.dumps'. If any white space could stand, models could
-write it without end, and no token could be known in advance. llguidance warns of keywords that it
-cannot enforce, instead of refusing the schema."""
+"""llguidance's options for JSON. Values are formatted as by Python's json.dumps. With flexible
+white space, a model could emit it forever, and no token would be determined in advance. "lenient"
+makes llguidance warn of keywords that it cannot enforce instead of refusing the schema."""
 SCHEMAS_BY_NAME = frozenset(
     ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 )
 """Keywords whose values are objects with a schema for each name."""
 VALUES = frozenset(("enum", "const", "default", "examples"))
-"""Keywords whose values are no schemas."""
+"""Keywords whose values are not schemas."""
 HARMLESS = ("Unknown format", "no tokenizer")
-"""How warnings of llguidance begin that mean nothing: a `format` that asserts nothing, and special
-tokens, which are read later."""
+"""First words of llguidance's warnings to ignore. An unknown `format` asserts nothing, and special
+tokens are resolved later, with the tokenizer."""
 log = logging.getLogger(__name__)
 LIMITS = {
     "max_items_in_row": 500,
@@ -54,12 +54,13 @@ LIMITS = {
     "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
-"""Of llguidance: tens of milliseconds for a mask, and about 100 MB for all states together."""
+"""llguidance's limits. They bound a mask to tens of milliseconds and all states to about 100 MB."""
 KEPT = 32
 """How many grammars are cached, at up to 13 MB each."""
 INNER = "text"
+"""Name of the original grammar inside the grammar that `with_space` returns."""
 GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
-"""How a rule of llama.cpp's grammars begins."""
+"""The beginning of a rule in llama.cpp's grammar format, GBNF."""
 _STACK_SIZE = threading.Lock()
 
 
@@ -68,20 +69,27 @@ class Grammar(str):
 
 
 def compiled(json_schema: str | None, regex: str | None, grammar: str | None) -> Grammar | None:
-    """Return llguidance's grammar for the one that is given, None without one. json_schema: an
-    object, as JSON. grammar: in llguidance's variant of Lark, or in llama.cpp's GBNF. Raises
-    OptionError for more than one, a wrong one, and where llguidance is missing."""
+    """Compile the constraint of a request; None if it has none.
+
+    Args:
+        json_schema: A JSON schema, an object in JSON.
+        regex: A regular expression.
+        grammar: A grammar in llguidance's variant of Lark or in llama.cpp's GBNF.
+
+    Raises:
+        OptionError: If there is more than one constraint, if it is wrong, or if llguidance is not
+            installed."""
     texts = {"json-schema": json_schema, "regex": regex, "grammar": grammar}
-    given = [(name, text) for name, text in texts.items() if text is not None]
-    if not given:
+    present = [(name, text) for name, text in texts.items() if text is not None]
+    if not present:
         return None
-    if len(given) > 1:
-        raise OptionError(f"{' and '.join(name for name, _ in given)} cannot both hold: give one")
-    return _compiled(*given[0])
+    if len(present) > 1:
+        raise OptionError(f"{' and '.join(name for name, _ in present)} cannot both hold: give one")
+    return _compiled(*present[0])
 
 
 def library() -> ModuleType:
-    """Import llguidance. Raises OptionError where it is not installed."""
+    """Import llguidance. Raises OptionError if it is not installed."""
     try:
         import llguidance
     except ImportError:
@@ -94,10 +102,10 @@ def limits() -> Any:
 
 
 def with_stack(work: Callable[[], Result]) -> Result:
-    """Run `work` in a thread with STACK bytes of stack and return its result. Raises OptionError
-    where llguidance panics."""
+    """Run `work` in a thread with STACK bytes of stack and return its result. Raises OptionError if
+    llguidance panics."""
     with ThreadPoolExecutor(1) as thread:
-        # The size is the whole process's, and others read grammars at the same time.
+        # The stack size is global to the process, and other threads may compile grammars too.
         with _STACK_SIZE:
             before = threading.stack_size(STACK)
             try:
@@ -115,7 +123,7 @@ def with_stack(work: Callable[[], Result]) -> Result:
 
 
 def schema_text(schema: str | Mapping[str, Any]) -> str:
-    """Return a JSON schema as text. Raises OptionError for what JSON cannot say."""
+    """Return a JSON schema as text. Raises OptionError for values that JSON does not have."""
     try:
         return schema if isinstance(schema, str) else json.dumps(dict(schema))
     except (TypeError, ValueError, RecursionError):
@@ -123,14 +131,14 @@ def schema_text(schema: str | Mapping[str, Any]) -> str:
 
 
 def with_space(grammar: str, *, always: bool) -> str:
-    """Return the same grammar after a space, which is always there or optional."""
+    """Return a grammar of texts that begin with a space, which is mandatory if `always`."""
     [inner] = json.loads(grammar)["grammars"]
     space = {"lark_grammar": f"start: /{' ' if always else ' ?'}/ @{INNER}"}
     return json.dumps({"grammars": [space, {**inner, "name": INNER}]})
 
 
 def rule_of(name: str, grammar: Grammar) -> str:
-    """Return a rule in Lark, with this name, of the texts that fit a grammar."""
+    """Return a Lark rule with this name that matches the texts of a grammar."""
     [inner] = json.loads(grammar)["grammars"]
     if inner.get("json_schema") is not None:
         return f"{name}: %json {json.dumps(inner['json_schema'])}"
@@ -138,7 +146,7 @@ def rule_of(name: str, grammar: Grammar) -> str:
 
 
 def first_problem(problem: str) -> str:
-    """Return llguidance's message in one line: the error that regex names, else its beginning."""
+    """Shorten llguidance's message to one line: its first "error:" line, or else its first line."""
     lines = [line.strip() for line in problem.splitlines() if line.strip()]
     named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (named or lines or ["it cannot be read"])[0][:200]
@@ -173,19 +181,19 @@ def _compiled(name: str, text: str) -> Grammar:
 
 
 def _lark_of(text: str) -> str:
-    """Translate llama.cpp's GBNF to Lark; Lark stays as it is. Raises OptionError."""
+    """Translate llama.cpp's GBNF to Lark. Raises OptionError if the grammar is wrong."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
         return any_to_lark(text)
     except RecursionError:
         raise OptionError("grammar has too many brackets in each other") from None
-    except Exception as problem:  # what it raises for a rule that is missing
+    except Exception as problem:  # any type, for example if a rule is missing
         raise OptionError(f"grammar is wrong: {first_problem(str(problem))}") from None
 
 
 def _check_size(name: str, text: str) -> None:
-    """Raises OptionError for what is too long or no text."""
+    """Raise OptionError if the text is empty, too long or not valid Unicode."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -197,7 +205,7 @@ def _check_size(name: str, text: str) -> None:
 
 
 def _schema(text: str) -> str:
-    """Return a JSON schema as llguidance reads it. Raises OptionError for what is no schema."""
+    """Return a JSON schema in the form for llguidance. Raises OptionError if it is not a schema."""
     try:
         schema = json.loads(text)
         read = json.dumps(enforceable(schema))
@@ -213,10 +221,10 @@ def _schema(text: str) -> str:
 
 
 def enforceable(schema: Any) -> Any:
-    """Return an equal JSON schema that llguidance reads: `not` with a schema that accepts anything
-    becomes a schema that accepts nothing, and `"uniqueItems": false` is left out."""
+    """Return an equivalent JSON schema that llguidance supports. A `not` of a schema that accepts
+    anything becomes `false`, and `"uniqueItems": false` is dropped."""
     if isinstance(schema, list):
-        return [enforceable(each) for each in schema]
+        return [enforceable(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("not") in ({}, True):

@@ -1,10 +1,11 @@
-"""Where every random number comes from: keys derived from (seed, prompt, purpose), no global state.
+"""The source of all random numbers. Keys are derived from (seed, prompt, purpose); there is no
+global state.
 
-Two sources, because two kinds of rule need two kinds of noise:
-- coupled: one Gumbel vector per *position*, shared by draft and target, the same whatever was
-  drafted before (Daliri, Musco, Suresh, arXiv 2408.07978). The text then depends on the seed alone.
-- independent: disjoint keys per (round, position, purpose). Rules whose verdict has already used a
-  discarded draft need it: drawing that position again from the same key would not be exact."""
+There are two sources, because two kinds of rule need two kinds of noise:
+- Coupled noise is one Gumbel vector per *position*, shared by draft and target. It does not depend
+  on earlier drafts (Daliri, Musco, Suresh, arXiv 2408.07978), so the seed determines the output.
+- Independent noise has disjoint keys per (round, position, purpose). A rule that has used the noise
+  of a rejected token needs it: using the same key for that position again would not be exact."""
 
 from __future__ import annotations
 
@@ -17,18 +18,18 @@ import numpy as np
 from ..interfaces import Noise, NoiseSource
 
 ROWS, NUMBERS = 8, 1 << 15
-"""Coupled noise is drawn so many rows at a time, if they are no more numbers: an operation costs as
-much as a few thousand of these. Every position is needed once, so that none is drawn in vain."""
+"""Coupled noise is drawn for ROWS positions at once, or fewer if these would exceed NUMBERS random
+numbers. One MLX operation costs as much time as drawing a few thousand numbers."""
 
 
 def digest_of(prompt: Sequence[int]) -> str:
-    """What stands for a prompt's token ids in keys; equal on every platform."""
+    """Return a digest of the prompt's token ids for keys; equal on every platform."""
     ids = np.asarray(prompt, dtype="<i8").tobytes()
     return hashlib.blake2b(ids, digest_size=16).hexdigest()
 
 
 def derive_key(seed: int, *path: int | str) -> mx.array:
-    """A random key, (2,) uint32, for one use: `path` says which. Equal on every platform."""
+    """Return the random key, (2,) uint32, of the use that `path` names; equal on every platform."""
     return mx.random.key(_hashed(seed, *path))
 
 
@@ -38,8 +39,8 @@ def _hashed(seed: int, *path: int | str) -> int:
 
 
 class Coins:
-    """One toss for each position of a sequence, the same for draft and target: it only says which
-    distribution the position has, so that every rule stays exact."""
+    """Coin tosses, one per position of a sequence, that decide where XTC applies. Draft and target
+    share them. A toss only selects the distribution of the position, so every rule stays exact."""
 
     def __init__(self, seed: int, prompt: Sequence[int], probability: float) -> None:
         self._seed = seed
@@ -47,12 +48,12 @@ class Coins:
         self._below = probability * 2**64
 
     def at(self, position: int) -> bool:
-        """Whether the toss of a position, counted from the first committed token, says yes."""
+        """Return the toss of a position, counted from the first committed token."""
         return _hashed(self._seed, self._digest, "coin", position) < self._below
 
 
 class SilentNoise(NoiseSource):
-    """Temperature 0: nothing is drawn, so one object serves every round."""
+    """The noise of temperature 0, which is empty. One object serves all rounds."""
 
     def at(self, round: int, position: int) -> SilentNoise:
         return self
@@ -74,7 +75,7 @@ class SilentNoise(NoiseSource):
 
 
 class CoupledNoise(NoiseSource):
-    """Gumbel noise keyed by position alone, drawn once and cached while it may be needed."""
+    """Gumbel noise keyed by position alone. Each row is drawn once and cached until it is past."""
 
     def __init__(self, seed: int, vocabulary: int, prompt: Sequence[int] = ()) -> None:
         self._seed = seed
@@ -85,15 +86,15 @@ class CoupledNoise(NoiseSource):
         self._needed = 0
 
     def at(self, round: int, position: int) -> _CoupledRound:
-        """Noise from `position` on; that of earlier positions is dropped."""
-        for before in [first for first in self._drawn if first + self._rows <= position]:
-            del self._drawn[before]
+        """Return the noise from `position` on, and free the noise of earlier positions."""
+        for past in [first for first in self._drawn if first + self._rows <= position]:
+            del self._drawn[past]
         return _CoupledRound(self, position)
 
     def rows(self, position: int, count: int) -> mx.array:
-        """(count, vocabulary) float32, the Gumbel noise of output positions from `position` on."""
+        """Return Gumbel noise of positions from `position` on, (count, vocabulary) float32."""
         end, parts = position + count, []
-        # The next round begins at the end of this one at the latest.
+        # The next round begins at `end` at the latest, and needs about as many positions.
         self._needed = max(self._needed, end + count)
         for first in range(position - position % self._rows, end, self._rows):
             part = self._drawn.get(first)
@@ -103,7 +104,7 @@ class CoupledNoise(NoiseSource):
         return mx.concatenate(parts)
 
     def draw_ahead(self) -> None:
-        """See NoiseSource; every position is needed once, so that little is drawn in vain."""
+        """See NoiseSource. Little noise is wasted, since every position needs its noise once."""
         first = max(self._drawn, default=self._needed) + self._rows
         while first < self._needed:
             self._drawn[first] = self._draw(first)
@@ -112,11 +113,11 @@ class CoupledNoise(NoiseSource):
 
     def _draw(self, first: int) -> mx.array:
         positions = range(first, first + self._rows)
-        hashes = [_hashed(self._seed, self._digest, "gumbel", each) for each in positions]
+        hashes = [_hashed(self._seed, self._digest, "gumbel", index) for index in positions]
         if len(hashes) == 1:
             return mx.random.gumbel((1, self._vocabulary), key=mx.random.key(hashes[0]))
-        # As mx.random.key makes them; all rows in as few operations as one.
-        keys = mx.array([(each >> 32, each & 0xFFFFFFFF) for each in hashes], dtype=mx.uint32)
+        # These are the keys that mx.random.key returns; vmap draws all rows in one operation.
+        keys = mx.array([(hash >> 32, hash & 0xFFFFFFFF) for hash in hashes], dtype=mx.uint32)
         return mx.vmap(lambda key: mx.random.gumbel((self._vocabulary,), key=key))(keys)
 
 
@@ -156,7 +157,7 @@ class IndependentNoise(NoiseSource):
         return derive_key(self._seed, self._digest, *path)
 
     def gumbel(self, *path: int | str) -> mx.array:
-        """(vocabulary,) float32 Gumbel noise for one use."""
+        """Return the Gumbel noise of the use that `path` names, (vocabulary,) float32."""
         return mx.random.gumbel((self._vocabulary,), key=self.key(*path))
 
 
@@ -174,7 +175,7 @@ class _IndependentRound:
 
     def accept(self, count: int) -> mx.array:
         positions = range(self._position, self._position + count)
-        keys = [self._source.key("accept", self._round, each) for each in positions]
+        keys = [self._source.key("accept", self._round, index) for index in positions]
         return mx.vmap(lambda key: mx.random.uniform(key=key))(mx.stack(keys))[None]
 
     def correction(self) -> mx.array:
@@ -185,12 +186,12 @@ class _IndependentRound:
 
 
 def noise_of(rounds: Sequence[Noise]) -> Noise:
-    """The noise of a batch from that of its sequences."""
+    """Combine the noise of sequences to the noise of their batch."""
     return rounds[0] if len(rounds) == 1 else _BatchNoise(rounds)
 
 
 class _BatchNoise:
-    """One row per sequence; those that draw nothing have zeros where others draw."""
+    """The noise of a batch. Rows of sequences without noise are zero."""
 
     def __init__(self, rounds: Sequence[Noise]) -> None:
         self._rounds = rounds

@@ -1,4 +1,4 @@
-"""How tokens are drawn, as the user may ask for it; checked once. Imports no MLX."""
+"""The user's sampling settings and their validation. Imports no MLX."""
 
 from __future__ import annotations
 
@@ -11,34 +11,38 @@ from numbers import Real
 from ..errors import OptionError
 
 LARGEST = 1e20
-"""Of what is added to logits: far above any logit, and sums of it stay far below float32's end."""
+"""Largest magnitude of a bias or penalty. It exceeds any logit, and sums of it fit float32."""
 TEMPERATURES = (1e-30, 1e30)
+"""Least and greatest temperature above 0, both well inside the range of float32."""
 LEAST_TOP_P = 1e-30
-"""Far above the smallest number of float32."""
+"""Least value of top-p, well above the smallest float32."""
 REPETITION_PENALTIES = (1e-6, 1e6)
+"""Least and greatest repetition penalty."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of the distribution that tokens are drawn from; the defaults change nothing.
+    """Settings of the sampling distribution. The defaults select greedy decoding without changes.
 
-    temperature: 0 means greedy, else within TEMPERATURES.
-    top_k: 0 = off.
-    top_p: 1 = off, at least LEAST_TOP_P.
-    min_p: [0, 1), 0 = off.
-    repetition_penalty: within REPETITION_PENALTIES, 1 = off; logits of tokens seen before are
-        divided by it where positive and multiplied where negative (Keskar et al., arXiv 1909.05858,
-        section 4.1).
-    presence_penalty, frequency_penalty: subtracted once per token seen, and once per occurrence; at
-        most LARGEST.
-    logit_bias: added to the logits of single token ids; at most LARGEST, or -inf, which bans.
-    xtc_probability: [0, 1], 0 = off, of excluding the top choices of a position.
-    xtc_threshold: [0, 0.5], the probability above which a token is one of them.
-    xtc_special_tokens: ids that are never excluded; None means none, and of an `options.Options`
-        line ends and what ends a text.
-    seed: decides at which positions they are.
+    Attributes:
+        temperature: 0 means greedy; otherwise within TEMPERATURES.
+        top_k: Number of tokens to keep; 0 = off.
+        top_p: Probability mass to keep, at least LEAST_TOP_P; 1 = off.
+        min_p: Least probability relative to the most likely token, in [0, 1); 0 = off.
+        repetition_penalty: Within REPETITION_PENALTIES; 1 = off. Positive logits of tokens that
+            occurred before are divided by it, negative ones multiplied (Keskar et al., arXiv
+            1909.05858, section 4.1).
+        presence_penalty: Subtracted from the logit of every token that occurred; at most LARGEST.
+        frequency_penalty: Subtracted once per occurrence of the token; at most LARGEST.
+        logit_bias: Added to logits by token id; at most LARGEST, or -inf to ban a token.
+        xtc_probability: Probability in [0, 1] that a position excludes its top choices; 0 = off.
+        xtc_threshold: Probability in [0, 0.5] above which a token is a top choice.
+        xtc_special_tokens: Ids that are never excluded. None means no ids here; in
+            `options.Options` it means line ends and EOS tokens.
+        seed: Determines the positions that exclude their top choices.
 
-    Raises OptionError for a value out of range."""
+    Raises:
+        OptionError: If a value is out of range."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -86,23 +90,24 @@ class Sampling:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether the distribution of a position depends on which tokens came before it."""
+        """Whether penalties make a distribution depend on the earlier tokens."""
         added = self.presence_penalty != 0 or self.frequency_penalty != 0
         return added or self.repetition_penalty != 1
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What the distribution for given logits depends on; seeds may differ."""
-        return tuple(getattr(self, each.name) for each in fields(Sampling) if each.name != "seed")
+        """All settings but the seed. Equal kinds map equal logits to equal distributions."""
+        names = (setting.name for setting in fields(Sampling))
+        return tuple(getattr(self, name) for name in names if name != "seed")
 
     @property
     def filters(self) -> bool:
-        """Whether top-k, top-p or min-p may cut tokens away; at temperature 0 none does."""
+        """Whether top-k, top-p or min-p may remove tokens; at temperature 0 they have no effect."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 def integer(name: str, value: object) -> int:
-    """A number as Python's own; numpy's are taken as well. Raises OptionError for anything else."""
+    """Convert an integer of Python or numpy to int. Raises OptionError for any other value."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -110,7 +115,7 @@ def integer(name: str, value: object) -> int:
 
 
 def number(name: str, value: object) -> float:
-    """As `integer`, for numbers of any kind."""
+    """Convert a real number of Python or numpy to float. Raises OptionError for other values."""
     if not isinstance(value, Real):
         raise OptionError(f"{name} must be a number, not {value!r}")
     try:
