@@ -1,7 +1,7 @@
-"""Who proposes tokens: the table of drafters. Imports no MLX; modules are imported when needed.
+"""The table of proposers. Imports no MLX; the modules of the table are imported when needed.
 
-A drafter is a module with a function `drafter(pair)`, which returns the Drafter of a loaded pair or
-None, and a sentence MISSING for pairs that have none."""
+Each module has a function `drafter(pair)`, which returns a Drafter or None, and an error message
+MISSING for pairs for which it returns None."""
 
 from importlib import import_module
 
@@ -14,18 +14,18 @@ DRAFTERS = {
     **dict.fromkeys(KINDS, "hidden_state"),
     "medusa": "medusa",
 }
-"""Name -> module. The order is the one in which `auto` prefers those that need weights."""
+"""Module per name. `auto` prefers proposers with weights in this order."""
 
 
 def find(name: str, pair: LoadedPair) -> Drafter | None:
-    """Return the named drafter of a pair, None where the pair has none."""
+    """Return the named drafter of a pair, or None if the pair does not have it."""
     made: Drafter | None = import_module(f".{DRAFTERS[name]}", __name__).drafter(pair)
-    # One module knows several names, of which a pair has one.
+    # One module can serve several names, of which a pair has at most one.
     return made if made is not None and made.name == name else None
 
 
 def missing(name: str, pair: LoadedPair) -> str:
-    """Return the error for a user whose pair does not have this drafter."""
+    """Return the error message for a pair that does not have this drafter."""
     if reason := pair.unusable.get(name):
         return reason
     if name in KINDS:

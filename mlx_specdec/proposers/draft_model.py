@@ -1,4 +1,4 @@
-"""A draft model proposes: it decodes ahead, each token from those before it."""
+"""The proposer that decodes ahead with a draft model, token by token."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,12 @@ from .drafter import Drafter, LoadedPair, Setup
 
 NAME = "draft"
 CATCH_UP = 4
-"""Unseen tokens of a sequence, beyond which those of a batch are read before the newest: the logits
-of all but that are of no use."""
+"""Largest backlog, in tokens, that a batch feeds in the pass that drafts. A longer backlog gets
+passes of its own, which compute no logits, because only the newest token's logits are used."""
 MANY = 64
-"""The same where a sequence is alone."""
+"""The limit of CATCH_UP for a single sequence, in tokens."""
 CHUNK = 512
-"""Tokens of these in one pass."""
+"""Tokens per sequence in one pass over a long backlog."""
 MISSING = "there is no draft model to propose: name one with draft-model"
 
 
@@ -31,8 +31,8 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     model, translation = pair.draft, pair.translation
 
     def make(setup: Setup) -> DraftModel:
-        given = setup.sampling, pair.vocabulary, translation
-        return DraftModel(model, *given, eager=setup.eager)
+        settings = setup.sampling, pair.vocabulary, translation
+        return DraftModel(model, *settings, eager=setup.eager)
 
     return Drafter(NAME, make, nbytes=model.nbytes, identity=pair.draft_name or "")
 
@@ -45,12 +45,15 @@ def draw(
     logits: mx.array,
     following: Callable[[mx.array], mx.array],
 ) -> Proposal:
-    """Draw `count` tokens, at least 1, for every sequence: greedy at temperature 0, otherwise with
-    the round's draft noise. Tokens are submitted as they are drawn, without waiting for them.
+    """Draw `count` tokens for every sequence without blocking.
 
-    distributions: of the sequences, since p and q must be filtered alike. logits: (batch, 1,
-    vocabulary) of the first token. following: returns those of the next one for the newest, (batch,
-    1) int32."""
+    Args:
+        distributions: The target's distributions, since q must be filtered like p.
+        committed: All committed tokens, one list per sequence.
+        noise: Noise of the round, not used at temperature 0.
+        count: The draft length, at least 1.
+        logits: (batch, 1, vocabulary) for the first token.
+        following: Returns the logits after the newest draft tokens, (batch, 1) int32."""
     drafted: list[mx.array] = []
     rows: list[mx.array] = []
     for index in range(count):
@@ -60,34 +63,43 @@ def draw(
         mx.async_eval(drafted[-1])
         if index + 1 < count:
             logits = following(drafted[-1])
-    sampled = any(each.settings.temperature > 0 for each in distributions)
+    sampled = any(row.settings.temperature > 0 for row in distributions)
     return Proposal(
         mx.concatenate(drafted, axis=1), mx.concatenate(rows, axis=1) if sampled else None
     )
 
 
 @dataclass
-class Row:
+class DraftRow:
     """One sequence of a draft model.
 
-    prompt, cached: what its context is opened with. fits: whether the draft has positions for the
-    prompt; otherwise the prompt is its first token, and nothing is drafted. unread: tokens of the
-    prompt that the target sees before it generates. seen: tokens that the target has seen."""
+    Attributes:
+        distribution: The sampling distribution of the draft.
+        prompt: The prompt with which the draft's context is opened.
+        cached: Cached state for the context.
+        fits: Whether the prompt is shorter than the draft's maximum length. If not, `prompt` is
+            only its first token, and nothing is drafted.
+        prefill: Number of tokens that the target processes before it generates.
+        target_length: Number of tokens that the target has processed."""
 
     distribution: Distribution
     prompt: Sequence[int]
     cached: Cached | None
     fits: bool
-    unread: int
-    seen: int
+    prefill: int
+    target_length: int
 
 
 @dataclass(eq=False)
 class DraftModel(Proposer):
-    """Proposer that decodes ahead with a draft model, one token a pass, without blocking.
+    """A proposer that decodes ahead with a draft model, one token per pass, without blocking.
 
-    settings, vocabulary: the target's own, since p and q must be filtered alike. translation: for a
-    draft whose ids mean other tokens than the target's. eager: see Setup."""
+    Attributes:
+        model: The draft model.
+        settings: The target's sampling settings, since q must be filtered like p.
+        vocabulary: The target's number of token ids.
+        translation: Translates token ids if the draft has another vocabulary than the target.
+        eager: See Setup."""
 
     batches = True
 
@@ -98,36 +110,35 @@ class DraftModel(Proposer):
     eager: bool = True
 
     def __post_init__(self) -> None:
-        self._rows: list[Row] = []
-        # Of the first rows; the others are opened with their first draft.
+        self._rows: list[DraftRow] = []
+        # It holds only the first rows. The remaining rows are opened for their first draft.
         self._context: Context | None = None
         self._recalled: list[tuple[int, Cached | None]] = []
 
     def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
-        """See Proposer. Tokens of the prompt that are not cached are caught up on with the first
-        draft."""
-        names = (each.get(NAME) for each in cached)
-        self._recalled = list(zip(lengths, names, strict=True))
+        """See Proposer. The first draft prefills prompt tokens that are not cached."""
+        states = (row.get(NAME) for row in cached)
+        self._recalled = list(zip(lengths, states, strict=True))
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """See Proposer. An eager draft opens its context at once, others with the first draft."""
+        """See Proposer. Opens a context now if `eager`, and otherwise for the first draft."""
         recalled = self._recalled or [(0, None)] * len(prompts)
-        self._rows = [self._row(*each) for each in zip(prompts, recalled, strict=True)]
+        self._rows = [self._row(*row) for row in zip(prompts, recalled, strict=True)]
         self._context, self._recalled = None, []
         if self.eager:
             self._open().evaluate()
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        return any(self._rooms(committed))
+        return any(self._free_positions(committed))
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """See Proposer. Abstains where a text has outgrown the draft's positions."""
-        rooms = self._rooms(committed)
-        limit = min([limit, *(room for room in rooms if room > 0)])
-        if not any(rooms):
+        """See Proposer. Abstains for sequences that have reached the draft's maximum length."""
+        free = self._free_positions(committed)
+        limit = min([limit, *(positions for positions in free if positions > 0)])
+        if not any(free):
             return no_proposal(len(committed))
         context = self._open()
-        logits = self._catch_up(context, committed, rooms)
+        logits = self._catch_up(context, committed, free)
 
         def following(tokens: mx.array) -> mx.array:
             fed = tokens if self.translation is None else self.translation.feed_array(tokens)
@@ -135,36 +146,36 @@ class DraftModel(Proposer):
 
         distributions = [row.distribution for row in self._rows]
         drawn = draw(distributions, committed, noise, limit, self._over_target(logits), following)
-        return replace(drawn, counts=tuple(limit if room > 0 else 0 for room in rooms))
+        return replace(drawn, counts=tuple(limit if positions > 0 else 0 for positions in free))
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
-        """Read the prompts along with the target, and drop the tokens that it rejected."""
-        before = [row.seen for row in self._rows]
-        for row, its in zip(self._rows, tokens, strict=True):
-            row.seen += len(its)
+        """Prefill together with the target, and rewind rejected draft tokens."""
+        before = [row.target_length for row in self._rows]
+        for row, processed in zip(self._rows, tokens, strict=True):
+            row.target_length += len(processed)
         if self._context is None:
             return
         lengths = self._context.lengths
-        if all(row.seen <= row.unread for row in self._rows):
-            along = zip(self._rows, tokens, before, lengths, strict=True)
-            known = [
-                self._known(its) if row.fits and seen == own else []
-                for row, its, seen, own in along
+        if all(row.target_length <= row.prefill for row in self._rows):
+            rows = zip(self._rows, tokens, before, lengths, strict=True)
+            chunks = [
+                self._draft_ids(processed) if row.fits and length == start else []
+                for row, processed, start, length in rows
             ]
-            if any(known):
-                feed(self._context, known)
+            if any(chunks):
+                feed(self._context, chunks)
                 self._context.evaluate()
         else:
-            both = zip(lengths, self._rows, strict=False)
-            self._context.rewind(tuple(min(length, row.seen) for length, row in both))
+            targets = [row.target_length for row in self._rows]
+            self._context.rewind(tuple(map(min, lengths, targets)))
 
     def reusable(self, sequence: int) -> Mapping[str, Reusable]:
-        """See Proposer; no further than the target has seen."""
+        """See Proposer. Returns no more positions than the target has processed."""
         row = self._rows[sequence]
         if self._context is None or sequence >= self._opened or not row.fits:
             return {}
         reusable = self._context.reusable(sequence)
-        return {NAME: replace(reusable, length=min(reusable.length, row.seen))}
+        return {NAME: replace(reusable, length=min(reusable.length, row.target_length))}
 
     def join(self, other: Self) -> None:
         if other._context is not None:
@@ -183,22 +194,22 @@ class DraftModel(Proposer):
     def _opened(self) -> int:
         return 0 if self._context is None else len(self._context.lengths)
 
-    def _row(self, prompt: Sequence[int], recalled: tuple[int, Cached | None]) -> Row:
-        seen, cached = recalled
-        fits = self._room(len(prompt)) > 0
-        return Row(
+    def _row(self, prompt: Sequence[int], recalled: tuple[int, Cached | None]) -> DraftRow:
+        length, cached = recalled
+        fits = self._positions_after(len(prompt)) > 0
+        return DraftRow(
             Distribution(self.settings, self.vocabulary, prompt),
             prompt if fits else prompt[:1],
             cached if fits else None,
             fits,
-            unread=len(self.model.prefix(prompt)) - 1,
-            seen=seen,
+            prefill=len(self.model.prefix(prompt)) - 1,
+            target_length=length,
         )
 
     def _open(self) -> Context:
-        """Return the context of all rows, opened now for those that have none."""
+        """Return the context of all rows; open it for rows that have none yet."""
         if unopened := self._rows[self._opened :]:
-            prompts = [self._known(row.prompt) for row in unopened]
+            prompts = [self._draft_ids(row.prompt) for row in unopened]
             cached = [row.cached for row in unopened]
             if len(unopened) == 1:
                 context = self.model.open(prompts[0], cached[0])
@@ -212,42 +223,43 @@ class DraftModel(Proposer):
         return self._context
 
     def _catch_up(
-        self, context: Context, texts: Sequence[Sequence[int]], rooms: list[int]
+        self, context: Context, committed: Sequence[Sequence[int]], free: list[int]
     ) -> mx.array:
-        """Feed what the draft has not seen of the texts that it has room for; return its logits of
-        their next tokens, (batch, 1, vocabulary)."""
-        unseen = [
-            self._known(text[length:]) if room > 0 else []
-            for text, length, room in zip(texts, context.lengths, rooms, strict=True)
+        """Feed the tokens that are not in the draft's KV cache, and return the logits of the next
+        tokens, (batch, 1, vocabulary). Rows without free positions are skipped."""
+        backlog = [
+            self._draft_ids(tokens[length:]) if positions > 0 else []
+            for tokens, length, positions in zip(committed, context.lengths, free, strict=True)
         ]
-        if max(map(len, unseen)) > (CATCH_UP if len(texts) > 1 else MANY):
-            # Nobody wants the logits of a long rectangle.
-            for start in range(0, max(map(len, unseen)) - 1, CHUNK):
-                feed(context, [tokens[:-1][start : start + CHUNK] for tokens in unseen])
+        if max(map(len, backlog)) > (CATCH_UP if len(committed) > 1 else MANY):
+            # Only the logits of the newest tokens are needed.
+            for start in range(0, max(map(len, backlog)) - 1, CHUNK):
+                feed(context, [tokens[:-1][start : start + CHUNK] for tokens in backlog])
                 context.evaluate()
-            unseen = [tokens[-1:] for tokens in unseen]
-        logits = feed(context, unseen).logits
-        if len(set(map(len, unseen))) == 1:
+            backlog = [tokens[-1:] for tokens in backlog]
+        logits = feed(context, backlog).logits
+        if len(set(map(len, backlog))) == 1:
             return logits if logits.shape[1] == 1 else logits[:, -1:]
-        last = mx.array([max(0, len(tokens) - 1) for tokens in unseen])[:, None, None]
+        last = mx.array([max(0, len(tokens) - 1) for tokens in backlog])[:, None, None]
         return mx.take_along_axis(logits, last, axis=1)
 
-    def _rooms(self, committed: Sequence[Sequence[int]]) -> list[int]:
-        """Return for each text how many more tokens the draft has positions for."""
+    def _free_positions(self, committed: Sequence[Sequence[int]]) -> list[int]:
+        """Return the number of free positions of the draft per sequence."""
         return [
-            max(0, self._room(len(text))) if row.fits else 0
-            for text, row in zip(committed, self._rows, strict=True)
+            max(0, self._positions_after(len(tokens))) if row.fits else 0
+            for tokens, row in zip(committed, self._rows, strict=True)
         ]
 
-    def _room(self, committed: int) -> int:
+    def _positions_after(self, committed: int) -> int:
         longest = self.model.max_length
         return sys.maxsize if longest is None else longest - committed
 
     def _over_target(self, logits: mx.array) -> mx.array:
         return logits if self.translation is None else self.translation.rows(logits)
 
-    def _known(self, tokens: Sequence[int]) -> list[int]:
+    def _draft_ids(self, tokens: Sequence[int]) -> list[int]:
+        """Return the draft's ids of the target's tokens."""
         if self.translation is not None:
             return self.translation.feed(tokens)
-        # A token beyond the draft's embedding costs acceptance, never exactness.
+        # Ids beyond the draft's vocabulary become 0, which lowers acceptance but stays exact.
         return [token if token < self.model.vocabulary else 0 for token in tokens]

@@ -1,4 +1,4 @@
-"""What a drafter is made from, and what is known of it before it drafts. Imports no MLX."""
+"""The description of a proposer before it exists, and the settings that make it. Imports no MLX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 MOST_DRAFTED = 16
-"""The longest proposal worth considering where a drafter has no limit of its own, in tokens."""
+"""Largest draft length to consider, in tokens, if a proposer has no smaller limit."""
 
 
 class LoadedPair(Protocol):
@@ -52,10 +52,18 @@ class LoadedPair(Protocol):
 
 @dataclass(frozen=True)
 class Setup:
-    """What the proposer of one request is made with. followed: another drafter proposes where this
-    one abstains. eager: a draft is wanted as soon as the prompt is read. prices: returns what
-    rounds cost so far; None where the length of a proposal is not the drafter's to choose.
-    tenant: whose earlier texts may be drafted from."""
+    """The settings from which the proposer of one request is made.
+
+    Attributes:
+        sampling: The target's sampling settings.
+        ngram_min: Least length of a prompt-lookup match in tokens; None chooses it automatically.
+        ngram_choice: Which of several prompt-lookup matches to use.
+        grammar: The grammar of the request.
+        followed: Whether another proposer drafts if this one abstains.
+        eager: Whether the proposer drafts immediately after the prefill.
+        prices: Returns the measured costs of rounds. None if the proposer must not choose its own
+            draft length.
+        tenant: The tenant whose earlier sequences prompt lookup may use."""
 
     sampling: Sampling
     ngram_min: int | None = None
@@ -69,11 +77,15 @@ class Setup:
 
 @dataclass(frozen=True)
 class Drafter:
-    """A drafter that a pair has.
+    """A kind of proposer that a loaded pair supports.
 
-    name: as in the table of drafters. make: makes the proposer of one request. most: the longest
-    proposal worth considering, in tokens. nbytes: size of its weights; 0 costs next to nothing.
-    identity: which drafter of this name it is. stops: it ends its proposals early, by prices."""
+    Attributes:
+        name: Name in the table of proposers.
+        make: Makes the proposer of one request.
+        most: Largest draft length to consider, in tokens.
+        nbytes: Size of the weights in bytes; 0 means that drafting costs almost nothing.
+        identity: Distinguishes drafters of the same name, such as draft models.
+        stops: Whether the proposer shortens its proposals by `Setup.prices`."""
 
     name: str
     make: Callable[[Setup], Proposer]
@@ -84,12 +96,12 @@ class Drafter:
 
 
 TRIAL = 64
-"""Drafted tokens after which a trial ends."""
+"""Number of draft tokens after which a trial may end."""
 LEAST_VERIFIED = 16
-"""Tokens that the target must have verified by then. It verifies no further than the first wrong
-token of a proposal, so that long proposals count no more than short ones."""
+"""Number of verified tokens after which a trial may end. Tokens after the first rejected one do not
+count as verified, so that long proposals weigh no more than short ones."""
 LEAST_ACCEPTED = 0.1
-"""Share of the verified tokens. Drafters that gain anything have several times that."""
+"""Least accepted share of the verified tokens. Useful proposers reach several times that."""
 CAUSES = "was probably made for another target, or for the model that this one was fine-tuned from"
 OWN_CAUSES = (
     "is a part of the target and rarely agrees with it as it is: take more layers or bits, or "
@@ -98,16 +110,21 @@ OWN_CAUSES = (
 
 
 class Trial:
-    """Finds out from the first drafted tokens whether a drafter fits its target at all."""
+    """A test, on the first draft tokens, whether a drafter fits its target at all."""
 
     def __init__(self) -> None:
         self._drafted = self._verified = self._accepted = 0
         self._warned = False
 
     def caution(self, rounds: Iterable[Sequence[int]], name: str, causes: str = CAUSES) -> str:
-        """Count the tokens drafted and accepted in further rounds, and return a warning about the
-        drafter of this name if it has failed; empty after the first time, and if it has not.
-        causes: why a drafter of its kind fails."""
+        """Count further rounds, and return a warning once if the drafter fails the test.
+
+        Args:
+            rounds: Numbers of drafted and accepted tokens per round.
+            name: The drafter's name in the warning.
+            causes: The probable cause, for the warning.
+        Returns:
+            The warning, or an empty string."""
         over = False
         for drafted, accepted in (*rounds, (0, 0)):
             over = self._drafted >= TRIAL and self._verified >= LEAST_VERIFIED

@@ -1,5 +1,5 @@
-"""Heads on the target's own hidden state propose a chain: one head for each position ahead
-(Medusa: Cai et al., arXiv 2401.10774, section 2.1.1)."""
+"""The proposer with Medusa heads on the target's last hidden state, one head per draft position
+(Cai et al., arXiv 2401.10774, section 2.1.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +33,12 @@ def drafter(pair: LoadedPair) -> Drafter | None:
 
 @dataclass(eq=False)
 class Medusa(Proposer):
-    """Proposer that reads the hidden state which predicted the newest committed token. settings,
-    vocabulary: the target's own, since p and q must be filtered alike."""
+    """A proposer that drafts from the hidden state which predicted the newest committed token.
+
+    Attributes:
+        heads: The Medusa heads.
+        settings: The target's sampling settings, since q must be filtered like p.
+        vocabulary: The target's number of token ids."""
 
     heads: MedusaHeads
     settings: Sampling
@@ -50,12 +54,12 @@ class Medusa(Proposer):
         self._states: list[mx.array | None] = [None] * len(prompts)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """See Proposer: at most one token a head. What one head drafts changes the next one's row
-        through penalties alone. Abstains where the target has not seen a token."""
-        seen = next((state for state in self._states if state is not None), None)
-        if seen is None:
+        """See Proposer. Drafts at most one token per head, and abstains before the target has
+        processed a token. Draft tokens influence later heads only through penalties."""
+        some = next((state for state in self._states if state is not None), None)
+        if some is None:
             return no_proposal(len(committed))
-        states = [mx.zeros_like(seen) if state is None else state for state in self._states]
+        states = [mx.zeros_like(some) if state is None else state for state in self._states]
         count = min(limit, self.heads.count)
         logits = self.heads.logits(mx.concatenate(states), count)
         rows = iter(mx.split(logits, count, axis=1))
@@ -66,9 +70,9 @@ class Medusa(Proposer):
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """Keep the hidden states that predicted the newest committed tokens."""
-        for row, (accepted, its) in enumerate(zip(tokens, scores, strict=True)):
-            if accepted:
-                self._states[row] = its.hidden[FINAL][:, -1:]
+        for row, (processed, results) in enumerate(zip(tokens, scores, strict=True)):
+            if processed:
+                self._states[row] = results.hidden[FINAL][:, -1:]
 
     def join(self, other: Self) -> None:
         self._distributions += other._distributions
