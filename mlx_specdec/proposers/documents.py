@@ -1,5 +1,5 @@
-"""An index of documents: where the end of a text occurs in them, and what follows it there. It is a
-suffix array of the reversed documents, saved in the user's cache directory."""
+"""An index of documents, which finds the longest suffix of a sequence that occurs in them, and the
+tokens that follow it there. It is a suffix array of the reversed documents, stored on disk."""
 
 import contextlib
 import mmap
@@ -19,23 +19,28 @@ from .. import process
 Integers = NDArray[np.int32]
 
 DEPTH = 32
-"""Tokens that are compared; longer matches count as this long."""
+"""Maximum length of a match, in tokens."""
 VOTERS = 16
-"""Occurrences of a match, spread evenly, that decide how it goes on."""
+"""Number of occurrences of a match, evenly spread, that vote for the next token."""
 WIDTH = 4
+"""Bytes per stored token."""
 BETWEEN = b"\0\0\0\0"
-"""Stands around every document. Token t is stored as t + 1, in four bytes, the highest first, so
-that bytes compare as tokens do."""
+"""The separator before and after every document. Token t is stored as t + 1, in four bytes in
+big-endian order, so that comparing bytes compares tokens."""
 FORMAT = 3
-"""Of files: all places, in the byte order of the machine, then what is searched."""
+"""Version of the file format: the suffix array in native byte order, then the stored tokens."""
 MOST_BYTES = 2 << 30
-"""Size of all saved indexes together; those that were used longest ago are deleted."""
+"""Limit on the bytes of all saved indexes. The least recently used ones are deleted first."""
 
 
 @dataclass(frozen=True)
-class Match:
-    """The longest suffix of a text that occurs in the documents. length: in tokens, at most DEPTH.
-    first, end: its occurrences, numbered in the order of places."""
+class DocumentMatch:
+    """The longest suffix of a sequence that occurs in the documents.
+
+    Attributes:
+        length: The length in tokens, at most DEPTH.
+        first: Index of the first occurrence in the suffix array.
+        end: Index after the last occurrence."""
 
     length: int
     first: int
@@ -43,16 +48,20 @@ class Match:
 
 
 class DocumentIndex:
-    """Documents that can be searched. places: from `order`. tokens: from `stored`, from byte
-    `offset` of the buffer to its end."""
+    """A searchable index of documents.
+
+    Args:
+        places: The suffix array, from `order`.
+        tokens: A buffer that contains the tokens, from `stored`.
+        offset: The first byte of the tokens in the buffer."""
 
     def __init__(self, places: Sequence[int], tokens: bytes | mmap.mmap, offset: int = 0) -> None:
         self._places = places
         self._tokens = tokens
         self._offset = offset
 
-    def find(self, text: Sequence[int]) -> Match:
-        """Return the longest suffix of `text` that occurs in a document; tens of microseconds."""
+    def find(self, text: Sequence[int]) -> DocumentMatch:
+        """Return the longest suffix of `text` that occurs in a document."""
         end = text[-DEPTH:]
         wanted = struct.pack(f">{len(end)}I", *[token + 1 for token in reversed(end)])
         read = self._reader(DEPTH)
@@ -60,14 +69,16 @@ class DocumentIndex:
         near = range(max(at - 1, 0), min(at + 1, len(self._places)))
         length = max((_common(wanted, read(self._places[k])) for k in near), default=0)
         if not length:
-            return Match(0, 0, 0)
+            return DocumentMatch(0, 0, 0)
         wanted, read = wanted[: WIDTH * length], self._reader(length)
         first = bisect_left(self._places, wanted, key=read)
-        return Match(length, first, bisect_right(self._places, wanted, first, key=read))
+        return DocumentMatch(length, first, bisect_right(self._places, wanted, first, key=read))
 
-    def following(self, match: Match, count: int) -> list[int]:
-        """Return at most `count` tokens that follow a match, up to the document's end: the next one
-        of most of up to VOTERS occurrences, and what follows it in the first of these."""
+    def following(self, match: DocumentMatch, count: int) -> list[int]:
+        """Return at most `count` tokens that follow a match, up to the end of the document.
+
+        Up to VOTERS occurrences vote for the next token. The result is the continuation of the
+        first occurrence with the winning token."""
         size = match.end - match.first
         voters = min(size, VOTERS)
         spread = (match.first + k * size // voters for k in range(voters))
@@ -80,7 +91,7 @@ class DocumentIndex:
         return [number - 1 for number in reversed(numbers)]
 
     def _reader(self, length: int) -> Callable[[int], bytes]:
-        """Return a function that returns the bytes of `length` tokens at a place."""
+        """Return a function that returns the bytes of `length` tokens from a place on."""
         tokens, offset, size = self._tokens, self._offset, WIDTH * length
 
         def read(place: int) -> bytes:
@@ -90,7 +101,7 @@ class DocumentIndex:
         return read
 
     def _before(self, place: int, count: int) -> bytes:
-        """Return the bytes of the tokens before a place, from the document's end on."""
+        """Return the bytes of at most `count` tokens of the document before a place."""
         end = self._offset + WIDTH * place
         tail = self._tokens[max(end - WIDTH * count, self._offset) : end]
         for at in range(len(tail) - WIDTH, -1, -WIDTH):
@@ -100,8 +111,13 @@ class DocumentIndex:
 
 
 def backwards(documents: Sequence[Integers], vocabulary: int) -> Integers:
-    """Return the documents, int32 each, the last one first and each from its end, as int32: tokens
-    + 1, and 0 before, between and after them and for ids outside of the vocabulary."""
+    """Concatenate the documents in reverse order.
+
+    Args:
+        documents: Token ids, one int32 array per document.
+        vocabulary: The number of token ids.
+    Returns:
+        Token ids + 1, int32, with 0 around every document and for ids beyond the vocabulary."""
     size = sum(len(document) + 1 for document in documents)
     tokens = np.zeros(size, np.int32)
     end = size
@@ -114,8 +130,10 @@ def backwards(documents: Sequence[Integers], vocabulary: int) -> Integers:
 
 
 def order(tokens: Integers, depth: int = DEPTH) -> Integers:
-    """Return all places, ordered by the `depth` numbers from there on. tokens: from `backwards`.
-    Takes about 30 bytes a number. Prefix doubling (Manber and Myers, 1990) up to the depth."""
+    """Return the suffix array of `tokens`, int32, ordered by the first `depth` tokens.
+
+    This is prefix doubling (Manber and Myers, 1990), limited to the depth. It takes about 30 bytes
+    of memory per token. tokens: from `backwards`."""
     count = len(tokens)
     ranks = np.zeros(count + depth, np.int32)
     np.add(tokens, 1, out=ranks[:count])
@@ -135,20 +153,20 @@ def order(tokens: Integers, depth: int = DEPTH) -> Integers:
 
 
 def stored(tokens: Integers) -> bytes:
-    """Return the result of `backwards` as the bytes that are searched."""
+    """Return the result of `backwards` in big-endian bytes, which the index searches."""
     return tokens.astype(">u4").tobytes()
 
 
-def _common(one: bytes, other: bytes) -> int:
-    """Return the number of tokens in a common prefix of two texts."""
-    size = min(len(one), len(other))
-    differ = int.from_bytes(one[:size], "big") ^ int.from_bytes(other[:size], "big")
+def _common(first: bytes, second: bytes) -> int:
+    """Return the number of tokens in the common prefix of two sequences of stored tokens."""
+    size = min(len(first), len(second))
+    differ = int.from_bytes(first[:size], "big") ^ int.from_bytes(second[:size], "big")
     return (8 * size - differ.bit_length()) // (8 * WIDTH)
 
 
 @dataclass(frozen=True)
 class IndexKey:
-    """What an index depends on: two digests, and the number of token ids of the model."""
+    """The identity of an index: digests of documents and tokenizer, and the vocabulary size."""
 
     documents: str
     tokenizer: str
@@ -161,7 +179,7 @@ class IndexKey:
 
 
 def read(key: IndexKey) -> DocumentIndex | None:
-    """Map a saved index into memory; None where there is none."""
+    """Map a saved index into memory. Return None if there is none."""
     try:
         with key.file.open("rb") as stream:
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -174,8 +192,11 @@ def read(key: IndexKey) -> DocumentIndex | None:
 
 
 def build(key: IndexKey, documents: list[Integers]) -> DocumentIndex:
-    """Build an index and save it if possible. documents: token ids, int32 each; the list is
-    emptied, to release its memory."""
+    """Build an index, and save it if possible.
+
+    Args:
+        key: The identity of the index.
+        documents: Token ids, one int32 array per document. This empties the list to free memory."""
     tokens = backwards(documents, key.vocabulary)
     documents.clear()
     places = order(tokens)
@@ -189,11 +210,11 @@ def build(key: IndexKey, documents: list[Integers]) -> DocumentIndex:
 
 
 def _delete_old(directory: Path, needed: int) -> None:
-    """Make room for `needed` bytes, also by what interrupted processes left."""
-    room = MOST_BYTES - needed
+    """Delete the oldest files in the directory until `needed` bytes fit under MOST_BYTES."""
+    free = MOST_BYTES - needed
     with contextlib.suppress(OSError):
         files = [(file.stat(), file) for file in directory.iterdir()]
-        for status, file in sorted(files, key=lambda each: each[0].st_mtime, reverse=True):
-            room -= status.st_size
-            if room < 0:
+        for status, file in sorted(files, key=lambda entry: entry[0].st_mtime, reverse=True):
+            free -= status.st_size
+            if free < 0:
                 file.unlink()

@@ -1,9 +1,9 @@
-"""Where the end of a text occurred before, and what followed there: in the text itself, and in
-texts that were written before.
+"""Prompt lookup: find earlier occurrences of the end of a sequence, in the sequence itself and in
+earlier sequences, and the tokens that followed.
 
-An index is a log of tokens with chains of equal n-grams, as zlib finds repetitions: a table has the
-latest place of each n-gram, and every place the one before it. It serves as a suffix tree of
-bounded depth does (SuffixDecoding, arXiv 2411.04975), in 20 bytes a token."""
+An index is a log of tokens with chains of equal n-grams, like zlib's. A table holds the latest
+position of each n-gram, and every position links to the previous one. An index replaces a suffix
+tree of bounded depth (SuffixDecoding, arXiv 2411.04975) and takes 20 bytes per token."""
 
 import hashlib
 from collections import OrderedDict, deque
@@ -13,30 +13,36 @@ from typing import Any, NamedTuple
 import numpy as np
 
 BETWEEN = -1
-"""Stands between texts; never proposed, never matched across."""
+"""The separator between sequences. It is never proposed, and matches never span it."""
 DEPTH = 32
-"""Tokens that are compared; longer matches count as this long."""
+"""Maximum length of a match, in tokens."""
 VOTERS = 16
-"""The latest occurrences of an n-gram that are compared; 8 or 32 are as good."""
+"""How many of the latest occurrences of an n-gram are compared; 8 or 32 perform alike."""
 GRAMS = (2, 8)
-"""Lengths of the n-grams that have chains. Chains of 4 and 16 as well find 0.3 % more."""
+"""Lengths of the n-grams with chains. Additional chains for 4 and 16 find only 0.3 % more."""
 FACTOR, SPREAD, MASK = 0x2C1B3C6D, 0x9E3779B1, 0xFFFFFFFF
-"""Of a hash of 32 bits."""
+"""Two odd multipliers and the mask of a 32-bit hash."""
 SMALLEST = 1024
+"""Initial capacity of an index, in tokens; it grows on demand."""
 
 
 class Match(NamedTuple):
-    """The longest match. length: in tokens; 0 without one. following: the tokens after each of its
-    occurrences, the latest first."""
+    """The longest match.
+
+    Attributes:
+        length: The length in tokens; 0 if there is no match.
+        following: The tokens after each occurrence, the latest occurrence first."""
 
     length: int
     following: list[list[int]]
 
 
 class TextIndex:
-    """An index of at most `most` tokens; the newest take the place of the oldest.
+    """An index of the newest `most` tokens.
 
-    grams: lengths of n-grams, increasing; a shorter match is not found."""
+    Args:
+        most: Capacity in tokens. New tokens overwrite the oldest ones.
+        grams: Lengths of n-grams, increasing. Shorter matches are not found."""
 
     def __init__(self, most: int, grams: Sequence[int] = GRAMS) -> None:
         self._most = most
@@ -49,8 +55,8 @@ class TextIndex:
         return self._log.nbytes + self._latest.nbytes + self._before.nbytes
 
     def add(self, text: Sequence[int]) -> None:
-        """Add a text, or its next tokens where nothing else was added since; n-grams across the
-        beginning are left out."""
+        """Add a sequence, or further tokens of the sequence that was added last. N-grams that span
+        the first added token are not indexed."""
         tokens = np.array(text, np.int32)[-(self._most - DEPTH) :]
         if self._end + len(tokens) > self._capacity < self._most:
             tokens = np.concatenate((self._log[DEPTH : self._end], tokens))
@@ -71,7 +77,7 @@ class TextIndex:
             self._link(level, slots[first:], np.arange(begin + first, self._end, dtype=np.int32))
 
     def append(self, token: int) -> None:
-        """Add the next token of a text."""
+        """Add the next token of the sequence that was added last."""
         if self._end == self._capacity:
             self.add([token])
             return
@@ -85,10 +91,12 @@ class TextIndex:
         self._end += 1
 
     def find(self, end: Sequence[int], count: int, least: int) -> Match:
-        """Find the longest end of a text that occurs in the log.
+        """Find the longest suffix of a sequence that occurs in the log.
 
-        end: the last tokens of the text, at most DEPTH. count: of the tokens that follow. least:
-        tokens of the shortest match."""
+        Args:
+            end: The last tokens of the sequence, at most DEPTH.
+            count: How many following tokens to return.
+            least: Length of the shortest match, in tokens."""
         size, numbers, capacity = len(end), self._numbers, self._capacity
         wanted = int.from_bytes(np.array(end, np.int32).tobytes(), "little")
         levels = zip(self._tables, self._slots(reversed(end)), strict=False)
@@ -97,7 +105,7 @@ class TextIndex:
             places: list[int] = []
             for _ in range(VOTERS):
                 older = (self._end - place - 1) % capacity + 1
-                # A chain ends where newer tokens have taken a place.
+                # A chain ends at a position that newer tokens have overwritten.
                 if not place or older <= age:
                     break
                 differs = int.from_bytes(numbers[place - size : place], "little") ^ wanted
@@ -113,7 +121,7 @@ class TextIndex:
         return Match(0, [])
 
     def _allocate(self, capacity: int) -> None:
-        # As many slots as tokens; 0 is no place, since the first DEPTH stay empty.
+        # At least as many slots as tokens. Position 0 means none, since the first DEPTH are empty.
         bits = max(4, (capacity - 1).bit_length())
         self._capacity = capacity
         self._shift = 32 - bits
@@ -121,7 +129,7 @@ class TextIndex:
         self._log: np.ndarray = np.full(capacity, BETWEEN, np.int32)
         self._latest = np.zeros((len(self._grams), 1 << bits), np.int32)
         self._before = np.zeros((len(self._grams), capacity), np.int32)
-        # Single numbers of a memoryview are read twice as fast as those of an array.
+        # Reading single numbers from a memoryview is twice as fast as from an array.
         self._numbers = self._log.data
         self._tables = [
             (gram, self._latest[level].data, self._before[level].data)
@@ -132,8 +140,11 @@ class TextIndex:
         return reversed(self._numbers[self._end - count : self._end].tolist())
 
     def _slots(self, columns: Iterable[Any]) -> Iterator[Any]:
-        """Yield the slots of n-grams, the shortest first. columns: their last tokens, those before
-        and so on; numbers, or an array for many places."""
+        """Yield the hash-table slots of n-grams, the shortest n-gram first.
+
+        Args:
+            columns: The last token, the token before it and so on, as integers or as arrays with
+                one entry per position."""
         code, grams, shift = 0, self._grams, self._shift
         for size, column in enumerate(columns, 1):
             code = (code + column + 1) * FACTOR & MASK
@@ -143,7 +154,7 @@ class TextIndex:
                 return
 
     def _link(self, level: int, slots: np.ndarray, places: np.ndarray) -> None:
-        """Put increasing places at the front of the chains of their slots."""
+        """Insert positions, in increasing order, at the front of the chains of their slots."""
         latest, before = self._latest[level], self._before[level]
         order = np.argsort(slots, kind="stable")
         slots, places = slots[order], places[order]
@@ -162,19 +173,20 @@ def _until_between(tokens: list[int]) -> list[int]:
 
 
 MOST_TOKENS = 1 << 20
-"""Of all texts of a tenant: 20 MiB."""
+"""Limit on the tokens of one tenant, which take 20 MiB."""
 MOST_BYTES = 128 << 20
-"""Of all tenants; that of the one who came longest ago goes first."""
+"""Limit on the bytes of all tenants. The index of the least recent tenant is deleted first."""
 REMEMBERED = 64
-"""Beginnings of a tenant's texts that are not added again: a conversation is sent with every
-turn."""
+"""How many prefixes of a tenant's sequences are remembered, so that they are not added again. A
+chat client sends the whole conversation with every turn."""
 
 
 class History:
-    """The texts of the tenants of one pair: prompts and answers.
+    """The earlier sequences of the tenants of one pair, in a separate index per tenant.
 
-    Nobody finds another tenant's texts: each tenant has an index of its own. most: tokens for each.
-    max_bytes: of all."""
+    Args:
+        most: Capacity of each index in tokens.
+        max_bytes: Limit on the bytes of all indexes."""
 
     def __init__(self, most: int = MOST_TOKENS, max_bytes: int = MOST_BYTES) -> None:
         self._most = most
@@ -184,15 +196,20 @@ class History:
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in self._tenants.values())
+        return sum(index.nbytes for index in self._tenants.values())
 
     def of(self, tenant: str) -> TextIndex | None:
-        """Return the index of a tenant's texts; None where there are none."""
+        """Return the index of a tenant, or None if it has no sequences."""
         return self._tenants.get(tenant)
 
     def add(self, tenant: str, prompt: Sequence[int], committed: Sequence[int]) -> None:
-        """Add the prompt and the tokens of a finished text, which has the prompt in it unless an
-        encoder read that."""
+        """Add a finished sequence.
+
+        Args:
+            tenant: The tenant of the request.
+            prompt: Token ids.
+            committed: All committed tokens, which begin with the prompt unless the model is an
+                encoder-decoder."""
         index = self._tenants.pop(tenant, None) or TextIndex(self._most)
         self._tenants[tenant] = index
         beginnings = self._beginnings.setdefault(tenant, deque(maxlen=REMEMBERED))
@@ -200,10 +217,10 @@ class History:
         for text in (committed,) if inside else (prompt, committed):
             sizes = {len(prompt), len(text), *(size for size, _ in beginnings)}
             digests = dict(_digests(text, sizes))
-            known = max((n for n, of in beginnings if digests.get(n) == of), default=0)
-            if known < len(text):
-                # Some of what is known, so that a match may begin in it.
-                index.add([*text[max(0, known - DEPTH) :], BETWEEN])
+            stored = max((n for n, digest in beginnings if digests.get(n) == digest), default=0)
+            if stored < len(text):
+                # Repeat DEPTH stored tokens, so that a match may begin in them.
+                index.add([*text[max(0, stored - DEPTH) :], BETWEEN])
             beginnings += [(n, digests[n]) for n in (len(prompt), len(text)) if n in digests]
         while self.nbytes > self._max_bytes and len(self._tenants) > 1:
             oldest, _ = self._tenants.popitem(last=False)
@@ -211,9 +228,9 @@ class History:
 
 
 def _digests(text: Sequence[int], sizes: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-    """Yield digests of beginnings of a text that have these sizes, in tokens."""
-    tokens, hashed, read = np.array(text, np.int32), hashlib.blake2b(digest_size=16), 0
-    for size in sorted(each for each in sizes if each <= len(tokens)):
-        hashed.update(tokens[read:size].tobytes())
-        read = size
+    """Yield the digests of prefixes of a sequence. sizes: Lengths of the prefixes in tokens."""
+    tokens, hashed, start = np.array(text, np.int32), hashlib.blake2b(digest_size=16), 0
+    for size in sorted(size for size in sizes if size <= len(tokens)):
+        hashed.update(tokens[start:size].tobytes())
+        start = size
         yield size, hashed.digest()
