@@ -39,11 +39,8 @@ heads at 16,000 tokens need 2 GB for the scores in half precision."""
 
 
 def chunk(prompts: int, *, holds_scores: bool) -> int:
-    """Return the prefill chunk on this machine, in tokens per prompt.
-
-    Args:
-        prompts: How many prompts are prefilled together.
-        holds_scores: See `models.base.Base.holds_scores`."""
+    """Return the prefill chunk on this machine, in tokens per prompt, for a number of prompts.
+    holds_scores: See `models.base.Base.holds_scores`."""
     if holds_scores or mx.default_device() == mx.Device(mx.cpu):
         return CHUNK
     free = disk.usable_memory() - mx.get_active_memory()
@@ -59,12 +56,11 @@ class PromptReader:
         prefixes: `Model.prefix` of each prompt.
         prompts: The prompts, for `Proposer.begin`.
         proposer: Receives the target's results for every chunk.
-        progress: Called with the tokens done and the length of the longest prompt.
+        progress: Receives the tokens done and the length of the longest prompt.
         step_size: Tokens per sequence and pass; see `chunk`.
         cached: State for `Proposer.recall`, per sequence.
         checkpoint: Length of the first prefix at which a chunk must end; 0 means none.
-        clock: Returns seconds.
-        drafting: Seconds that the proposer took."""
+        drafting: Seconds on the `clock` that the proposer took."""
 
     target: Context
     prefixes: Sequence[Sequence[int]]
@@ -163,10 +159,6 @@ class Decoding:
     Attributes:
         target: The target's context, which `reader` prefills.
         proposer: The source of draft tokens; None means plain decoding.
-        rule: The acceptance rule.
-        batch: The sequences.
-        draft_length: Chooses the draft length of each round.
-        reader: Prefills the prompts.
         watch: Times the stages of each round."""
 
     target: Context
@@ -201,12 +193,8 @@ class Decoding:
     def step(self) -> tuple[Emission, ...]:
         """Remove ended sequences, add waiting ones, then prefill one chunk or run one round.
 
-        Returns:
-            One emission per sequence; a prefill emits nothing.
-
-        Raises:
-            DecodingError: If an exception interrupted an earlier step, which leaves the state
-                inconsistent."""
+        Returns one emission per sequence; a prefill emits nothing. Raises DecodingError if an
+        exception interrupted an earlier step, which leaves the state inconsistent."""
         if self._broken:
             raise DecodingError("a step was interrupted in its middle: start the text again")
         self._broken = True
@@ -246,13 +234,9 @@ class Decoding:
         return self._commit(current)
 
     def _submit(self, proposal: Proposal, noise: Noise, chosen: mx.array | None = None) -> _Pass:
-        """Submit a target pass over one token per sequence and the proposal after it.
-
-        Args:
-            proposal: The draft tokens.
-            noise: Noise of the round.
-            chosen: (batch, 1) int32, tokens of the previous pass that are still on the device. By
-                default, the newest committed tokens, which are not in the KV cache yet."""
+        """Submit a target pass over one token per sequence and the proposal after it. That token is
+        `chosen`, (batch, 1) int32, of the previous pass, or by default the newest committed one,
+        which is not in the KV cache yet."""
         newest = self.batch.newest() if chosen is None else chosen
         tokens = mx.concatenate([newest, proposal.tokens], axis=1) if proposal.size else newest
         taps = () if self.proposer is None else self.proposer.taps

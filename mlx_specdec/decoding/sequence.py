@@ -114,7 +114,6 @@ class StopCriteria:
     Attributes:
         eos: Ids of EOS tokens.
         remaining: How many tokens may still be emitted.
-        stream: Converts tokens to text.
         stops: Finds stop strings in the text; None if there are none."""
 
     eos: Collection[int]
@@ -191,8 +190,6 @@ class Sequence:
     Attributes:
         prefix: `Model.prefix` of the prompt, committed from the beginning.
         distribution: The target's distribution.
-        random: The source of noise.
-        stop: The stop criteria.
         top_logprobs: How many of the most likely tokens to list per position; None returns no
             log-probabilities.
         problem: The exception that ended this sequence alone, or None."""
@@ -220,10 +217,8 @@ class Sequence:
         return 0 if self._reason is not None else self.stop.remaining
 
     def noise(self, in_flight: int) -> Noise:
-        """Return the noise of the next round. The loop calls this exactly once per round.
-
-        Args:
-            in_flight: Number of tokens before the round that are not committed yet."""
+        """Return the noise of the next round, before which `in_flight` tokens are not committed
+        yet. The loop calls this exactly once per round."""
         self._rounds += 1
         return self.random.at(self._rounds - 1, self.position + in_flight)
 
@@ -232,11 +227,8 @@ class Sequence:
         return self._reason is not None
 
     def commit(self, tokens: Seq[int], drafted: int) -> Emission:
-        """Commit tokens and return the emission, which is empty after the end.
-
-        Args:
-            tokens: Token ids. The last one is -1 if the target's row is NaN or infinite.
-            drafted: How many of the tokens, counted from the first, are draft tokens."""
+        """Commit tokens and return the emission. The first `drafted` tokens are draft tokens. The
+        last token is -1 if the target's row is NaN or infinite."""
         # The batch still runs passes over this row, and -1 is not a valid input token.
         self.committed += [max(0, token) for token in tokens]
         if self._reason is not None:
@@ -279,10 +271,8 @@ class Batch:
     """The sequences that share each target pass.
 
     Attributes:
-        sequences: The sequences.
         committed: All committed tokens, one list per sequence.
-        constrained: Whether any sequence has a grammar, whose mask depends on all earlier tokens.
-    """
+        constrained: Whether a sequence has a grammar, whose masks depend on all earlier tokens."""
 
     def __init__(self, sequences: Seq[Sequence]) -> None:
         self._set(sequences)
@@ -397,11 +387,8 @@ class Batch:
     def with_logprobs(
         self, emissions: tuple[Emission, ...], logits: mx.array
     ) -> tuple[Emission, ...]:
-        """Return the emissions with log-probabilities for the sequences that request them.
-
-        Args:
-            emissions: The emissions of one pass.
-            logits: The target's logits, (batch, m, width)."""
+        """Add log-probabilities to the emissions of sequences that request them. logits: (batch, m,
+        width) of the target."""
         if not self._logprobs:
             return emissions
         results = list(emissions)

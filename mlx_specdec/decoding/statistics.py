@@ -197,12 +197,9 @@ class Stopwatch:
     """A stopwatch for the stages of a round, which the loop notifies of each stage.
 
     Attributes:
-        listeners: Receive a report of every round.
-        timed: Which rounds are timed in parts.
         shared: Returns whether other work uses the device between two rounds. If so, each round
             waits for all work that it has submitted.
-        waiting: Returns whether requests wait for a row of the batch.
-        clock: Returns seconds."""
+        waiting: Returns whether requests wait for a row of the batch."""
 
     listeners: Sequence[RoundListener] = ()
     timed: Timed = "none"

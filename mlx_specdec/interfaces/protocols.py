@@ -35,20 +35,15 @@ class Context(Protocol):
             proposed: How many of the last tokens are not committed, so that `rewind` may drop
                 them. A pass with proposed = 0 makes all earlier tokens final.
             taps: Names of hidden states to return: FINAL, `after(i)` for the output of layer i,
-                and `keys_of(i)` and `values_of(i)`, which few models support.
-
-        Raises:
-            OptionError: If the model cannot return one of these hidden states."""
+                and `keys_of(i)` and `values_of(i)`. Raises OptionError if the model cannot return
+                one of them."""
 
     def rewind(self, lengths: tuple[int, ...]) -> int:
         """Drop all but the first `lengths` tokens, which are committed from then on.
 
-        Returns:
-            The number of target passes that this took: 1 for a replay, otherwise 0.
-
-        Raises:
-            RewindError: If `lengths` exceeds the cached tokens or would drop final tokens. The
-                context never silently drops fewer tokens."""
+        Returns the number of target passes that this took: 1 for a replay, otherwise 0. Raises
+        RewindError if `lengths` exceeds the cached tokens or would drop final tokens; a context
+        never silently drops fewer tokens."""
 
     def evaluate(self) -> None:
         """Compute the state of all tokens so far, but not their logits, and wait for it."""
@@ -97,16 +92,10 @@ class Model(Protocol):
         model, the decoder's start token of an encoder-decoder model. Never empty."""
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        """Return a context for one sequence. An encoder-decoder model encodes its source in the
-        first pass.
-
-        Args:
-            prompt: Token ids.
-            cached: State of the first tokens of `prefix(prompt)`, from `Context.reusable`; these
-                tokens need no prefill.
-
-        Raises:
-            PromptError: If the prompt is empty or longer than `max_length`."""
+        """Return a context for one sequence. `cached`, from `Context.reusable`, is the state of the
+        first tokens of `prefix(prompt)`, which need no prefill. An encoder-decoder model encodes
+        its source in the first pass. Raises PromptError if the prompt is empty or longer than
+        `max_length`."""
 
     @property
     def batches(self) -> bool:
@@ -120,15 +109,9 @@ class Model(Protocol):
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:
-        """Return a context of several sequences, which further contexts may join.
-
-        Args:
-            prompts: Token ids of every sequence; see `open`.
-            cached: The cached state of every sequence; empty if nothing is cached.
-
-        Raises:
-            PromptError: See `open`.
-            OptionError: If the model does not support batches."""
+        """Return a context of several sequences, which further contexts may join. See `open`;
+        `cached` is empty if nothing is cached. Raises PromptError, and OptionError if the model
+        does not support batches."""
 
 
 class TargetModel(Model, Protocol):
@@ -179,11 +162,8 @@ class NoiseSource(Protocol):
     """Makes the noise of one sequence, one round at a time."""
 
     def at(self, round: int, position: int) -> Noise:
-        """Return the noise of a round.
-
-        Args:
-            round: Number of the round, from 0.
-            position: Output position of the round's first token, from 0; never decreases."""
+        """Return the noise of a round. `position` is the output position of the round's first
+        token, from 0; it never decreases."""
 
     def draw_ahead(self) -> None:
         """Submit the noise that the next round may need, while the device would be idle."""
@@ -266,8 +246,7 @@ class Proposer(Protocol):
 
         Args:
             committed: All committed tokens, one list per sequence.
-            limit: Maximum number of draft tokens per sequence, at least 1.
-            noise: Noise of the round."""
+            limit: Maximum number of draft tokens per sequence, at least 1."""
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """Receive the target's results for a chunk of the prompt or for a round. The loop does not
@@ -289,8 +268,7 @@ class Rule(Protocol):
         Args:
             log_p: (batch, n + 1, vocabulary), the target's log-probabilities up to a constant per
                 row, after bias, penalties and filters. Row i is the distribution of the position
-                of proposal.tokens[:, i], the last row that of the bonus token. float32 if
-                temperature > 0.
+                of proposal.tokens[:, i], and the last row of the bonus token. float32 if the
+                temperature is above 0.
             proposal: The result of `Proposal.for_rules`. A rule never accepts ids outside the
-                target's vocabulary.
-            noise: Noise of the round."""
+                target's vocabulary."""

@@ -178,8 +178,6 @@ class RoundReport:
 
     Attributes:
         size: The longest proposal of a sequence, in tokens; 0 for a plain step.
-        sequences: The round of every sequence.
-        times: Wall times.
         source: See Proposal.
         passes: Target passes submitted in this round, replays included.
         pipelined: Whether the pass for the next token is in flight.
@@ -242,9 +240,7 @@ class Snapshot:
     """State after exactly `length` tokens, which cannot be cut to fewer tokens.
 
     Attributes:
-        length: The number of tokens.
         value: Description of the arrays for the model that made them; None if it needs none.
-        arrays: The state.
         exact: Whether only the same prompt may reuse the state, as with a bidirectional encoder."""
 
     length: int
@@ -280,11 +276,8 @@ class Reusable:
 
 @dataclass(frozen=True)
 class CachedPrefix:
-    """The cached state of a prefix of a prompt.
-
-    Attributes:
-        target: State for `Model.open`.
-        proposer: States by name for `Proposer.recall`."""
+    """The cached state of a prefix of a prompt: `target` is for `Model.open`, and `proposer`, by
+    name, for `Proposer.recall`."""
 
     target: Cached | None = None
     proposer: Mapping[str, Cached] = field(default_factory=dict)

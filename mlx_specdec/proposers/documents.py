@@ -111,13 +111,8 @@ class DocumentIndex:
 
 
 def backwards(documents: Sequence[Integers], vocabulary: int) -> Integers:
-    """Concatenate the documents in reverse order.
-
-    Args:
-        documents: Token ids, one int32 array per document.
-        vocabulary: The number of token ids.
-    Returns:
-        Token ids + 1, int32, with 0 around every document and for ids beyond the vocabulary."""
+    """Concatenate the documents, int32 arrays of token ids, in reverse order. Returns ids + 1,
+    int32, with 0 around every document and in place of ids beyond the vocabulary."""
     size = sum(len(document) + 1 for document in documents)
     tokens = np.zeros(size, np.int32)
     end = size
@@ -192,11 +187,8 @@ def read(key: IndexKey) -> DocumentIndex | None:
 
 
 def build(key: IndexKey, documents: list[Integers]) -> DocumentIndex:
-    """Build an index, and save it if possible.
-
-    Args:
-        key: The identity of the index.
-        documents: Token ids, one int32 array per document. This empties the list to free memory."""
+    """Build an index, and save it if possible. `documents` holds one int32 array of token ids per
+    document; this function empties the list to free memory."""
     tokens = backwards(documents, key.vocabulary)
     documents.clear()
     places = order(tokens)

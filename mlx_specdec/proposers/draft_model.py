@@ -48,9 +48,7 @@ def draw(
     """Draw `count` tokens for every sequence without blocking.
 
     Args:
-        distributions: The target's distributions, since q must be filtered like p.
-        committed: All committed tokens, one list per sequence.
-        noise: Noise of the round, not used at temperature 0.
+        distributions: They use the target's settings, since q must be filtered like p.
         count: The draft length, at least 1.
         logits: (batch, 1, vocabulary) for the first token.
         following: Returns the logits after the newest draft tokens, (batch, 1) int32."""
@@ -74,9 +72,8 @@ class DraftRow:
     """One sequence of a draft model.
 
     Attributes:
-        distribution: The sampling distribution of the draft.
         prompt: The prompt with which the draft's context is opened.
-        cached: Cached state for the context.
+        cached: Cached state for that context.
         fits: Whether the prompt is shorter than the draft's maximum length. If not, `prompt` is
             only its first token, and nothing is drafted.
         prefill: Number of tokens that the target processes before it generates.
@@ -95,7 +92,6 @@ class DraftModel(Proposer):
     """A proposer that decodes ahead with a draft model, one token per pass, without blocking.
 
     Attributes:
-        model: The draft model.
         settings: The target's sampling settings, since q must be filtered like p.
         vocabulary: The target's number of token ids.
         translation: Translates token ids if the draft has another vocabulary than the target.

@@ -55,7 +55,6 @@ class Setup:
     """The settings from which the proposer of one request is made.
 
     Attributes:
-        sampling: The target's sampling settings.
         ngram_min: Least length of a prompt-lookup match in tokens; None chooses it automatically.
         ngram_choice: Which of several prompt-lookup matches to use.
         grammar: The grammar of the request.
@@ -119,12 +118,8 @@ class Trial:
     def caution(self, rounds: Iterable[Sequence[int]], name: str, causes: str = CAUSES) -> str:
         """Count further rounds, and return a warning once if the drafter fails the test.
 
-        Args:
-            rounds: Numbers of drafted and accepted tokens per round.
-            name: The drafter's name in the warning.
-            causes: The probable cause, for the warning.
-        Returns:
-            The warning, or an empty string."""
+        Otherwise return an empty string. rounds: Numbers of drafted and accepted tokens. name,
+        causes: The name of the drafter and the probable cause, for the warning."""
         over = False
         for drafted, accepted in (*rounds, (0, 0)):
             over = self._drafted >= TRIAL and self._verified >= LEAST_VERIFIED

@@ -34,11 +34,7 @@ def drafter(pair: LoadedPair) -> Drafter | None:
 @dataclass(eq=False)
 class Medusa(Proposer):
     """A proposer that drafts from the hidden state which predicted the newest committed token.
-
-    Attributes:
-        heads: The Medusa heads.
-        settings: The target's sampling settings, since q must be filtered like p.
-        vocabulary: The target's number of token ids."""
+    `settings` and `vocabulary` are the target's, since q must be filtered like p."""
 
     heads: MedusaHeads
     settings: Sampling

@@ -140,11 +140,8 @@ class TextIndex:
         return reversed(self._numbers[self._end - count : self._end].tolist())
 
     def _slots(self, columns: Iterable[Any]) -> Iterator[Any]:
-        """Yield the hash-table slots of n-grams, the shortest n-gram first.
-
-        Args:
-            columns: The last token, the token before it and so on, as integers or as arrays with
-                one entry per position."""
+        """Yield the hash-table slots of n-grams, the shortest one first. columns: The last token,
+        the token before it and so on, as integers or as arrays with one entry per position."""
         code, grams, shift = 0, self._grams, self._shift
         for size, column in enumerate(columns, 1):
             code = (code + column + 1) * FACTOR & MASK
@@ -203,13 +200,8 @@ class History:
         return self._tenants.get(tenant)
 
     def add(self, tenant: str, prompt: Sequence[int], committed: Sequence[int]) -> None:
-        """Add a finished sequence.
-
-        Args:
-            tenant: The tenant of the request.
-            prompt: Token ids.
-            committed: All committed tokens, which begin with the prompt unless the model is an
-                encoder-decoder."""
+        """Add a finished sequence. `committed` begins with the prompt, unless the model is an
+        encoder-decoder."""
         index = self._tenants.pop(tenant, None) or TextIndex(self._most)
         self._tenants[tenant] = index
         beginnings = self._beginnings.setdefault(tenant, deque(maxlen=REMEMBERED))

@@ -65,15 +65,8 @@ class Alphabet:
     def constraint(
         self, grammar: Grammar, ends: Collection[int], banned: Collection[int] = ()
     ) -> Constraint:
-        """Return the constraint of a new sequence.
-
-        Args:
-            grammar: The result of `grammar.compiled`.
-            ends: Ids of EOS tokens.
-            banned: Ids that are never allowed.
-
-        Raises:
-            OptionError: If the grammar allows no token of the vocabulary."""
+        """Return the constraint of a new sequence with the EOS tokens `ends`. Ids in `banned` are
+        never allowed. Raises OptionError if the grammar allows no token of the vocabulary."""
         make = functools.partial(Constraint, self._fresh(grammar), ends, self._size, banned)
         if not self._begins(make()):
             bans = ", logit-bias bans all of these" if banned else ""

@@ -127,7 +127,6 @@ class Distribution:
     """The sampling distributions of one sequence in the target or in a draft model.
 
     Attributes:
-        settings: The sampling settings.
         vocabulary: The number of token ids.
         prompt: Determines, with the seed, at which positions XTC applies.
         constraint: The grammar's state after the committed tokens; only a target has one.
@@ -240,12 +239,7 @@ def log_probabilities(
     drafted: mx.array | None = None,
 ) -> mx.array:
     """Return `Distribution.log_probabilities` of a batch, in one call if all kinds are equal.
-
-    Args:
-        distributions: One per sequence.
-        logits: (batch, m, width).
-        committed: All committed tokens, per sequence.
-        drafted: (batch, n) int32."""
+    logits: (batch, m, width). drafted: (batch, n) int32."""
     first = distributions[0]
     if all(row.kind == first.kind for row in distributions[1:]):
         return first.log_probabilities(logits, committed[0], drafted)
@@ -259,10 +253,7 @@ def log_probabilities(
 
 
 def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
-    """Return the Gumbel-max choice of each row, argmax(log p + g), (...) int32.
-
-    Args:
-        log_p: (..., vocabulary), up to a constant per row.
-        gumbel: Gumbel noise that broadcasts to log_p; None means no noise."""
+    """Return the Gumbel-max choice of each row, argmax(log p + g), (...) int32. log_p: (...,
+    vocabulary), up to a constant per row. gumbel: Noise that broadcasts to log_p, or None."""
     scored = log_p if gumbel is None else log_p + gumbel
     return mx.argmax(scored, axis=-1).astype(mx.int32)

@@ -71,14 +71,9 @@ class Grammar(str):
 def compiled(json_schema: str | None, regex: str | None, grammar: str | None) -> Grammar | None:
     """Compile the constraint of a request; None if it has none.
 
-    Args:
-        json_schema: A JSON schema, an object in JSON.
-        regex: A regular expression.
-        grammar: A grammar in llguidance's variant of Lark or in llama.cpp's GBNF.
-
-    Raises:
-        OptionError: If there is more than one constraint, if it is wrong, or if llguidance is not
-            installed."""
+    `json_schema` is an object in JSON. `grammar` is in llguidance's variant of Lark or in
+    llama.cpp's GBNF. Raises OptionError if there is more than one constraint, if it is wrong, or if
+    llguidance is not installed."""
     texts = {"json-schema": json_schema, "regex": regex, "grammar": grammar}
     present = [(name, text) for name, text in texts.items() if text is not None]
     if not present:

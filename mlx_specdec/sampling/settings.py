@@ -41,8 +41,7 @@ class Sampling:
             `options.Options` it means line ends and EOS tokens.
         seed: Determines the positions that exclude their top choices.
 
-    Raises:
-        OptionError: If a value is out of range."""
+    Raises OptionError if a value is out of range."""
 
     temperature: float = 0.0
     top_k: int = 0

@@ -18,13 +18,8 @@ def leading(accepted: mx.array) -> mx.array:
 
 
 def row_after(rows: mx.array, accepted: mx.array) -> mx.array:
-    """Return the row of each sequence that follows its accepted tokens.
-
-    Args:
-        rows: (batch, n + 1, ...).
-        accepted: (batch, n) bool, from `leading`.
-    Returns:
-        (batch, ...)."""
+    """Return the row of each sequence after its accepted tokens, (batch, ...). rows: (batch, n + 1,
+    ...). accepted: (batch, n) bool, from `leading`."""
     if accepted.shape[-1] == 0:
         return rows[:, 0]
     count = mx.sum(accepted, axis=-1, keepdims=True)
@@ -33,14 +28,8 @@ def row_after(rows: mx.array, accepted: mx.array) -> mx.array:
 
 
 def entries(rows: mx.array, tokens: mx.array, outside: float = 0.0) -> mx.array:
-    """Return the entry of each row at the index of the row's token.
-
-    Args:
-        rows: (batch, n, vocabulary).
-        tokens: (batch, n) int32.
-        outside: The result for ids beyond the vocabulary.
-    Returns:
-        (batch, n)."""
+    """Return the entry of each row at the row's token, (batch, n); `outside` for ids beyond the
+    vocabulary. rows: (batch, n, vocabulary). tokens: (batch, n) int32."""
     last = rows.shape[-1] - 1
     index = mx.minimum(tokens, last)[..., None]
     inside = mx.take_along_axis(rows, index, axis=-1)[..., 0]
@@ -65,10 +54,7 @@ def draft_probabilities(proposal: Proposal, vocabulary: int) -> mx.array:
 
 def draw(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
     """Return the Gumbel-max choice of each row, (...) int32; -1 if the row's maximum is not finite.
-
-    Args:
-        log_p: (..., vocabulary), up to a constant per row.
-        gumbel: Noise of the same shape; None means argmax."""
+    See `choose`."""
     finite = mx.isfinite(mx.max(log_p, axis=-1))
     return mx.where(finite, choose(log_p, gumbel), -1)
 
@@ -114,12 +100,9 @@ def accept_probabilities(
     """Return min(1, p(x)/q(x) + delta) for each draft token x, or 0 if p(x) or q(x) is 0.
 
     Args:
-        p: (batch, n, vocabulary) target probabilities, any float dtype.
-        q: (batch, n, vocabulary) draft probabilities, of the same dtype; rows may be zero.
-        tokens: (batch, n) int32, drawn from q.
-        delta: Leniency; 0 is exact.
-    Returns:
-        (batch, n) in the dtype of p."""
+        p, q: (batch, n, vocabulary) probabilities of a float dtype, which the result has too. Rows
+            of q may be zero.
+        tokens: (batch, n) int32, drawn from q."""
     p_x, q_x = entries(p, tokens), entries(q, tokens)
     possible = (p_x > 0) & (q_x > 0)
     ratio = p_x / mx.where(possible, q_x, 1.0)
@@ -130,23 +113,17 @@ def correction(p: mx.array, q: mx.array, ratio: mx.array | None = None) -> mx.ar
     """Return the distribution of the correction token: max(r p - q, 0), normalized.
 
     Args:
-        p: (..., vocabulary) target probabilities, any float dtype.
-        q: (..., vocabulary) draft probabilities, of the same dtype.
-        ratio: (...), the joint ratio r of the accepted prefix; None means 1.
-    Returns:
-        (..., vocabulary) in the dtype of p; p itself in rows whose residual is zero."""
+        p, q: (..., vocabulary) probabilities of a float dtype, which the result has too. The result
+            is p in rows whose residual is zero.
+        ratio: (...), the joint ratio r of the accepted prefix; None means 1."""
     residual = mx.maximum((p if ratio is None else ratio[..., None] * p) - q, 0.0)
     mass = mx.sum(residual, axis=-1, keepdims=True)
     return mx.where(mass > 0, residual / mx.where(mass > 0, mass, 1.0), p)
 
 
 class SampledRule(ABC):
-    """The base class of rules that sample both acceptance and the correction token.
-
-    These rules need the distributions of the draft tokens, or one-hot proposals.
-
-    Attributes:
-        name: Name of the rule in error messages."""
+    """The base class of rules that sample both acceptance and the correction token. They need the
+    distributions of the draft tokens, or one-hot proposals. Error messages show `name`."""
 
     name: str
 
@@ -175,7 +152,6 @@ class SampledRule(ABC):
         Args:
             p: (batch, n + 1, vocabulary) target probabilities.
             q: (batch, n, vocabulary) draft probabilities.
-            tokens: (batch, n) int32, the draft tokens.
             uniforms: (batch, n) uniform numbers in [0, 1).
         Returns:
             The accepted tokens, (batch, n) bool, and the distributions of the correction token
@@ -201,12 +177,8 @@ class TokenRule(SampledRule):
 def joint_ratios(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
     """Return the joint ratios r_0 = 1, r_i = min(1, r_{i-1} p(x_i) / q(x_i)).
 
-    Args:
-        p: (batch, n, vocabulary) target probabilities.
-        q: (batch, n, vocabulary) draft probabilities.
-        tokens: (batch, n) int32.
-    Returns:
-        (batch, n + 1) in the dtype of p; 0 from the first token on for which p or q is 0."""
+    The result is (batch, n + 1) in the dtype of p, and 0 from the first token on for which p or q
+    is 0. p, q: (batch, n, vocabulary). tokens: (batch, n) int32."""
     p_x, q_x = entries(p, tokens), entries(q, tokens)
     p_x, q_x = mx.where(q_x > 0, p_x, 0.0), mx.where(q_x > 0, q_x, 1.0)
     ratios = [mx.ones_like(p_x[:, 0])]
@@ -216,15 +188,12 @@ def joint_ratios(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
 
 
 def block_accept_probabilities(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
-    """Return h_i, the probability that the accepted prefix ends with draft token i if it does not
-    end with a later token.
+    """Return h_i, (batch, n) in the dtype of p: the probability that the accepted prefix ends with
+    draft token i if it does not end with a later token.
 
     Args:
         p: (batch, n + 1, vocabulary) target probabilities; the last row is for the bonus token.
-        q: (batch, n, vocabulary) draft probabilities.
-        tokens: (batch, n) int32.
-    Returns:
-        (batch, n) in the dtype of p."""
+        q: (batch, n, vocabulary) draft probabilities."""
     n = tokens.shape[1]
     ratios = joint_ratios(p[:, :n], q, tokens)
     inner = ratios[:, 1:n]
