@@ -1,7 +1,7 @@
-"""Estimates what a pair would need and gain on this machine, from configurations alone.
+"""Estimates the memory and the speedup of a pair on this machine, from configurations alone.
 
-Both models are built with random weights of the right shapes, as far as they fit, and their passes
-are timed."""
+It builds both models with random weights of the right shapes, with fewer layers if they are large,
+and times their passes."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -31,12 +31,13 @@ from .passes import Clock, Kind, PassCosts, PassTimer
 from .prediction import Estimate, Link, RoundCost, Side, Speeds
 
 PROMPTS_SHARE = 0.1
-"""Share of the time that the prompt of each model may take."""
+"""Share of the measuring time within which the prompt of each model has to be prefilled."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """One model to estimate; see `models.loading.outline`. name: for messages."""
+    """A model to estimate, described by its config.json; see `models.loading.outline`. Messages use
+    the name."""
 
     name: str
     config: Mapping[str, Any]
@@ -45,7 +46,7 @@ class ModelSource:
     expand: bool | None = None
 
     def outline(self, depth: int | None = None) -> Outline:
-        """Return the model's outline, of `depth` layers if that is not None."""
+        """Return the model's outline, with `depth` layers if that is not None."""
         return outline(
             self.config,
             self.name,
@@ -62,8 +63,8 @@ def model_source(
     """Return the model that a name stands for.
 
     Args:
-        name: A directory, a GGUF file, or a repository of the Hub, of which only config.json is
-            downloaded.
+        name: A directory, a GGUF file, or a repository of the Hub. Only the config.json of a
+            repository is downloaded.
         revision: A branch, tag or commit of the Hub; None for main.
         dtype, q_bits, expand: See `NumberFormat`.
 
@@ -77,7 +78,7 @@ def model_source(
 
 @dataclass(frozen=True)
 class DrafterSource:
-    """A hidden-state drafter to estimate. files: `drafters.kinds.outline`'s. name: for messages."""
+    """A hidden-state drafter to estimate, with the files that `drafters.kinds.outline` returns."""
 
     name: str
     files: DrafterFiles
@@ -87,8 +88,8 @@ class DrafterSource:
 
 
 def own_draft(target: ModelSource, name: str, q_bits: int | None = None) -> ModelSource:
-    """Return the draft "self" or "self:N", which is the target's layers at `q_bits` a weight. If
-    q_bits is None, "self" has SELF_BITS, and N layers are computed with as in the target."""
+    """Return the draft "self" or "self:N", which has the target's layers at `q_bits` bits. If
+    `q_bits` is None, "self" has SELF_BITS, and "self:N" has the target's own weights."""
     layers = own_layers(name) or 0
     config: Mapping[str, Any] = target.config
     if layers and q_bits is None:
@@ -102,8 +103,8 @@ def own_draft(target: ModelSource, name: str, q_bits: int | None = None) -> Mode
 
 
 class Lender:
-    """What a target lends a drafter, as interfaces.TargetModel has it: that does not depend on how
-    many of its layers are built. model: the target once it is built."""
+    """An interfaces.TargetModel for a drafter, which exists before the target is built. The
+    attribute `model` is the target, or None until then."""
 
     def __init__(self, target: Outline, files: DrafterFiles) -> None:
         self.layers = len(target.layers)
@@ -127,7 +128,8 @@ class Lender:
 
 
 class DrafterOutline:
-    """A drafter on hidden states, as an `Outline` is a model. most: draft tokens in a round."""
+    """A hidden-state drafter without weights, with the attributes of an `Outline`. Its attribute
+    `most` is the maximum number of draft tokens in a round."""
 
     def __init__(self, source: DrafterSource, target: Outline) -> None:
         files = source.files
@@ -141,18 +143,23 @@ class DrafterOutline:
         self._network.take(files, numbers, values=False)
         self.nbytes = self._network.nbytes
         bits = {module.bits for module in self._network.modules() if hasattr(module, "bits")}
-        self.dtype = "".join(f"{each}-bit, " for each in bits) + dtype_name(self._network.dtype)
+        self.dtype = "".join(f"{width}-bit, " for width in bits) + dtype_name(self._network.dtype)
         self.layers = self._network.layers
         self.most = int(self._network.most)
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
-        """Bytes of the keys and values of a text, and of its source where the target encodes it."""
+        """Return the bytes of the keys and values of a sequence, an encoded prompt included."""
         columns = generated if self._encodes else prompt + generated
         return self._network.cache_nbytes(prompt, columns)
 
     def timer(self, model: Base, prompt: int, clock: Clock) -> PassTimer:
-        """Return a timer of drafts behind a prompt of so many tokens. model: the target, or a part
-        of it with the same embedding and head."""
+        """Return a timer of drafts after a prompt.
+
+        Args:
+            model: The target, or the first layers of it with its embedding and head.
+            prompt: The number of prompt tokens.
+            clock: Returns seconds.
+        """
         self._lender.model = model
         fill(self._network, 0, {})
 
@@ -170,18 +177,27 @@ class DrafterOutline:
 
 
 class DraftTimer(PassTimer):
-    """Times the drafts of rounds, each of which reads a row of the target's hidden states before.
+    """A timer of the drafts of a hidden-state drafter.
 
-    reading: of a network, where the rows that were read stay. hidden: (1, 1, taps x target's
-    width), the row. most: tokens of the longest draft."""
+    Before every draft, the drafter reads the target's hidden state of one position, which stays in
+    the drafter's cache.
+    """
 
     def __init__(self, reading: Any, hidden: mx.array, most: int, clock: Clock) -> None:
+        """Create a timer.
+
+        Args:
+            reading: The drafter's network, opened for a sequence.
+            hidden: A hidden state, shape (1, 1, number of layers read x width of the target).
+            most: The maximum number of draft tokens.
+            clock: Returns seconds.
+        """
         super().__init__(reading, draft=reading, chain=min(passes.CHAIN, most), clock=clock)
         self._reading = reading
         self._hidden = hidden
 
     def time(self, kind: Kind) -> None:
-        """Add one sample of a draft of so many tokens."""
+        """Add one sample of a draft. The second item of the kind is its number of tokens."""
         reading, (_, count) = self._reading, kind
         mx.synchronize()
         started = self.clock()
@@ -207,42 +223,53 @@ def estimate(
     seconds: float = 60.0,
     clock: Clock = time.perf_counter,
     link: Link | None = None,
-    announce: Callable[[Estimate], None] = lambda known: None,
+    announce: Callable[[Estimate], None] = lambda sizes: None,
     progress: Progress = ignore_progress,
 ) -> Estimate:
-    """Measure both with random weights, if they fit, and predict what the pair gains.
+    """Time both models with random weights, if they fit, and predict the speedup of the pair.
 
-    prompt_tokens, max_tokens: the text that the caches hold; passes are measured behind such a
-    prompt. turns: how often everything is measured. seconds: when measuring ends, counted from the
-    building of the models. link: between machines such as this one that are to share the target.
-    announce: called with the sizes before anything is measured. Raises CheckpointError for a
-    configuration of no supported model, and for a drafter that was made for another target;
-    PromptError for a prompt that is too long; OptionError for models of different kinds, and for
-    settings that do not suit them or MLX here."""
-    known = target.outline()
-    # The whole model's size decides, also for the layers that are timed in its place.
-    target = replace(target, expand=known.expand)
+    Args:
+        target, draft: The models.
+        prompt_tokens: The length of the prompt, after which passes are timed.
+        max_tokens: The number of generated tokens that the caches have to hold as well.
+        turns: The number of samples of every time.
+        seconds: The limit on the time for building the models and measuring.
+        clock: Returns seconds.
+        link: The network between machines like this one that are to share the target.
+        announce: Called with the sizes before anything is measured.
+        progress: Called with the numbers of samples that are done and that there are.
+
+    Raises:
+        CheckpointError: A configuration is unsupported, or the drafter is for another target.
+        PromptError: The prompt is too long.
+        OptionError: The models are of different kinds, or the settings do not suit them or MLX.
+    """
+    sizes = target.outline()
+    # The size of the full model decides whether to dequantize the layers that are timed.
+    target = replace(target, expand=sizes.expand)
     drafting: Outline | DrafterOutline
     if isinstance(draft, DrafterSource):
         draft.files.check_config(target.config)
-        drafting = DrafterOutline(draft, known)
-    elif (drafting := draft.outline()).kind != known.kind:
+        drafting = DrafterOutline(draft, sizes)
+    elif (drafting := draft.outline()).kind != sizes.kind:
         raise OptionError(
-            f"the draft model is {drafting.kind} and the target {known.kind}: give a draft of the "
+            f"the draft model is {drafting.kind} and the target {sizes.kind}: give a draft of the "
             "target's own kind"
         )
     else:
         draft = replace(draft, expand=drafting.expand)
     drafter = drafting if isinstance(drafting, DrafterOutline) else None
     text = prompt_tokens, max_tokens
-    sides = _side(target.name, known, text), _side(draft.name, drafting, text)
-    machines = prediction.cluster(link, known, sides[0].caches_bytes) if link else None
+    sides = _side(target.name, sizes, text), _side(draft.name, drafting, text)
+    machines = prediction.cluster(link, sizes, sides[0].caches_bytes) if link else None
     kind = "draft" if drafter is None else drafter.kind
     needed = Estimate(kind, *sides, *text, usable_memory(), None, machines)
     announce(needed)
-    # A target that no single machine holds is measured on a few of its layers.
-    whole = sides[0].measured_layers is None
-    if not needed.fits or (whole and sum(side.bytes for side in sides) > needed.memory_limit_bytes):
+    # A target that only the machines together can hold is measured with a few of its layers.
+    has_all_layers = sides[0].measured_layers is None
+    if not needed.fits or (
+        has_all_layers and sum(side.bytes for side in sides) > needed.memory_limit_bytes
+    ):
         return needed
     deadline, share = clock() + seconds, seconds * PROMPTS_SHARE
     try:
@@ -253,7 +280,7 @@ def estimate(
             timers.append(PassTimer(context, sizes=passes.SIZES, steps=True, clock=clock))
             lengths.append(length)
         if drafter is not None:
-            # The larger part, where there are two: what it lends is the whole model's.
+            # Every partial model has the embedding and the head of the full model.
             timers.append(drafter.timer(models[-1], prompt_tokens, clock))
         elif isinstance(draft, ModelSource):
             for model in _models(draft, sides[1]):
@@ -284,20 +311,20 @@ def estimate(
     return replace(needed, speeds=alone, cluster=machines, read_tokens=min(lengths))
 
 
-def _side(name: str, known: Outline | DrafterOutline, text: tuple[int, int]) -> Side:
+def _side(name: str, sizes: Outline | DrafterOutline, text: tuple[int, int]) -> Side:
     return Side(
         name=name,
-        dtype=known.dtype,
-        vocabulary=known.vocabulary,
-        weights_bytes=known.nbytes,
-        caches_bytes=known.cache_nbytes(*text),
-        layers=len(known.layers),
-        measured_layers=passes.parts(known) if isinstance(known, Outline) else None,
+        dtype=sizes.dtype,
+        vocabulary=sizes.vocabulary,
+        weights_bytes=sizes.nbytes,
+        caches_bytes=sizes.cache_nbytes(*text),
+        layers=len(sizes.layers),
+        measured_layers=passes.parts(sizes) if isinstance(sizes, Outline) else None,
     )
 
 
 def _models(source: ModelSource, side: Side) -> list[Base]:
-    """Build the whole model, or two parts of it, where the smaller has the other's weights."""
+    """Build the full model, or two partial models that share weights, the smaller one first."""
     if side.measured_layers is None:
         return [source.outline().model()]
     few, more = (source.outline(depth) for depth in side.measured_layers)
@@ -306,24 +333,31 @@ def _models(source: ModelSource, side: Side) -> list[Base]:
 
 
 def _behind(model: Base, tokens: int, until: float, clock: Clock) -> tuple[Context, int]:
-    """Return a context behind a prompt of so many tokens, or of as many as shorter prompts promise
-    to be read by `until`, and their number."""
+    """Prefill a prompt of random tokens, and return its context and its length.
+
+    Args:
+        model: The model.
+        tokens: The length of the prompt. It is shorter if the time of shorter prompts suggests that
+            prefilling would not end in time.
+        until: The time on the clock at which prefilling has to end.
+        clock: Returns seconds.
+    """
     length = 1
     while True:
         started = clock()
         prompt = [7919 * at % model.vocabulary for at in range(1, length + 1)]
         context = passes.opened(model, prompt)
         now = clock()
-        each = (now - started) / length
+        seconds_per_token = (now - started) / length
         longer = (n for n in (tokens, min(tokens, 4 * length)) if n > length)
-        fitting = next((n for n in longer if now + n * each <= until), None)
+        fitting = next((n for n in longer if now + n * seconds_per_token <= until), None)
         if fitting is None:
             return context, length
         length = fitting
 
 
 def speeds(target: PassCosts, draft: PassCosts, most: int | None = None) -> Speeds:
-    """Predict from the times of a target and a draft. most: tokens of its longest draft."""
+    """Predict speedups from the times of a target and a draft of at most `most` tokens."""
     cost = _cost(target, draft)
     longest = max(cost.passes)
     drafted = longest - 1 if most is None else min(most, longest - 1)

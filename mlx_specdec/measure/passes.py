@@ -1,4 +1,4 @@
-"""Times passes of models as decoding runs them, behind one prompt."""
+"""Measures the time of passes, which run as in decoding, with a prompt in the KV cache."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,33 +14,41 @@ from .prediction import RoundCost
 Kind = tuple[str, int]
 """What is timed: ("steps", STEPS), ("chain", draft steps) or ("pass", tokens)."""
 Clock = Callable[[], float]
-"""Returns seconds since any fixed moment."""
+"""Returns the seconds since an arbitrary fixed moment."""
 STEPS = 8
-"""Plain steps in a row, of which all but the first are pipelined."""
+"""Number of plain steps in a sample. All of them but the first are pipelined, as in decoding."""
 CHAIN = 8
-"""Draft steps in a row."""
+"""Number of draft steps in a sample of a chain."""
 SIZES = (1, 2, 3, 5, 9, 17, 4, 6, 7, 8, 11, 13)
-"""Tokens of the passes that are measured, in this order; other sizes are interpolated."""
+"""Sizes of the measured passes in tokens, in order of measurement. Other sizes are interpolated."""
 NEEDED = 3
-"""Tokens of the longest pass without which there is no answer."""
+"""Number of tokens that the longest measured pass must have at least for an estimate."""
 WHOLE = 1 << 30
-"""Bytes of weights up to which all layers are measured."""
+"""Bytes of weights up to which a model is measured with all its layers."""
 LEAST = 128 << 20
-"""Bytes of the layers of the smaller part, and half the bytes by which the parts differ: too much
-for a processor's cache to hold, so that each pass reads memory as the whole model's passes do."""
+"""Minimum bytes of the layers of the smaller partial model, and half the minimum difference between
+the two. Processor caches hold less, so that passes read memory as in the full model."""
 SHARE = 5
-"""The parts differ by at least one layer in so many of the rest, since extrapolating from two
-depths amplifies the noise of their times."""
+"""The depths differ by at least 1 / SHARE of the layers above the smaller depth. Extrapolation from
+closer depths would amplify the noise of their times too much."""
 WORTHWHILE = 0.6
+"""Largest share of the layers in the larger partial model. Above it, the full model is measured."""
 
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Medians in seconds. draft: a draft step over one token, None without a draft. passes: of the
-    target, by their number of tokens. start: how much longer the first pass of a round takes, since
-    nothing runs yet while its graph is built. step: a plain, pipelined step, 0 where it was not
-    timed. replays: rewinding costs the target a pass. samples: the fewest of any figure. spread:
-    median distance of the steps from their median, relative to it."""
+    """The median times of passes, in seconds.
+
+    Attributes:
+        draft: A draft step over one token; None without a draft.
+        passes: A pass of the target, by its number of tokens.
+        start: The additional time of the first pass of a round. No other pass runs while MLX
+            builds its graph.
+        step: A plain, pipelined step; 0 if it was not timed.
+        replays: Whether the target needs another pass to rewind.
+        samples: The smallest number of samples of any of these times.
+        spread: The median absolute deviation of the steps, relative to their median.
+    """
 
     draft: float | None
     passes: Mapping[int, float]
@@ -51,7 +59,12 @@ class PassCosts:
     spread: float = 0.0
 
     def in_steps(self, step: float, other: float = 0.0) -> RoundCost:
-        """Return the costs in plain steps of `step` seconds. other: seconds of a round besides."""
+        """Return the costs in plain steps.
+
+        Args:
+            step: The seconds of a plain step.
+            other: The seconds of a round that are spent in neither model.
+        """
         return RoundCost(
             draft=(self.draft or 0.0) / step,
             passes={size: seconds / step for size, seconds in self.passes.items()},
@@ -62,11 +75,18 @@ class PassCosts:
 
 @dataclass(eq=False)
 class PassTimer:
-    """Times passes of a target and its draft. Everything but plain steps is rewound. sizes: tokens
-    of the target's passes. draft: the model whose steps run before such a pass, which may be the
-    target itself; with None no draft steps are timed, and passes run behind a step of the target.
-    steps: time plain steps as well. chain: number of draft steps in a row. The first sample of
-    every kind warms up, and counts only until there is another."""
+    """A timer of the passes of a target and its draft.
+
+    It rewinds every pass, but not the plain steps. The first sample of every kind is a warm-up,
+    which counts only if it is the only one.
+
+    Attributes:
+        sizes: The numbers of tokens of the target's passes.
+        draft: The context that takes a step before each of these passes; it may be the target's.
+            With None, draft steps are not timed, and the target takes that step.
+        steps: Whether to time plain steps as well.
+        chain: The number of draft steps in a row.
+    """
 
     target: Context
     sizes: Sequence[int] = ()
@@ -84,19 +104,19 @@ class PassTimer:
         self.kinds = tuple(kinds)
 
     def turn(self, times: int = 1) -> None:
-        """Time every kind of pass, `times` over."""
+        """Add `times` samples of every kind."""
         for kind in self.kinds * times:
             self.time(kind)
 
     def time(self, kind: Kind) -> None:
-        """Add one sample of a kind. The fed tokens do not matter."""
+        """Add one sample of a kind. The input tokens are arbitrary."""
         name, count = kind
         contexts = [context for context in (self.target, self.draft) if context is not None]
         mx.synchronize()
-        held = [context.lengths for context in contexts]
+        lengths_before = [context.lengths for context in contexts]
         started = self.clock()
         if name == "steps":
-            # Each step is submitted before the one before it is read.
+            # Submit each step before the result of the step before it is read, as decoding does.
             pending = _submit(self.target, mx.array([[1]], dtype=mx.int32), 0)
             for _ in range(count - 1):
                 following = _submit(self.target, pending, 0)
@@ -107,11 +127,11 @@ class PassTimer:
             self._round(count, 0) if name == "chain" else self._round(1, count)
         self._samples[kind].append(self.clock() - started)
         if name != "steps":
-            for context, lengths in zip(contexts, held, strict=True):
+            for context, lengths in zip(contexts, lengths_before, strict=True):
                 context.rewind(lengths)
 
     def costs(self) -> PassCosts | None:
-        """Return the medians of all samples; None before the first turn."""
+        """Return the median times, or None before the first turn."""
         used = {kind: s for kind, s in self._samples.items() if s or kind[0] != "pass"}
         if not all(used.values()):
             return None
@@ -119,9 +139,9 @@ class PassTimer:
         first, draft = _typical(alone), None
         steps, chain = used.get(("steps", STEPS)), used.get(("chain", self.chain), alone)
         if self.draft is not None:
-            # Behind another draft step.
-            behind = _typical(chain) - first
-            draft = first if self.chain == 1 else max(0.0, behind / (self.chain - 1))
+            # The first draft step of a round also takes the start-up time.
+            later = _typical(chain) - first
+            draft = first if self.chain == 1 else max(0.0, later / (self.chain - 1))
         spread = steps or chain
         middle = _typical(spread)
         return PassCosts(
@@ -133,22 +153,24 @@ class PassTimer:
             step=_typical(steps) / STEPS if steps else 0.0,
             replays=self.target.replays,
             samples=min(max(len(samples) - 1, 1) for samples in used.values()),
-            spread=_typical([abs(one - middle) for one in spread]) / middle if middle else 0.0,
+            spread=_typical([abs(sample - middle) for sample in spread]) / middle
+            if middle
+            else 0.0,
         )
 
     def _round(self, drafted: int, size: int) -> None:
-        """Take `drafted` single steps, then a pass over `size` tokens, and read its result."""
+        """Take `drafted` steps over one token, then a pass over `size` tokens, and await both."""
         chosen = mx.array([[1]], dtype=mx.int32)
         for _ in range(drafted):
             chosen = _submit(self.draft or self.target, chosen, 1)
         if size:
-            # From the step before, as a round's drafted tokens are.
+            # The input depends on the step before, as the draft tokens of a round do.
             chosen = _submit(self.target, mx.broadcast_to(chosen, (1, size)), size)
         chosen.tolist()
 
 
 def opened(model: Model, prompt: Sequence[int]) -> Context:
-    """Return a context that has read a prompt. Raises PromptError where it cannot."""
+    """Prefill a prompt and return its context. Raises PromptError if the prompt is unusable."""
     context = model.open(prompt)
     context.advance(mx.array([model.prefix(prompt)], dtype=mx.int32))
     context.evaluate()
@@ -156,7 +178,7 @@ def opened(model: Model, prompt: Sequence[int]) -> Context:
 
 
 def _submit(context: Context, tokens: mx.array, proposed: int) -> mx.array:
-    """Submit a pass, and return the greedy choice after the last of `tokens`, (1, 1), unread."""
+    """Start a pass asynchronously, and return its greedy next token, shape (1, 1)."""
     logits = context.advance(tokens, proposed=proposed).logits
     chosen = mx.argmax(logits, axis=-1)[:, -1:]
     mx.async_eval(chosen)
@@ -175,8 +197,15 @@ def measure(
     clock: Clock = time.perf_counter,
     progress: Progress = ignore_progress,
 ) -> None:
-    """Time every kind of pass once a turn, all models in turns, so that a drift meets all of them.
-    turns: after a first one, which warms up. deadline: the clock's time at which measuring ends."""
+    """Take samples with all timers alternately, so that drifts of the machine affect all alike.
+
+    Args:
+        timers: The timers of all models.
+        turns: The number of samples of every kind, after a warm-up.
+        deadline: The time on the clock at which measuring ends.
+        clock: Returns seconds.
+        progress: Called with the numbers of samples that are done and that there are.
+    """
     kinds = list(dict.fromkeys(kind for timer in timers for kind in timer.kinds))
     total = (turns + 1) * len(kinds)
     for done in range(total):
@@ -191,8 +220,15 @@ def measure(
 
 
 def parts(outline: Outline, whole: int = WHOLE, least: int = LEAST) -> tuple[int, int] | None:
-    """Return two depths to measure a model at, or None where it is measured whole. Behind the
-    first, irregular layers both have whole repeats of the model's pattern of layers."""
+    """Return two depths at which to measure a model, or None to measure it with all layers.
+
+    Both depths include the irregular first layers, and then complete periods of the layer pattern.
+
+    Args:
+        outline: The model.
+        whole: The bytes of weights up to which the model is measured with all layers.
+        least: The minimum bytes of layers; see LEAST.
+    """
     depth = len(outline.layers)
     if outline.nbytes <= whole or depth < 3:
         return None
@@ -205,8 +241,8 @@ def parts(outline: Outline, whole: int = WHOLE, least: int = LEAST) -> tuple[int
 
 
 def pattern(layers: Sequence[Hashable]) -> tuple[int, int]:
-    """Return (irregular, period): layer i looks like layer i + period for every i >= irregular. It
-    is the pair with the smallest sum; without a pattern (0, number of layers)."""
+    """Return (irregular, period), such that layer i equals layer i + period for all i >= irregular.
+    It is the pair with the smallest sum. Without a pattern, it is (0, number of layers)."""
     count = len(layers)
     best = (0, count)
     for period in range(1, count):
@@ -219,8 +255,8 @@ def pattern(layers: Sequence[Hashable]) -> tuple[int, int]:
 
 
 def extended(few: PassCosts, more: PassCosts, depths: tuple[int, int], depth: int) -> PassCosts:
-    """Return the times of `depth` layers, on the lines through those measured at two depths; noise
-    may give a line that falls, which is taken to be flat."""
+    """Extrapolate the times of `depth` layers linearly from the times of two depths. If noise makes
+    a slope negative, it counts as 0."""
     shallow, deep = depths
 
     def line(first: float | None, second: float | None) -> float:
@@ -240,7 +276,8 @@ def extended(few: PassCosts, more: PassCosts, depths: tuple[int, int], depth: in
 
 
 def _reach(weights: Sequence[int], begin: int, end: int, period: int, least: int) -> int:
-    """Return the first of end, end + period, ... at which layers from `begin` on weigh `least`."""
+    """Return the first of end, end + period, ... such that the layers from `begin` up to it have at
+    least `least` bytes."""
     while end < len(weights) and sum(weights[begin:end]) < least:
         end += period
     return end

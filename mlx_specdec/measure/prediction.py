@@ -1,10 +1,12 @@
-"""What a pair needs and gains, on one machine and on several.
+"""Predicts the memory that a pair takes and its speedup, on one machine and on several.
 
-S(gamma) is how many times as fast as plain decoding rounds of gamma drafted tokens are: (1 + a_1 +
-.. + a_gamma) / (gamma c + V(gamma + 1) + o + r), all costs in plain steps of the target (Leviathan
-et al., arXiv 2211.17192, section 3, with a measured V in the place of 1). a_i is the probability
-that the first i drafted tokens are all accepted: alpha ** i where each token has the acceptance
-probability alpha."""
+S(gamma) is the speedup over plain decoding of rounds with gamma draft tokens:
+
+    S(gamma) = (1 + a_1 + .. + a_gamma) / (gamma c + V(gamma + 1) + o + r)
+
+All costs are in plain steps of the target. The formula is from Leviathan et al. (arXiv 2211.17192,
+section 3), with a measured V in the place of 1. a_i is the probability that the first i draft
+tokens are all accepted. It is alpha ** i if every token has the acceptance probability alpha."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,21 +19,27 @@ from ..models.outline import Outline
 from ..options import own_layers
 
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-"""Acceptance probabilities that are predicted for; the real one is unknown before."""
+"""Acceptance probabilities to predict speedups for. The pair's own one is unknown."""
 BUSY = 0.1
-"""Relative spread of samples above which a reader is warned."""
+"""Relative spread of the samples above which a note says that the machine was busy."""
 LONGEST_DRAFT = 16
+"""Draft length up to which a complete measurement predicts, in tokens."""
 SUMS = {"encoder-decoder": 3, "decoder-only": 2}
-"""Sums over all machines in each layer of the decoder."""
+"""Number of all-reduce exchanges in each decoder layer of a tensor-parallel target, by its kind."""
 AGREEMENTS = 1
-"""Exchanges a round that carry the decisions of the first machine to the others."""
+"""Exchanges per round in which the first machine sends its decisions to the others."""
 
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What the parts of a round cost, in plain steps. draft: one draft step (c). passes: a pass of
-    the target by the number of its tokens (V). start: what every round waits for besides (o).
-    replays: what is rejected costs a pass over the tokens that are kept (r)."""
+    """The costs of the parts of a round, in plain steps of the target.
+
+    Attributes:
+        draft: The cost of one draft step (c).
+        passes: The cost of a pass of the target, by the number of its tokens (V).
+        start: The cost of a round that belongs to neither model (o).
+        replays: Whether a rejection costs another pass, over the accepted tokens (r).
+    """
 
     draft: float
     passes: Mapping[int, float]
@@ -39,64 +47,78 @@ class RoundCost:
     replays: bool = False
 
     def of(self, acceptance: Sequence[float]) -> float:
-        """A round that drafts one token for each a_i; 1 where there are none, a plain step."""
+        """Return the expected cost of a round with one draft token for each a_i. It is 1, the cost
+        of a plain step, without draft tokens."""
         gamma = len(acceptance)
         if not gamma:
             return 1.0
         cost = gamma * self.draft + between(self.passes, gamma + 1) + self.start
         if self.replays and acceptance[-1] < 1:
             rejected = 1 - acceptance[-1]
-            # Accepted tokens of the rounds in which not all were: sum of i (a_i - a_(i + 1)).
-            kept = (sum(acceptance) - gamma * acceptance[-1]) / rejected
-            cost += rejected * between(self.passes, round(kept) + 1)
+            # The mean number of accepted tokens in the rounds with a rejection:
+            # the sum of i (a_i - a_(i + 1)), divided by the share of these rounds.
+            accepted = (sum(acceptance) - gamma * acceptance[-1]) / rejected
+            cost += rejected * between(self.passes, round(accepted) + 1)
         return cost
 
 
 def emitted(acceptance: Sequence[float]) -> list[float]:
-    """Expected tokens of a round for gamma = 0, 1, .., the target's own token included."""
+    """Return the expected number of tokens of a round for gamma = 0, 1, .., with the token that the
+    target itself adds."""
     return list(accumulate(acceptance, initial=1.0))
 
 
 def speedups(
     cost: RoundCost, acceptance: Sequence[float], lengths: Sequence[int] = ()
 ) -> tuple[float, ...]:
-    """S(gamma) for gamma = 0 .. len(acceptance), the first being 1. lengths: tokens of the
-    sequences, which cut their last rounds short; without them there is no end."""
+    """Return S(gamma) for gamma = 0 .. len(acceptance). The first entry is 1.
+
+    Args:
+        cost, acceptance: The costs of a round, and the a_i.
+        lengths: The numbers of tokens of the sequences, whose last rounds are cut short. Without
+            them, the sequences are taken to be endless.
+    """
     tokens = emitted(acceptance)
     if lengths:
         for gamma in range(1, len(tokens)):
             rounds = expected_rounds(acceptance[:gamma], max(lengths))
             tokens[gamma] = sum(lengths) / sum(rounds[length] for length in lengths)
     return tuple(
-        each / max(cost.of(acceptance[:gamma]), 1e-12) for gamma, each in enumerate(tokens)
+        count / max(cost.of(acceptance[:gamma]), 1e-12) for gamma, count in enumerate(tokens)
     )
 
 
 def expected_rounds(acceptance: Sequence[float], longest: int) -> list[float]:
-    """Entry n: how many rounds a sequence of n tokens takes, for n = 0 .. longest. A round emits k
-    + 1 tokens with probability a_k - a_(k + 1), a_0 being 1."""
+    """Return the expected number of rounds of a sequence of n tokens, for n = 0 .. longest. A round
+    emits k + 1 tokens with probability a_k - a_(k + 1); a_0 is 1."""
     shares = [1.0, *acceptance, 0.0]
-    chances = [shares[kept] - shares[kept + 1] for kept in range(len(acceptance) + 1)]
+    chances = [shares[count] - shares[count + 1] for count in range(len(acceptance) + 1)]
     rounds = [0.0]
     for length in range(1, longest + 1):
-        after = (chance * rounds[max(0, length - kept - 1)] for kept, chance in enumerate(chances))
+        after = (chance * rounds[max(0, length - k - 1)] for k, chance in enumerate(chances))
         rounds.append(1.0 + sum(after))
     return rounds
 
 
 def between(points: Mapping[int, float], place: int) -> float:
-    """The value at `place` on the straight lines through the points; the last line goes on."""
+    """Interpolate linearly between the points. Outside them, the nearest line is extrapolated."""
     if place in points or len(points) == 1:
         return points.get(place, next(iter(points.values())))
-    known = sorted(points)
-    at = min(max(1, bisect_left(known, place)), len(known) - 1)
-    below, above = known[at - 1], known[at]
+    places = sorted(points)
+    at = min(max(1, bisect_left(places, place)), len(places) - 1)
+    below, above = places[at - 1], places[at]
     share = (place - below) / (above - below)
     return points[below] + share * (points[above] - points[below])
 
 
 def shared(cost: RoundCost, share: float, network: float) -> RoundCost:
-    """What rounds cost the cluster, in its own plain steps, from what they cost one machine."""
+    """Return the costs of a round on a cluster, in plain steps of the cluster.
+
+    Args:
+        cost: The costs of a round on one machine.
+        share: The time of a pass on the cluster without the network, relative to one machine.
+        network: The time that the network adds to a pass, in plain steps of one machine.
+    """
     step = share + network
     return RoundCost(
         draft=cost.draft / step,
@@ -107,8 +129,8 @@ def shared(cost: RoundCost, share: float, network: float) -> RoundCost:
 
 
 def break_even(cost: RoundCost, share: float, acceptance: Sequence[float]) -> float | None:
-    """The network above which a round of these a_i speeds the cluster up by more than it does one
-    machine; None where there is no such network."""
+    """Return the network time of a pass above which speculation gains more on the cluster than on
+    one machine, in plain steps of one machine; None if it never does."""
     alone = cost.of(acceptance)
     local, passes = _round(cost, share, acceptance)
     if alone <= passes:
@@ -117,14 +139,14 @@ def break_even(cost: RoundCost, share: float, acceptance: Sequence[float]) -> fl
 
 
 def pays_below(cost: RoundCost, share: float, acceptance: Sequence[float]) -> float:
-    """The network below which a round of these a_i takes the cluster less time than one machine; of
-    a plain step without any."""
+    """Return the network time of a pass below which a round is faster on the cluster than on one
+    machine, in plain steps of one machine. Without any a_i, the round is a plain step."""
     local, passes = _round(cost, share, acceptance)
     return max(0.0, (cost.of(acceptance) - local) / passes)
 
 
 def _round(cost: RoundCost, share: float, acceptance: Sequence[float]) -> tuple[float, float]:
-    """What a round takes besides the network, and how often it pays the network."""
+    """Return the time of a round on the cluster without the network, and its number of passes."""
     local, slow = (
         (share + network) * shared(cost, share, network).of(acceptance) for network in (0.0, 1.0)
     )
@@ -133,7 +155,8 @@ def _round(cost: RoundCost, share: float, acceptance: Sequence[float]) -> tuple[
 
 @dataclass(frozen=True)
 class Prediction:
-    """The best number of drafted tokens, 0 for none, if each is accepted with probability alpha."""
+    """The draft length with the highest speedup, or 0, if every token is accepted with probability
+    alpha."""
 
     alpha: float
     num_draft: int
@@ -141,12 +164,12 @@ class Prediction:
 
 
 def chances(alpha: float, count: int) -> list[float]:
-    """Return a_1 .. a_count where each token is accepted with probability alpha."""
+    """Return a_1 .. a_count if every token is accepted with probability alpha."""
     return [alpha**place for place in range(1, count + 1)]
 
 
 def best(cost: RoundCost, alpha: float, longest: int) -> Prediction:
-    """Return the length up to `longest` with the highest speedup, 0 where no length gains."""
+    """Return the draft length up to `longest` with the highest speedup, or 0 if none has one."""
     gains = speedups(cost, chances(alpha, longest))
     chosen = max(range(len(gains)), key=gains.__getitem__)
     return Prediction(alpha, chosen, gains[chosen])
@@ -154,7 +177,13 @@ def best(cost: RoundCost, alpha: float, longest: int) -> Prediction:
 
 @dataclass(frozen=True)
 class Side:
-    """One model. layers: of the decoder. measured_layers: two depths; None for the whole model."""
+    """The size of one of the two models.
+
+    Attributes:
+        vocabulary: The number of logits.
+        layers: The number of layers of the decoder.
+        measured_layers: The two depths at which the model is timed; None for the whole model.
+    """
 
     name: str
     dtype: str
@@ -166,15 +195,20 @@ class Side:
 
     @property
     def bytes(self) -> int:
-        """Weights and caches."""
         return self.weights_bytes + self.caches_bytes
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """What was measured, and what follows from it; see PassCosts. step_seconds, draft_seconds: a
-    plain step of the target, a draft step. draft_cost: draft_seconds in plain steps (c). passes:
-    entry m - 1 is a pass over m tokens in plain steps, V(m). start: in plain steps."""
+    """The measured times of a pair, and the predictions that follow from them.
+
+    Attributes:
+        step_seconds, draft_seconds: The time of a plain step of the target, and of a draft step.
+        draft_cost: `draft_seconds` in plain steps (c).
+        passes: Entry m - 1 is the cost of a pass over m tokens, V(m), in plain steps.
+        start: The cost of a round that belongs to neither model, in plain steps.
+        replays, samples, spread: See `PassCosts`.
+    """
 
     step_seconds: float
     draft_seconds: float
@@ -189,8 +223,12 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Link:
-    """What connects machines. seconds: time of an exchange, whatever it carries. pipeline: each
-    machine has some of the layers, and not a part of all."""
+    """The network between machines that share a target.
+
+    Attributes:
+        seconds: The time of one exchange, whatever its size.
+        pipeline: Whether each machine holds some of the layers, instead of a part of every layer.
+    """
 
     machines: int
     seconds: float
@@ -199,9 +237,14 @@ class Link:
 
 @dataclass(frozen=True)
 class ClusterPrediction(Prediction):
-    """A prediction over plain decoding on the cluster. break_even_us: time of an exchange above
-    which speculation gains more than on one machine. pays_below_us: below which the cluster is
-    faster than one machine, both with such rounds."""
+    """A speedup over plain decoding on the cluster.
+
+    Attributes:
+        break_even_us: The time of an exchange, in microseconds, above which speculation gains more
+            on the cluster than on one machine; None if it never does.
+        pays_below_us: The time of an exchange, in microseconds, below which rounds of this length
+            are faster on the cluster than on one machine.
+    """
 
     break_even_us: float | None
     pays_below_us: float
@@ -209,8 +252,12 @@ class ClusterPrediction(Prediction):
 
 @dataclass(frozen=True)
 class ClusterSpeeds:
-    """What follows from the times of one machine. pays_below_us: time of an exchange below which
-    plain decoding is faster on the cluster than on one machine."""
+    """The times of a cluster, predicted from the times of one machine.
+
+    Attributes:
+        pays_below_us: The time of an exchange, in microseconds, below which plain decoding is
+            faster on the cluster than on one machine.
+    """
 
     step_seconds: float
     pays_below_us: float
@@ -219,9 +266,16 @@ class ClusterSpeeds:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines that share the target; the draft is on each of them. exchanges: of a plain step, and
-    of a round. share: of a pass on one machine that each takes without the network. target_bytes:
-    weights and caches on each."""
+    """Machines that share the target. Each of them holds the whole draft.
+
+    Attributes:
+        mode: "pipeline" or "tensor".
+        link_us: The time of one exchange, in microseconds.
+        exchanges: The number of exchanges in a plain step, and in a round.
+        share: The time of a pass without the network, relative to a pass on one machine.
+        target_bytes: The bytes of the target's weights and caches on each machine.
+        speeds: The predicted times; None before the models are timed.
+    """
 
     machines: int
     mode: str
@@ -233,16 +287,17 @@ class Cluster:
 
 
 def cluster(link: Link, target: Outline, caches_bytes: int) -> Cluster:
-    """Return what each machine holds of a target, and its share of a pass. Raises OptionError for a
-    family that has no pipeline."""
+    """Return the machines that share a target, without speeds. Raises OptionError if the link is a
+    pipeline and the target has an encoder."""
     if link.pipeline and target.kind == "encoder-decoder":
         raise OptionError("an encoder-decoder model cannot be a pipeline: leave out --pipeline")
     machines, layers = link.machines, sum(target.layer_nbytes)
-    # Embedding and head are on every machine, and a step reads the head.
+    # Every machine holds the embedding and the head, and each step reads the head's weights.
     tables = target.token_nbytes
     divided = layers / (layers + max(tables, default=0))
     weights = sum(tables) + (target.nbytes - sum(tables)) / machines
-    # A pipeline hands its states on from machine to machine, and what comes out to all of them.
+    # In a pipeline, each machine passes its hidden states to the next one, and the last machine
+    # sends the result to all of them.
     passes = machines + 1 if link.pipeline else SUMS[target.kind] * len(target.layers)
     return Cluster(
         machines=machines,
@@ -256,23 +311,23 @@ def cluster(link: Link, target: Outline, caches_bytes: int) -> Cluster:
 
 
 def with_speeds(
-    known: Cluster, cost: RoundCost, step_seconds: float, alone: Sequence[Prediction]
+    machines: Cluster, cost: RoundCost, step_seconds: float, alone: Sequence[Prediction]
 ) -> Cluster:
-    """Add what follows from costs, plain steps and predictions on one machine."""
-    exchanges = 1e-6 * known.link_us * known.exchanges
+    """Return the machines with their predicted times. All other arguments are for one machine."""
+    exchanges = 1e-6 * machines.link_us * machines.exchanges
     network, longest = exchanges / step_seconds, max(cost.passes) - 1
-    cost_there = shared(cost, known.share, network)
+    cluster_cost = shared(cost, machines.share, network)
 
     def link_us(network: float) -> float:
-        return 1e6 * network * step_seconds / known.exchanges
+        return 1e6 * network * step_seconds / machines.exchanges
 
     predictions = []
-    for one in alone:
-        chosen = best(cost_there, one.alpha, longest)
+    for local in alone:
+        chosen = best(cluster_cost, local.alpha, longest)
         even = None
-        if length := one.num_draft or chosen.num_draft:
-            even = break_even(cost, known.share, chances(one.alpha, length))
-        below = pays_below(cost, known.share, chances(one.alpha, chosen.num_draft))
+        if length := local.num_draft or chosen.num_draft:
+            even = break_even(cost, machines.share, chances(local.alpha, length))
+        below = pays_below(cost, machines.share, chances(local.alpha, chosen.num_draft))
         predictions.append(
             ClusterPrediction(
                 **vars(chosen),
@@ -281,18 +336,26 @@ def with_speeds(
             )
         )
     speeds = ClusterSpeeds(
-        step_seconds=known.share * step_seconds + exchanges,
-        pays_below_us=link_us(pays_below(cost, known.share, ())),
+        step_seconds=machines.share * step_seconds + exchanges,
+        pays_below_us=link_us(pays_below(cost, machines.share, ())),
         predictions=tuple(predictions),
     )
-    return replace(known, speeds=speeds)
+    return replace(machines, speeds=speeds)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The whole result. proposer: the kind of drafter. speeds: None where the pair does not fit, so
-    that nothing was measured, and where the time did not suffice (late). cluster: None where one
-    machine has all of the target. read_tokens: of the prompt that passes were measured behind."""
+    """The memory and the predicted speed of a pair.
+
+    Attributes:
+        proposer: The kind of drafter.
+        prompt_tokens, max_tokens: The lengths of prompt and output that the caches hold.
+        memory_limit_bytes: The memory that the machine has for a process.
+        speeds: The measured times; None if the pair does not fit, or if `late`.
+        cluster: The machines that share the target; None for one machine.
+        late: Whether the time did not suffice to measure.
+        read_tokens: The length of the prompt after which passes were timed.
+    """
 
     proposer: str
     target: Side
@@ -307,18 +370,18 @@ class Estimate:
 
     @property
     def memory_bytes(self) -> int:
-        """Weights and caches on each machine."""
+        """The bytes of weights and caches on each machine."""
         of_target = self.cluster.target_bytes if self.cluster else self.target.bytes
         return of_target + self.draft.bytes
 
     @property
     def fits(self) -> bool:
-        """Whether a machine has room for these."""
+        """Whether a machine has enough memory for the weights and caches."""
         return self.memory_bytes <= self.memory_limit_bytes
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on how far these figures can be trusted."""
+        """Sentences for the user on how far the figures can be trusted."""
         return tuple(self._notes())
 
     def _notes(self) -> Iterator[str]:
