@@ -1,5 +1,6 @@
-"""Computes speedups with their intervals, and figures of methods, from the samples of a benchmark.
-A bootstrap draws plain decoding and another method on a prompt together."""
+"""Computes the speedups, with confidence intervals, and other figures of a benchmark's methods.
+
+The bootstrap is paired: it resamples prompts, each with its samples of both compared methods."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,13 +19,14 @@ from .passes import PassCosts
 from .prediction import Cluster, RoundCost, break_even, speedups
 
 DRAWS = 2000
+"""Number of bootstrap resamples."""
 COVERAGE = 0.95
 FEWEST = 5
-"""Number of sequences from which on there is an interval: a bootstrap of fewer says little."""
+"""Minimum number of sequences for an interval. A bootstrap of fewer says little."""
 
 
 class Paired(NamedTuple):
-    """One sequence by plain decoding and by another method. seconds: medians of the repeats."""
+    """One sequence by plain decoding and by another method. Seconds are medians of the repeats."""
 
     plain_seconds: float
     seconds: float
@@ -49,23 +51,27 @@ class Value:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """Tokens per second over plain decoding's. overall: of all sequences together. per_text: the
-    median over the sequences."""
+    """The ratio of tokens per second to plain decoding.
+
+    Attributes:
+        overall: The ratio for all sequences together.
+        per_text: The median of the ratios of the sequences.
+    """
 
     overall: Value
     per_text: Value
 
 
 def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> SpeedUp | None:
-    """Return the speedup with its interval, a percentile bootstrap over the sequences (Efron); None
-    without sequences that took any time."""
+    """Return the speedup with an interval by a percentile bootstrap over the sequences (Efron), or
+    None if no sequence took any time."""
     texts = [text for text in texts if min(text) > 0]
     if not texts:
         return None
     count = len(texts)
     plain_seconds, seconds, plain_tokens, tokens = np.array(texts, dtype=float).T
     drawn = np.random.default_rng(seed).integers(0, count, (draws, count))
-    # Row 0 is what was measured.
+    # Row 0 holds the measured sequences, and the other rows the resamples.
     drawn = np.concatenate([np.arange(count)[None], drawn])
     speed, plain_speed = (
         made[drawn].sum(axis=1) / took[drawn].sum(axis=1)
@@ -77,7 +83,7 @@ def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> Spee
 
 
 def _value(ratios: NDArray[np.float64], count: int) -> Value:
-    """Return the figure of `count` sequences. ratios: as measured, then of each draw."""
+    """Return the figure of `count` sequences from the measured ratio and the resampled ones."""
     value = float(ratios[0])
     if count < FEWEST:
         return Value(value)
@@ -88,7 +94,7 @@ def _value(ratios: NDArray[np.float64], count: int) -> Value:
 
 @dataclass(frozen=True)
 class RoundParts:
-    """Seconds of an average round. other: spent in neither model."""
+    """The mean times of a round in seconds. `other` is the time that is spent in neither model."""
 
     draft: float
     verify: float
@@ -97,8 +103,8 @@ class RoundParts:
 
 @dataclass(frozen=True)
 class Difference:
-    """An output that should equal plain decoding's, but does not. position, margin, tie: see
-    Parting."""
+    """An output that should equal the output of plain decoding, but does not. `Parting` explains
+    position, margin and tie."""
 
     prompt: int
     turn: int
@@ -109,10 +115,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one method. acceptance: entry i - 1 is a_i, the share of rounds in which the
-    first i draft tokens were accepted. by_category: speedups over the prompts of each category.
-    predicted: S(num_draft). texts: number of texts. compared: number of texts that should equal
-    plain decoding's. differences: those that do not."""
+    """The figures of one method.
+
+    Attributes:
+        same_text: Whether the outputs should equal the outputs of plain decoding.
+        texts: The number of sequences.
+        by_category: The speedups for the prompts of each category.
+        acceptance: Entry i - 1 is a_i, the share of rounds that accepted the first i draft tokens.
+        predicted: S(num_draft).
+        compared: The number of outputs that should equal the outputs of plain decoding.
+        differences: The outputs that do not.
+    """
 
     name: str
     family: str
@@ -133,9 +146,13 @@ class Figures:
 
 @dataclass(frozen=True)
 class Gain:
-    """A method's gain over plain decoding. speed_up: on the machines. alone: on one of them.
-    break_even_us: if an exchange takes longer, speculation gains more on the machines than on one
-    of them. It is None if that never happens."""
+    """A method's speedup over plain decoding.
+
+    Attributes:
+        speed_up, alone: The speedups on the cluster and on one machine.
+        break_even_us: The time of an exchange, in microseconds, above which speculation gains more
+            on the cluster than on one machine; None if it never does.
+    """
 
     name: str
     speed_up: float
@@ -145,9 +162,14 @@ class Gain:
 
 @dataclass(frozen=True)
 class ClusterFigures:
-    """Gains of speculation on machines that share a target, and on one machine. exchange_us: time
-    of one exchange by the number of tokens in the pass. network_ms: network time of a plain step.
-    gains: of the methods whose rounds were timed in parts. A Cluster explains the rest."""
+    """The speedups on machines that share a target, compared with one machine.
+
+    Attributes:
+        machines, mode, exchanges, share: See `prediction.Cluster`.
+        exchange_us: The time of one exchange in microseconds, by the number of tokens in the pass.
+        network_ms: The network time of a plain step, in milliseconds.
+        gains: The speedups of the methods whose rounds were timed in parts.
+    """
 
     machines: int
     mode: str
@@ -160,8 +182,14 @@ class ClusterFigures:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The figures of all methods. plain_step: seconds of a token in plain decoding. predictions:
-    S(gamma) for gamma = 1, 2, ... by proposer. costs: of passes, measured between the texts."""
+    """The figures of all methods.
+
+    Attributes:
+        plain_step: The seconds of a token in plain decoding.
+        predictions: S(gamma) for gamma = 1, 2, ..., by proposer.
+        costs: The times of passes, which were measured between the sequences.
+        skipped: Why cases were skipped, by their number.
+    """
 
     methods: tuple[Figures, ...]
     plain_step: float
@@ -177,8 +205,13 @@ class Analysis:
 def analyse(
     measured: Measurements, costs: PassCosts | None, compare: Compare = find_parting
 ) -> Analysis | None:
-    """Return all figures, or None if plain decoding has no text. compare: explains the outputs that
-    differ from plain decoding's."""
+    """Return all figures, or None if plain decoding has no sample.
+
+    Args:
+        measured: The samples.
+        costs: The times of passes, if they were measured.
+        compare: Finds where and why an output differs from the output of plain decoding.
+    """
     if (speed := _tokens_per_second(measured.plain)) is None:
         return None
     step = 1 / speed
@@ -204,14 +237,14 @@ def overall(figures: Figures) -> float:
 
 def fastest(methods: Iterable[Figures]) -> Figures | None:
     """Return the method with the highest speedup, if any has one."""
-    return max((one for one in methods if one.speed_up), key=overall, default=None)
+    return max((method for method in methods if method.speed_up), key=overall, default=None)
 
 
 def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
     """Return a_i for i = 1, 2, ... over all rounds with at least i draft tokens."""
     stats = [sample.stats for sample in samples if sample.stats is not None]
-    drafted = zip_longest(*(one.drafted_by_position for one in stats), fillvalue=0)
-    accepted = zip_longest(*(one.accepted_by_position for one in stats), fillvalue=0)
+    drafted = zip_longest(*(entry.drafted_by_position for entry in stats), fillvalue=0)
+    accepted = zip_longest(*(entry.accepted_by_position for entry in stats), fillvalue=0)
     totals = zip(map(sum, accepted), map(sum, drafted), strict=True)
     return tuple(part / count for part, count in totals if count)
 
@@ -229,7 +262,8 @@ def difference(case: Case, parting: Parting) -> Difference:
 def _predictions(
     measured: Measurements, costs: PassCosts | None, step: float
 ) -> dict[str, tuple[float, ...]]:
-    """Predict a draft model only: no formula knows when lookup finds something."""
+    """Return S(gamma) of the draft model by gamma. Lookup is not predicted, because its hits are
+    unknown."""
     fixed = [m for m in measured.methods if m.family == "draft" and m.num_draft != "auto"]
     if costs is None or costs.draft is None or not fixed:
         return {}
@@ -250,7 +284,9 @@ def _figures(
     samples = measured.samples[method.name]
     stats = [sample.stats for sample in samples.values() if sample.stats is not None]
     length, promised = method.num_draft, predictions.get(method.family, ())
-    categories = dict.fromkeys(one.category for one in measured.cases if one.category is not None)
+    categories = dict.fromkeys(
+        case.category for case in measured.cases if case.category is not None
+    )
     ratios = {name: speed_up(_paired(measured, method, name)) for name in categories}
     return Figures(
         name=method.name,
@@ -282,9 +318,9 @@ def _figures(
 
 
 def _tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
-    """Return the speed over all texts, each with the median of its repeats."""
+    """Return the tokens per second of all sequences, with the median time of the repeats."""
     texts = [[samples[key] for key in keys] for keys in _by_case(samples)]
-    seconds = sum(median(one.seconds for one in repeats) for repeats in texts)
+    seconds = sum(median(sample.seconds for sample in repeats) for repeats in texts)
     return _ratio(sum(repeats[0].counted for repeats in texts), seconds)
 
 
@@ -312,7 +348,7 @@ def _round_parts(measured: Measurements, method: Method) -> RoundParts | None:
     rounds = sum(entry.rounds for entry in stats)
     if not rounds:
         return None
-    parts = ([getattr(one.seconds, name) for one in stats] for name in ("draft", "verify", "other"))
+    parts = ([getattr(s.seconds, name) for s in stats] for name in ("draft", "verify", "other"))
     return RoundParts(*(sum(seconds) / rounds for seconds in parts))
 
 
@@ -323,9 +359,14 @@ def _ratio(part: float, total: float) -> float | None:
 def of_cluster(
     analysis: Analysis, cluster: Cluster, exchange_seconds: Mapping[int, float]
 ) -> ClusterFigures:
-    """Return the figures of machines that share a target. Those of one machine are computed: the
-    time of the network is subtracted. exchange_seconds: time of one exchange by the number of
-    tokens in the pass."""
+    """Return the speedups on machines that share a target, compared with one machine. The times of
+    one machine are computed by subtracting the time of the network.
+
+    Args:
+        analysis: The figures of a benchmark on the cluster.
+        cluster: The machines.
+        exchange_seconds: The time of one exchange, by the number of tokens in the pass.
+    """
     network = cluster.exchanges * exchange_seconds[1]
     local_step, gains = analysis.plain_step - network, []
     step = local_step / cluster.share
@@ -340,7 +381,7 @@ def of_cluster(
             draft=(parts.draft + parts.other) / step,
             passes={1: 1.0, 2: (parts.verify - paid) / local_step},
         )
-        # All drafted tokens of a round as one, since their times are known together.
+        # All draft tokens of a round count as one, since they were timed together.
         acceptance = (tokens - 1,)
         even = break_even(cost, cluster.share, acceptance)
         gain = Gain(

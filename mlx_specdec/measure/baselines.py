@@ -1,7 +1,7 @@
-"""Run a pair in other programs: in mlx-lm and, if torch is installed, in transformers.
+"""Runs a pair in mlx-lm and, if torch is installed, in transformers, to compare their speed.
 
-transformers gets this package's weights from memory. Only this module imports torch, and it
-switches the Hub off before."""
+transformers receives the weights from memory. Only this module imports torch, and only after it has
+disabled the Hub."""
 
 import importlib
 import os
@@ -33,20 +33,20 @@ from .throughput import FileMethod, Prompts, Texts
 T = TypeVar("T", Method, FileMethod)
 
 PREFILL_BATCH_SIZE = 8
-"""Prompts that mlx-lm reads together by default."""
+"""Number of prompts that mlx-lm prefills together by default."""
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 HEAD = "lm_head.weight"
 _OURS = ("quantization", "quantization_config", "auto_map", "dtype", "torch_dtype")
-"""Entries of config.json on weights that are not read from there, and on code."""
+"""Entries of config.json that transformers must not see: they describe stored weights, or code."""
 
 
 class NoBaselineError(Exception):
-    """A baseline cannot run here. The message says why in one line."""
+    """An error that says in one line why a baseline cannot run on this machine."""
 
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """Both packages, imported. threads: number of torch's threads while it works."""
+    """The imported packages, and the number of threads that torch uses."""
 
     torch: Any
     transformers: Any
@@ -54,15 +54,15 @@ class HuggingFace:
 
     @contextmanager
     def at_work(self, seed: int) -> Iterator[None]:
-        """Run torch without gradients, with this many threads and its generator seeded. torch and
-        MLX may share one BLAS: its number of threads is restored."""
+        """Run torch without gradients, with these threads and with a seeded generator. Afterwards,
+        restore the number of threads of the BLAS library, which torch and MLX may share."""
         with process.threads_kept(), self.torch.inference_mode():
             self.torch.set_num_threads(self.threads)
             self.torch.manual_seed(seed)
             yield
 
     def describe(self) -> str:
-        """Return versions, number format and threads, for the setting of a benchmark."""
+        """Return the versions, the dtype and the number of threads in words."""
         return (
             f"transformers {self.transformers.__version__} on torch {self.torch.__version__}: CPU, "
             f"float32, {self.threads} thread{'s' if self.threads > 1 else ''}"
@@ -70,9 +70,9 @@ class HuggingFace:
 
 
 def hugging_face() -> HuggingFace:
-    """Import both. Raises NoBaselineError if one is missing or does not load."""
+    """Import torch and transformers. Raises NoBaselineError if one of them cannot be imported."""
     try:
-        # Importing torch may count threads already.
+        # The import of torch may already change the number of threads.
         with process.threads_kept():
             torch = importlib.import_module("torch")
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
@@ -82,17 +82,17 @@ def hugging_face() -> HuggingFace:
     except (ImportError, OSError, RuntimeError) as problem:
         raise NoBaselineError(f"it does not load: {first_line(problem)}") from problem
     transformers.utils.logging.set_verbosity_error()
-    # torch's default follows the BLAS that was loaded for MLX.
+    # The default of torch is the number of threads of the BLAS library that MLX uses.
     limit = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(limit) if limit.isdecimal() and int(limit) else os.cpu_count() or 1
     return HuggingFace(torch, transformers, threads)
 
 
 def try_out(run: Callable[[], object]) -> None:
-    """Call `run`. Raises NoBaselineError if it fails, before a long measurement does."""
+    """Call `run` before a long measurement. Raises NoBaselineError if it fails."""
     try:
         run()
-    except Exception as problem:  # another program's, about models that it cannot run so
+    except Exception as problem:  # other programs raise all kinds of errors
         raise NoBaselineError(f"it cannot generate: {first_line(problem)}") from problem
 
 
@@ -103,8 +103,14 @@ def find_baselines(
     options: Options,
     over: Sequence[Length],
 ) -> tuple[list[T], list[str]]:
-    """Return all methods that can run here, and a sentence on each program that says on what it ran
-    or why it did not. over: draft lengths, or batch sizes."""
+    """Return the methods of other programs, and notes on their versions or why they cannot run.
+
+    Args:
+        mlx_lm, transformers: Return the methods of these programs.
+        pair: The models.
+        options: The settings.
+        over: Draft lengths, or batch sizes.
+    """
     methods: list[T] = []
     notes: list[str] = []
     try:
@@ -121,9 +127,9 @@ def find_baselines(
 
 
 def mlx_lm_methods(pair: Pair, options: Options, lengths: Sequence[Length]) -> list[Method]:
-    """Return mlx-lm's plain decoding of the same weights, in the same process, and its speculative
-    decoding where there is a draft. Raises NoBaselineError for a pair that it cannot run. The first
-    token comes with the prompt pass, and is not counted."""
+    """Return mlx-lm's plain decoding and, if there is a draft, its speculative decoding. They use
+    the weights of the pair. The first token is part of the prefill, and is not counted. Raises
+    NoBaselineError if mlx-lm cannot run the pair."""
     networks = [_network(pair)]
     fixed = [0]
     if pair.draft is not None and pair.draft.kind == "decoder-only":
@@ -134,7 +140,7 @@ def mlx_lm_methods(pair: Pair, options: Options, lengths: Sequence[Length]) -> l
 
 
 def _methods(name: str, same_text: bool, runs: Mapping[int, Runner]) -> list[Method]:
-    """runs: by draft length."""
+    """Return the methods of a program. The keys of `runs` are draft lengths."""
     return [
         Method(f"{name} {length or 'plain'}", name, length, same_text, run)
         for length, run in runs.items()
@@ -142,7 +148,7 @@ def _methods(name: str, same_text: bool, runs: Mapping[int, Runner]) -> list[Met
 
 
 def mlx_lm_file_methods(pair: Pair, options: Options, sizes: Sequence[int]) -> list[FileMethod]:
-    """Return its batch generation. Raises NoBaselineError for a model that it cannot run so."""
+    """Return mlx-lm's batch generation. Raises NoBaselineError if it cannot run the model."""
     run = partial(_batches, _network(pair), pair, options)
     return _file_methods("mlx-lm", options.temperature == 0, run, pair, sizes)
 
@@ -164,7 +170,7 @@ def _file_methods(
 
 
 def _batches(network: Any, pair: Pair, options: Options, size: int, prompts: Prompts) -> Texts:
-    """As mlx_lm.generate.batch_generate, which leaves out EOS and yields nothing before the end."""
+    """Generate as mlx_lm.generate.batch_generate does, but include EOS and yield texts early."""
     from mlx_lm.generate import BatchGenerator
 
     generator = BatchGenerator(
@@ -219,7 +225,7 @@ def _runner(networks: Sequence[Any], eos: frozenset[int], options: Options, leng
             steps = generate_step(ids, networks[0], **settings)
         tokens: list[int] = []
         started, rounds = perf_counter(), 0
-        # (token, log-probabilities) or these and whether it was drafted.
+        # Steps are (token, log-probabilities), with speculation also whether it was drafted.
         for token, _, *drafted in steps:
             if not tokens:
                 started = perf_counter()
@@ -234,7 +240,7 @@ def _runner(networks: Sequence[Any], eos: frozenset[int], options: Options, leng
 
 
 def weights(network: nn.Module) -> dict[str, np.ndarray]:
-    """Return every weight by its name in the checkpoint, float32, quantized ones dequantized."""
+    """Return all weights by their names in the checkpoint, dequantized and in float32."""
     arrays = dict(tree_flatten(network.parameters()))
     for path, module in network.named_modules():
         if hasattr(module, "bits"):
@@ -245,7 +251,7 @@ def weights(network: nn.Module) -> dict[str, np.ndarray]:
 
 
 def settings(config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
-    """Return config.json as transformers should read it: T5 scales by tie_word_embeddings."""
+    """Return config.json for transformers, whose T5 scales outputs by tie_word_embeddings."""
     adapted = {name: value for name, value in config.items() if name not in _OURS}
     if isinstance(network, T5):
         adapted["tie_word_embeddings"] = network.config.scales_output
@@ -254,8 +260,8 @@ def settings(config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
 
 
 def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -> Any:
-    """Return transformers' model, in float32 on the CPU, that computes what `network` does. Raises
-    NoBaselineError where transformers lacks it, or has other tensors."""
+    """Return the float32 model in transformers, on the CPU, with the weights of `network`. Raises
+    NoBaselineError if transformers has no such model, or if its tensors differ."""
     adapted = settings(config, network)
     kind = "AutoModelForSeq2SeqLM" if isinstance(network, Network) else "AutoModelForCausalLM"
     try:
@@ -264,13 +270,13 @@ def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -
             dtype=hugging.torch.float32,
             trust_remote_code=False,
         )
-    except Exception as problem:  # whatever another program finds wrong is no fault of the user's
+    except Exception as problem:  # transformers raises all kinds of errors
         raise NoBaselineError(
             f"it does not build a model of type {adapted.get('model_type')}: {first_line(problem)}"
         ) from problem
     tensors = {name: hugging.torch.from_numpy(array) for name, array in weights(network).items()}
     expected = model.state_dict()
-    # Parameters that are tied come once, under their first name.
+    # named_parameters lists tied parameters once, under their first name.
     lacking = {name for name, _ in model.named_parameters()} - tensors.keys()
     common = tensors.keys() & expected.keys()
     misshapen = {name for name in common if tensors[name].shape != expected[name].shape}
@@ -282,8 +288,8 @@ def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -
         # transformers 5 ties every T5, whatever its configuration says.
         model.lm_head.weight = hugging.torch.nn.Parameter(tensors[HEAD], requires_grad=False)
     if isinstance(network, T5):
-        # transformers 5 reads these off the configuration after the model was built, and wrongly.
-        # It makes as many cache layers as the encoder has, but the decoder writes into them.
+        # transformers 5 reads the configuration after the model was built, and wrongly: it creates
+        # as many cache layers as the encoder has layers, although the decoder uses them.
         model.config.num_layers = network.config.num_decoder_layers
         if model.config.model_type == "umt5":
             model.config.tie_word_embeddings = network.config.scales_output
@@ -293,7 +299,7 @@ def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -
 
 @dataclass(frozen=True)
 class _Generation:
-    """Texts of one target; model: transformers'."""
+    """A generation by `model`, the target in transformers."""
 
     pair: Pair
     options: Options
@@ -302,23 +308,23 @@ class _Generation:
 
     @property
     def same_text(self) -> bool:
-        """Whether the texts should be plain decoding's; sampled ones are drawn by other numbers."""
+        """Whether outputs should equal plain decoding. Sampled outputs use other random numbers."""
         return self.options.temperature == 0 and self.pair.dtype == "float32"
 
     def run_all(self, size: int, prompts: Prompts) -> Texts:
-        """Decode all prompts, `size` of like length in one call."""
-        # Sources are padded on the right.
+        """Decode all prompts. Each call decodes `size` prompts of similar length."""
+        # Prompts of an encoder are padded on the right.
         left = self.pair.target.kind == "decoder-only"
         order = sorted(range(len(prompts)), key=lambda n: len(prompts[n]), reverse=True)
         for group in (order[start : start + size] for start in range(0, len(order), size)):
-            # The longest prompt has the least room.
+            # The longest prompt limits the number of generated tokens.
             longest = len(prompts[group[0]])
             settings = _settings(self.pair, self.options, prompts[group[0]])
             rows = [_padded(prompts[n], longest, settings["pad_token_id"], left) for n in group]
             mask = [_padded([1] * len(prompts[n]), longest, 0, left) for n in group]
             made = self._generate(rows, mask, settings)
             for number, row in zip(group, made.tolist(), strict=True):
-                # In front is the padded prompt, or the decoder's start token.
+                # The row begins with the padded prompt, or with the decoder's start token.
                 tokens = row[longest if left else 1 :]
                 eos = self.pair.eos_token_ids
                 ends = (at for at, token in enumerate(tokens, start=1) if token in eos)
@@ -326,7 +332,7 @@ class _Generation:
                 yield number, Sample(tokens, len(tokens), 0.0)
 
     def run(self, prompt: Sequence[int], draft: Any = None, length: int = 0) -> Sample:
-        """Decode one prompt. length: draft tokens in a round, if there is a draft."""
+        """Decode one prompt. If there is a draft, `length` is its number of draft tokens."""
         rest = {}
         if draft is not None:
             draft.generation_config = self.hugging.transformers.GenerationConfig(
@@ -353,12 +359,12 @@ class _Generation:
 def transformers_methods(
     pair: Pair, options: Options, lengths: Sequence[Length], hugging: HuggingFace
 ) -> list[Method]:
-    """Return plain decoding and, if the draft can be an assistant, assisted decoding with each of
-    the draft lengths. Raises NoBaselineError."""
+    """Return plain decoding and, if the draft can be an assistant model, assisted decoding with all
+    draft lengths. Raises NoBaselineError if transformers cannot run the pair."""
     generation = _generation(pair, options, hugging)
     runs: dict[int, Runner] = {0: generation.run}
     assisted = [length for length in lengths if isinstance(length, int) and length > 0]
-    # An assistant has the target's vocabulary, and separate weights.
+    # An assistant model must have the target's vocabulary, and weights of its own.
     separate = own_layers(pair.draft_name) is None
     assists = pair.draft is not None and pair.translation is None and separate
     if assists and assisted:
@@ -372,7 +378,7 @@ def transformers_methods(
 def transformers_file_methods(
     pair: Pair, options: Options, sizes: Sequence[int], hugging: HuggingFace
 ) -> list[FileMethod]:
-    """Return plain decoding, by `generate` with a batch of each size. Raises NoBaselineError."""
+    """Return plain decoding with each batch size. Raises NoBaselineError if it cannot run."""
     generation = _generation(pair, options, hugging)
     name, same_text = "transformers", generation.same_text
     return _file_methods(name, same_text, generation.run_all, pair, sizes, in_mlx=False)
@@ -407,7 +413,7 @@ def _padded(row: Sequence[int], length: int, token: int, left: bool) -> list[int
 
 
 def sampling(options: Options) -> dict[str, Any]:
-    """Return the sampling settings as transformers names them; its filters have the same order."""
+    """Return the sampling settings of transformers, which applies filters in the same order."""
     if options.temperature == 0:
         return {"do_sample": False}
     names = ("temperature", "top_k", "top_p", *(["min_p"] if options.min_p else []))
@@ -415,21 +421,21 @@ def sampling(options: Options) -> dict[str, Any]:
 
 
 class Listener:
-    """A streamer that records when the prompt and the tokens of each round came. The tokens of the
-    first round are not counted, since its time includes the prefill."""
+    """A streamer that records the times of the prompt and of the tokens of each round. It does not
+    count the tokens of the first round, whose time includes the prefill."""
 
     def __init__(self) -> None:
         self._rounds: list[tuple[float, Any]] = []
 
     def put(self, tokens: Any) -> None:
-        """tokens: (n,) or (1, n), on the CPU."""
+        """Record tokens, a CPU tensor of shape (n,) or (1, n)."""
         self._rounds.append((perf_counter(), tokens))
 
     def end(self) -> None:
-        """Called by transformers at the end."""
+        """Do nothing; transformers calls it at the end."""
 
     def sample(self) -> Sample:
-        """Return the text and its times."""
+        """Return the tokens and their time."""
         rounds = [(at, tokens.reshape(-1).tolist()) for at, tokens in self._rounds[1:]]
         tokens = tuple(int(token) for _, ids in rounds for token in ids)
         if not rounds:

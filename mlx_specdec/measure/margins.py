@@ -1,4 +1,4 @@
-"""Explain how close the choices of an output were, by scoring the output again.
+"""Explains how close the choices of an output were, by scoring the output again.
 
 A choice depends on rounding in two ways: which of the tokens that passed the filters is best
 (`lead`), and which tokens passed (`cut_distance`). The unit of both is the change of one
@@ -23,7 +23,7 @@ from ..sampling.distribution import Distribution
 from .cut_distance import cut_distance
 
 ROWS = 16
-"""Tokens of an output that one pass scores: 16 rows of 256,000 float32 logits take 16 MB."""
+"""Number of output tokens that one pass scores. 16 rows of 256,000 float32 logits take 16 MB."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Margins:
     """How close the choice of each token of an output was.
 
     Attributes:
-        values: The lead of the best token over the next one, in log-probabilities with noise, or
-            the distance to a cut of top-k, top-p or min-p if that is smaller.
+        values: The lead of the best token over the second one, in log-probabilities with noise. If
+            the distance to a cut of top-k, top-p or min-p is smaller, that distance.
         ties: Whether the two best tokens lie within one rounding of the target's dtype. At a tie
             a kernel that rounds differently may choose the other token."""
 
@@ -64,8 +64,11 @@ class Margins:
 
 @dataclass(frozen=True)
 class Parting:
-    """The first position at which two outputs differ, counted from 0. margin, tie: of this
-    position, as in Margins; None if the outputs were not scored, or if the token had no rival."""
+    """The first position at which two outputs differ, counted from 0, with its margin and tie.
+
+    These are explained in `Margins`. They are None if the outputs were not scored, and the margin
+    is None if the token had no rival.
+    """
 
     position: int
     margin: float | None = None
@@ -73,22 +76,22 @@ class Parting:
 
 
 Compare = Callable[[Sequence[int], Sequence[int], Sequence[int]], Parting]
-"""Returns where two outputs of one prompt part. All three are token ids."""
+"""Returns where two outputs of a prompt differ. The arguments are token ids."""
 
 
-def find_parting(prompt: Sequence[int], tokens: Sequence[int], others: Sequence[int]) -> Parting:
-    """Return where two different outputs part, without scoring them."""
-    places = zip(tokens, others, strict=False)
-    shorter = min(len(tokens), len(others))
-    return Parting(next((at for at, (one, other) in enumerate(places) if one != other), shorter))
+def find_parting(prompt: Sequence[int], first: Sequence[int], second: Sequence[int]) -> Parting:
+    """Return where two outputs differ first, without scoring them."""
+    places = zip(first, second, strict=False)
+    shorter = min(len(first), len(second))
+    return Parting(next((at for at, (a, b) in enumerate(places) if a != b), shorter))
 
 
 def compare(
-    pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int], others: Sequence[int]
+    pair: Pair, options: Options, prompt: Prompt, first: Sequence[int], second: Sequence[int]
 ) -> Parting:
-    """Return where two different outputs of one prompt part, and how close the choice was there."""
-    position = find_parting((), tokens, others).position
-    longer = max(tokens, others, key=len)
+    """Return where two outputs of a prompt differ first, and how close the choice was there."""
+    position = find_parting((), first, second).position
+    longer = max(first, second, key=len)
     if (found := score(pair, options, prompt, longer[: position + 1])) is None:
         return Parting(position)
     margin = found.values[-1]
@@ -96,8 +99,8 @@ def compare(
 
 
 def comparison(pair: Pair, options: Options) -> Compare:
-    """Return `compare` for outputs of this pair, which scores equal outputs once. Prompts have been
-    through the chat template."""
+    """Return `compare` for outputs of this pair, with a cache of results. The chat template must
+    already have been applied."""
     options = replace(options, system_prompt=None, chat_template_config={})
     return lru_cache(maxsize=None)(partial(compare, pair, options))
 
@@ -108,8 +111,9 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
     Args:
         tokens: Ids that the pair has generated for the prompt with these options.
     Returns:
-        The margins, or None if the tokens are not the largest entries of log p + noise: with the
-        rules token and block above temperature 0, with typical, and with simulated acceptance.
+        The margins, or None if the tokens are not the largest entries of log p + noise. These are
+        outputs of the rules token and block above temperature 0, of the rule typical, and of
+        simulated acceptance.
     """
     name = options.rule_name
     if name in ("typical", "simulated") or (options.temperature > 0 and name != "coupled"):

@@ -1,4 +1,4 @@
-"""The methods that a benchmark compares, run in turns, so that drifts meet all of them alike."""
+"""Runs the methods of a benchmark alternately, so that drifts affect all of them alike."""
 
 import functools
 import sys
@@ -21,22 +21,28 @@ from ..text.prompts import Prompt
 from .passes import PassTimer, opened
 
 ALWAYS_TIMED = 9
-"""Passes over 1 .. ALWAYS_TIMED tokens are always measured: that is where V bends."""
+"""Passes over 1 to ALWAYS_TIMED tokens are always measured, because V is not linear there."""
 TURNS = 20
-"""Turns of timed passes below which medians jump."""
+"""Number of samples of each pass for stable medians."""
 
 Length = int | Literal["auto"]
 Runner = Callable[[Sequence[int]], "Sample"]
 T = TypeVar("T")
 Key = tuple[int, int]
-"""A case and the number of its repeat."""
+"""The numbers of a case and of a repeat."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One text by one method. tokens: ids, an EOS included. counted: number of tokens generated in
-    `seconds`; baselines generate the first one in their prefill. rounds: number of rounds and plain
-    steps, or None if a program does not report it. stats: of this package's methods."""
+    """One output of one method.
+
+    Attributes:
+        tokens: The token ids, an EOS token included.
+        counted: The number of tokens that `seconds` cover. Baselines generate the first token in
+            their prefill.
+        rounds: The number of rounds and plain steps; None if a program does not report it.
+        stats: The statistics of this package's methods.
+    """
 
     tokens: tuple[int, ...]
     counted: int
@@ -48,9 +54,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to decode. family: the proposer ("plain", "draft", "ngram") or another program
-    ("mlx-lm"). same_text: whether the tokens must equal plain decoding's. in_parts: decode with
-    every round timed in parts."""
+    """One way to decode.
+
+    Attributes:
+        family: The proposer ("plain", "draft", "ngram"), or another program ("mlx-lm").
+        same_text: Whether the tokens must equal the tokens of plain decoding.
+        run: Decodes a prompt.
+        in_parts: Decodes a prompt with every round timed in parts.
+    """
 
     name: str
     family: str
@@ -62,7 +73,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Case:
-    """One sequence to generate. prompt: which of the file's prompts; turn: which of its turns."""
+    """One sequence to generate: the number of a prompt in the file, and of a turn of the prompt."""
 
     prompt: int
     turn: int
@@ -71,9 +82,15 @@ class Case:
 
 @dataclass
 class Measurements:
-    """All samples. methods: the first one is plain decoding. parts: samples of each case with every
-    round timed in parts. prompts: token ids of the cases. skipped: reasons for cases that a model
-    cannot take."""
+    """The samples of a benchmark.
+
+    Attributes:
+        methods: The methods; the first one is plain decoding.
+        samples: The samples, by the method's name.
+        parts: The samples with every round timed in parts, by the method's name and the case.
+        prompts: The token ids of the prompts, by the number of the case.
+        skipped: Why a model cannot take a prompt, by the number of the case.
+    """
 
     methods: Sequence[Method]
     cases: Sequence[Case]
@@ -92,11 +109,19 @@ class Measurements:
 def own_methods(
     pairs: Sequence[Pair], options: Options, proposers: Sequence[str], lengths: Sequence[Length]
 ) -> list[Method]:
-    """Return plain decoding, then every length of every proposer. pairs: one target, with each of
-    the drafts that are compared. Without proposers, each pair is measured with its draft, else its
-    heads, else lookup; and, if "auto" is among the lengths, with what `generate` does without
-    flags. Raises OptionError for a proposer that no pair has."""
-    # Methods get token ids: the chat template was applied before.
+    """Return plain decoding, then every length of every proposer.
+
+    Args:
+        pairs: One target with each of the drafts to compare.
+        options: The settings of all methods.
+        proposers: The names of proposers. If there are none, every pair uses its draft, its heads
+            or lookup, and also the default of `generate` if "auto" is among the lengths.
+        lengths: Draft lengths.
+
+    Raises:
+        OptionError: No pair has one of the proposers.
+    """
+    # The chat template has been applied: methods receive token ids.
     options = replace(options, system_prompt=None, chat_template_config={})
     compared: list[tuple[Pair, str, Length]] = [
         (pair, proposer, length)
@@ -131,8 +156,8 @@ def _default(pair: Pair, options: Options) -> str:
 def _compared(
     pairs: Sequence[Pair], options: Options, proposers: Sequence[str]
 ) -> list[tuple[Pair, str]]:
-    """Pair each proposer with every pair in which it is another drafter. Raises OptionError for a
-    proposer that no pair has."""
+    """Combine every proposer with all pairs, without repeating a drafter. Raises OptionError if no
+    pair has a proposer."""
     if not proposers:
         return [(pair, _default(pair, options)) for pair in pairs]
     compared: dict[object, tuple[Pair, str]] = {}
@@ -144,7 +169,7 @@ def _compared(
             except OptionError as problem:
                 missing.append(problem)
             else:
-                key = (proposer, *((one.name, one.identity) for one in chosen))
+                key = (proposer, *((drafter.name, drafter.identity) for drafter in chosen))
                 compared.setdefault(key, (pair, proposer))
         if len(missing) == len(pairs):
             raise missing[0]
@@ -152,19 +177,19 @@ def _compared(
 
 
 def keeps_text(options: Options) -> bool:
-    """Return whether the tokens, and not only the distribution, must be plain decoding's."""
+    """Return whether not only the distribution but also the tokens must equal plain decoding."""
     if options.lossy:
         return False
     return options.temperature == 0 or options.rule_name == "coupled"
 
 
 def any_token(pair: Pair) -> int:
-    """Return a token of the pair, to try a program out with."""
+    """Return a token id of the pair with which to try a program."""
     return min(pair.vocabulary - 1, 2)
 
 
 def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
-    """Return the largest number of tokens of a text. Raises PromptError where there is no room."""
+    """Return the maximum number of tokens to generate. Raises PromptError if there is no room."""
     longest = pair.target.max_length
     check_prompt(prompt, pair.target.vocabulary, longest)
     prefix = len(pair.target.prefix(prompt))
@@ -185,9 +210,18 @@ def _runner(pair: Pair, options: Options, *, timed: Timed = "none") -> Runner:
 def pass_timer(
     pairs: Sequence[Pair], prompt: Sequence[int], lengths: Sequence[Length]
 ) -> PassTimer:
-    """Return a timer of passes after a prompt, among them those of rounds with `lengths` draft
-    tokens. pairs: one target. A draft model is timed if it is the only one and can take the prompt.
-    Raises PromptError if the target cannot take it."""
+    """Return a timer of passes after a prompt.
+
+    The timer includes the draft model if there is exactly one, and if it can take the prompt.
+
+    Args:
+        pairs: One target with its drafts.
+        prompt: Token ids.
+        lengths: Draft lengths, whose passes are among the timed ones.
+
+    Raises:
+        PromptError: The target cannot take the prompt.
+    """
     draft = None
     drafts = [(model, pair.translation) for pair in pairs if (model := pair.draft) is not None]
     if len(drafts) == 1:
@@ -208,10 +242,20 @@ def measure(
     between: Callable[[], None] = lambda: None,
     progress: Progress = lambda done, total: None,
 ) -> Measurements:
-    """Run every method on every prompt, and return all samples, or those until Ctrl-C. methods: the
-    first is plain decoding, which answers earlier turns. warmup: texts of each method that do not
-    count. between: called after all methods have generated a text. Raises PromptError if no prompt
-    can be taken."""
+    """Run every method on every prompt, and return the samples. Ctrl-C ends it early.
+
+    Args:
+        prompts: The prompts of the file.
+        methods: The methods. The first one is plain decoding, which answers earlier turns.
+        encode: Returns the token ids of a prompt.
+        repeats: The number of samples of each case by each method.
+        warmup: The number of outputs of each method that do not count.
+        between: Called after all methods have generated an output for a case.
+        progress: Called with the numbers of outputs that are done and that there are.
+
+    Raises:
+        PromptError: No prompt can be used.
+    """
     cases = [
         Case(number, turn, prompt.category)
         for number, prompt in enumerate(prompts)
@@ -248,7 +292,7 @@ def measure(
     progress(next(counter), total)
     try:
         for method in [*methods] * warmup:
-            # A prompt that cannot be taken is reported and skipped when its turn comes.
+            # An unusable prompt is reported and skipped later.
             with suppress(PromptError):
                 method.run(ids(0))
             progress(next(counter), total)
@@ -273,6 +317,6 @@ def measure(
 
 
 def turned(methods: Sequence[T], by: int) -> list[T]:
-    """Rotate a list."""
+    """Return the list, rotated to the left by `by` items."""
     first = by % len(methods) if methods else 0
     return [*methods[first:], *methods[:first]]

@@ -1,5 +1,5 @@
-"""Measures which layers of its target a hidden-state drafter should read, since files of the same
-kind count layers differently."""
+"""Measures which layers of the target a hidden-state drafter should read, because the files of
+drafters count layers in different ways."""
 
 import copy
 import math
@@ -27,16 +27,22 @@ PROMPTS = (
     "A train leaves at nine and travels at 80 kilometres an hour. How far is it at noon?",
 )
 SETTINGS = Options(max_tokens=64, num_draft=4, cost_cache=False)
-"""Greedy, so that all numberings draft for the same texts."""
+"""Greedy decoding generates the same output with all numberings."""
 DEVIATIONS = 2
-"""Standard deviations by which another numbering must be better."""
+"""Number of standard deviations by which another numbering must be better than the files' own."""
 
 
 @dataclass(frozen=True)
 class Numbering:
-    """The counts of one choice of layers. shift: from the layers that the files name.
-    layers: counted from 0. rounds: with draft tokens. first: rounds whose first draft token was
-    accepted. drafted, accepted: tokens."""
+    """The acceptance counts for one choice of layers.
+
+    Attributes:
+        shift: The difference to the layers that the files name.
+        layers: The layers, counted from 0.
+        rounds: The number of rounds with draft tokens.
+        first: The number of rounds whose first draft token was accepted.
+        drafted, accepted: The numbers of tokens.
+    """
 
     shift: int
     layers: tuple[int, ...]
@@ -47,12 +53,12 @@ class Numbering:
 
     @property
     def first_rate(self) -> float:
-        """Acceptance rate of the first draft token of a round."""
+        """The acceptance rate of the first draft token of a round."""
         return self.first / self.rounds
 
     @property
     def rate(self) -> float:
-        """Acceptance rate of all draft tokens."""
+        """The acceptance rate of all draft tokens."""
         return self.accepted / self.drafted
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,7 +69,7 @@ class Numbering:
 
 @dataclass(frozen=True)
 class Probe:
-    """The counts of all numberings, that of the files first. texts: number of texts."""
+    """The counts of all numberings, the files' own one first. `texts` is the number of prompts."""
 
     model: str
     drafter: str
@@ -74,23 +80,26 @@ class Probe:
     @property
     def best(self) -> Numbering:
         """The numbering of the files, unless another one is clearly better."""
-        named, best = self.numberings[0], max(self.numberings, key=lambda one: one.first_rate)
+        named, best = (
+            self.numberings[0],
+            max(self.numberings, key=lambda numbering: numbering.first_rate),
+        )
         variance = 0.0
-        for one in (named, best):
-            # One more of either outcome than was seen: few rounds never look certain.
-            share = (one.first + 1) / (one.rounds + 2)
-            variance += share * (1 - share) / one.rounds
+        for numbering in (named, best):
+            # Add one success and one failure, so that few rounds never look certain.
+            share = (numbering.first + 1) / (numbering.rounds + 2)
+            variance += share * (1 - share) / numbering.rounds
         deviation = math.sqrt(variance)
         return best if best.first_rate - named.first_rate > DEVIATIONS * deviation else named
 
     @property
     def fits(self) -> bool:
-        """Whether the best numbering is accepted as often as a drafter made for the target."""
+        """Whether the acceptance rate is high enough for a drafter that was made for the target."""
         return self.best.first_rate >= LEAST_ACCEPTED
 
     @property
     def advice(self) -> str:
-        """A sentence that says what to do."""
+        """A sentence for the user that says what to do."""
         if not self.fits:
             return (
                 "hardly any draft token is accepted with any of these layers: the drafter was "
@@ -108,7 +117,7 @@ class Probe:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the payload of --json."""
-        numberings = [one.as_dict() for one in self.numberings]
+        numberings = [numbering.as_dict() for numbering in self.numberings]
         best = self.best.shift if self.fits else None
         more = {"numberings": numberings, "best_shift": best, "advice": self.advice}
         return {**vars(self), **more}
@@ -117,8 +126,8 @@ class Probe:
 def probe(
     pair: Pair, prompts: Sequence[str] = PROMPTS, *, progress: Progress | None = None
 ) -> Probe:
-    """Let a hidden-state drafter draft for the target's greedy texts, with each numbering of layers
-    that the target has. Raises OptionError where there is nothing to compare."""
+    """Measure the acceptance of a hidden-state drafter with all possible layer numberings. Raises
+    OptionError if there is nothing to compare."""
     network, report = pair.drafter_network, progress or ignore_progress
     if network is None:
         raise OptionError(f"{pair.draft_name} reads no hidden states: there are no layers to probe")

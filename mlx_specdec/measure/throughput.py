@@ -1,4 +1,4 @@
-"""Measures the throughput over whole files at several batch sizes, prompt passes included."""
+"""Measures the throughput of complete files at several batch sizes, including the prefill."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +24,12 @@ from .passes import Clock
 
 Prompts = Sequence[Sequence[int]]
 Texts = Iterator[tuple[int, Sample]]
-"""The number of a prompt and its text, as they are complete; the samples have no seconds."""
+"""Yields the number and the sample of each prompt when it is complete. The seconds are 0."""
 
 
 @dataclass(frozen=True)
 class FileMethod:
-    """One way to decode a file, as a Method is. in_mlx: whether MLX allocates the memory."""
+    """One way to decode a file; see `Method`. `in_mlx` is true if MLX allocates the memory."""
 
     name: str
     family: str
@@ -41,9 +41,15 @@ class FileMethod:
 
 @dataclass(frozen=True)
 class FileFigures:
-    """The figures of one method, medians over the repeats. speed_up: relative to plain decoding of
-    one text at a time. over_plain: relative to plain decoding at the same batch size.
-    peak_memory_bytes: weights included. differences: among `compared` texts."""
+    """The figures of one method, which are medians of the repeats.
+
+    Attributes:
+        speed_up: The speedup over plain decoding with batch size 1.
+        over_plain: The speedup over plain decoding with the same batch size.
+        peak_memory_bytes: The peak memory, including the weights.
+        compared: The number of outputs that should equal the outputs of plain decoding.
+        differences: The outputs that do not.
+    """
 
     name: str
     family: str
@@ -60,7 +66,7 @@ class FileFigures:
 
 @dataclass(frozen=True)
 class Throughput:
-    """The figures of all methods. The first is plain decoding of one text at a time."""
+    """The figures of all methods. The first method is plain decoding with batch size 1."""
 
     methods: tuple[FileFigures, ...]
     texts: int
@@ -71,7 +77,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class FileRun:
-    """One run over a file. samples: by the numbers of their prompts. seconds: of the whole run."""
+    """One run over a file: the samples by the number of their prompt, and the seconds."""
 
     samples: Mapping[int, Sample]
     seconds: float
@@ -79,19 +85,22 @@ class FileRun:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens, EOS included."""
+        """The throughput of generated tokens, including EOS tokens."""
         return sum(sample.counted for sample in self.samples.values()) / self.seconds
 
 
 Runs = list[FileRun]
-"""The runs of one method; an interrupt may have prevented the last one."""
+"""The runs of one method. The last one is missing after an interrupt."""
 
 
 def file_methods(
     pair: Pair, options: Options, proposer: str | None, length: Length, sizes: Sequence[int]
 ) -> tuple[list[FileMethod], list[str]]:
-    """Return plain decoding one text at a time, both kinds at every size, and a sentence where a
-    model cannot take several sequences. Raises OptionError for a proposer that the pair lacks."""
+    """Return plain and speculative decoding at all batch sizes, and plain decoding at batch size 1.
+
+    Also return notes on models that cannot decode several sequences at once. Raises OptionError if
+    the pair does not have the proposer.
+    """
     options = replace(options, system_prompt=None, chat_template_config={})
     plain = replace(options, regular=True)
     drafting = replace(options, regular=False, proposer=proposer, num_draft=length)
@@ -105,7 +114,7 @@ def file_methods(
             methods.append(FileMethod(name, kind, size, keeps_text(drafting), run))
         if size > 1:
             streams = (stream_many(pair, [], how, batch_size=size) for how in (plain, drafting))
-            reasons += [one.why_not for one in streams if one.why_not is not None]
+            reasons += [stream.why_not for stream in streams if stream.why_not is not None]
     return methods, [f"texts were made in turns: {why}" for why in dict.fromkeys(reasons)]
 
 
@@ -124,8 +133,8 @@ def _runner(pair: Pair, options: Options, size: int) -> Callable[[Prompts], Text
 def encoded(
     pair: Pair, prompts: Sequence[Prompt], options: Options
 ) -> tuple[dict[int, list[int]], dict[int, str]]:
-    """Return the token ids of the first turns by the prompts' numbers, and why others are skipped.
-    Raises PromptError where all are."""
+    """Return the token ids of the first turns, and why prompts are skipped, by prompt number.
+    Raises PromptError if all prompts are skipped."""
     taken: dict[int, list[int]] = {}
     skipped: dict[int, str] = {}
     for number, prompt in enumerate(prompts):
@@ -152,10 +161,19 @@ def measure_files(
     compare: Compare = find_parting,
     clock: Clock = time.perf_counter,
 ) -> Throughput | None:
-    """Return all figures, or those of the runs that were complete at Ctrl-C. Return None if plain
-    decoding has none. prompts, skipped: by their numbers in the file. methods: the first is plain
-    decoding of one text at a time. warmup: batches that do not count. compare: explains the outputs
-    that differ from plain decoding's."""
+    """Measure all methods and return their figures, or None if plain decoding has none. Ctrl-C ends
+    it early; the run that it interrupts does not count.
+
+    Args:
+        prompts: The token ids by the number of the prompt in the file.
+        methods: The methods. The first one is plain decoding with batch size 1.
+        skipped: Why prompts are skipped, by their number.
+        repeats: The number of runs of each method.
+        warmup: The number of batches of each method that do not count.
+        progress: Called with the numbers of outputs that are done and that there are.
+        compare: Finds where and why an output differs from the output of plain decoding.
+        clock: Returns seconds.
+    """
     ids, runs = list(prompts.values()), [Runs() for _ in methods]
     warm = [ids[: warmup * method.batch_size] for method in methods]
     total = sum(map(len, warm)) + repeats * len(methods) * len(prompts)
@@ -227,9 +245,9 @@ def _figures(
     )
 
 
-def _ratio(runs: Runs, others: Runs) -> float | None:
-    """Return the median over the repeats of both, so that what slowed both cancels."""
-    ratios = (a.tokens_per_second / b.tokens_per_second for a, b in zip(runs, others, strict=False))
+def _ratio(runs: Runs, base: Runs) -> float | None:
+    """Return the median of the ratios of the repeats, in which drifts of the machine cancel."""
+    ratios = (a.tokens_per_second / b.tokens_per_second for a, b in zip(runs, base, strict=False))
     return _median(ratios)
 
 
