@@ -1,4 +1,4 @@
-"""One HTML file that shows a benchmark, in light and dark, and needs no network.
+"""Writes a benchmark as one HTML file, which needs no network.
 
 The markup is in report.html, a template of jinja2 that escapes every text."""
 
@@ -21,11 +21,11 @@ from .throughput import FileFigures, Throughput
 PARTS = ("draft", "verify", "other")
 MOST_DIFFERENCES = 20
 LEFT, RIGHT, TOP, BOTTOM = 46, 546, 12, 258
-"""Pixels of the corners of a line chart."""
+"""Edges of a line chart in pixels."""
 WHISKERS_APART = 5.0
 """Pixels between the marks of two series at one x, so that their intervals can be distinguished."""
 NUMBERS_APART = 20
-"""Pixels between two numbers of an axis, at least."""
+"""Minimum distance between two numbers of an axis, in pixels."""
 ONE_COUNTS = (
     "one counts with the median of its repeats, without its prompt pass. Intervals by bootstrap "
     "over sequences, from five on"
@@ -34,7 +34,7 @@ ALL_COUNT = "the time of all together counts, prompt passes included, as the med
 
 
 def write_report(analysis: Measured, setting: Setting, file: Path) -> None:
-    """Write the page. Raises OutputError."""
+    """Write the page. Raises OutputError if the file cannot be written."""
     try:
         file.write_text(page(analysis, setting), encoding="utf-8")
     except OSError as problem:
@@ -42,7 +42,7 @@ def write_report(analysis: Measured, setting: Setting, file: Path) -> None:
 
 
 def page(analysis: Measured, setting: Setting) -> str:
-    """Return the whole page. It holds its figures once more, as JSON."""
+    """Return the HTML page, which also contains the figures as JSON."""
     from jinja2 import Environment
 
     what, counts, shared = "what speculation gains", ONE_COUNTS, None
@@ -69,11 +69,11 @@ def page(analysis: Measured, setting: Setting) -> str:
     )
     data = json.dumps(as_dict(analysis, setting), ensure_ascii=False, allow_nan=False)
     differences = [
-        f"{one.name}, prompt {found.prompt + 1}, token {found.position}"
+        f"{method.name}, prompt {found.prompt + 1}, token {found.position}"
         + ("" if found.margin is None else f", margin {found.margin:.3g}")
         + (", a tie" if found.tie else "")
-        for one in analysis.methods
-        for found in one.differences
+        for method in analysis.methods
+        for found in method.differences
     ]
     return html.from_string(template).render(
         style=style,
@@ -98,13 +98,13 @@ def page(analysis: Measured, setting: Setting) -> str:
 
 
 def headline(analysis: Measured, setting: Setting) -> str:
-    """Return the sentence to share: what was gained, on which machine, and if texts were equal."""
+    """Return a sentence with the speedup, the machine, and the number of equal outputs."""
     machine = setting.machine if setting.device == "cpu" else setting.device
     first = verdict(analysis).partition(";")[0].rstrip(".") or "Plain decoding was measured"
     if isinstance(analysis, Throughput):
         return f"On {machine}: {first}."
-    own = [one for one in analysis.methods if one.acceptance_rate is not None]
-    best, compared = fastest(own), sum(one.compared for one in own)
+    methods = [method for method in analysis.methods if method.acceptance_rate is not None]
+    best, compared = fastest(methods), sum(method.compared for method in methods)
     if best is None or overall(best) <= 1:
         return f"On {machine}: {first}."
     gain = f"rafts made {_short(setting.model)} {overall(best):.2f} times as fast on {machine}"
@@ -112,21 +112,24 @@ def headline(analysis: Measured, setting: Setting) -> str:
         return f"Simulated d{gain}."
     if setting.lossy or not compared:
         return f"D{gain}."
-    same = compared - sum(len(one.differences) for one in own)
+    same = compared - sum(len(method.differences) for method in methods)
     return f"D{gain}; {same} of {compared} texts are plain decoding's own."
 
 
 def _picture_bars(analysis: Measured) -> list[tuple[str, float, str, bool]]:
-    """Return label, share of the longest, value, and whether it is the best. Of single texts it is
-    plain decoding, the best fixed length of each family, and what was chosen while decoding."""
+    """Return a label, a relative length, a value and whether it is the best, for each bar.
+
+    There are bars for all methods of a throughput. Otherwise, there are bars for plain decoding and
+    for the best fixed draft length and the automatic draft length of each family.
+    """
     chosen: dict[object, tuple[float, str]] = {}
-    for one in analysis.methods:
-        if isinstance(one, FileFigures):
-            chosen[one.name] = one.tokens_per_second or 0.0, one.name
+    for method in analysis.methods:
+        if isinstance(method, FileFigures):
+            chosen[method.name] = method.tokens_per_second or 0.0, method.name
         else:
-            value = 1.0 if one.family == "plain" else overall(one)
-            key = one.family, one.num_draft == "auto"
-            chosen[key] = max(chosen.get(key, (0.0, "")), (value, one.name))
+            value = 1.0 if method.family == "plain" else overall(method)
+            key = method.family, method.num_draft == "auto"
+            chosen[key] = max(chosen.get(key, (0.0, "")), (value, method.name))
     shown = [(value, name) for value, name in chosen.values() if value > 0]
     if not shown:
         return []
@@ -175,7 +178,7 @@ def _short(name: str) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """Points (x, y) joined by a line. color: a name. dashed: with smaller marks."""
+    """Points (x, y) that are joined by a line. A dashed line has smaller marks."""
 
     name: str
     color: str
@@ -185,8 +188,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
-    """A chart of lines over whole numbers. axes: names of x and y. top: the highest value; without
-    it the points decide, and there is a stronger line at 1. All places are pixels."""
+    """A chart of lines over integers, whose methods return places in pixels.
+
+    Attributes:
+        axes: The names of x and y.
+        top: The highest value of the y axis. With None, the points decide, and the line at 1 is
+            stronger.
+    """
 
     title: str
     text: str
@@ -197,30 +205,32 @@ class Lines:
     @property
     def drawn(self) -> list[Series]:
         """The series that have points."""
-        return [one for one in self.series if one.points]
+        return [series for series in self.series if series.points]
 
     @property
     def high(self) -> float:
-        """The highest value."""
-        values = [y.high or y.value for one in self.drawn for _, y in one.points]
+        """The highest value of the y axis."""
+        values = [y.high or y.value for series in self.drawn for _, y in series.points]
         return self.top or 1.06 * max(1.0, *values)
 
     @property
     def numbers(self) -> list[int]:
-        """The whole numbers that have a point."""
-        return sorted({x for one in self.drawn for x, _ in one.points})
+        """The integers that have a point."""
+        return sorted({x for series in self.drawn for x, _ in series.points})
 
     def across(self, x: int, series: Series | None = None) -> float:
-        """The place of x, moved a little if several series have intervals."""
+        """Return the place of x, which is shifted a little if several series have intervals."""
         low, high = self.numbers[0] - 0.3, self.numbers[-1] + 0.3
         place = LEFT + (x - low) / (high - low) * (RIGHT - LEFT)
-        marked = [one for one in self.drawn if any(y.low is not None for _, y in one.points)]
+        marked = [
+            series for series in self.drawn if any(y.low is not None for _, y in series.points)
+        ]
         if series in marked:
             place += (marked.index(series) - (len(marked) - 1) / 2) * WHISKERS_APART
         return round(place, 1)
 
     def up(self, value: float) -> float:
-        """The place of a value."""
+        """Return the place of a value."""
         return round(BOTTOM - value / self.high * (BOTTOM - TOP), 1)
 
     @property
@@ -233,7 +243,7 @@ class Lines:
 
     @property
     def labels(self) -> list[int]:
-        """The numbers below the chart, as many as there is room for."""
+        """The numbers below the chart. Some are left out if there is no room."""
         shown: list[int] = []
         for number in self.numbers:
             if not shown or self.across(number) - self.across(shown[-1]) >= NUMBERS_APART:
@@ -243,7 +253,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bar:
-    """A horizontal bar of segments (name, color, length). heading: of the bar's group."""
+    """A horizontal bar of segments (name, color, length). `heading` is the title of its group."""
 
     label: str
     segments: Sequence[tuple[str, str, float]]
@@ -252,13 +262,13 @@ class Bar:
 
     @property
     def length(self) -> float:
-        """Of all segments."""
+        """The length of all segments together."""
         return sum(length for _, _, length in self.segments)
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A chart of horizontal bars from 0 on, each with its total and the total's interval."""
+    """A chart of horizontal bars. Every bar has a total and its interval."""
 
     title: str
     text: str
@@ -276,7 +286,7 @@ Chart = Lines | Bars
 
 
 def charts(analysis: Measured) -> list[Chart]:
-    """Return the charts that the figures suffice for."""
+    """Return the charts for which there are figures."""
     if isinstance(analysis, Throughput):
         drawn: list[Chart] = [_throughput(analysis.methods)]
     else:
@@ -286,15 +296,15 @@ def charts(analysis: Measured) -> list[Chart]:
 
 def _throughput(methods: Sequence[FileFigures]) -> Chart:
     series = []
-    for family in dict.fromkeys(one.family for one in methods):
+    for family in dict.fromkeys(method.family for method in methods):
         points = [
-            (one.batch_size, Value(one.tokens_per_second))
-            for one in methods
-            if one.family == family and one.tokens_per_second is not None
+            (method.batch_size, Value(method.tokens_per_second))
+            for method in methods
+            if method.family == family and method.tokens_per_second is not None
         ]
         series.append(Series(family, "none" if family == "plain" else family, points))
     text = "Generated tokens per second of the whole file, the prompts' time included."
-    top = 1.06 * max(one.tokens_per_second or 0.0 for one in methods)
+    top = 1.06 * max(method.tokens_per_second or 0.0 for method in methods)
     return Lines("Throughput", text, ("texts at a time", "tokens per second"), series, top)
 
 
@@ -309,9 +319,11 @@ def _speedup(analysis: Analysis) -> Chart:
     text = "Tokens per second over plain decoding's (the line at 1), with 95 % intervals."
     if analysis.predictions:
         text += " Dashed: S(γ), from acceptance, the lengths of the sequences and the costs below."
-    learned = [one for one in analysis.methods if one.num_draft == "auto" and one.speed_up]
+    learned = [
+        method for method in analysis.methods if method.num_draft == "auto" and method.speed_up
+    ]
     if learned:
-        ratios = ", ".join(f"{one.name}: {overall(one):.2f}" for one in learned)
+        ratios = ", ".join(f"{method.name}: {overall(method):.2f}" for method in learned)
         text += f" Chosen while decoding: {ratios}."
     axes = ("tokens drafted a round", "speedup")
     return Lines("Speedup by draft length", text, axes, series)
@@ -320,7 +332,7 @@ def _speedup(analysis: Analysis) -> Chart:
 def _acceptance(analysis: Analysis) -> Chart:
     series = []
     for family, methods in _fixed(analysis):
-        longest = max(methods, key=lambda one: len(one.acceptance))
+        longest = max(methods, key=lambda method: len(method.acceptance))
         shares = map(Value, longest.acceptance)
         series.append(Series(longest.name, family, list(enumerate(shares, start=1))))
     text = "Share of rounds in which this drafted token and all before it were accepted."
@@ -330,9 +342,9 @@ def _acceptance(analysis: Analysis) -> Chart:
 
 def _parts(analysis: Analysis) -> Chart:
     bars = [
-        Bar(one.name, [(part, part, getattr(one.parts, part) * 1e3) for part in PARTS])
-        for one in analysis.methods
-        if one.parts is not None
+        Bar(method.name, [(part, part, getattr(method.parts, part) * 1e3) for part in PARTS])
+        for method in analysis.methods
+        if method.parts is not None
     ]
     text = (
         "Milliseconds of an average round, all rounds timed in parts: drafting, the target's pass, "
@@ -346,9 +358,9 @@ def _costs(analysis: Analysis) -> Chart:
     costs, step = analysis.costs or PassCosts(None, {}), analysis.plain_step
     measured = [(m, Value(seconds / step)) for m, seconds in sorted(costs.passes.items())]
     rounds = [
-        (one.num_draft + 1, Value(one.parts.verify / step))
-        for one in analysis.methods
-        if one.parts is not None and one.family == "draft" and one.num_draft != "auto"
+        (method.num_draft + 1, Value(method.parts.verify / step))
+        for method in analysis.methods
+        if method.parts is not None and method.family == "draft" and method.num_draft != "auto"
     ]
     series = [
         Series("target pass, measured between sequences", "verify", measured),
@@ -362,12 +374,12 @@ def _costs(analysis: Analysis) -> Chart:
 
 def _categories(analysis: Analysis) -> Chart:
     shown = [best for _, methods in _fixed(analysis) if (best := fastest(methods)) is not None]
-    shown += [one for one in analysis.methods if one.num_draft == "auto"]
+    shown += [method for method in analysis.methods if method.num_draft == "auto"]
     bars = [
-        Bar(one.name, [("", one.family, ratio.value)], ratio.interval, category)
-        for category in dict.fromkeys(name for one in shown for name in one.by_category)
-        for one in shown
-        if category in one.by_category and (ratio := one.by_category[category].overall)
+        Bar(method.name, [("", method.family, ratio.value)], ratio.interval, category)
+        for category in dict.fromkeys(name for method in shown for name in method.by_category)
+        for method in shown
+        if category in method.by_category and (ratio := method.by_category[category].overall)
     ]
     text = (
         "Tokens per second over plain decoding's, with 95 % intervals from 5 sequences on, of each "
@@ -377,9 +389,9 @@ def _categories(analysis: Analysis) -> Chart:
 
 
 def _fixed(analysis: Analysis) -> Iterator[tuple[str, list[Figures]]]:
-    """Methods with a draft length, by family."""
-    for family in dict.fromkeys(one.family for one in analysis.methods):
-        methods = [one for one in analysis.methods if one.family == family]
-        methods = [one for one in methods if one.num_draft not in (0, "auto")]
+    """Yield the methods with a fixed draft length by family."""
+    for family in dict.fromkeys(method.family for method in analysis.methods):
+        methods = [method for method in analysis.methods if method.family == family]
+        methods = [method for method in methods if method.num_draft not in (0, "auto")]
         if methods:
             yield family, methods

@@ -1,4 +1,4 @@
-"""The figures of a benchmark in words: the setting, a table of the methods, and a sentence."""
+"""Formats a benchmark as text: the setting, a table of the methods, and a sentence."""
 
 import platform
 import subprocess
@@ -24,8 +24,8 @@ CLUSTER_COLUMNS = ("method", "speedup", "on one machine", "gains more above")
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that a figure depends on, apart from the prompts themselves. draft_model: several
-    are separated by commas. notes: sentences on the other programs, measured or not."""
+    """The settings of a benchmark. `draft_model` lists names with commas, and `notes` has sentences
+    on other programs."""
 
     model: str
     draft_model: str | None
@@ -50,7 +50,7 @@ class Setting:
 def setting(
     pairs: Sequence[Pair], options: Options, prompts: Path, notes: Sequence[str] = ()
 ) -> Setting:
-    """Describe a measurement on this machine, now. pairs: one target, with each of its drafts."""
+    """Describe a benchmark that runs now on this machine. All pairs have one target."""
     drafts = [pair.draft_name for pair in pairs if pair.draft_name is not None]
     versions = {"mlx-specdec": __version__}
     for name in ("mlx", "mlx-lm", "transformers", "torch"):
@@ -85,8 +85,8 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     with suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(CPU_NAME_OF_MAC, capture_output=True, text=True, check=True)
-        return said.stdout.strip()
+        sysctl = subprocess.run(CPU_NAME_OF_MAC, capture_output=True, text=True, check=True)
+        return sysctl.stdout.strip()
     return platform.processor() or platform.machine()
 
 
@@ -95,7 +95,7 @@ Measured = Analysis | Throughput
 
 @dataclass(frozen=True)
 class Table:
-    """A row of cells for every method. best: the row of the fastest one, if any is."""
+    """A table with a row for every method. `best` is the index of the fastest method's row."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -103,50 +103,50 @@ class Table:
 
 
 def table(analysis: Measured) -> Table:
-    """Return all figures as text; a cell without a figure is empty."""
+    """Return the table of all figures. A cell without a figure is empty."""
     best: Figures | FileFigures | None
     if isinstance(analysis, Throughput):
-        best, rows = most(analysis.methods), [_file_cells(one) for one in analysis.methods]
+        best, rows = most(analysis.methods), [_file_cells(method) for method in analysis.methods]
     else:
-        best, rows = fastest(analysis.methods), [_cells(one) for one in analysis.methods]
-    place = next((at for at, one in enumerate(analysis.methods) if one is best), None)
+        best, rows = fastest(analysis.methods), [_cells(method) for method in analysis.methods]
+    place = next((at for at, method in enumerate(analysis.methods) if method is best), None)
     return Table(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), place)
 
 
-def _cells(one: Figures) -> dict[str, str]:
-    is_plain = one.family == "plain"
-    ratio = None if is_plain else one.speed_up
+def _cells(method: Figures) -> dict[str, str]:
+    is_plain = method.family == "plain"
+    ratio = None if is_plain else method.speed_up
     speed = "1" if is_plain else ""
     return {
-        "method": one.name,
-        "tokens/s": _number(one.tokens_per_second, ".1f"),
+        "method": method.name,
+        "tokens/s": _number(method.tokens_per_second, ".1f"),
         "speedup": f"{ratio.overall.value:.2f}" if ratio else speed,
         "95 % interval": ratio.overall.interval if ratio else "",
         "median sequence": f"{ratio.per_text.value:.2f}" if ratio else "",
-        "predicted": _number(one.predicted, ".2f"),
-        "acceptance length": _number(one.tokens_per_round, ".2f"),
-        "acceptance rate": _number(one.acceptance_rate, ".0%"),
-        "same text": "" if is_plain else _same_text(one),
+        "predicted": _number(method.predicted, ".2f"),
+        "acceptance length": _number(method.tokens_per_round, ".2f"),
+        "acceptance rate": _number(method.acceptance_rate, ".0%"),
+        "same text": "" if is_plain else _same_text(method),
     }
 
 
-def _file_cells(one: FileFigures) -> dict[str, str]:
-    memory = one.peak_memory_bytes
+def _file_cells(method: FileFigures) -> dict[str, str]:
+    memory = method.peak_memory_bytes
     return {
-        "method": one.name,
-        "tokens/s": _number(one.tokens_per_second, ".1f"),
-        "texts/s": _number(one.texts_per_second, ".2f"),
-        "speedup": _number(one.speed_up, ".2f"),
-        "over plain": _number(one.over_plain, ".2f"),
-        "acceptance length": _number(one.tokens_per_round, ".2f"),
+        "method": method.name,
+        "tokens/s": _number(method.tokens_per_second, ".1f"),
+        "texts/s": _number(method.texts_per_second, ".2f"),
+        "speedup": _number(method.speed_up, ".2f"),
+        "over plain": _number(method.over_plain, ".2f"),
+        "acceptance length": _number(method.tokens_per_round, ".2f"),
         "peak memory": "" if memory is None else f"{memory / 1e6:.0f} MB",
-        "same text": _same_text(one),
+        "same text": _same_text(method),
     }
 
 
-def _same_text(one: Figures | FileFigures) -> str:
-    same = one.compared - len(one.differences)
-    return f"{same} of {one.compared}" if one.compared else "not promised"
+def _same_text(method: Figures | FileFigures) -> str:
+    same = method.compared - len(method.differences)
+    return f"{same} of {method.compared}" if method.compared else "not promised"
 
 
 def _number(value: float | None, form: str) -> str:
@@ -154,16 +154,16 @@ def _number(value: float | None, form: str) -> str:
 
 
 def cluster_table(cluster: ClusterFigures) -> Table:
-    """Return what each method gains there and on one machine."""
+    """Return the speedups of each method on the cluster and on one machine."""
     rows = []
-    for one in cluster.gains:
-        even = "never" if one.break_even_us is None else f"{one.break_even_us:.0f} us"
-        rows.append((one.name, f"{one.speed_up:.2f}", f"{one.alone:.2f}", even))
+    for gain in cluster.gains:
+        even = "never" if gain.break_even_us is None else f"{gain.break_even_us:.0f} us"
+        rows.append((gain.name, f"{gain.speed_up:.2f}", f"{gain.alone:.2f}", even))
     return Table(CLUSTER_COLUMNS, tuple(rows))
 
 
 def cluster_text(cluster: ClusterFigures, plain_step: float) -> str:
-    """Return sentences on the time that the network takes. plain_step: seconds."""
+    """Return sentences on the time of the network. `plain_step` is in seconds."""
     times = ", ".join(
         f"{us:.0f} us over {tokens} token{'' if tokens == 1 else 's'}"
         for tokens, us in cluster.exchange_us.items()
@@ -180,7 +180,7 @@ def cluster_text(cluster: ClusterFigures, plain_step: float) -> str:
 
 def most(methods: Iterable[FileFigures]) -> FileFigures:
     """Return the method with the highest throughput."""
-    return max(methods, key=lambda one: one.speed_up or 0.0)
+    return max(methods, key=lambda method: method.speed_up or 0.0)
 
 
 def as_dict(analysis: Measured, setting: Setting) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def as_dict(analysis: Measured, setting: Setting) -> dict[str, Any]:
 
 
 def verdict(analysis: Measured) -> str:
-    """Return a sentence on the fastest method, empty if only plain decoding ran."""
+    """Return a sentence on the fastest method, or "" if only plain decoding ran."""
     if isinstance(analysis, Throughput):
         return _file_verdict(analysis.methods)
     best = fastest(analysis.methods[1:])
@@ -200,7 +200,7 @@ def verdict(analysis: Measured) -> str:
             f"Nothing is faster than plain decoding; {best.name} comes closest with "
             f"{overall(best):.2f} of its speed."
         )
-    auto = fastest(one for one in analysis.methods if one.num_draft == "auto")
+    auto = fastest(method for method in analysis.methods if method.num_draft == "auto")
     text = f"{best.name} is fastest: {overall(best):.2f} times plain decoding"
     if auto is not None and auto is not best:
         text += f"; {auto.name} reaches {overall(auto) / overall(best):.2f} of it"
@@ -212,8 +212,10 @@ def _file_verdict(methods: Sequence[FileFigures]) -> str:
     if best.speed_up is None or len(methods) < 2:
         return ""
     text = f"{best.name} is fastest: {best.speed_up:.2f} times plain decoding of one text at a time"
-    speculative = [one for one in methods if one.tokens_per_round and one.over_plain]
+    speculative = [method for method in methods if method.tokens_per_round and method.over_plain]
     if speculative:
-        gains = ", ".join(f"{one.over_plain:.2f} with {one.batch_size}" for one in speculative)
+        gains = ", ".join(
+            f"{method.over_plain:.2f} with {method.batch_size}" for method in speculative
+        )
         text += f"; speculation over plain decoding by batch size: {gains}"
     return text + "."
