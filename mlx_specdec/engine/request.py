@@ -1,4 +1,4 @@
-"""A request: what a caller asks for, how far it is, and the result that it becomes."""
+"""Requests, their state while they are decoded, and their results."""
 
 import math
 import sys
@@ -32,7 +32,7 @@ STUCK = (
     "what must follow, logit-bias bans it, or the grammar is too complex; make it simpler"
 )
 NO_TEXT: dict[FinishReason | None, str] = {"damaged": DAMAGED, "stuck": STUCK}
-"""The error messages of texts that ended for these reasons."""
+"""The error messages of completions that failed, by finish reason."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a caller passes in place of what the options name, and how decoding is watched. timed:
-    which rounds are timed in parts; see decoding.statistics.Timed. progress: of reading."""
+    """Objects that replace the proposer, rule or draft length of the options. `timed` is the
+    choice of rounds that are timed in parts. `progress` is called with the number of prefilled
+    prompt tokens and their total."""
 
     proposer: Proposer | None = None
     rule: Rule | None = None
@@ -75,14 +76,14 @@ class Overrides:
 
 
 HOTTEST_TRIAL = 1.0
-"""Temperature above which even good drafters are often refused."""
+"""Temperature above which a low acceptance rate is no sign of a wrong drafter."""
 LAYERS_COUNTED = (
     ", or its config.json counts layers otherwise, which mlx-specdec inspect --probe tells"
 )
 
 
 def proposer_kind(chosen: Sequence[Drafter]) -> str:
-    """Who proposes, in a word: a drafter's name, "auto" for several, or "none"."""
+    """Return the name of the only drafter, "auto" for several drafters, or "none"."""
     names = [drafter.name for drafter in chosen]
     return "auto" if len(names) > 1 else "".join(names) or "none"
 
@@ -135,10 +136,10 @@ class Result:
     stats: Statistics
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as the commands print it with --json."""
+        """Return the payload of `--json`."""
         labels = asdict(self.labels)
         simulated = labels.pop("simulated_acceptance")
-        # Nobody should take for text what only measured the loop.
+        # The output is meaningless if acceptance is simulated, so that it is left out.
         mark = {} if simulated is None else {"simulated_acceptance": simulated}
         return {
             **mark,
@@ -181,11 +182,19 @@ class Part:
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way through the scheduler. reads_with, rule: equal for jobs that may be read
-    together, and that may be decoded together. began, read: seconds on the clock when its prompt
-    was begun, and had been read. drafting: seconds of that for drafters. behind: a job with a
-    prompt that begins alike and is read before this one. reported: the number of speculative rounds
-    whose drafts earlier parts have counted."""
+    """The state of a request in the scheduler.
+
+    Attributes:
+        ids: The token ids of the prompt.
+        reads_with: Equal for jobs whose prompts may be prefilled together.
+        rule: Equal for jobs that may be decoded together.
+        chosen: The drafters of all requests.
+        pieces, tokens: The text and the token ids that were emitted.
+        began, read: The times on the clock, in seconds, when the prefill began and ended.
+        drafting: The time of the drafters in the prefill, in seconds.
+        behind: A job that this one waits for, since its prompt has a prefix in common.
+        reported: The number of speculative rounds whose drafts earlier parts have counted.
+    """
 
     pair: Pair
     number: int
@@ -216,8 +225,9 @@ class Job:
         chosen: Sequence[Drafter],
         overrides: Overrides = Overrides(),
     ) -> Self:
-        """Create the job of a new request. chosen: the drafters of all requests. Raises
-        PromptError and OptionError."""
+        """Create the job of a new request. `chosen` are the drafters of all requests. Raises
+        PromptError if the prompt is unusable, and OptionError if the options do not suit the model.
+        """
         ids, bound, options = prepared(pair, request.prompt, request.options)
         if request.ignore_eos:
             bound = replace(bound, eos_token_ids=frozenset())
@@ -226,15 +236,15 @@ class Job:
         longest = bound.target.max_length
         room = sys.maxsize if longest is None else longest - len(prefix)
         chat = is_chat(bound.tokenizer, request.prompt, chat_template=options.chat_template)
-        # A text that fits a grammar begins with what the grammar demands, not with a blank.
+        # With a grammar, the output begins as the grammar demands, and not with a blank.
         starts = request.answers or chat or constraint is not None
         drafting = chosen if most_drafted(options) > 0 else ()
-        proposer, given = overrides.proposer, overrides.rule
+        proposer, custom_rule = overrides.proposer, overrides.rule
         labels = Labels(
             model=pair.name,
-            draft_model=pair.draft_name if any(each.identity for each in drafting) else None,
+            draft_model=pair.draft_name if any(drafter.identity for drafter in drafting) else None,
             proposer=proposer_kind(drafting) if proposer is None else type(proposer).__name__,
-            rule=options.rule_name if given is None else type(given).__name__,
+            rule=options.rule_name if custom_rule is None else type(custom_rule).__name__,
             lossy=options.lossy,
             delta=options.delta,
             seed=options.seed,
@@ -250,7 +260,7 @@ class Job:
             Distribution(options, bound.vocabulary, ids, constraint),
             make_noise(bound, ids, options),
             StopCriteria(
-                # A text that only measures the loop goes on to the end.
+                # EOS does not end a completion that only measures speed.
                 eos=() if options.simulated_acceptance is not None else bound.eos_token_ids,
                 remaining=min(options.max_tokens, room),
                 stream=TextStream(bound.tokenizer, shown, () if starts else prefix),
@@ -266,7 +276,7 @@ class Job:
             sequence,
             labels,
             (replace(options, seed=0, max_tokens=1, stop=()), request.prediction, request.tenant),
-            # Greedy texts draw nothing, so that several settings mean one rule.
+            # At temperature 0, several rule names mean the same rule class.
             (rule, options.delta, options.posterior_threshold, options.posterior_alpha),
             chosen,
             tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
@@ -279,7 +289,8 @@ class Job:
         return Extent(len(self.ids), now, now + self.sequence.remaining)
 
     def part(self, emission: Emission, clock: Callable[[], float]) -> Part:
-        """Return the output of a step, with the result where it is the last. clock: seconds."""
+        """Return the output of a step, with the result if it is the last one. The clock returns
+        seconds."""
         self.tokens += emission.tokens
         emission = self._with_sentinels(emission)
         self.pieces += emission.pieces
@@ -295,9 +306,8 @@ class Job:
             return Part(self.number, emission, error=str(problem))
 
     def _with_sentinels(self, emission: Emission) -> Emission:
-        """Return the last emission with the sentinels of the text if the text would be blank
-        without them. This comes too late for stop strings, so that a text with any stays as it is.
-        """
+        """Add sentinel tokens to the last emission if the completion would be blank without them.
+        Completions with stop strings stay as they are, since those have been searched already."""
         if not self.sequence.ended or self.options.stop:
             return emission
         if any(piece.text.strip() for piece in [*self.pieces, *emission.pieces]):
@@ -319,49 +329,50 @@ class Job:
         return Result(text, tuple(self.tokens), reason, self.labels, stats)
 
     def _warn_of_misfits(self) -> None:
-        """Warn of drafters that are hardly ever right, once for the pair. Hot texts, and those that
-        a constraint or a simulation decides, do not count."""
+        """Warn once per pair of drafters whose draft tokens are hardly ever accepted. Requests at
+        high temperatures, with a constraint or with simulated acceptance do not count."""
         options, network = self.options, self.pair.drafter_network
         decided = options.constraint is not None or options.simulated_acceptance is not None
         if decided or options.temperature > HOTTEST_TRIAL:
             return
-        # Rounds name who drafted only where several may.
+        # Rounds name their drafter only if there are several.
         alone = self.chosen[0].name if len(self.chosen) == 1 else ""
-        for name, each in ((each.name, each) for each in self.chosen if each.nbytes):
+        for drafter in (drafter for drafter in self.chosen if drafter.nbytes):
+            name = drafter.name
             rounds = [counts for who, *counts in self.recorder.drafts if (who or alone) == name]
             counted = network is not None and network.kind == name and FINAL not in network.taps
-            shown = each.identity or f"{name} of {self.pair.name}"
+            shown = drafter.identity or f"{name} of {self.pair.name}"
             causes = CAUSES + LAYERS_COUNTED if counted else CAUSES
-            if own_layers(each.identity) is not None:
+            if own_layers(drafter.identity) is not None:
                 causes = OWN_CAUSES
             if caution := self.pair.trials[name].caution(rounds, shown, causes):
                 warnings.warn(caution, RuntimeWarning, stacklevel=8)
 
 
 def special_texts(pair: Pair) -> dict[int, str]:
-    """Return the ids of special tokens that neither end nor pad a text -> what they write."""
+    """Return the strings of special tokens by id, without EOS and padding tokens."""
     pieces, ends = pair.tokenizer.pieces(), {*pair.eos_token_ids, *pair.tokenizer.eos_token_ids}
     named = ((id, pieces[id] or "") for id in pair.tokenizer.special_ids - ends)
     return {id: piece for id, piece in named if piece and "pad" not in piece.lower()}
 
 
 def sentinels(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
-    """Return the special tokens among `ids` that stand for gaps of a text -> what they write."""
+    """Return the strings of the sentinel tokens among `ids`, which stand for gaps, by id."""
     pieces = pair.tokenizer.pieces()
     named = ((id, pieces[id] or "") for id in pair.tokenizer.special_ids.intersection(ids))
     return {id: piece for id, piece in named if SENTINEL.fullmatch(piece)}
 
 
 def shown_by(pair: Pair, ids: Sequence[int], options: Options) -> dict[int, str]:
-    """Return the special tokens that a text includes -> what they write. An answer to a prompt with
-    gaps is of no use without its sentinels. ids: of the prompt."""
+    """Return the strings of the special tokens that the output shows, by id. If the prompt with the
+    token ids `ids` has sentinels, they include sentinels, without which the output is useless."""
     if options.show_special_tokens:
         return special_texts(pair)
     return sentinels(pair, pair.tokenizer.special_ids) if sentinels(pair, ids) else {}
 
 
 def most_drafted(options: Options) -> int:
-    """Return the most tokens that may be drafted for a sequence in a round."""
+    """Return the maximum number of draft tokens of a sequence in a round."""
     if options.regular or options.proposer == "none":
         return 0
     return sys.maxsize if options.num_draft == "auto" else options.num_draft
@@ -380,7 +391,7 @@ def make_rule(options: Options) -> Rule:
 
 
 def make_noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:
-    """Return the noise that a completion is drawn with. prompt: token ids."""
+    """Return the random numbers with which a completion is sampled. `prompt` holds token ids."""
     if options.temperature == 0:
         return SilentNoise()
     if options.rule_name in ("coupled", "simulated"):
@@ -389,8 +400,9 @@ def make_noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSour
 
 
 def prepared(pair: Pair, prompt: Prompt, options: Options) -> tuple[list[int], Pair, Options]:
-    """Return a prompt's token ids, and the pair and the options as `for_model` does. Warns of a
-    prompt that is longer than the model has learned. Raises OptionError and PromptError."""
+    """Return the token ids of a prompt, then the pair and the options as `for_model` returns them.
+    Warns if the prompt is longer than the model was trained for. Raises PromptError if the prompt
+    is unusable, and OptionError if the options do not suit the model."""
     pair, options = for_model(pair, options)
     ids = encode(pair, prompt, options)
     check_prompt(ids, pair.target.source_vocabulary or pair.vocabulary, pair.target.max_length)
@@ -401,7 +413,7 @@ def prepared(pair: Pair, prompt: Prompt, options: Options) -> tuple[list[int], P
 
 def for_model(pair: Pair, options: Options) -> tuple[Pair, Options]:
     """Return the pair with the options' additional EOS tokens, and the options with defaults that
-    depend on the model. Raises OptionError for what the model does not have."""
+    depend on the model. Raises OptionError if the options do not suit the model."""
     check_settings(options.chat_template_config)
     templated = options.system_prompt is not None or options.chat_template_config
     if templated and not pair.tokenizer.has_chat_template:
@@ -448,14 +460,14 @@ def encode(pair: Pair, prompt: Prompt, options: Options) -> list[int]:
 
 
 def beginning(pair: Pair, ids: Sequence[int], options: Options) -> list[int]:
-    """Return the committed tokens before the first generated one, in the language to translate
-    into. ids: of the prompt. Raises OptionError for a language that the target does not have."""
+    """Return the committed tokens before the first generated one, of a prompt with the token ids
+    `ids`. They may name the target language. Raises OptionError if the target does not have it."""
     prefix, target = pair.target.prefix(ids), _languages(pair, options)[1]
     return prefix if pair.languages is None else pair.languages.prefix(prefix, target)
 
 
 def _languages(pair: Pair, options: Options) -> tuple[str | None, str | None]:
-    """Return the codes of source and target language. Raises OptionError."""
+    """Return the codes of source and target language. Raises OptionError if one is unusable."""
     languages, target, source = pair.languages, options.target_lang, options.source_lang
     if languages is None:
         if target is not None or source is not None:
@@ -473,6 +485,6 @@ def _languages(pair: Pair, options: Options) -> tuple[str | None, str | None]:
 
 
 def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:
-    """Return the task prefix of the target's config.json where a prompt lacks it; mostly ""."""
+    """Return the task prefix of the target's config.json if the prompt lacks it, else ""."""
     wanted = options.chat_template and not prompt.startswith(pair.task_prefix.rstrip())
     return pair.task_prefix if wanted else ""

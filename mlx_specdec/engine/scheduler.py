@@ -1,5 +1,6 @@
-"""The scheduler: which requests are read when, and which of them share their passes. A step reads a
-chunk of one group's prompts and takes a round of every group that has been read."""
+"""The scheduler, which decides when to prefill a request and which requests share passes.
+
+A step prefills a chunk of one group's prompts, and takes a round of every prefilled group."""
 
 import itertools
 import logging
@@ -24,25 +25,30 @@ from .request import Job, Overrides, Part, Request
 
 BROKEN = "this text could not go on, since something failed inside"
 WINDOW = 8
-"""Batches of prompts that are sorted by length together."""
+"""Number of batches of prompts that are sorted by length together."""
 JOINS_AT = 0.125
-"""Share of the batch that has to be free before others are read: rows are copied when they join.
-With a quarter 64 texts of 12 to 92 tokens, 16 at once, take 2 % longer, with drafts 4 %."""
+"""Share of the batch that has to be free before waiting requests are prefilled. It limits how often
+the caches are copied, which happens when sequences join a group. A quarter is 2 to 4 % slower."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Failures:
-    """A count of the internal failures that ended texts. last: the class name of the newest.
-    passes: shared passes that have failed since the last token was generated."""
+    """A count of the internal failures that ended requests.
+
+    Attributes:
+        count: The number of failures.
+        last: The class name of the most recent exception.
+        passes: The number of shared passes that have failed since the last generated token.
+    """
 
     count: int = 0
     last: str | None = None
     passes: int = 0
 
     def note(self, problem: Exception) -> str:
-        """Count a failure and return the error message for the texts that it ends. Messages of
+        """Count a failure, and return the error message for the requests that it ends. Messages of
         other libraries only go into the log, since they may contain paths."""
         self.count += 1
         self.last = type(problem).__name__
@@ -51,8 +57,8 @@ class Failures:
 
 @dataclass(eq=False)
 class Group:
-    """Sequences of similar length that go through the same passes, since caches are rectangles.
-    jobs: those that have not ended."""
+    """Sequences that share passes. They have similar lengths, since their caches are padded to one
+    length. `jobs` lists the requests that have not ended."""
 
     decoding: Decoding
     jobs: list[Job]
@@ -64,19 +70,21 @@ class Group:
 
 @dataclass(eq=False)
 class Scheduler:
-    """Decodes the requests of one pair together. Iterate over it for the parts of all requests, or
-    call `step` until it is `idle`. `stream_many` makes it.
+    """A scheduler that decodes the requests of one pair together. Iterate over it for the parts of
+    all requests, or call `step` until it is `idle`. `stream_many` creates it.
 
-    An internal failure ends one request, or all of one pass, with an error. It is raised only if
-    ranks are out of step, or if `raises` is true.
+    An internal failure ends one request, or all requests of one pass, with an error. It is raised
+    only if the ranks of a cluster are no longer in step, or if `raises` is true.
 
     Attributes:
         pair: The models.
         requests: The requests; None if they come one by one through `add`.
-        options: What decides on proposer, rule and draft length of all requests.
-        size: The number of sequences in a pass.
+        options: The settings that decide on proposer, rule and draft length of all requests.
+        size: The maximum number of sequences in a pass.
         cache: The prefix cache.
         memory_budget: The bytes for all sequences; None takes `memory.default_budget`.
+        overrides: Objects that replace the proposer, rule or draft length of the options.
+        raises: Whether internal failures are raised.
         why_not: Why only one sequence goes through a pass, or "".
     """
 
@@ -93,11 +101,11 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self._requests = iter(enumerate(self.requests or ()))
-        # Whoever waits for one answer alone does not wait for others to be read with.
+        # Requests that come one by one do not wait for more requests to share a prefill.
         self._listed = self.requests is not None
         self._joins_at = JOINS_AT if self._listed else 0.0
-        given = self.pair, self.options, self.overrides, self.cache, self._note, self.size.size
-        self._opener = Opener(*given, one_by_one=not self._listed)
+        shared = self.pair, self.options, self.overrides, self.cache, self._note, self.size.size
+        self._opener = Opener(*shared, one_by_one=not self._listed)
         self.why_not = self._opener.why_not
         if not self._opener.batched:
             self.size = BatchSize(1)
@@ -130,7 +138,7 @@ class Scheduler:
 
     @property
     def batch_size(self) -> int:
-        """The most sequences in one pass of the target at present."""
+        """The current maximum number of sequences in one pass of the target."""
         return self.size.size
 
     @property
@@ -152,7 +160,7 @@ class Scheduler:
 
     @property
     def reserved_bytes(self) -> int:
-        """The most bytes of the budget that the admitted requests can need."""
+        """The maximum number of bytes that the admitted requests can need."""
         return self._bytes_with([])
 
     def __iter__(self) -> Iterator[Part]:
@@ -163,17 +171,18 @@ class Scheduler:
             self.save_costs()
 
     def step(self) -> list[Part]:
-        """Prefill what waits, decode a round of every request, and return the parts."""
+        """Prefill a chunk, decode a round of every prefilled request, and return the parts."""
         self.read()
         return self.decode()
 
     def read(self) -> None:
+        """Admit waiting requests, and prefill a chunk of one group's prompts."""
         self._admit()
         if self._reading:
             self._read()
 
     def decode(self) -> list[Part]:
-        """Take a round of every group that has been read."""
+        """Take a round of every prefilled group."""
         parts: list[Part] = []
         for group in list(self._running):
             parts += self._round(group)
@@ -184,12 +193,12 @@ class Scheduler:
         self._opener.save_costs()
 
     def add(self, number: int, request: Request) -> None:
-        """Take a request under a new number; the next steps read it when there is room. What cannot
-        be read gives a part with an error."""
+        """Add a request under a new number. It is prefilled when there is room. An unusable request
+        returns a part with an error in the next step."""
         try:
             job = self._opener.job(number, request)
             self.budget.check(len(job.ids), job.sequence.remaining)
-        except SpecdecError as problem:  # something is wrong with the request itself
+        except SpecdecError as problem:  # the request itself is unusable
             self._failed.append(Part(number, Emission((), ()), error=str(problem)))
         except Exception as problem:
             self._failed.append(Part(number, Emission((), ()), error=self._note(problem)))
@@ -198,8 +207,12 @@ class Scheduler:
             self._waiting.append(job)
 
     def start(self, request: Request) -> None:
-        """Begin a single request, with number 0, at once: no memory is reserved for it. Raises
-        PromptError and OptionError."""
+        """Start a single request, with number 0, at once and without reserving memory.
+
+        Raises:
+            PromptError: The prompt is unusable.
+            OptionError: The options do not suit the model.
+        """
         job = self._opener.job(0, request)
         self._jobs[job.sequence] = job
         self._reading.append(Group(self._opener.open([job], self._watch), [job]))
@@ -210,20 +223,20 @@ class Scheduler:
             self._leave(job)
 
     def interrupt(self, number: int) -> Part | None:
-        """End a request here and return its last part; None where it has ended."""
+        """End a request, and return its last part, or None if it has already ended."""
         job = self._find(number)
         return None if job is None else self._part(job, job.sequence.finish("interrupted"))
 
     def on_round(self, report: RoundReport) -> None:
-        """As RoundListener says: each request has statistics of its own."""
+        """Pass the report of a round to the statistics of each request; see RoundListener."""
         assert self._in_step is not None
         alone = len(report.sequences) == 1
-        for sequence, each in zip(self._in_step.sequences, report.sequences, strict=True):
+        for sequence, row in zip(self._in_step.sequences, report.sequences, strict=True):
             if (job := self._jobs.get(sequence)) is None:
                 continue
-            own = report if alone else replace(report, sequences=(each,), ended=each.ended)
+            job_report = report if alone else replace(report, sequences=(row,), ended=row.ended)
             try:
-                job.recorder.on_round(own)
+                job.recorder.on_round(job_report)
             except Exception as problem:
                 if self.raises:
                     raise
@@ -233,7 +246,7 @@ class Scheduler:
         return next((job for job in self._jobs.values() if job.number == number), None)
 
     def _fail(self, jobs: Sequence[Job], problem: Exception, *, a_pass: bool = False) -> None:
-        """End these jobs, and no others, with an error."""
+        """End these jobs with an error. `a_pass` is true if a shared pass has failed."""
         error = self._note(problem)
         self.failures.passes += a_pass
         for job in jobs:
@@ -242,16 +255,16 @@ class Scheduler:
             self._failed.append(Part(job.number, Emission((), ()), error=error))
 
     def _note(self, problem: Exception) -> str:
-        """Log and count an internal failure, and return its error message. Raises it where nothing
-        can go on."""
+        """Log and count an internal failure, and return its error message. Raises the failure if
+        `raises` is true, or if the ranks of a cluster are no longer in step."""
         if self.raises or self.pair.target.lost:
             raise problem
         log.error("%s", problem, exc_info=problem)
         return self.failures.note(problem)
 
     def _admit(self) -> None:
-        """Start to read the waiting requests that fit, first come, first served: no request is
-        admitted before an earlier one that does not fit yet."""
+        """Admit the waiting requests that fit into memory, first come, first served. No request
+        overtakes an earlier one that does not fit yet."""
         if not (self._waiting or self._exhausted):
             self._fill_window()
         if not self._waiting:
@@ -260,7 +273,7 @@ class Scheduler:
         if self._begun and room < max(1, self._joins_at * self.batch_size):
             return
         while jobs := self._next_jobs():
-            self._waiting = [each for each in self._waiting if each not in jobs]
+            self._waiting = [job for job in self._waiting if job not in jobs]
             try:
                 self._reading.append(Group(self._opener.open(jobs, self._watch), jobs))
             except Exception as problem:
@@ -271,7 +284,7 @@ class Scheduler:
         return len(self._jobs) - len(self._waiting)
 
     def _next_jobs(self) -> list[Job]:
-        """Return the jobs to read together next: the first that waits, and others like it."""
+        """Return the jobs to prefill together next: the first waiting job, and jobs like it."""
         room = self.batch_size - self._begun
         read = [job for group in self._reading for job in group.jobs]
         jobs: list[Job] = []
@@ -292,21 +305,22 @@ class Scheduler:
         return jobs
 
     def _bytes_with(self, jobs: Sequence[Job]) -> int:
-        """Return the bytes to reserve if these jobs are admitted: for the caches of all groups, and
-        for reading a chunk of one group."""
+        """Return the bytes to reserve if these jobs are admitted, for the caches of all groups and
+        for the activations of the largest chunk of a prefill."""
         reading = [group.extents for group in self._reading]
         reading += [[job.extent for job in jobs]] if jobs else []
-        caches = map(self.budget.of_caches, [*reading, *(each.extents for each in self._running)])
+        caches = map(self.budget.of_caches, [*reading, *(group.extents for group in self._running)])
         return sum(caches) + max(map(self.budget.of_reading, reading), default=0)
 
     def _read_together(self, jobs: Sequence[Job]) -> bool:
-        """Return whether padding these prompts to one length costs little. Those that come one by
-        one must also fit into one chunk."""
+        """Return whether padding these prompts to one length costs little. If requests come one by
+        one, the prompts must also fit into one chunk."""
         lengths, holds_scores = [len(job.ids) for job in jobs], self.pair.target.holds_scores
         most = self.options.prefill_step_size or chunk(1, holds_scores=holds_scores)
         return even(lengths, most) and (self._listed or len(lengths) * max(lengths) <= most)
 
     def _fill_window(self) -> None:
+        """Take the next requests from the iterator, and sort them by length."""
         ahead = min(WINDOW * self.batch_size, sys.maxsize)
         window = list(itertools.islice(self._requests, ahead))
         if not window:
@@ -321,12 +335,12 @@ class Scheduler:
         self._waiting.sort(key=lambda job: (repr(job.reads_with), len(job.ids)))
 
     def _read(self) -> None:
-        """Read a chunk of a group's prompts: by turns of the group that came first and of the one
-        with the fewest tokens left, so that neither long nor short prompts starve."""
+        """Prefill a chunk of one group's prompts. The oldest group and the one with the fewest
+        tokens left take turns, so that neither long nor short prompts starve."""
         self._shortest_next = not self._shortest_next
         group = self._reading[0]
         if self._shortest_next:
-            group = min(self._reading, key=lambda each: each.decoding.reader.left)
+            group = min(self._reading, key=lambda group: group.decoding.reader.left)
         decoding, reader = group.decoding, group.decoding.reader
         if not reader.done:
             try:
@@ -343,18 +357,19 @@ class Scheduler:
         if not (group.jobs and reader.done):
             return
         self._reading.remove(group)
-        other = next((each for each in self._running if self._belong_together(each, group)), None)
-        if other is None:
+        hosts = (host for host in self._running if self._belong_together(host, group))
+        host = next(hosts, None)
+        if host is None:
             self._running.append(group)
         else:
-            other.decoding.join(decoding)
-            other.jobs += group.jobs
+            host.decoding.join(decoding)
+            host.jobs += group.jobs
 
-    def _belong_together(self, one: Group, newcomers: Group) -> bool:
-        both, budget = [*one.extents, *newcomers.extents], self.budget
-        if one.jobs[0].rule != newcomers.jobs[0].rule or not budget.even(both):
+    def _belong_together(self, host: Group, newcomers: Group) -> bool:
+        both, budget = [*host.extents, *newcomers.extents], self.budget
+        if host.jobs[0].rule != newcomers.jobs[0].rule or not budget.even(both):
             return False
-        more = budget.of_caches(both) - budget.of_caches(one.extents)
+        more = budget.of_caches(both) - budget.of_caches(host.extents)
         return self.reserved_bytes + more <= budget.nbytes
 
     def _round(self, group: Group) -> list[Part]:
@@ -367,7 +382,7 @@ class Scheduler:
         self._in_step = None
         parts: list[Part] = []
         for sequence, emission in zip(decoding.sequences, emissions, strict=True):
-            # One that has ended stays until no pass is in flight.
+            # A sequence that has ended stays in the batch until no pass is in flight.
             if (job := self._jobs.get(sequence)) is None:
                 continue
             try:
@@ -393,7 +408,7 @@ class Scheduler:
         return part
 
     def _keep(self, job: Job) -> None:
-        """Cache what was computed of a text; where that fails, the text is there all the same."""
+        """Add a finished sequence to the prefix cache. A failure does not affect the request."""
         for group in [*self._running, *self._reading]:
             if job in group.jobs:
                 try:
@@ -402,12 +417,12 @@ class Scheduler:
                     self._note(problem)
 
     def _leave(self, job: Job) -> None:
-        """Remove a job that has ended, and the groups that have no jobs left."""
+        """Remove a job that has ended, and then the groups without jobs."""
         del self._jobs[job.sequence]
-        job.behind = None  # otherwise each job would hold all earlier ones in memory
+        job.behind = None  # otherwise, every job would keep all earlier jobs in memory
         job.sequence.fail()
-        self._waiting = [each for each in self._waiting if each is not job]
+        self._waiting = [waiting for waiting in self._waiting if waiting is not job]
         for groups in (self._reading, self._running):
             for group in groups:
-                group.jobs = [each for each in group.jobs if each is not job]
+                group.jobs = [member for member in group.jobs if member is not job]
             groups[:] = [group for group in groups if group.jobs]
