@@ -1,1 +1,1 @@
-"""Loading a pair, requests on their way through one engine, and what texts leave behind."""
+"""Loads a pair, schedules and decodes requests, and caches prompts."""

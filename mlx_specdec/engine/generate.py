@@ -1,4 +1,4 @@
-"""The library's functions that generate text: one text or many, whole or step by step."""
+"""The library's functions that generate one completion or many, at once or step by step."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
@@ -21,8 +21,8 @@ from .scheduler import Scheduler
 
 
 class Run:
-    """One completion that is being generated. Iterate over it for the emissions, one a step; then
-    `result` returns the whole completion. `stream_generate` makes it."""
+    """A completion that is being generated. Iterate over it for the emission of every step; then
+    `result` returns the completion. `stream_generate` creates it."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         """Take over a scheduler that has started its only request."""
@@ -31,8 +31,8 @@ class Run:
         self._saved = False
 
     def __iter__(self) -> Iterator[Emission]:
-        """Decode, and yield the emission of every step; those of the prompt's steps are empty.
-        Raises DecodingError as `result` does."""
+        """Decode, and yield the emission of every step. It is empty during the prefill. Raises
+        DecodingError as `result` does."""
         process.clear_at_end()
         while self._last is None:
             if self._scheduler.reading:
@@ -43,18 +43,18 @@ class Run:
                 yield self._take(part)
 
     def read_prompt(self) -> None:
-        """Compute the KV cache of the prompt now. Otherwise the first iteration does it."""
+        """Prefill the prompt now. Otherwise, the first iteration does it."""
         process.clear_at_end()
         while self._last is None and self._scheduler.reading:
             self._scheduler.read()
 
     @property
     def changes(self) -> Sequence[Change]:
-        """Which draft lengths were chosen when; empty if the length is fixed."""
+        """The changes of the draft length; empty if the length is fixed."""
         return self._scheduler.changes
 
     def interrupt(self) -> Emission:
-        """End the completion here, and return the text that was held back until now."""
+        """End the completion early, and return the text that was held back until now."""
         part = self._scheduler.interrupt(0)
         return Emission((), ()) if part is None else self._take(part)
 
@@ -91,7 +91,7 @@ def stream_generate(
     timed: Timed = "none",
     cache: PromptCache | None = None,
 ) -> Run:
-    """Start one completion, which is decoded while the caller iterates over it.
+    """Start one completion, which is decoded as the caller iterates over it.
 
     Args:
         pair: The models that `load` returns.
@@ -102,7 +102,7 @@ def stream_generate(
         draft_length: An object that chooses draft lengths, in place of `options.num_draft`.
         progress: Called with the numbers of prompt tokens that were prefilled and that there are.
         timed: Which rounds are timed in parts: "none", "some" or "all". Drafting and verifying do
-            not overlap in such a round. Without one, the statistics lack the seconds of both.
+            not overlap in such a round. With "none", the statistics lack the seconds of both.
         cache: A prefix cache for the prompts of one pair. It is not used if passes over several
             tokens of the target disagree with passes over single ones.
 
@@ -130,13 +130,13 @@ def stream_generate(
 
 
 def generate(pair: Pair, prompt: Prompt, options: Options | None = None) -> Result:
-    """Generate one completion and return it when it is finished.
+    """Generate one completion, and return it when it is finished.
 
     Args:
         pair: The models that `load` returns.
-        prompt: A string, to which the chat template is applied if the model has one. Or messages
-            for the template, a list of {"role": ..., "content": ...}. Or a list of token ids, which
-            nothing is added to.
+        prompt: A string, messages or token ids. The chat template is applied to a string if the
+            model has one. Messages are a list of {"role": ..., "content": ...}. Token ids are used
+            as they are.
         options: The settings of the completion; None for `Options()`, which decodes greedily and
             up to 100 tokens.
 
@@ -166,22 +166,23 @@ def stream_many(
     batch_size: int | Literal["auto"] = "auto",
     memory_budget: int | None = None,
 ) -> Scheduler:
-    """Decode many prompts together, step by step. A completion is the same as its prompt's alone.
+    """Decode many prompts together, step by step. No completion depends on the other prompts.
 
     Args:
         pair: The models that `load` returns.
-        prompts: Prompts as `generate` takes them, or requests with options of their own. The
-            iterator may be endless. `options` decides on the proposer and the rule of requests as
-            well, whose `num_draft` only limits the draft length.
-        options: The settings of all prompts that are no requests; None for `Options()`.
-        batch_size: The most sequences in one pass of the target; "auto" for the number that brings
-            the most tokens per second.
-        memory_budget: The bytes for all sequences together. Sequences that do not fit
-            wait. None takes what the machine has left, apart from a reserve.
+        prompts: Prompts as `generate` takes them, or requests, which have their own options. The
+            iterator may be endless.
+        options: The settings of the prompts that are no requests, and the proposer and the rule of
+            all of them. The `num_draft` of a request only limits the draft length. None for
+            `Options()`.
+        batch_size: The maximum number of sequences in one pass of the target; "auto" for the number
+            that brings the most tokens per second.
+        memory_budget: The bytes for all sequences together. Sequences that do not fit wait. None
+            takes the free memory of the machine except for a reserve.
 
     Returns:
-        The scheduler. Iterate over it for a `Part` of each step of each prompt. The last part of a
-        prompt has its `result`, or its `error` if the prompt is unusable or fails.
+        The scheduler. Iterate over it for the parts of all prompts, one `Part` per step and prompt.
+        The last part of a prompt has a `result`, or an `error` if the prompt is unusable or fails.
 
     Raises:
         OptionError: The options do not suit the model, or a number is out of range.

@@ -1,4 +1,4 @@
-"""Loads a pair: from the names of a target and of what drafts for it to models and tokenizer."""
+"""Loads a pair, which is a target with its tokenizer and its drafter, from names of models."""
 
 import time
 import weakref
@@ -31,7 +31,7 @@ from .pair import Pair
 
 DRAFT_VOCABS = ("same", "intersect")
 SELF_BITS = 4
-"""Bits of the draft "self" where draft_q_bits is None."""
+"""Bits of the weights of the draft "self" if draft_q_bits is None."""
 UNTRAINED = (
     "some of a model's layers rarely agree with the whole model unless they are trained: "
     "train-draft makes and trains such a draft"
@@ -54,16 +54,16 @@ def load(
     distributed: Mode | None = None,
     progress: Progress | None = None,
 ) -> Pair:
-    """Load a target and what drafts for it, which the other functions generate with.
+    """Load a target and its drafter.
 
-    Without a draft model, layers for multi-token prediction in the target's checkpoint draft, or
-    n-gram lookup in the prompt and the text does.
+    Without a draft model, the drafter is the multi-token-prediction layers of the target's
+    checkpoint, or else n-gram lookup in the prompt and the completion.
 
     Args:
-        model: The target: a directory, a GGUF file, or a name on the Hugging Face Hub. Medusa heads
-            bring the base model that they name.
-        draft_model: A draft model, or a drafter that reads the target's hidden states. "self" is
-            the target's own layers at `draft_q_bits`, and "self:2" two of them as they are.
+        model: The target: a directory, a GGUF file, or a name on the Hugging Face Hub. If it names
+            Medusa heads, their base model is the target.
+        draft_model: A draft model, or a drafter that reads the target's hidden states. "self" has
+            the target's layers at `draft_q_bits`, and "self:2" has two of them as they are.
         revision: The branch, tag or commit of the target on the Hub; None for main.
         adapter_path: A directory with an adapter that mlx-lm has trained for the target.
         dtype: "auto", "float32", "float16" or "bfloat16". "auto" computes in float32 on the CPU,
@@ -72,15 +72,15 @@ def load(
         draft_q_bits: Quantize the draft to this many bits on load; None takes 4 for "self".
         expand_weights: Whether to dequantize the weights of a quantized model on load. None does so
             on a CPU if the weights then take less than a quarter of the memory.
-        caches: The settings of the KV cache. A draft model that cannot have them keeps its own.
+        caches: The settings of the KV cache. They are ignored for a draft model without support.
         draft_vocab: "same" refuses a draft model with other tokens, and "intersect" drafts the
             tokens that both models have.
-        random_weights: For measuring: a model without weights here gets random ones. Only its
-            config.json is downloaded, and vocabularies are not compared.
+        random_weights: Whether models without local weights get random weights, for measurements.
+            Only config.json is downloaded, and vocabularies are not compared.
         distributed: How the ranks that mlx.launch has started share the target: "tensor" divides
-            each layer, and "pipeline" the list of layers. Only rank 0 gets a pair. The others serve
-            it until it ends, and SystemExit is raised there.
-        progress: Called with the bytes of a download that are done and that there are.
+            each layer, and "pipeline" the list of layers. Only rank 0 returns a pair. All other
+            ranks serve rank 0 until it ends, and then raise SystemExit.
+        progress: Called with the numbers of bytes of a download that are done and that there are.
 
     Returns:
         The pair, which many completions share.
@@ -164,7 +164,8 @@ def with_draft_model(
     draft_vocab: str = "same",
     **loading: Any,
 ) -> Pair:
-    """The same target with another draft; see `load`. loading: fields of Loader."""
+    """Return a pair of the same target with another draft model; see `load`. The other keyword
+    arguments are the fields of `Loader`."""
     loader = Loader(**loading)
     alone = replace(
         pair,
@@ -180,8 +181,12 @@ def with_draft_model(
 
 @dataclass(frozen=True)
 class DraftSource:
-    """Where a draft comes from. directory: None for the target's own layers. drafter: the files
-    of a drafter that reads the target's hidden states, if that is what lies there."""
+    """The files of a draft.
+
+    Attributes:
+        directory: The directory of the model; None for the target's own layers.
+        drafter: The files of a drafter that reads hidden states; None for a draft model.
+    """
 
     name: str
     directory: Path | None
@@ -190,8 +195,13 @@ class DraftSource:
 
 @dataclass(frozen=True)
 class Loader:
-    """Finds and loads both models of a pair with the same settings; see `load`. ranks: share the
-    target, as a pipeline of layers or not. fetching: seconds that each download took."""
+    """A loader of the models of a pair with the settings of `load`.
+
+    Attributes:
+        ranks: The ranks that share the target; None for one machine.
+        pipeline: Whether each rank holds some of the layers, instead of a part of every layer.
+        fetching: The times of downloads in seconds, which the loader appends.
+    """
 
     dtype: str = "auto"
     expand_weights: bool | None = None
@@ -208,7 +218,7 @@ class Loader:
     def find(
         self, draft_model: str | Path | None, model: str, revision: str | None
     ) -> tuple[DraftSource | None, Path]:
-        """Return where the draft comes from, and the target's directory."""
+        """Return the source of the draft, and the directory of the target, downloading both."""
         source = None if draft_model is None else self.find_draft(draft_model)
         directory = self._fetch(model, revision)
         kinds.check_is_none(directory)
@@ -238,7 +248,7 @@ class Loader:
     def with_draft(
         self, pair: Pair, kind: str, source: DraftSource, q_bits: int | None, draft_vocab: str
     ) -> Pair:
-        """Return the pair with a draft from a source. kind: of the target. Raises as `load`."""
+        """Return the pair with a draft for a target of this kind. Raises the errors of `load`."""
         pair = replace(pair, draft_name=source.name)
         if source.directory is None:
             layers = own_layers(source.name) or 0
@@ -267,7 +277,7 @@ class Loader:
         return replace(pair, vocabulary=common_size(pair.tokenizer, tokenizer, *widths))
 
     def _fetch(self, name: str, revision: str | None) -> Path:
-        """Return the directory of a model; of the Hub only config.json where weights are random."""
+        """Return the directory of a model. Only config.json is downloaded if weights are random."""
         started = time.perf_counter()
         try:
             if self.random_weights:
@@ -277,7 +287,7 @@ class Loader:
             self.fetching.append(time.perf_counter() - started)
 
     def _base(self, heads: Path, name: str) -> Path:
-        """Return the directory of the base model of Medusa heads: in theirs, or by its name."""
+        """Return the base model of Medusa heads: a subdirectory of `heads`, or a model by name."""
         inside = heads / name
         try:
             base = inside if inside.is_dir() else self._fetch(name, None)
@@ -292,7 +302,7 @@ class Loader:
         try:
             return loader._load(directory, q_bits)
         except OptionError:
-            # Caches may be what it cannot have; anything else that is wrong is raised again.
+            # The draft may not support these caches. Any other error is raised again.
             return replace(loader, caches=None)._load(directory, q_bits)
 
     def _load(
@@ -316,28 +326,28 @@ class Loader:
                 pipeline=self.pipeline,
             )
             tokenizer = load_tokenizer(directory, kind=loaded.kind)
-            # A chat template's files are read when it is first used.
+            # Keep the directory, since the chat template's files are read at its first use.
             weakref.finalize(tokenizer, opened.pop_all().close)
         return loaded, tokenizer
 
     def _stand_in(self, directory: Path, q_bits: int | None) -> tuple[Loaded, StandInTokenizer]:
-        """Build the model that a directory's config.json describes, with ids in place of text.
-        Raises OptionError for caches other than the model's."""
+        """Build the model of a directory's config.json with random weights, and a tokenizer that
+        writes token ids. Raises OptionError if the settings of the KV cache are not the default."""
         if self.caches is not None and self.caches != CacheSettings():
             raise OptionError(
                 f"{directory} has no weights, and a model with random ones keeps its own caches: "
                 "leave kv-bits and max-kv-size out"
             )
         config = files.read_config(directory)
-        known = outline(
+        described = outline(
             config, str(directory), dtype=self.dtype, q_bits=q_bits, expand=self.expand_weights
         )
-        tokenizer = StandInTokenizer(known.vocabulary)
-        return Loaded(known.model(), (), known.kind, known.dtype), tokenizer
+        tokenizer = StandInTokenizer(described.vocabulary)
+        return Loaded(described.model(), (), described.kind, described.dtype), tokenizer
 
 
 def _usable(sampling: Mapping[str, object]) -> dict[str, float]:
-    """Return the sampling settings that Options accepts; a file's nonsense changes no text."""
+    """Return the sampling settings that Options accepts. Invalid values of a file are ignored."""
     usable: dict[str, float] = {}
     for name, value in sampling.items():
         with suppress(OptionError):

@@ -1,4 +1,4 @@
-"""What generations share: a loaded target, its tokenizer, and what it brings to draft with."""
+"""A pair of models that completions share: a target, its tokenizer, and its drafters."""
 
 import functools
 import math
@@ -26,29 +26,29 @@ from ..text.vocabulary import Translation, written_texts
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its tokenizer, and a draft model if there is one. `load` makes it, and many
-    completions share it.
+    """A target, its tokenizer, and its drafters. `load` creates it, and many completions share it.
 
     Attributes:
         name, draft_name: The names that `load` was called with.
         target, draft: The models; `draft` is None without a draft model.
         tokenizer: The target's tokenizer.
         eos_token_ids: The ids of the tokens that end a completion.
-        vocabulary: The number of token ids that target and tokenizer both know. Every distribution
-            has this width.
+        vocabulary: The number of token ids that target and tokenizer have in common. Every
+            distribution has this width.
         dtype: The dtype of the target's weights in words, such as "4-bit, bfloat16".
         load_seconds: The time in seconds that loading took, without downloads.
-        translation: The shared tokens, for a draft model with another vocabulary.
-        documents, history: The texts that lookup searches. Completions are added to `history`.
+        translation: The map of shared tokens to a draft model with another vocabulary.
+        documents, history: The texts that n-gram lookup searches. Completions are added to
+            `history`.
         heads: The Medusa heads of the target.
         drafter_network: The hidden-state drafter that takes the place of a draft model.
         unusable: The drafters in the target's checkpoint that cannot be used, and why.
         draft_bytes: The memory that drafters take in addition to the target.
         task_prefix: The text that every prompt has to begin with, or "".
         languages: The languages of a target that translates.
-        notes: Lines for the user about how the weights are computed with.
-        trials: How often drafters with weights were right.
-        learned: The acceptance and the costs that choose draft lengths.
+        notes: Lines for the user about the way in which the weights are used.
+        trials: How often draft tokens were accepted, by drafter.
+        learned: The acceptance rates and costs from which draft lengths are chosen.
         sampling: The settings of `Options` that generation_config.json recommends, if any.
     """
 
@@ -80,9 +80,15 @@ class Pair:
     def constraint(
         self, grammar: Grammar | None, bias: Mapping[int, float] | None = None
     ) -> Constraint | None:
-        """Of a text of the target that has not begun, None without a grammar; see
-        Options.constraint. bias: of the logits, which bans tokens with -inf. Raises OptionError
-        where no text of the model's fits."""
+        """Return the constraint of a new completion, or None without a grammar.
+
+        Args:
+            grammar: The grammar; see `Options.constraint`.
+            bias: The bias of logits by token id. A bias of -inf bans a token.
+
+        Raises:
+            OptionError: The model has no completion that satisfies the grammar.
+        """
         if grammar is None:
             return None
         ends = [id for id in self.eos_token_ids if id < self.vocabulary]
@@ -97,7 +103,7 @@ class Pair:
 
 @functools.lru_cache(maxsize=2)
 def alphabet_of(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
-    """What a model writes with a tokenizer. Takes up to a second."""
+    """Return the strings that each token writes, for constraints. This takes up to a second."""
     texts = written_texts(tokenizer)[:vocabulary]
     words = (id for id, text in enumerate(texts) if text and len(text) > 1 and text[:1] == b" ")
     first = next((id for id in words if id not in tokenizer.special_ids), None)
@@ -110,7 +116,7 @@ def alphabet_of(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
 
 
 def with_history(pair: Pair, texts: Iterable[Sequence[int]] = ()) -> Pair:
-    """Have n-gram lookup also search the completions that a pair generates from now on.
+    """Let n-gram lookup also search the completions that the pair generates from now on.
 
     Args:
         pair: The models that `load` returns.
@@ -128,19 +134,19 @@ def with_history(pair: Pair, texts: Iterable[Sequence[int]] = ()) -> Pair:
 def with_documents(
     pair: Pair, files: Sequence[str | Path], *, progress: Progress | None = None
 ) -> Pair:
-    """Have n-gram lookup also search documents.
+    """Let n-gram lookup also search documents.
 
     Args:
         pair: The models that `load` returns.
         files: The paths of UTF-8 texts. Their index is built once, and cached in the platform's
             cache directory.
-        progress: Called with the steps of indexing that are done and that there are.
+        progress: Called with the numbers of indexing steps that are done and that there are.
 
     Returns:
         Another pair of the same models.
 
     Raises:
-        DocumentError: A file is missing, empty, too large or no text.
+        DocumentError: A file is missing, empty, too large, or not text.
     """
     paths, report = [Path(file) for file in files], progress or ignore_progress
     key = IndexKey(documents.digest(paths), pair.tokenizer.digest, pair.vocabulary)
