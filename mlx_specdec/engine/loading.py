@@ -72,7 +72,7 @@ def load(
         draft_q_bits: Quantize the draft to this many bits on load; None takes 4 for "self".
         expand_weights: Whether to dequantize the weights of a quantized model on load. None does so
             on a CPU if the weights then take less than a quarter of the memory.
-        caches: The settings of the KV cache. They are ignored for a draft model without support.
+        caches: The settings of the KV cache. A draft model without support keeps its own.
         draft_vocab: "same" refuses a draft model with other tokens, and "intersect" drafts the
             tokens that both models have.
         random_weights: Whether models without local weights get random weights, for measurements.
