@@ -212,7 +212,7 @@ def serve(
 
 def _check_parser(name: str) -> None:
     """Raise OptionError for an unknown format of tool calls."""
-    from ..text.markers import parser_names
+    from ..text.tool_formats import parser_names
 
     if name not in (names := parser_names()):
         raise OptionError(

@@ -1,15 +1,13 @@
 """Reads the output of a model that writes messages in channels, OpenAI's Harmony format."""
 
-import math
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..text.markers import CHANNEL, MESSAGE, MESSAGE_ENDS, START
 from ..text.stream import overlap
-from .events import Arguments, Call, Event, Kind, Reader, Text
+from ..text.tool_formats import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START
+from .events import Arguments, Call, Event, Kind, Reader, Text, new_id
 
 Part = Literal["content", "reasoning", "arguments", "nothing"]
 KINDS: Mapping[str, Kind] = {"analysis": "reasoning"}
@@ -17,7 +15,7 @@ KINDS: Mapping[str, Kind] = {"analysis": "reasoning"}
 ROLE = re.compile(rf"{re.escape(START)}\s*(\w+)")
 NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)")
-BEGINNINGS = (START, CHANNEL, MESSAGE, "<|constrain|>", "to=")
+BEGINNINGS = (START, CHANNEL, MESSAGE, CONSTRAIN, "to=")
 """How a header, or the rest of one, may begin."""
 ENDS = (*MESSAGE_ENDS, START, CHANNEL)
 """What ends a message. The last two begin the next header."""
@@ -35,14 +33,9 @@ class ChannelReader(Reader):
             self._part = "reasoning" if self.thinking else "content"
         self._begun = not self.header
 
-    def read(self, text: str | None) -> list[Event]:
-        self._text += text or ""
-        events: list[Event] = []
-        while (self._header if self._part is None else self._message)(events, text is None):
+    def _read(self, events: list[Event], over: bool) -> None:
+        while (self._header if self._part is None else self._message)(events, over):
             pass
-        most = math.inf if self.most_calls is None else self.most_calls
-        filled = (each for each in events if isinstance(each, Call) or each.text)
-        return [each for each in filled if isinstance(each, Text) or each.index < most]
 
     def _header(self, events: list[Event], over: bool) -> bool:
         """Read a header. Returns whether it has ended."""
@@ -56,7 +49,7 @@ class ChannelReader(Reader):
         self._text, self._begun, self._part = rest, True, self._part_of(header)
         if self._part == "arguments":
             name = RECIPIENT.findall(header)[-1]
-            events.append(Call(self.count, f"call_{uuid.uuid4().hex}", name))
+            events.append(Call(self.count, new_id(), name))
             self.count += 1
         return True
 

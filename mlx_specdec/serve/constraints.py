@@ -4,7 +4,7 @@ requests give, and the grammars of tool calls that they demand."""
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -13,8 +13,8 @@ from ..engine.request import for_model
 from ..errors import OptionError
 from ..options import Options
 from ..sampling.grammar import JSON_STYLE, compiled, enforceable, rule_of
-from ..text.markers import CHANNEL, NONE, Markers, typed
-from ..text.tool_formats import DEEPSEEK_INNER
+from ..text.markers import NONE, Markers, typed
+from ..text.tool_formats import BEGIN, CHANNEL, END, Parts, Tags
 from .body import Body
 from .chat import Tool, Tools, log_once
 from .problems import Problem, invalid, unsupported
@@ -146,10 +146,6 @@ ANYTHING = r"(.|\n)*"
 NULL = "~/[nN][uU][lL][lL]/"
 """Parsers read it as null, whatever the type."""
 TRIMMED = rf"~/\s{ANYTHING}/ & ~/{ANYTHING}\s/"
-Parts = tuple[str, ...]
-"""Text, in which NAME stands for a name; regular expressions, which begin with a slash; and BEGIN
-and END, the markers of a call."""
-BEGIN, END = "BEGIN", "END"
 
 
 def _lark(parts: Parts, name: str = "", markers: Markers = NONE) -> str:
@@ -164,69 +160,61 @@ def _lark(parts: Parts, name: str = "", markers: Markers = NONE) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Tags:
-    """Arguments that stand between tags, as Qwen3-Coder, GLM and MiniMax write them: strings as
-    they are, everything else as JSON. before: what precedes an argument. end: of its value. behind:
-    what follows the end. trimmed: parsers strip white space around a string."""
+def tagged_arguments(tags: Tags, rule: str, tool: Tool) -> list[str]:
+    """Return the rules of arguments between tags, of which `rule` is the first: the properties in
+    the schema's order, and no others. Raises Problem for schemas that no tags can hold."""
+    function = tool["function"]
+    parameters = enforceable(function.get("parameters") or {}) or {}
+    where = f"the parameters of {function['name']}"
+    properties = parameters.get("properties", {})
+    properties = {key: each for key, each in properties.items() if each is not False}
+    elsewhere = ELSEWHERE if properties else (*ELSEWHERE, "anyOf", "oneOf")
+    if hidden := [key for key in elsewhere if key in parameters]:
+        message = f"{where} cannot be bound to {hidden[0]} in calls of this model"
+        raise unsupported("tools", f"{message}: leave it out, or let tool_choice be auto")
+    _log_ignored(parameters, OF_ALL, where)
+    required = parameters.get("required", [])
+    if missing := [each for each in required if each not in properties]:
+        raise unsupported("tools", f"{where} require {missing[0]}, which has no schema")
+    each = [f"{rule}_{at}{'' if key in required else '?'}" for at, key in enumerate(properties)]
+    rules = [f"{rule}: {' '.join(each) or json.dumps('')}"]
+    for at, (key, schema) in enumerate(properties.items()):
+        if not KEY.fullmatch(key):
+            raise unsupported("tools", f"{where} have a name that no tag has: {key:.80}")
+        rules += _tagged_argument(
+            tags, f"{rule}_{at}", key, schema, parameters, f"{key} of {where}"
+        )
+    return rules
 
-    before: Parts
-    end: str
-    behind: str = ""
-    trimmed: bool = True
 
-    def arguments(self, rule: str, tool: Tool) -> list[str]:
-        """Return the rules of a tool's arguments, of which `rule` is the first: the properties in
-        the schema's order, and no others. Raises Problem for schemas that no tags can hold."""
-        function = tool["function"]
-        parameters = enforceable(function.get("parameters") or {}) or {}
-        where = f"the parameters of {function['name']}"
-        properties = parameters.get("properties", {})
-        properties = {key: each for key, each in properties.items() if each is not False}
-        elsewhere = ELSEWHERE if properties else (*ELSEWHERE, "anyOf", "oneOf")
-        if hidden := [key for key in elsewhere if key in parameters]:
-            message = f"{where} cannot be bound to {hidden[0]} in calls of this model"
-            raise unsupported("tools", f"{message}: leave it out, or let tool_choice be auto")
-        _log_ignored(parameters, OF_ALL, where)
-        required = parameters.get("required", [])
-        if missing := [each for each in required if each not in properties]:
-            raise unsupported("tools", f"{where} require {missing[0]}, which has no schema")
-        each = [f"{rule}_{at}{'' if key in required else '?'}" for at, key in enumerate(properties)]
-        rules = [f"{rule}: {' '.join(each) or json.dumps('')}"]
-        for at, (key, schema) in enumerate(properties.items()):
-            if not KEY.fullmatch(key):
-                raise unsupported("tools", f"{where} have a name that no tag has: {key:.80}")
-            rules += self._argument(f"{rule}_{at}", key, schema, parameters, f"{key} of {where}")
-        return rules
-
-    def _argument(
-        self, rule: str, key: str, schema: object, root: Mapping[str, Any], where: str
-    ) -> Iterator[str]:
-        resolved = typed(schema, root)
-        kind = resolved.get("type")
-        if not isinstance(kind, str):
-            raise unsupported("tools", f"{where} must have one type: these calls do not tell types")
-        behind = json.dumps(self.behind)
-        yield f"{rule}: {_lark(self.before, key)} {rule}_value {behind}"
-        if kind != "string":
-            whole = {"$defs": root.get("$defs", {}), "definitions": root.get("definitions", {})}
-            given = schema if isinstance(schema, Mapping) else {}
-            yield f"{rule}_value: {rule}_json {json.dumps(self.end)}"
-            yield _bound(f"{rule}_json", {**whole, **given})
-            return
-        _log_ignored(resolved, OF_STRINGS, where)
-        choices = [resolved["const"]] if "const" in resolved else resolved.get("enum")
-        if isinstance(choices, list):
-            texts = " | ".join(json.dumps(each) for each in choices if isinstance(each, str))
-            yield f"{rule}_value: ({texts}) {json.dumps(self.end)}"
-            return
-        least, most = resolved.get("minLength", 0), resolved.get("maxLength", "")
-        patterns = [resolved["pattern"]] if "pattern" in resolved else []
-        with_end = f"/{ANYTHING}/ {json.dumps(self.end)} /{ANYTHING}/"
-        terms = [rf"/(.|\n){{{least},{most}}}/", f"~({with_end})"]
-        terms += [NULL, *([TRIMMED] if self.trimmed else []), *map(_pattern, patterns)]
-        yield f"{rule.upper()}: {' & '.join(terms)}"
-        yield f"{rule}_value[suffix={json.dumps(self.end)}]: {rule.upper()}"
+def _tagged_argument(
+    tags: Tags, rule: str, key: str, schema: object, root: Mapping[str, Any], where: str
+) -> Iterator[str]:
+    resolved = typed(schema, root)
+    kind = resolved.get("type")
+    if not isinstance(kind, str):
+        raise unsupported("tools", f"{where} must have one type: these calls do not tell types")
+    behind = json.dumps(tags.behind)
+    yield f"{rule}: {_lark(tags.before, key)} {rule}_value {behind}"
+    if kind != "string":
+        whole = {"$defs": root.get("$defs", {}), "definitions": root.get("definitions", {})}
+        given = schema if isinstance(schema, Mapping) else {}
+        yield f"{rule}_value: {rule}_json {json.dumps(tags.end)}"
+        yield _bound(f"{rule}_json", {**whole, **given})
+        return
+    _log_ignored(resolved, OF_STRINGS, where)
+    choices = [resolved["const"]] if "const" in resolved else resolved.get("enum")
+    if isinstance(choices, list):
+        texts = " | ".join(json.dumps(each) for each in choices if isinstance(each, str))
+        yield f"{rule}_value: ({texts}) {json.dumps(tags.end)}"
+        return
+    least, most = resolved.get("minLength", 0), resolved.get("maxLength", "")
+    patterns = [resolved["pattern"]] if "pattern" in resolved else []
+    with_end = f"/{ANYTHING}/ {json.dumps(tags.end)} /{ANYTHING}/"
+    terms = [rf"/(.|\n){{{least},{most}}}/", f"~({with_end})"]
+    terms += [NULL, *([TRIMMED] if tags.trimmed else []), *map(_pattern, patterns)]
+    yield f"{rule.upper()}: {' & '.join(terms)}"
+    yield f"{rule}_value[suffix={json.dumps(tags.end)}]: {rule.upper()}"
 
 
 def _log_ignored(schema: Mapping[str, Any], known: set[str], where: str) -> None:
@@ -246,22 +234,6 @@ NO_PARAMETERS: Body = {"type": "object", "properties": {}, "additionalProperties
 ANY_TEXT = r"/(.|\n)*/"
 LINES = r"/\n{0,2}/"
 """After the reasoning."""
-LINE = r"/\n?/"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How a model writes a section of calls. before, behind: around the arguments of a call.
-    between: two calls. first, last: of the section. tags: None where arguments are JSON. single:
-    a call ends the output."""
-
-    before: Parts
-    behind: Parts = ()
-    between: Parts = ()
-    first: Parts = ()
-    last: Parts = ()
-    tags: Tags | None = None
-    single: bool = False
 
 
 def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
@@ -269,8 +241,7 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     grammar describes."""
     calls = markers.calls
     assert calls is not None, "markers_of found no format of calls"
-    without_args = calls.name == "mistral" and not calls.inner
-    shape = SHAPES.get("mistral without ARGS" if without_args else calls.name)
+    shape = calls.shape
     if shape is None:
         raise unsupported(
             "tool_choice",
@@ -287,10 +258,11 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     thoughts, rules_of_thoughts = _thoughts(markers, thought)
     rules = [f"start: {thoughts} {first} call {more} {last}"]
     rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(tools.must))))
-    arguments = _json if shape.tags is None else shape.tags.arguments
+    tags = shape.tags
     for at, name in enumerate(tools.must):
         rules.append(f"call_{at}: {_lark(shape.before, name, markers)} arguments_{at} {behind}")
-        rules += arguments(f"arguments_{at}", given[name])
+        rule, tool = f"arguments_{at}", given[name]
+        rules += _json(rule, tool) if tags is None else tagged_arguments(tags, rule, tool)
     return "\n".join([*rules, *rules_of_thoughts])
 
 
@@ -310,74 +282,6 @@ def _json(rule: str, tool: Tool) -> list[str]:
 
 def _bound(rule: str, schema: Body) -> str:
     return f"{rule}: %json {json.dumps({**enforceable(schema), 'x-guidance': JSON_STYLE})}"
-
-
-HEAD = '{"name": "NAME", "arguments": '
-DEEPSEEK_CALL, DEEPSEEK_ARGUMENTS, DEEPSEEK_CALL_END = DEEPSEEK_INNER
-GLM = Shape(
-    (BEGIN, "NAME"),
-    (LINE, END),
-    between=(LINE,),
-    # GLM 4.5 begins a line here, and GLM 4.7 does not.
-    tags=Tags((LINE, "<arg_key>NAME</arg_key>", LINE, "<arg_value>"), "</arg_value>"),
-)
-SHAPES: Mapping[str, Shape] = {
-    "deepseek_v3": Shape(
-        (f"{DEEPSEEK_CALL}function{DEEPSEEK_ARGUMENTS}NAME\n```json\n",),
-        (f"\n```{DEEPSEEK_CALL_END}",),
-        between=("\n",),
-        first=(BEGIN,),
-        last=(END,),
-    ),
-    "deepseek_v31": Shape(
-        (f"{DEEPSEEK_CALL}NAME{DEEPSEEK_ARGUMENTS}",),
-        (DEEPSEEK_CALL_END,),
-        first=(BEGIN,),
-        last=(END,),
-    ),
-    "glm47": GLM,
-    "granite": Shape((HEAD,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",)),
-    "harmony": Shape((BEGIN, "NAME <|constrain|>json<|message|>"), single=True),
-    "json_tools": Shape((BEGIN, f"\n{HEAD}"), ("}\n", END), between=("\n",)),
-    "kimi_k2": Shape(
-        (
-            "<|tool_call_begin|>functions.NAME:",
-            "/[0-9]{1,3}/",
-            "<|tool_call_argument_begin|>",
-        ),
-        ("<|tool_call_end|>",),
-        first=(BEGIN,),
-        last=(END,),
-    ),
-    "laguna": GLM,
-    # The chat templates of Llama 3 refuse a message with several calls.
-    "llama3_json": Shape(('{"name": "NAME", "parameters": ',), ("}",), single=True),
-    "minimax_m2": Shape(
-        ('<invoke name="NAME">\n',),
-        ("</invoke>\n",),
-        first=(BEGIN, "\n"),
-        last=(END,),
-        tags=Tags(('<parameter name="NAME">',), "</parameter>", "\n"),
-    ),
-    "mistral": Shape((BEGIN, "NAME[ARGS]")),
-    "mistral without ARGS": Shape(
-        (HEAD,), ("}",), between=(", ",), first=(BEGIN, "/ ?/", "["), last=("]",)
-    ),
-    "phi4_mini_json": Shape((HEAD,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]", END)),
-    "qwen3_coder": Shape(
-        (BEGIN, "\n<function=NAME>\n"),
-        ("</function>\n", END),
-        between=("\n",),
-        tags=Tags(("<parameter=NAME>\n",), "\n</parameter>", "\n", trimmed=False),
-    ),
-    "seed_oss": Shape(
-        (BEGIN, "\n<function=NAME>\n"),
-        ("</function>\n", END),
-        between=("\n",),
-        tags=Tags(("<parameter=NAME>",), "</parameter>", "\n"),
-    ),
-}
-"""The shape of each format that can be demanded, by the name of its parser."""
 
 
 def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:

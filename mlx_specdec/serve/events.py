@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +42,11 @@ class Arguments:
 Event = Text | Call | Arguments
 
 
+def new_id() -> str:
+    """Return a unique id for a tool call."""
+    return f"call_{uuid.uuid4().hex}"
+
+
 def joined(events: Iterable[Event]) -> Iterator[Event]:
     """Join the texts of one kind, and the arguments of one call, that follow each other."""
     for _, each in groupby(events, lambda event: (type(event), getattr(event, "kind", None))):
@@ -54,29 +58,6 @@ def joined(events: Iterable[Event]) -> Iterator[Event]:
             yield replace(first, text="".join([first.text, *texts]))
 
 
-_S, _NAME = r"\s{0,64}+", r'[^"\\]{1,256}+'
-_LISTED = (
-    rf'\{{{_S}(?:"type"{_S}:{_S}"function"{_S},{_S})?"name"{_S}:{_S}"(?P<listed>{_NAME})"'
-    rf'{_S},{_S}"(?:arguments|parameters)"{_S}:'
-)
-_JSON = re.compile(rf"{_LISTED}{_S}(?=\{{)")
-_DEEPSEEK = re.compile(
-    rf"<｜tool▁call▁begin｜>{_S}(?P<fenced>function{_S}<｜tool▁sep｜>{_S})?"
-    rf"(?P<name>[^\s<>{{]{{1,256}}+){_S}(?(fenced)```json|<｜tool▁sep｜>){_S}(?=\{{)"
-)
-HEADS = {
-    **dict.fromkeys(("granite", "json_tools", "llama3_json", "phi4_mini_json"), _JSON),
-    **dict.fromkeys(("deepseek_v3", "deepseek_v31"), _DEEPSEEK),
-    "kimi_k2": re.compile(
-        r"(?<![^\s<>:{}])(?P<id>(?:functions\.)?(?P<name>[^\s<>:{}]{1,256}+):\d{1,16}+)"
-        rf"{_S}<\|tool_call_argument_begin\|>{_S}(?=\{{)"
-    ),
-    "mistral": re.compile(
-        rf"(?:(?<![\w-])(?P<name>[\w-]{{1,256}}+){_S}\[ARGS\]|{_LISTED}){_S}(?=\{{)"
-    ),
-}
-"""What stands before arguments in JSON, which can be streamed, by the name of the parser. The
-search takes linear time: no part is tried at two lengths, and a name begins where a word does."""
 MOST_HEAD = 1024
 """Characters that a search goes back, enough for the longest head."""
 MOST_BARE = 64
@@ -95,7 +76,7 @@ class Section:
         self._calls = calls
         self._tools = tools
         self._before = count
-        self._head = HEADS.get(calls.name)
+        self._head = calls.format.head
         self._text = ""
         self._at = 0
         self._searched = 0
@@ -147,10 +128,9 @@ class Section:
 
     def _begin(self, found: Mapping[str, Any]) -> Call:
         id, name = found.get("id"), found.get("name") or found.get("listed")
-        id = id if isinstance(id, str) else f"call_{uuid.uuid4().hex}"
         if not isinstance(name, str):
             raise TypeError
-        call = Call(self.count, id, name)
+        call = Call(self.count, id if isinstance(id, str) else new_id(), name)
         self.count += 1
         return call
 
@@ -202,26 +182,31 @@ class Reader:
         """Return the events of a further piece of the text. None is its end."""
         self._text += text or ""
         events: list[Event] = []
+        self._read(events, text is None)
+        most = math.inf if self.most_calls is None else self.most_calls
+        filled = (event for event in events if isinstance(event, Call) or event.text)
+        return [event for event in filled if isinstance(event, Text) or event.index < most]
+
+    def _read(self, events: list[Event], over: bool) -> None:
+        """Add the events of the text so far, as far as they are certain. over: the answer has
+        ended."""
         while True:
             if self.section is None:
-                if not self._outside(events, text is None):
-                    break
+                if not self._outside(events, over):
+                    return
                 continue
-            found, rest = self.section.push(self._text, over=text is None)
+            found, rest = self.section.push(self._text, over=over)
             events += found
             self.count, self._text = self.section.count, rest or ""
             if rest is None:
-                break
+                return
             self.section, self._at_mark = None, True
-        most = math.inf if self.most_calls is None else self.most_calls
-        filled = (each for each in events if isinstance(each, Call) or each.text)
-        return [each for each in filled if isinstance(each, Text) or each.index < most]
 
     def _outside(self, events: list[Event], over: bool) -> bool:
         """Read up to the next marker. Returns True when there was one."""
         calls = self.markers.calls
-        if calls is not None and calls.bare and self._fresh and not self.thinking:
-            begun = _begun_bare(self._text, calls.bare, over=over)
+        if calls is not None and calls.format.bare and self._fresh and not self.thinking:
+            begun = _begun_bare(self._text, calls.format.bare, over=over)
             if begun is None:
                 return False
             if begun:
@@ -265,7 +250,7 @@ class Reader:
             marks[begin.text] = "reasoning"
         if self.markers.calls is not None:
             calls = self.markers.calls
-            marks |= dict.fromkeys((calls.begin.text, *calls.also), calls)
+            marks |= dict.fromkeys((calls.begin.text, *calls.format.also), calls)
         return marks
 
 

@@ -1,17 +1,25 @@
 """The markers of thoughts and tool calls that a model writes, and the types of tools' parameters:
 mlx-lm's parsers of calls that are no JSON read a parameter without a `type` as a string."""
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
-from .tokenizer import DirectoryTokenizer, Tokenizer, ids_by_piece
-from .tool_formats import FORMATS, Parse, ToolFormat, format_in
+from .tokenizer import DirectoryTokenizer, Tokenizer
+from .tool_formats import (
+    CHANNEL,
+    HARMONY,
+    MESSAGE,
+    NOT_READ,
+    START,
+    VLLM_NAMES,
+    Shape,
+    ToolFormat,
+    format_in,
+    format_named,
+    parser_names,
+)
 
 Schema = Mapping[str, Any]
 MOST_STEPS = 16
@@ -79,16 +87,6 @@ def _enumerated(schema: Schema) -> list[str]:
     return sorted({NAMES.get(type(each), "") for each in given if each is not None})
 
 
-INNER = {
-    "gemma4": ('<|"|>',),
-    "kimi_k2": ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
-    "mistral": ("[ARGS]",),
-}
-"""Special tokens within calls, by the name of mlx-lm's parser."""
-NOT_READ = frozenset(("kimi_k3",))
-"""Parsers whose models divide the whole answer into sections."""
-VLLM_NAMES = {"hermes": "json_tools"}
-"""Names of vLLM's parsers, if mlx-lm has another name for the same format."""
 SEED_THOUGHT = ("<seed:think>", "</seed:think>")
 """Tokens around the thoughts of Seed-OSS, which mlx-lm does not know."""
 
@@ -103,23 +101,32 @@ class Marker:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How tools are called. name: of the parser, mlx-lm's or one of FORMATS. parse: turns the text
-    between `begin` and `end`, "" for the text's, into one call or several, each with "name" and
-    "arguments". inner: special tokens within calls, by their texts. also, bare: see ToolFormat."""
+    """The format of one model's tool calls.
+
+    Attributes:
+        name: The name of the format.
+        format: The format's entry in the table, complete.
+        begin: The marker before a section of calls.
+        end: The marker after a section of calls; its text is empty if there is none.
+        inner: Special tokens within a section, by their texts, as far as the tokenizer has them.
+    """
 
     name: str
+    format: ToolFormat
     begin: Marker
     end: Marker
-    parse: Parse
-    inner: Mapping[str, int]
-    also: Sequence[str] = ()
-    bare: Sequence[str] = ()
+    inner: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def shape(self) -> Shape | None:
+        """The grammar of demanded calls, None if they cannot be demanded."""
+        without = self.format.shape_without_inner
+        return self.format.shape if self.inner or without is None else without
 
-START, CHANNEL, MESSAGE, CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
-MESSAGE_ENDS = ("<|end|>", CALL, "<|return|>")
-HARMONY = (START, CHANNEL, "<|constrain|>", MESSAGE, *MESSAGE_ENDS)
-"""Special tokens of OpenAI's Harmony format, in which gpt-oss writes."""
+    def parse(self, text: str, tools: Sequence[Any]) -> Any:
+        """Return the call or the calls in a section. Raises an exception if there are none."""
+        assert self.format.parse is not None, "format_named returns complete formats"
+        return self.format.parse(text, with_types(tools))
 
 
 @dataclass(frozen=True)
@@ -188,15 +195,6 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
     return known[parser]
 
 
-def parser_names() -> list[str]:
-    """Return the names that `markers_of` takes. Does not import mlx-lm."""
-    spec = find_spec("mlx_lm")
-    roots = [] if spec is None else spec.submodule_search_locations or []
-    places = [str(Path(root) / "tool_parsers") for root in roots]
-    found = {module.name for module in pkgutil.iter_modules(places)} - NOT_READ
-    return sorted({*found, *FORMATS, *VLLM_NAMES})
-
-
 def _markers(tokenizer: Tokenizer, templated: Any, parser: str) -> Markers:
     from mlx_lm import tokenizer_utils
 
@@ -212,7 +210,7 @@ def _markers(tokenizer: Tokenizer, templated: Any, parser: str) -> Markers:
         begin, end = SEED_THOUGHT
     named = VLLM_NAMES.get(parser, parser) or templated.init_kwargs.get("tool_parser_type")
     name = named or tokenizer_utils._infer_tool_parser(templated) or format_in(template)
-    calls = None if name in NOT_READ else _call_format(name, tokenizer, marker)
+    calls = _call_format(str(name), pieces, marker) if name in parser_names() else None
     thinks = begin is not None and name not in NOT_READ
     before, after = (marker(begin), marker(end)) if thinks else (None, None)
     parts = [before, after, *((calls.begin, calls.end) if calls else ())]
@@ -223,38 +221,21 @@ def _markers(tokenizer: Tokenizer, templated: Any, parser: str) -> Markers:
 
 
 def _harmony(pieces: Mapping[str | None, int], marker: Callable[[str], Marker]) -> Markers:
-    inner = {text: pieces[text] for text in ("<|constrain|>", MESSAGE)}
-    begin = marker(f"{CHANNEL}commentary to=functions.")
     return Markers(
         marker(f"{CHANNEL}analysis{MESSAGE}"),
         marker("<|end|>"),
-        # A call is read by its header, and its arguments are JSON.
-        CallFormat("harmony", begin, marker(CALL), lambda text, tools: [], inner),
+        _call_format("harmony", pieces, marker),
         {pieces[text]: text for text in HARMONY},
         Channels(marker(f"{START}assistant"), marker(MESSAGE), marker(f"{CHANNEL}final{MESSAGE}")),
     )
 
 
 def _call_format(
-    name: object, tokenizer: Tokenizer, marker: Callable[[str], Marker]
-) -> CallFormat | None:
-    if name not in parser_names():
-        return None
-    own = FORMATS.get(str(name))
-    if own is None:
-        module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-        begin, end = module.tool_call_start, module.tool_call_end
-        own = ToolFormat(begin, end, module.parse_tool_call, INNER.get(str(name), ()))
-    parse, pieces = own.parse, ids_by_piece(tokenizer)
-    return CallFormat(
-        str(name),
-        marker(own.begin),
-        marker(own.end),
-        lambda text, tools: parse(text, with_types(tools)),
-        {text: pieces[text] for text in own.inner if text in pieces},
-        own.also,
-        own.bare,
-    )
+    name: str, pieces: Mapping[Any, int], marker: Callable[[str], Marker]
+) -> CallFormat:
+    found = format_named(name)
+    inner = {text: pieces[text] for text in found.inner if text in pieces}
+    return CallFormat(name, found, marker(found.begin), marker(found.end), inner)
 
 
 def _last(tokens: Sequence[int], part: Sequence[int]) -> int:

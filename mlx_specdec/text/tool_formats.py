@@ -1,36 +1,99 @@
-"""Formats of tool calls that mlx-lm has no parser for, under the names of vLLM's parsers."""
+"""Formats in which models write tool calls: one table for parsing, streaming and constraining them.
+
+The names are those of mlx-lm's parsers, or of vLLM's parsers if mlx-lm has none."""
 
 import importlib
 import json
+import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 Parse = Callable[[str, Any], Any]
 BETWEEN = re.compile(r"[\s,;\]]*")
 """Characters that separate or follow calls in JSON."""
+Parts = tuple[str, ...]
+"""A sequence of texts, in which NAME stands for a name; of regular expressions, which begin with a
+slash; and of BEGIN and END, the markers of a section of calls."""
+BEGIN, END = "BEGIN", "END"
+LINE = r"/\n?/"
+
+
+@dataclass(frozen=True)
+class Tags:
+    """Arguments between tags, as Qwen3-Coder, GLM and MiniMax write them: strings as they are, and
+    other values as JSON.
+
+    Attributes:
+        before: What precedes the value of an argument.
+        end: The text that ends a value.
+        behind: The text after `end`.
+        trimmed: Whether parsers strip white space around a string.
+    """
+
+    before: Parts
+    end: str
+    behind: str = ""
+    trimmed: bool = True
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The grammar of a section of calls, around the arguments.
+
+    Attributes:
+        before: What precedes the arguments of a call.
+        behind: What follows the arguments of a call.
+        between: What separates two calls.
+        first: What begins the section.
+        last: What ends the section.
+        tags: How arguments are written; None if they are JSON.
+        single: Whether a call ends the output.
+    """
+
+    before: Parts
+    behind: Parts = ()
+    between: Parts = ()
+    first: Parts = ()
+    last: Parts = ()
+    tags: Tags | None = None
+    single: bool = False
 
 
 @dataclass(frozen=True)
 class ToolFormat:
     """A format in which models write tool calls.
 
-    begin, end: The texts around a section of calls. An empty `end` is the end of the answer.
-    parse: Turns the text between `begin` and `end`, and the tools, into a list of calls, each with
-        "name" and "arguments". Raises an exception for a text that is no call.
-    inner: Special tokens within a section.
-    also: Further texts that begin a section.
-    bare: How a section begins without `begin`, at the start of an answer. White space is left out
-        of these texts, and may stand anywhere in the model's.
+    Attributes:
+        begin: The text before a section of calls.
+        end: The text after a section of calls; empty if only the end of the answer ends it.
+        parse: Turns the text between `begin` and `end`, and the tools, into one call or a list of
+            calls, each with "name" and "arguments". Raises an exception for a text that is no call.
+            None if mlx-lm has the parser, which also knows `begin` and `end`.
+        inner: Special tokens within a section.
+        also: Further texts that begin a section.
+        bare: How a section begins without `begin`, at the start of an answer. White space is left
+            out of these texts, and may stand anywhere in the model's.
+        sign: Matches the chat templates of models with this format.
+        head: Matches what stands before arguments in JSON, so that they can be streamed. The search
+            takes linear time: no part is tried at two lengths, and a name begins where a word does.
+        shape: The grammar of calls that a request demands; None if they cannot be demanded.
+        shape_without_inner: The grammar if the tokenizer lacks the tokens of `inner`.
     """
 
-    begin: str
-    end: str
-    parse: Parse
+    begin: str = ""
+    end: str = ""
+    parse: Parse | None = None
     inner: Sequence[str] = ()
     also: Sequence[str] = ()
     bare: Sequence[str] = ()
+    sign: re.Pattern[str] | None = None
+    head: re.Pattern[str] | None = None
+    shape: Shape | None = None
+    shape_without_inner: Shape | None = None
 
 
 def json_calls(text: str, tools: Any) -> list[dict[str, Any]]:
@@ -61,34 +124,199 @@ def _tagged_calls(text: str, tools: Any) -> Any:
     return importlib.import_module("mlx_lm.tool_parsers.qwen3_coder").parse_tool_call(text, tools)
 
 
+def _no_calls(text: str, tools: Any) -> list[Any]:
+    """Return no call: the header of a message in Harmony's channels already names the call."""
+    return []
+
+
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 DEEPSEEK_INNER = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+_CALL, _SEPARATOR, _CALL_END = DEEPSEEK_INNER
+KIMI_INNER = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+_KIMI_CALL, _KIMI_ARGUMENTS, _KIMI_CALL_END = KIMI_INNER
+START, CHANNEL, MESSAGE, CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
+CONSTRAIN = "<|constrain|>"
+MESSAGE_ENDS = ("<|end|>", CALL, "<|return|>")
+HARMONY = (START, CHANNEL, CONSTRAIN, MESSAGE, *MESSAGE_ENDS)
+"""Special tokens of OpenAI's Harmony format, in which gpt-oss writes."""
+
+_S, _NAME = r"\s{0,64}+", r'[^"\\]{1,256}+'
+_LISTED = (
+    rf'\{{{_S}(?:"type"{_S}:{_S}"function"{_S},{_S})?"name"{_S}:{_S}"(?P<listed>{_NAME})"'
+    rf'{_S},{_S}"(?:arguments|parameters)"{_S}:'
+)
+_JSON_HEAD = re.compile(rf"{_LISTED}{_S}(?=\{{)")
+_DEEPSEEK_HEAD = re.compile(
+    rf"{_CALL}{_S}(?P<fenced>function{_S}{_SEPARATOR}{_S})?"
+    rf"(?P<name>[^\s<>{{]{{1,256}}+){_S}(?(fenced)```json|{_SEPARATOR}){_S}(?=\{{)"
+)
+_KIMI_HEAD = re.compile(
+    r"(?<![^\s<>:{}])(?P<id>(?:functions\.)?(?P<name>[^\s<>:{}]{1,256}+):\d{1,16}+)"
+    rf"{_S}{re.escape(_KIMI_ARGUMENTS)}{_S}(?=\{{)"
+)
+_MISTRAL_HEAD = re.compile(
+    rf"(?:(?<![\w-])(?P<name>[\w-]{{1,256}}+){_S}\[ARGS\]|{_LISTED}){_S}(?=\{{)"
+)
+
+_JSON_CALL = '{"name": "NAME", "arguments": '
+_GLM = ToolFormat(
+    shape=Shape(
+        (BEGIN, "NAME"),
+        (LINE, END),
+        between=(LINE,),
+        # GLM 4.5 begins a line here, and GLM 4.7 does not.
+        tags=Tags((LINE, "<arg_key>NAME</arg_key>", LINE, "<arg_value>"), "</arg_value>"),
+    )
+)
 FORMATS: Mapping[str, ToolFormat] = {
-    "deepseek_v3": ToolFormat(*DEEPSEEK, json_calls, DEEPSEEK_INNER),
-    "deepseek_v31": ToolFormat(*DEEPSEEK, json_calls, DEEPSEEK_INNER),
-    "granite": ToolFormat("<|tool_call|>", "", json_calls, also=("<tool_call>",)),
+    "deepseek_v3": ToolFormat(
+        *DEEPSEEK,
+        json_calls,
+        DEEPSEEK_INNER,
+        sign=re.compile(f"{DEEPSEEK[0]}(?s:.)*```json"),
+        head=_DEEPSEEK_HEAD,
+        shape=Shape(
+            (f"{_CALL}function{_SEPARATOR}NAME\n```json\n",),
+            (f"\n```{_CALL_END}",),
+            between=("\n",),
+            first=(BEGIN,),
+            last=(END,),
+        ),
+    ),
+    "deepseek_v31": ToolFormat(
+        *DEEPSEEK,
+        json_calls,
+        DEEPSEEK_INNER,
+        sign=re.compile(DEEPSEEK[0]),
+        head=_DEEPSEEK_HEAD,
+        shape=Shape(
+            (f"{_CALL}NAME{_SEPARATOR}",),
+            (_CALL_END,),
+            first=(BEGIN,),
+            last=(END,),
+        ),
+    ),
+    "gemma4": ToolFormat(inner=('<|"|>',)),
+    "glm47": _GLM,
+    "harmony": ToolFormat(
+        f"{CHANNEL}commentary to=functions.",
+        CALL,
+        _no_calls,
+        (CONSTRAIN, MESSAGE),
+        shape=Shape((BEGIN, f"NAME {CONSTRAIN}json{MESSAGE}"), single=True),
+    ),
+    "json_tools": ToolFormat(
+        head=_JSON_HEAD,
+        shape=Shape((BEGIN, f"\n{_JSON_CALL}"), ("}\n", END), between=("\n",)),
+    ),
+    "kimi_k2": ToolFormat(
+        inner=KIMI_INNER,
+        head=_KIMI_HEAD,
+        shape=Shape(
+            (f"{_KIMI_CALL}functions.NAME:", "/[0-9]{1,3}/", _KIMI_ARGUMENTS),
+            (_KIMI_CALL_END,),
+            first=(BEGIN,),
+            last=(END,),
+        ),
+    ),
+    "laguna": _GLM,
     "llama3_json": ToolFormat(
-        "<|python_tag|>", "", json_calls, bare=('{"name":"', '{"type":"function","name":"')
+        "<|python_tag|>",
+        "",
+        json_calls,
+        bare=('{"name":"', '{"type":"function","name":"'),
+        sign=re.compile('"parameters": dictionary of argument name'),
+        head=_JSON_HEAD,
+        # The chat templates of Llama 3 refuse a message with several calls.
+        shape=Shape(('{"name": "NAME", "parameters": ',), ("}",), single=True),
+    ),
+    "minimax_m2": ToolFormat(
+        shape=Shape(
+            ('<invoke name="NAME">\n',),
+            ("</invoke>\n",),
+            first=(BEGIN, "\n"),
+            last=(END,),
+            tags=Tags(('<parameter name="NAME">',), "</parameter>", "\n"),
+        )
+    ),
+    "mistral": ToolFormat(
+        inner=("[ARGS]",),
+        head=_MISTRAL_HEAD,
+        shape=Shape((BEGIN, "NAME[ARGS]")),
+        shape_without_inner=Shape(
+            (_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "/ ?/", "["), last=("]",)
+        ),
     ),
     "phi4_mini_json": ToolFormat(
-        "<|tool_call|>", "<|/tool_call|>", json_calls, also=("functools[",)
+        "<|tool_call|>",
+        "<|/tool_call|>",
+        json_calls,
+        also=("functools[",),
+        sign=re.compile(r"<\|/tool(?:_call)?\|>|functools\["),
+        head=_JSON_HEAD,
+        shape=Shape((_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]", END)),
     ),
-    "seed_oss": ToolFormat("<seed:tool_call>", "</seed:tool_call>", _tagged_calls),
+    "granite": ToolFormat(
+        "<|tool_call|>",
+        "",
+        json_calls,
+        also=("<tool_call>",),
+        sign=re.compile(r"<\|tool_call\|>"),
+        head=_JSON_HEAD,
+        shape=Shape((_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",)),
+    ),
+    "qwen3_coder": ToolFormat(
+        shape=Shape(
+            (BEGIN, "\n<function=NAME>\n"),
+            ("</function>\n", END),
+            between=("\n",),
+            tags=Tags(("<parameter=NAME>\n",), "\n</parameter>", "\n", trimmed=False),
+        )
+    ),
+    "seed_oss": ToolFormat(
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+        _tagged_calls,
+        sign=re.compile("<seed:tool_call>"),
+        shape=Shape(
+            (BEGIN, "\n<function=NAME>\n"),
+            ("</function>\n", END),
+            between=("\n",),
+            tags=Tags(("<parameter=NAME>",), "</parameter>", "\n"),
+        ),
+    ),
 }
-"""By name. Sources: the models' chat templates, and the parsers of vLLM."""
-SIGNS = {
-    "deepseek_v3": re.compile(f"{DEEPSEEK[0]}(?s:.)*```json"),
-    "deepseek_v31": re.compile(DEEPSEEK[0]),
-    "llama3_json": re.compile('"parameters": dictionary of argument name'),
-    "phi4_mini_json": re.compile(r"<\|/tool(?:_call)?\|>|functools\["),
-    "granite": re.compile(r"<\|tool_call\|>"),
-    "seed_oss": re.compile("<seed:tool_call>"),
-}
-"""Expressions that match the chat templates of models with this format. The first match counts:
-DeepSeek V3 puts arguments into a code block, unlike V3.1, and Phi-4 ends a section, unlike
-Granite."""
+"""The formats about which something is known beyond mlx-lm's parsers, by name. Sources: the models'
+chat templates, and the parsers of vLLM. The first `sign` that matches counts: DeepSeek V3 puts
+arguments into a code block, unlike V3.1, and Phi-4 ends a section, unlike Granite."""
+NOT_READ = frozenset(("kimi_k3",))
+"""Parsers of mlx-lm whose models divide the whole answer into sections."""
+VLLM_NAMES = {"hermes": "json_tools"}
+"""Names of vLLM's parsers, if mlx-lm has another name for the same format."""
 
 
 def format_in(chat_template: str) -> str | None:
     """Return the name of the format that a chat template shows, None without one."""
-    return next((name for name, sign in SIGNS.items() if sign.search(chat_template)), None)
+    signs = ((name, entry.sign) for name, entry in FORMATS.items())
+    return next((name for name, sign in signs if sign and sign.search(chat_template)), None)
+
+
+def format_named(name: str) -> ToolFormat:
+    """Return the format of this name, complete: mlx-lm's parsers are imported if needed."""
+    entry = FORMATS.get(name, ToolFormat())
+    if entry.parse is not None:
+        return entry
+    module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
+    begin, end = module.tool_call_start, module.tool_call_end
+    return replace(entry, begin=begin, end=end, parse=module.parse_tool_call)
+
+
+def parser_names() -> list[str]:
+    """Return the names that `format_named` takes, and vLLM's. Does not import mlx-lm. Harmony is
+    left out: the whole output of its models is in channels."""
+    spec = find_spec("mlx_lm")
+    roots = [] if spec is None else spec.submodule_search_locations or []
+    places = [str(Path(root) / "tool_parsers") for root in roots]
+    found = {module.name for module in pkgutil.iter_modules(places)} - NOT_READ
+    ours = {name for name, entry in FORMATS.items() if entry.parse is not None} - {"harmony"}
+    return sorted({*found, *ours, *VLLM_NAMES})

@@ -16,8 +16,9 @@ from starlette.testclient import TestClient
 
 from mlx_specdec.serve.channels import ChannelReader
 from mlx_specdec.serve.events import Arguments, Call, Text, joined
-from mlx_specdec.text.markers import HARMONY, Markers, markers_of
+from mlx_specdec.text.markers import Markers, markers_of
 from mlx_specdec.text.tokenizer import load_tokenizer
+from mlx_specdec.text.tool_formats import HARMONY
 
 from ..support.serving import CHAT, SCHEMA, client_of, ok, running, streamed
 from ..support.tool_parsers import of_parser

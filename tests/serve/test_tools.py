@@ -16,9 +16,9 @@ pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 from starlette.testclient import TestClient
 
 from mlx_specdec.options import Options
-from mlx_specdec.serve.constraints import Tags
+from mlx_specdec.serve.constraints import tagged_arguments
 from mlx_specdec.serve.problems import Problem
-from mlx_specdec.text.markers import INNER
+from mlx_specdec.text.tool_formats import FORMATS, Tags
 
 from ..support.serving import CHAT, COMPLETIONS, SCHEMA, client_of, ok, running, streamed
 from ..support.tooled import ANTHROPIC, NAMED, TEMPLATE, TOOLS, function, make_tooled
@@ -475,7 +475,7 @@ def test_calls_in_code_cannot_be_requested(tmp_path: Path) -> None:
         assert ok(client, CHAT, **make_body(tools=TOOLS, max_tokens=3))
 
 
-KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", *INNER["kimi_k2"])
+KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", *FORMATS["kimi_k2"].inner)
 
 
 @pytest.mark.parametrize(
@@ -578,7 +578,7 @@ def test_calls_with_tags_can_be_requested(tmp_path: Path, family: str) -> None:
 def test_what_tags_cannot_hold_is_refused_by_name(parameters: Any, said: str) -> None:
     tags = Tags(("NAME",), "</x>")
     with pytest.raises(Problem, match=said) as refused:
-        tags.arguments("arguments", function("keep", parameters))
+        tagged_arguments(tags, "arguments", function("keep", parameters))
     assert (refused.value.status, refused.value.param) == (400, "tools")
 
 
@@ -621,7 +621,7 @@ def test_a_schema_is_enforced_as_far_as_it_can_be(client: TestClient, asked: str
 
 
 def test_tags_hold_what_can_be_enforced_of_a_schema() -> None:
-    rules = Tags(("NAME",), "</x>").arguments("arguments", function("keep", ODD))
+    rules = tagged_arguments(Tags(("NAME",), "</x>"), "arguments", function("keep", ODD))
     assert rules[0] == "arguments: arguments_0 arguments_1 arguments_2?"
     assert '"pattern"' not in "".join(rules) and "[a-z]{1,4}" in "".join(rules)
 

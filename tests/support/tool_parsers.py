@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-
 from mlx_specdec.text.markers import CallFormat, Marker
-from mlx_specdec.text.tool_formats import FORMATS
+from mlx_specdec.text.tool_formats import format_named
 
 TOOLS = [
     {
@@ -19,10 +17,5 @@ TOOLS = [
 
 
 def of_parser(name: str) -> CallFormat:
-    own = FORMATS.get(name)
-    if own is not None:
-        begin, end = Marker(own.begin, (7,)), Marker(own.end, (8,))
-        return CallFormat(name, begin, end, own.parse, {}, own.also, own.bare)
-    module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    begin, end = module.tool_call_start, module.tool_call_end
-    return CallFormat(name, Marker(begin, (7,)), Marker(end, (8,)), module.parse_tool_call, {})
+    found = format_named(name)
+    return CallFormat(name, found, Marker(found.begin, (7,)), Marker(found.end, (8,)))

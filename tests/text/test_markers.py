@@ -9,9 +9,10 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Loaded
 
-from mlx_specdec.text.markers import NONE, Markers, markers_of, parser_names, typed
+from mlx_specdec.text.markers import NONE, Markers, markers_of, typed
 from mlx_specdec.text.stream import TextStream
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
+from mlx_specdec.text.tool_formats import parser_names
 
 from ..support.tokenizers import byte_level
 
