@@ -97,6 +97,17 @@ def test_no_room_imports_one_above_it() -> None:
     assert wrong == []
 
 
+def test_no_command_but_serve_imports_the_server() -> None:
+    wrong = [
+        f"{module} imports {other}"
+        for module in modules()
+        if module.startswith("cli") and module != "cli.serve"
+        for other in sorted(imports(module))
+        if other.split(".")[0] == "serve"
+    ]
+    assert wrong == [] and "serve.server" in imports("cli.serve")
+
+
 def test_no_module_imports_itself_through_others() -> None:
     done: set[str] = set()
     circles = []

@@ -88,15 +88,15 @@ class ChatSession:
     """A chat: the messages so far, and the settings of the next answer."""
 
     def __init__(self, pair: Pair, options: Options, shown: OutputFlags) -> None:
+        from ..engine.chat import chat_format
         from ..engine.prompt_cache_files import Store
-        from ..serve.chat import way_of
 
         self._pair = pair
         self._cache = Store().open(pair)
         self._options = options
         self._quiet = shown.quiet
         self._shows_drafts = shown.show_drafts
-        self._remembers = way_of(pair, options) != "single user message"
+        self._remembers = chat_format(pair, options).way != "single user message"
         self._messages: list[dict[str, Any]] = []
         self._last: Result | None = None
         self._start_anew(options.system_prompt)
@@ -110,18 +110,14 @@ class ChatSession:
 
     def answer(self, message: str) -> None:
         """Print the answer to a message. Raises PromptError if the conversation is too long."""
+        from ..engine.chat import chat_format
         from ..engine.generate import stream_generate
         from ..engine.request import special_texts
-        from ..serve.chat import ids_of
-        from ..serve.problems import Problem
 
         messages = [*self._messages, {"role": "user", "content": message}]
         read = messages if self._remembers else messages[-1:]
-        try:
-            # The conversation already begins with the system prompt.
-            ids = ids_of(self._pair, read, replace(self._options, system_prompt=None), {})
-        except Problem as problem:
-            raise PromptError(problem.message) from None
+        # The conversation already begins with the system prompt.
+        ids = chat_format(self._pair, replace(self._options, system_prompt=None)).ids(read)
         longest = self._pair.target.max_length
         if longest is not None and len(ids) >= longest:
             raise PromptError(
@@ -190,15 +186,14 @@ class ChatSession:
         render.tell(f"{len(self._messages)} messages are in {name}")
 
     def _load(self, name: str) -> None:
-        from ..serve.chat import messages_of
-        from ..serve.problems import Problem
+        from ..text.messages import messages_of
 
         try:
             saved = json.loads(Path(name).read_text(encoding="utf-8"))
             self._messages = messages_of(saved["messages"])
         except OSError as problem:
             raise PromptError(f"cannot read {name or 'nothing'}: {problem.strerror}") from None
-        except (ValueError, TypeError, KeyError, RecursionError, Problem):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise PromptError(f"{name} is no conversation that /save has written") from None
         render.tell(f"{len(self._messages)} messages were read from {name}")
 

@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..text.messages import text_of
 from .answers import NOTHING, Choice, Payload, Writer
 from .body import Body
-from .chat import text_of
 from .events import Arguments, Call, Event, joined
 from .problems import CONTEXT, Problem
 from .requests import ParsedRequest, RequestParser

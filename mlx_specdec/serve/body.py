@@ -10,9 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import numpy as np
-
-from ..text.prompts import HALF_A_CHARACTER
+from ..text.prompts import parse_json
 from .problems import Problem, invalid, unsupported
 
 Body = Mapping[str, Any]
@@ -27,9 +25,6 @@ KINDS: Mapping[str, tuple[Any, str]] = {
     "number": (int | float, "a number"),
 }
 """Python's classes for the types of JSON, and words for them."""
-MOST_CONTAINERS = 1 << 16
-"""Maximum number of objects, lists and object names in a JSON text. Python's parser blocks every
-other thread, by 50 ms for this many, and as long for 16 times as many numbers."""
 MOST_SHOWN = 60
 """Characters of a wrong value that an error message repeats, and of a name in its path."""
 
@@ -37,7 +32,7 @@ MOST_SHOWN = 60
 def parse(data: bytes) -> Body:
     """Parse the JSON object in a body, and leave out fields that are null. Raises Problem."""
     try:
-        body = loads(data)
+        body = parse_json(data)
     except RecursionError:
         raise invalid("the body is nested too deeply") from None
     except ValueError as problem:
@@ -46,31 +41,6 @@ def parse(data: bytes) -> Body:
     if not isinstance(body, dict):
         raise invalid('the body must be a JSON object, such as {"prompt": "..."}')
     return {name: value for name, value in body.items() if value is not None}
-
-
-def loads(data: bytes) -> Any:
-    """Parse a JSON text in UTF-8. Lone surrogates, which no tokenizer can read, become U+FFFD.
-
-    Raises:
-        ValueError: If it is no JSON, or has more than MOST_CONTAINERS.
-        RecursionError: If it is nested too deeply."""
-    letters = np.frombuffer(data.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
-    outside_strings = ~np.bitwise_xor.accumulate(letters == ord('"'))
-    commas, *others = (
-        np.count_nonzero((letters == ord(each)) & outside_strings) for each in ",[{:"
-    )
-    if commas + 16 * sum(others) > 16 * MOST_CONTAINERS:
-        most = f"{MOST_CONTAINERS:,} objects, lists and names, or 16 times as many values"
-        raise json.JSONDecodeError(f"more than {most}", "", 0)
-    value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_json)
-    if b"\\u" in data and HALF_A_CHARACTER.search(text := json.dumps(value, ensure_ascii=False)):
-        # Clients that cut a text within an emoji send the half in every later turn.
-        value = json.loads(HALF_A_CHARACTER.sub("\ufffd", text))
-    return value
-
-
-def _no_json(name: str) -> NoReturn:
-    raise json.JSONDecodeError(f"{name} is no number", "", 0)
 
 
 TEXT: Schema = {"type": "string"}

@@ -14,9 +14,10 @@ from ..errors import OptionError
 from ..options import Options
 from ..sampling.grammar import JSON_STYLE, compiled, enforceable, rule_of
 from ..text.markers import NONE, Markers, typed
+from ..text.messages import Tool, log_once
 from ..text.tool_formats import BEGIN, CHANNEL, END, Parts, Tags
 from .body import Body
-from .chat import Tool, Tools, log_once
+from .chat import Tools
 from .problems import Problem, invalid, unsupported
 from .settings import Limits
 

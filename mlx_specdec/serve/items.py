@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..text.messages import lines_of, log_once
 from .body import (
     OBJECT,
     TEXT,
@@ -19,7 +20,6 @@ from .body import (
     several,
     typed,
 )
-from .chat import lines_of, log_once
 from .fields import ANTHROPIC_FORMAT, MAX_TOKENS, NAME, PARAMETERS
 
 ENCRYPTED = "mlx-specdec reasoning: "

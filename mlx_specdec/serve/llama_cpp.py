@@ -6,10 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..decoding.sequence import Emission
+from ..engine.chat import chat_format
 from ..text.tokenizer import DirectoryTokenizer
 from .answers import FINGERPRINT, Choice, Payload, Writer, token_pieces
 from .body import Body
-from .chat import way_of
 from .engine import STOPPING
 from .events import Event
 from .metrics import CONTENT_TYPE
@@ -96,7 +96,7 @@ def props(service: Service, request: Request) -> Payload:
         "chat_template": template,
         "total_slots": service.engine.batch_size,
         "n_ctx": parser.longest,
-        "chat": way_of(pair, options),
+        "chat": chat_format(pair, options).way,
         "task_prefix": pair.task_prefix if options.chat_template else "",
         "rule": options.rule_name,
         "lossy": options.lossy,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
+from ..engine.chat import chat_format
 from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair
 from ..engine.request import Request, encode, prepared
@@ -16,6 +17,13 @@ from ..options import Options
 from ..sampling.settings import LARGEST, LEAST_TOP_P
 from ..text.infill import infill_of
 from ..text.markers import NONE, Markers, markers_of
+from ..text.messages import (
+    in_order,
+    messages_of,
+    text_of,
+    with_tools_in_message,
+    without_volatile,
+)
 from . import chat, constraints, fields, items
 from .body import Body, Schema, read
 from .channels import ChannelReader
@@ -166,21 +174,27 @@ class RequestParser:
     def chat_ids(self, body: Body) -> list[int]:
         """Return the token ids of a checked body's messages and tools. Raises Problem."""
         self._check_characters([body.get(name) for name in TEMPLATE_FIELDS], "messages")
-        given = body["messages"]
-        given = given if self.settings.keep_billing else chat.without_volatile(given)
-        messages = chat.messages_of(given)
-        settings = chat.template_settings(body)
+        given, reads = body["messages"], chat_format(self.pair, self.options)
+        given = given if self.settings.keep_billing else without_volatile(given)
+        messages = messages_of(given)
+        variables = chat.template_settings(body)
         ending = chat.ending_of(body, messages)
-        ids = chat.ids_of(self.pair, messages, self.options, settings, ending)
+        if ending != "answer" and reads.way == "single user message":
+            raise unsupported("continue_final_message", "this model cannot continue a message")
+        try:
+            ids = reads.ids(messages, variables, ending)
+        except PromptError as error:
+            raise invalid(str(error), "messages") from None
         tools = chat.tools_of(body).given
         if not tools:
             return ids
-        settings["tools"] = chat.in_order(list(tools))
-        with_tools = chat.ids_of(self.pair, messages, self.options, settings, ending)
+        variables["tools"] = in_order(list(tools))
+        with_tools = reads.ids(messages, variables, ending)
         calls = markers_of(self.pair.tokenizer, self.settings.tool_call_parser).calls
         if with_tools == ids and calls is not None and calls.name == "phi4_mini_json":
-            messages = chat.with_tools_in_message(messages, settings["tools"], self.options)
-            return chat.ids_of(self.pair, messages, self.options, settings, ending)
+            system = self.options.system_prompt
+            messages = with_tools_in_message(messages, variables["tools"], system)
+            return reads.ids(messages, variables, ending)
         if with_tools == ids:
             raise unsupported("tools", "this model's chat template does not support tools")
         return with_tools
@@ -188,7 +202,7 @@ class RequestParser:
     def text_ids(self, text: str) -> list[int]:
         """Return the token ids of a text outside of any chat template. Raises Problem."""
         options = replace(self.options, system_prompt=None, chat_template_config={})
-        single = chat.way_of(self.pair, options) == "single user message"
+        single = chat_format(self.pair, options).way == "single user message"
         self._check_characters(text, "prompt")
         plain = replace(options, chat_template=options.chat_template and single)
         return encode(self.pair, text, plain)
@@ -215,7 +229,7 @@ class RequestParser:
             options = constraints.after_thought(options, markers, thought)
         bounded = [self._with_room(ids, options, body) for ids in prompts]
         tokenizer = self.pair.tokenizer
-        content = chat.text_of(body["prediction"]["content"]) if "prediction" in body else ""
+        content = text_of(body["prediction"]["content"]) if "prediction" in body else ""
         self._check_characters(content, "prediction")
         special, predicted = tokenizer.special_ids, tokenizer.encode(content) if content else []
         predicted = [id for id in predicted if id not in special]
@@ -279,7 +293,7 @@ class RequestParser:
 
     def _markers(self, tools: Tools) -> Markers:
         """Return how the model marks reasoning and calls. Raises Problem if it cannot call."""
-        template = chat.way_of(self.pair, self.options) == "template"
+        template = chat_format(self.pair, self.options).way == "template"
         parser = self.settings.tool_call_parser
         markers = markers_of(self.pair.tokenizer, parser) if template else NONE
         if not tools.given:

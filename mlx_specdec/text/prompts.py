@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,25 @@ def _from_object(entry: dict[str, Any], where: str) -> Prompt:
     if not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise PromptError(f"{where} has a prompt that is empty or no string: give some text")
     return Prompt(tuple(turns), category or None)
+
+
+def parse_json(data: bytes) -> Any:
+    """Return the value of a JSON text in UTF-8. Lone surrogates, which no tokenizer reads, become
+    U+FFFD.
+
+    Raises:
+        ValueError: If the text is no JSON.
+        RecursionError: If it is nested too deeply.
+    """
+    value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_json)
+    if b"\\u" in data and HALF_A_CHARACTER.search(text := json.dumps(value, ensure_ascii=False)):
+        # Clients that cut a text within an emoji send the half in every later turn.
+        value = json.loads(HALF_A_CHARACTER.sub("\ufffd", text))
+    return value
+
+
+def _no_json(name: str) -> NoReturn:
+    raise json.JSONDecodeError(f"{name} is no number", "", 0)
 
 
 NO_PROMPT = 'a prompt is text, token ids, or messages, each {"role": ..., "content": ...}'

@@ -13,11 +13,11 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.serve import chat
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import ServiceSettings
+from mlx_specdec.text import messages as chat
 
 from ..support.serving import broken_after
 

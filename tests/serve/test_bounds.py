@@ -15,11 +15,11 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 
 from mlx_specdec.engine.loading import load
 from mlx_specdec.serve import body, fields
-from mlx_specdec.serve.chat import tool_call
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.requests import ParsedRequest, RequestParser
 from mlx_specdec.serve.service import Endpoint, Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
+from mlx_specdec.text.messages import tool_call
 
 from ..support.serving import OPTIONS, user
 
@@ -139,20 +139,6 @@ def test_requests_cannot_replace_the_chat_template(parser: RequestParser) -> Non
         assert problem.status == 400
 
 
-@pytest.mark.parametrize("unit", [b"[],", b'"a":1,', b"{},", b"1,2,3,4,5,6,7,8,"])
-def test_json_of_too_much_structure_is_not_parsed(
-    unit: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(json, "loads", lambda *given, **named: pytest.fail("it was parsed"))
-    with pytest.raises(Problem, match=r"more than 65,536 objects, lists and names"):
-        body.parse(b'{"x":[' + unit * (2 * body.MOST_CONTAINERS) + b"1]}")
-
-
-def test_json_that_is_mostly_text_is_parsed_whatever_the_text() -> None:
-    given = {"prompt": '[{"a": "b\\", "c": [1, 2]}, ' * 100_000, "ids": [7] * 1_000_000}
-    assert body.parse(json.dumps(given).encode()) == given
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -176,14 +162,6 @@ def test_half_a_character_is_replaced_in_every_string_of_a_body() -> None:
     }
     call = {"function": {"name": "x", "arguments": r'{"a": "\ud83d"}'}}
     assert tool_call(call)["function"]["arguments"] == {"a": "\ufffd"}
-
-
-def test_arguments_of_earlier_calls_are_bounded_like_bodies() -> None:
-    for count in (3, body.MOST_CONTAINERS + 1):
-        arguments = '{"a": [' + "[]," * count + "1]}"
-        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        read = json.loads(arguments) if count == 3 else {"arguments": arguments}
-        assert tool_call(call)["function"]["arguments"] == read
 
 
 def body_of(*chunks: bytes) -> Any:

@@ -13,10 +13,10 @@ pytest.importorskip("starlette", reason="the extra server is not installed")
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.prompt_cache_files import Store
-from mlx_specdec.serve import chat
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import ServiceSettings
+from mlx_specdec.text import messages as chat
 
 from ..support.serving import SCHEMA, client_of, ok, running, user
 from ..support.tooled import CALLS, TEMPLATE, make_tooled

@@ -18,13 +18,14 @@ pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 
 from starlette.testclient import TestClient
 
-from mlx_specdec.serve import chat, service
+from mlx_specdec.serve import service
 from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.items import ENCRYPTED, as_chat
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.responses import custom_input
 from mlx_specdec.serve.settings import Limits
 from mlx_specdec.serve.stored import Conversation, StoredResponses
+from mlx_specdec.text import messages
 
 from ..support.serving import CHAT, SCHEMA, broken_after, client_of, ok, running
 from ..support.tooled import CALLS, make_tooled
@@ -187,7 +188,7 @@ def test_what_is_unknown_is_skipped_with_one_line(
     client: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    chat.log_once.cache_clear()
+    messages.log_once.cache_clear()
     tools = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [{"type": "y"}]}]
     for _ in range(2):
         respond(client, input=CASES["unknown items"], tools=tools)
