@@ -26,7 +26,16 @@ NOT_DOCUMENTED = {
     "uvicorn.protocols.http.h11_impl.H11Protocol.on_response_complete",
 }
 BOUNDED = ("mlx-lm", "huggingface-hub", "uvicorn")
-OTHERS = ("huggingface_hub", "mlx", "mlx_lm", "starlette", "typer", "uvicorn")
+OTHERS = (
+    "fastapi",
+    "huggingface_hub",
+    "mlx",
+    "mlx_lm",
+    "pydantic",
+    "starlette",
+    "typer",
+    "uvicorn",
+)
 
 
 def used_private_names() -> set[str]:

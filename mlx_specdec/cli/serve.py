@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..options import Options
 
 PROGRAM = __name__.partition(".")[0]
-NEEDED = ("starlette", "uvicorn")
+NEEDED = ("fastapi", "uvicorn")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..decoding.sequence import Emission, TokenLogprob
 from ..engine.request import Part, Result
 from ..text.vocabulary import token_bytes
 from ..version import __version__
-from .body import Body
+from .bodies import Body
 from .events import Event, Reader
 from .problems import Problem
 from .requests import ParsedRequest, RequestParser

@@ -4,15 +4,32 @@ import contextlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
 
 from ..text.messages import text_of
+from . import answer_models
 from .answers import NOTHING, Choice, Payload, Writer
-from .body import Body
+from .bodies import Body, Boolean, Fields, Object, String, among, worded
 from .events import Arguments, Call, Event, joined
+from .models import (
+    ChatRequest,
+    Content,
+    Generated,
+    MaxTokens,
+    Name,
+    Parameters,
+    Part,
+    Role,
+    SchemaFormat,
+    Stops,
+    Thinking,
+)
 from .problems import CONTEXT, Problem
 from .requests import ParsedRequest, RequestParser
 from .service import Endpoint
+from .settings import Limits
 
 SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "speculative")
 """Fields that a chat completion has as well."""
@@ -34,9 +51,137 @@ UNUSED: Payload = dict.fromkeys(
 """Fields of a usage that Anthropic's schema requires and that mean nothing here."""
 
 
+class TextSource(Fields):
+    type: Literal["text"]
+    data: String
+
+
+class ContentSource(Fields):
+    type: Literal["content"]
+    content: Content
+
+
+class Document(Fields):
+    type: Literal["document"]
+    title: String | None = None
+    context: String | None = None
+    source: TextSource | ContentSource
+
+
+class ToolUse(Fields):
+    type: Literal["tool_use"]
+    id: String | None = None
+    name: String
+    input: Object | None = None
+
+
+class ToolResult(Fields):
+    type: Literal["tool_result"]
+    tool_use_id: String | None = None
+    content: Content | None = None
+
+
+class ThinkingBlock(Fields):
+    type: Literal["thinking"]
+    thinking: String | None = None
+
+
+class RedactedThinking(Fields):
+    type: Literal["redacted_thinking"]
+
+
+Block = Annotated[
+    Annotated[Part, Tag("<text>")]
+    | Annotated[Document, Tag("<document>")]
+    | Annotated[ToolUse, Tag("<tool_use>")]
+    | Annotated[ToolResult, Tag("<tool_result>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[RedactedThinking, Tag("<redacted_thinking>")],
+    Discriminator(
+        among(("text", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"))
+    ),
+    worded("a block of text, thinking, tool_use or tool_result, or a document of text"),
+]
+
+
+class BlocksMessage(Fields):
+    role: Role
+    content: String | list[Block]
+
+
+class CustomTool(Fields):
+    type: Literal["custom"] | None = None
+    name: Name
+    description: String | None = None
+    input_schema: Parameters | None = None
+
+
+class ServersTool(Fields):
+    """A tool that runs on Anthropic's servers, such as web_search_20250305."""
+
+    type: Annotated[String, Field(pattern="_[0-9]{8}$")]
+
+
+class AnyChoice(Fields):
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: Boolean | None = None
+
+
+class ToolChoice(Fields):
+    type: Literal["tool"]
+    name: String
+    disable_parallel_tool_use: Boolean | None = None
+
+
+class CountRequest(Fields):
+    """The body of /v1/messages/count_tokens."""
+
+    model: String | None = None
+    system: Content | None = None
+    messages: Annotated[list[BlocksMessage], Field(min_length=1)]
+    tools: (
+        Annotated[
+            list[
+                Annotated[
+                    CustomTool | ServersTool,
+                    worded(
+                        'a tool such as {"name": ..., "input_schema": ...} with a name of at most '
+                        "64 letters, digits, underscores, dots and dashes"
+                    ),
+                ]
+            ],
+            Field(max_length=Limits.tools),
+        ]
+        | None
+    ) = None
+    tool_choice: (
+        Annotated[
+            AnyChoice | ToolChoice,
+            worded('of the type "auto", "any", "none", or "tool" with a name', inside=True),
+        ]
+        | None
+    ) = None
+    thinking: Thinking | None = None
+
+
+class OutputConfig(Fields):
+    format: SchemaFormat | None = None
+
+
+class MessagesRequest(Generated, CountRequest):
+    """The body of /v1/messages."""
+
+    same: ClassVar[Mapping[str, str]] = {"stop_sequences": "stop"}
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {"container": (), "mcp_servers": ([],)}
+    max_tokens: MaxTokens
+    stop_sequences: Stops | None = None
+    output_config: OutputConfig | None = None
+    output_format: SchemaFormat | None = None
+
+
 def count_tokens(parser: RequestParser, body: Body) -> Payload:
     """Count the tokens of a checked body for /v1/messages/count_tokens. Raises Problem."""
-    return {"input_tokens": len(parser.chat_ids(parser.check("ChatRequest", _as_chat(body))))}
+    return {"input_tokens": len(parser.chat_ids(parser.check(ChatRequest, _as_chat(body))))}
 
 
 def _as_chat(body: Body) -> dict[str, Any]:
@@ -116,7 +261,7 @@ class MessagesWriter(Writer):
         # `effort`, which output_config has as well, is a hint.
         given = body.get("output_config", {}).get("format") or body.get("output_format")
         chat["response_format"] = given
-        return self.parser.chat(self.parser.check("ChatRequest", chat))
+        return self.parser.chat(self.parser.check(ChatRequest, chat))
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
@@ -218,7 +363,13 @@ def _end(choice: Choice) -> Payload:
 ENDPOINTS = tuple(
     Endpoint(f"/v1/messages{path}", handler, answer, summary, body, error=MessagesWriter.error)
     for path, handler, answer, summary, body in (
-        ("", MessagesWriter, "Message", "Answers Anthropic's clients", "MessagesRequest"),
-        ("/count_tokens", count_tokens, "Count", "Counts tokens", "CountRequest"),
+        (
+            "",
+            MessagesWriter,
+            answer_models.MessageAnswer,
+            "Answers Anthropic's clients",
+            MessagesRequest,
+        ),
+        ("/count_tokens", count_tokens, answer_models.CountAnswer, "Counts tokens", CountRequest),
     )
 )

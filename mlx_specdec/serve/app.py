@@ -3,32 +3,33 @@
 import functools
 import hashlib
 import hmac
+import inspect
 import ipaddress
 import logging
+import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from starlette.applications import Starlette
+from fastapi import FastAPI, Security
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
-from . import anthropic, llama_cpp, openai, responses, tgi
-from .answers import Payload
-from .body import OBJECT, TEXT, WHOLE, Schema, either, named, several
+from . import answer_models, anthropic, llama_cpp, openai, responses, tgi
 from .problems import Problem, failed
-from .service import EVENTS, JSON, Endpoint, Service, error_response
+from .service import EVENTS, Endpoint, Service, error_response
 
 STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 500, 503)
 PUBLIC = ("/health", "/v1/health")
@@ -58,7 +59,7 @@ class Access:
     loopback_name: str | None = None
 
 
-def make_app(service: Service, access: Access) -> Starlette:
+def make_app(service: Service, access: Access) -> FastAPI:
     """Return the application around a service."""
     cors = Middleware(
         CORSMiddleware,
@@ -73,16 +74,65 @@ def make_app(service: Service, access: Access) -> Starlette:
         ClientDisconnect: lambda request, problem: Response(status_code=499),
         Exception: lambda request, problem: error_response(failed("something went wrong here")),
     }
-    return Starlette(
-        routes=[
-            Route(path, functools.partial(service.respond, each), methods=[each.method])
-            for each in ENDPOINTS
-            # Clients leave out either.
-            for path in dict.fromkeys((each.path, each.path.removeprefix("/v1")))
-        ],
+    app = FastAPI(
+        title="mlx-specdec",
+        version=__version__,
         middleware=middleware,
         exception_handlers=handlers,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Security(HTTPBearer(auto_error=False, scheme_name="key"))],
+        responses={status: {"model": answer_models.ErrorAnswer} for status in STATUSES},
     )
+    for endpoint in ENDPOINTS:
+        _add(app, service, endpoint)
+    return app
+
+
+def _add(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
+    """Add the routes of an endpoint. FastAPI describes them in /openapi.json; the service reads the
+    bodies, within limits of size and time that FastAPI does not have."""
+
+    class Served(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            return functools.partial(service.respond, endpoint)
+
+    responses: dict[int | str, dict[str, Any]] = {}
+    if endpoint.answer is None:
+        responses[200] = {"content": {endpoint.media: {"schema": {"type": "string"}}}}
+    elif endpoint.body is not None:
+        responses[200] = {"content": {EVENTS: {}}}
+    # Clients leave out "/v1". Where GET is answered, so is HEAD.
+    paths = dict.fromkeys((endpoint.path, endpoint.path.removeprefix("/v1")))
+    for path in paths:
+        for method in (endpoint.method, *(("HEAD",) if endpoint.method == "GET" else ())):
+            app.router.add_api_route(
+                path,
+                _signature(endpoint),
+                methods=[method],
+                response_model=endpoint.answer,
+                response_class=JSONResponse if endpoint.answer is not None else PlainTextResponse,
+                responses=responses,
+                summary=endpoint.summary,
+                include_in_schema=path == endpoint.path and method == endpoint.method,
+                route_class_override=Served,
+            )
+
+
+def _signature(endpoint: Endpoint) -> Callable[..., None]:
+    """Return a function with the parameters of an endpoint, which FastAPI describes."""
+
+    def answer(**parameters: Any) -> None: ...
+
+    names: dict[str, Any] = dict.fromkeys(re.findall(r"{(\w+)", endpoint.path), str)
+    if endpoint.body is not None:
+        names["body"] = endpoint.body
+    kind = inspect.Parameter.KEYWORD_ONLY
+    answer.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, kind, annotation=each) for name, each in names.items()]
+    )
+    answer.__name__ = re.sub(r"\W+", "_", f"{endpoint.method.lower()}{endpoint.path}").strip("_")
+    return answer
 
 
 def _of_starlette(request: Request, problem: Exception) -> Response:
@@ -105,96 +155,10 @@ def page(service: Service, request: Request) -> Response:
     return FileResponse(Path(__file__).with_name("page.html"), headers=PAGE_HEADERS)
 
 
-def openapi(service: Service, request: Request) -> Payload:
-    """Return the OpenAPI 3.1 document of all endpoints, with their bodies and answers."""
-    schemas = service.parser().schemas
-    paths: dict[str, Schema] = {}
-    for endpoint in ENDPOINTS:
-        operations = paths.setdefault(endpoint.path.replace(":path", ""), {})
-        for name, schema in (("id", {"enum": [service.name]}), ("response_id", TEXT)):
-            if f"{{{name}" in endpoint.path:
-                parameter = {"name": name, "in": "path", "required": True, "schema": schema}
-                operations["parameters"] = [parameter]
-        operations[endpoint.method.lower()] = _operation(endpoint)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "mlx-specdec", "version": __version__},
-        "paths": paths,
-        "components": {
-            "schemas": {**schemas, **_answers()},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{}, {"key": []}],
-    }
-
-
-def _operation(endpoint: Endpoint) -> Schema:
-    content: Schema = {endpoint.media: {"schema": _ref(endpoint.answer)}}
-    body: Schema = {}
-    if endpoint.body:
-        content[EVENTS] = {"schema": {}}
-        schema = {"schema": _ref(endpoint.body)}
-        body = {"requestBody": {"required": True, "content": {JSON: schema}}}
-    error = {JSON: {"schema": _ref("Error")}}
-    why = {"description": "Why there is none", "content": error}
-    responses = {"200": {"description": "The answer", "content": content}}
-    responses |= dict.fromkeys(map(str, STATUSES), why)
-    return {"summary": endpoint.summary, **body, "responses": responses}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _answers() -> dict[str, Schema]:
-    """Return the schemas of answers, as far as clients rely on them."""
-    choice = _answer(index=WHOLE, finish_reason={"enum": ["stop", "length", "tool_calls"]})
-    usage = _answer(**named("prompt_tokens completion_tokens total_tokens", WHOLE))
-    return {
-        "Completion": _answer(
-            **named("id model", TEXT),
-            object={"enum": ["chat.completion", "text_completion"]},
-            created=WHOLE,
-            choices=several(choice, 1),
-            usage=usage,
-        ),
-        "Message": _answer(
-            **named("id model stop_reason", TEXT),
-            type={"const": "message"},
-            role={"const": "assistant"},
-            content=several(_answer(type=TEXT)),
-            usage=_answer(input_tokens=WHOLE, output_tokens=WHOLE),
-        ),
-        "Response": _answer(
-            **named("id model", TEXT),
-            object={"const": "response"},
-            status={"enum": ["completed", "incomplete"]},
-            output=several(_answer(**named("id type status", TEXT)), 1),
-            usage=_answer(**named("input_tokens output_tokens total_tokens", WHOLE)),
-        ),
-        "Count": _answer(input_tokens=WHOLE),
-        "Generated": _answer(generated_text=TEXT),
-        "AnyGenerated": several(_answer(generated_text=TEXT), 1, 1),
-        "Tokens": _answer(tokens=several(WHOLE), count=WHOLE, max_model_len=WHOLE),
-        "Detokenized": _answer(content=TEXT, prompt=TEXT),
-        "Models": _answer(object={"const": "list"}, data=several(_ref("Model"), 1)),
-        "Model": _answer(id=TEXT, object={"const": "model"}, created=WHOLE, owned_by=TEXT),
-        "Text": TEXT,
-        "Anything": OBJECT,
-        "Error": _answer(error=either(_answer(message=TEXT, type=TEXT), TEXT)),
-    }
-
-
-def _answer(**properties: Schema) -> Schema:
-    """Return the schema of an object that has all of these fields."""
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
 ENDPOINTS = (
     *(*openai.ENDPOINTS, *responses.ENDPOINTS, *anthropic.ENDPOINTS),
     *(*tgi.ENDPOINTS, *llama_cpp.ENDPOINTS),
-    Endpoint("/", page, "Text", "A chat for a browser", media="text/html"),
-    Endpoint("/openapi.json", openapi, "Anything", "This document"),
+    Endpoint("/", page, None, "A chat for a browser", media="text/html"),
 )
 
 

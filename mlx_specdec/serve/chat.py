@@ -6,7 +6,7 @@ from typing import Any
 from ..options import Options
 from ..text.chat import Ending
 from ..text.messages import Message, Tool
-from .body import Body
+from .bodies import Body
 from .problems import invalid
 
 UNSEEN = ("cache_control", "defer_loading", "eager_input_streaming")

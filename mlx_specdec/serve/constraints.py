@@ -16,7 +16,7 @@ from ..sampling.grammar import JSON_STYLE, compiled, enforceable, rule_of
 from ..text.markers import NONE, Markers, typed
 from ..text.messages import Tool, log_once
 from ..text.tool_formats import BEGIN, CHANNEL, END, Parts, Tags
-from .body import Body
+from .bodies import Body
 from .chat import Tools
 from .problems import Problem, invalid, unsupported
 from .settings import Limits

@@ -3,24 +3,28 @@ Field names as in openai-python (types/responses) and codex-rs (protocol/src/mod
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
 
 from ..text.messages import lines_of, log_once
-from .body import (
-    OBJECT,
-    TEXT,
-    TRUTH,
-    Body,
-    Schema,
-    either,
-    fields,
-    named,
-    off,
-    same_as,
-    several,
-    typed,
+from .bodies import Body, Boolean, Fields, Object, String, among, worded
+from .models import (
+    LONGEST_NAME,
+    Generated,
+    MaxTokens,
+    Name,
+    ObjectFormat,
+    OneOf,
+    Parameters,
+    Penalty,
+    SchemaFormat,
+    Stop,
+    Stops,
+    StructuredOutputs,
+    TextFormat,
 )
-from .fields import ANTHROPIC_FORMAT, MAX_TOKENS, NAME, PARAMETERS
+from .settings import Limits
 
 ENCRYPTED = "mlx-specdec reasoning: "
 """How `encrypted_content` of reasoning begins that this server wrote; the rest is the text."""
@@ -31,93 +35,219 @@ SAME: tuple[str, ...] = ("model", "stream", "temperature", "top_p", "top_k", "se
 SAME += ("presence_penalty", "frequency_penalty", "speculative", "parallel_tool_calls")
 SAME += ("structured_outputs",)
 """Fields that a chat completion has as well."""
-CUSTOM: Schema = {**OBJECT, "properties": {"input": TEXT}, "required": ["input"]}
+CUSTOM: Body = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
 """Parameters of a custom tool, whose input is a text, as the model sees them."""
-LONGEST_NAME = 64
 SKIPPED = "skipped %s of the type %r, which this server does not know"
 
 
-def _other(*known: str) -> Schema:
-    """Return the schema of an object of another type than these."""
-    return fields("type", type={**TEXT, "pattern": rf"^(?!({'|'.join(known)})$)"})
+OTHER = "<other>"
+"""The branch of a union for unknown types."""
 
 
-PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
-PART = either(
-    *(typed(each, "text", text=TEXT) for each in PARTS[:-1]),
-    typed("refusal", "refusal", refusal=TEXT),
-    _other(*PARTS),
-    description="a part with a type, such as input_text with a text",
-)
-CONTENT = either(TEXT, several(PART))
-CALLING = "name namespace call_id"
-ITEM = either(
-    fields(
-        "role content",
-        type={"enum": ["message"]},
-        role={"enum": ["user", "assistant", "system", "developer"]},
-        content=CONTENT,
-    ),
-    typed("reasoning", "", **named("summary content", several(PART)), encrypted_content=TEXT),
-    typed("function_call", "name arguments call_id", **named(f"arguments {CALLING}", TEXT)),
-    typed("custom_tool_call", "name input call_id", **named(f"input {CALLING}", TEXT)),
-    *(typed(each, "call_id output", call_id=TEXT, output=CONTENT) for each in ITEMS[-2:]),
-    _other(*ITEMS),
-    description="a message with role and content, or an item with a type and its fields",
-)
+class Other(Fields):
+    """A part, an item or a tool of an unknown type."""
+
+    type: String
+
+
+class TextPart(Fields):
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: String
+
+
+class Refusal(Fields):
+    type: Literal["refusal"]
+    refusal: String
+
+
+TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+PARTS = (*TEXTS, "refusal")
+ResponsePart = Annotated[
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[Refusal, Tag("<refusal>")]
+    | Annotated[Other, Tag(OTHER)],
+    Discriminator(among({**dict.fromkeys(TEXTS, "<text>"), "refusal": "<refusal>"}, other=OTHER)),
+    worded("a part with a type, such as input_text with a text"),
+]
+ResponseContent = String | list[ResponsePart]
+
+
+class MessageItem(Fields):
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: ResponseContent
+
+
+class ReasoningItem(Fields):
+    type: Literal["reasoning"]
+    summary: list[ResponsePart] | None = None
+    content: list[ResponsePart] | None = None
+    encrypted_content: String | None = None
+
+
+class CallItem(Fields):
+    type: Literal["function_call", "custom_tool_call"]
+    name: String
+    namespace: String | None = None
+    call_id: String
+
+
+class FunctionCall(CallItem):
+    arguments: String
+
+
+class CustomCall(CallItem):
+    input: String
+
+
+class CallOutput(Fields):
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: String
+    output: ResponseContent
+
+
+BRANCHES = {
+    **{kind: f"<{kind}>" for kind in ITEMS[:-2]},
+    **dict.fromkeys(ITEMS[-2:], "<output>"),
+}
+ResponseItem = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
+    | Annotated[FunctionCall, Tag("<function_call>")]
+    | Annotated[CustomCall, Tag("<custom_tool_call>")]
+    | Annotated[CallOutput, Tag("<output>")]
+    | Annotated[Other, Tag(OTHER)],
+    Discriminator(among(BRANCHES, other=OTHER, untyped="<message>")),
+    worded("a message with role and content, or an item with a type and its fields"),
+]
 KINDS = ("function", "custom")
-CALLABLE = fields(
-    "type name",
-    type={"enum": list(KINDS)},
-    name=NAME,
-    description=TEXT,
-    parameters=PARAMETERS,
-    format=fields(definition=TEXT),
-)
-TOOL = either(
-    CALLABLE,
-    typed("namespace", "name tools", name=NAME, tools=several(either(CALLABLE, _other(*KINDS)))),
-    _other(*KINDS, "namespace"),
-    description="a tool with a type, such as a function with name and parameters",
-)
-CALLED = fields("type name", type={"enum": list(KINDS)}, **named("name namespace", TEXT))
-ALLOWED = several(either(CALLED, _other(*KINDS)), 1)
-TOOL_CHOICE = either(
-    {"enum": ["none", "auto", "required"]},
-    CALLED,
-    typed("allowed_tools", "mode tools", mode={"enum": ["auto", "required"]}, tools=ALLOWED),
-    _other(*KINDS, "allowed_tools"),
-)
+CALLABLE = dict.fromkeys(KINDS, "<callable>")
 
 
-def requests(chat: Mapping[str, Schema], most_tools: int) -> dict[str, Schema]:
-    """Return the schemas of bodies for /v1/responses by name. chat: the fields of a chat."""
-    prompt: dict[str, Schema] = {
-        "model": chat["model"],
-        "input": either(TEXT, several(ITEM, 1)),
-        **named("instructions previous_response_id", TEXT),
-        "tools": several(TOOL, 0, most_tools),
-        "tool_choice": TOOL_CHOICE,
-        "parallel_tool_calls": TRUTH,
-        "reasoning": fields(effort=TEXT),
-        **named("conversation prompt", off()),
+class CustomFormat(Fields):
+    definition: String | None = None
+
+
+class CallableTool(Fields):
+    """A tool that the model can call."""
+
+    type: Literal["function", "custom"]
+    name: Name
+    description: String | None = None
+    parameters: Parameters | None = None
+    format: CustomFormat | None = None
+
+
+class Namespace(Fields):
+    type: Literal["namespace"]
+    name: Name
+    tools: list[
+        Annotated[
+            Annotated[CallableTool, Tag("<callable>")] | Annotated[Other, Tag(OTHER)],
+            Discriminator(among(CALLABLE, other=OTHER)),
+        ]
+    ]
+
+
+ResponseTool = Annotated[
+    Annotated[CallableTool, Tag("<callable>")]
+    | Annotated[Namespace, Tag("<namespace>")]
+    | Annotated[Other, Tag(OTHER)],
+    Discriminator(among({**CALLABLE, "namespace": "<namespace>"}, other=OTHER)),
+    worded("a tool with a type, such as a function with name and parameters"),
+]
+
+
+class CalledTool(Fields):
+    type: Literal["function", "custom"]
+    name: String
+    namespace: String | None = None
+
+
+class AllowedTools(Fields):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[CalledTool, Tag("<callable>")] | Annotated[Other, Tag(OTHER)],
+                Discriminator(among(CALLABLE, other=OTHER)),
+            ]
+        ],
+        Field(min_length=1),
+    ]
+
+
+ResponseChoice = Annotated[
+    Annotated[OneOf, Tag("<word>")]
+    | Annotated[CalledTool, Tag("<callable>")]
+    | Annotated[AllowedTools, Tag("<allowed_tools>")]
+    | Annotated[Other, Tag(OTHER)],
+    Discriminator(
+        among({**CALLABLE, "allowed_tools": "<allowed_tools>"}, other=OTHER, word="<word>")
+    ),
+    worded('"none", "auto", "required", or a tool such as {"type": "function", "name": ...}'),
+]
+
+
+class Reasoning(Fields):
+    effort: String | None = None
+
+
+class InputTokensRequest(Fields):
+    """The body of /v1/responses/input_tokens."""
+
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {"conversation": (), "prompt": ()}
+    model: String | None = None
+    input: String | Annotated[list[ResponseItem], Field(min_length=1)]
+    instructions: String | None = None
+    previous_response_id: String | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=Limits.tools)] | None = None
+    tool_choice: ResponseChoice | None = None
+    parallel_tool_calls: Boolean | None = None
+    reasoning: Reasoning | None = None
+
+
+class TextSettings(Fields):
+    format: (
+        Annotated[
+            Annotated[TextFormat, Tag("<text>")]
+            | Annotated[ObjectFormat, Tag("<json_object>")]
+            | Annotated[SchemaFormat, Tag("<json_schema>")],
+            Discriminator(among(("text", "json_object", "json_schema"))),
+            worded('of the type "text", "json_object" or "json_schema"'),
+        ]
+        | None
+    ) = None
+
+
+class ResponsesRequest(Generated, InputTokensRequest):
+    """The body of /v1/responses."""
+
+    same: ClassVar[Mapping[str, str]] = {"max_tokens": "max_output_tokens"}
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {
+        **InputTokensRequest.refused,
+        "background": (False,),
+        "top_logprobs": (0,),
     }
-    answer = {
-        **{name: chat[name] for name in SAME},
-        "max_output_tokens": MAX_TOKENS,
-        "max_tokens": same_as("max_output_tokens", MAX_TOKENS),
-        "text": fields(format=either(typed("text"), typed("json_object"), ANTHROPIC_FORMAT)),
-        "include": several(TEXT),
-        "store": TRUTH,
-        "metadata": OBJECT,
-        **named("user safety_identifier prompt_cache_key service_tier truncation", TEXT),
-        "background": off(False),
-        "top_logprobs": off(0),
-    }
-    return {
-        "ResponsesRequest": fields("input", **{**answer, **prompt}),
-        "InputTokensRequest": fields("input", **prompt),
-    }
+    stop: Stop | Stops | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    structured_outputs: StructuredOutputs | None = None
+    max_output_tokens: MaxTokens | None = None
+    text: TextSettings | None = None
+    include: list[String] | None = None
+    store: Boolean | None = None
+    metadata: Object | None = None
+    user: String | None = None
+    safety_identifier: String | None = None
+    prompt_cache_key: String | None = None
+    service_tier: String | None = None
+    truncation: String | None = None
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,86 @@
 """Endpoints of llama.cpp's server: tokens and texts, properties, health and metrics."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal, Self
 
+from pydantic import Field, StrictInt, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..decoding.sequence import Emission
 from ..engine.chat import chat_format
 from ..text.tokenizer import DirectoryTokenizer
-from .answers import FINGERPRINT, Choice, Payload, Writer, token_pieces
-from .body import Body
+from .answer_models import Anything, DetokenizedAnswer, TokensAnswer
+from .answers import (
+    FINGERPRINT,
+    Choice,
+    Payload,
+    Writer,
+    token_pieces,
+)
+from .bodies import Body, Boolean, Fields, String, broken
 from .engine import STOPPING
 from .events import Event
 from .metrics import CONTENT_TYPE
+from .models import ChatMessage, MaxTokens, Sampled, Stop, Stops, Templated, ToolList, Written
 from .openai import timings
 from .problems import busy
 from .requests import ParsedRequest, RequestParser
 from .service import Endpoint, Service
 
 STOPPED = {"eos": "eos", "stop": "word"}
+
+
+class ExtraFile(Fields):
+    filename: String | None = None
+    text: String
+
+
+class InfillRequest(Sampled):
+    """The body of /infill."""
+
+    same: ClassVar[Mapping[str, str]] = {"n_predict": "max_tokens"}
+    model: String | None = None
+    input_prefix: String | None = None
+    input_suffix: String | None = None
+    prompt: String | None = None
+    input_extra: list[ExtraFile] | None = None
+    n_predict: MaxTokens | None = None
+    stop: Stop | Stops | None = None
+    stream: Boolean | None = None
+    response_fields: list[String] | None = None
+
+
+class TemplateRequest(Templated):
+    """The body of /apply-template."""
+
+    model: String | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: ToolList | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+
+
+class TokenizeRequest(Templated):
+    """The body of /tokenize."""
+
+    model: String | None = None
+    content: Written | None = None
+    prompt: Written | None = None
+    tools: ToolList | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> Self:
+        given = (self.messages, self.content, self.prompt)
+        if sum(each is not None for each in given) != 1:
+            raise broken("give exactly one of messages, content and prompt", "content")
+        return self
+
+
+class DetokenizeRequest(Fields):
+    """The body of /detokenize."""
+
+    tokens: list[StrictInt]
 
 
 class InfillWriter(Writer):
@@ -74,6 +136,7 @@ def apply_template(parser: RequestParser, body: Body) -> Payload:
 
 def detokenize(parser: RequestParser, body: Body) -> Payload:
     """Return the text of token ids without special tokens."""
+    parser.check_ids(body["tokens"], "tokens")
     text = parser.pair.tokenizer.decode(body["tokens"])
     return {"content": text, "prompt": text}
 
@@ -141,16 +204,14 @@ def metrics(service: Service, request: Request) -> Response:
 
 
 ENDPOINTS = (
-    Endpoint("/infill", InfillWriter, "Anything", "Fills in a text", "InfillRequest"),
-    Endpoint("/tokenize", tokenize, "Tokens", "Token ids of a text or a chat", "TokenizeRequest"),
+    Endpoint("/infill", InfillWriter, Anything, "Fills in a text", InfillRequest),
+    Endpoint("/tokenize", tokenize, TokensAnswer, "Token ids of a text or a chat", TokenizeRequest),
+    Endpoint("/apply-template", apply_template, Anything, "The text of a chat", TemplateRequest),
     Endpoint(
-        "/apply-template", apply_template, "Anything", "The text of a chat", "TemplateRequest"
+        "/detokenize", detokenize, DetokenizedAnswer, "The text of token ids", DetokenizeRequest
     ),
-    Endpoint(
-        "/detokenize", detokenize, "Detokenized", "The text of token ids", "DetokenizeRequest"
-    ),
-    Endpoint("/props", props, "Anything", "What is served, and how"),
-    Endpoint("/health", health, "Anything", "Whether requests are taken"),
-    Endpoint("/v1/health", health, "Anything", "The same"),
-    Endpoint("/metrics", metrics, "Text", "Prometheus' figures", media="text/plain"),
+    Endpoint("/props", props, Anything, "What is served, and how"),
+    Endpoint("/health", health, Anything, "Whether requests are taken"),
+    Endpoint("/v1/health", health, Anything, "The same"),
+    Endpoint("/metrics", metrics, None, "Prometheus' figures", media="text/plain"),
 )

@@ -12,9 +12,11 @@ from starlette.requests import Request
 
 from ..decoding.sequence import Emission
 from ..proposers.lookup import PREDICTION
+from . import answer_models
 from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
-from .body import Body
+from .bodies import Body
 from .events import Call, Event, Text, joined
+from .models import ChatRequest, TextRequest
 from .requests import ParsedRequest, RequestParser, unknown_model
 from .service import Endpoint, Service
 
@@ -327,8 +329,20 @@ def _model(service: Service) -> Payload:
 
 
 ENDPOINTS = (
-    Endpoint("/v1/chat/completions", ChatWriter, "Completion", "Answers messages", "ChatRequest"),
-    Endpoint("/v1/completions", TextWriter, "Completion", "Goes on with a text", "TextRequest"),
-    Endpoint("/v1/models", models, "Models", "The one model, in a list"),
-    Endpoint("/v1/models/{id:path}", model, "Model", "The one model"),
+    Endpoint(
+        "/v1/chat/completions",
+        ChatWriter,
+        answer_models.CompletionAnswer,
+        "Answers messages",
+        ChatRequest,
+    ),
+    Endpoint(
+        "/v1/completions",
+        TextWriter,
+        answer_models.CompletionAnswer,
+        "Goes on with a text",
+        TextRequest,
+    ),
+    Endpoint("/v1/models", models, answer_models.Models, "The one model, in a list"),
+    Endpoint("/v1/models/{id:path}", model, answer_models.ModelAnswer, "The one model"),
 )

@@ -24,14 +24,15 @@ from ..text.messages import (
     with_tools_in_message,
     without_volatile,
 )
-from . import chat, constraints, fields, items
-from .body import Body, Schema, read
+from . import chat, constraints
+from .bodies import Body, Fields
 from .channels import ChannelReader
 from .chat import Tools
 from .constraints import Thought
 from .events import Reader
+from .models import UNNAMED
 from .problems import CONTEXT, Problem, invalid, unsupported
-from .settings import Limits, ServiceSettings
+from .settings import ServiceSettings
 from .stored import StoredResponses
 
 LANGUAGES = ("target_lang", "source_lang")
@@ -40,6 +41,9 @@ SAME += (*LANGUAGES, "repetition_penalty", "presence_penalty", "frequency_penalt
 """Fields that mean what the options of the same name mean."""
 TEMPLATE_FIELDS = ("messages", "tools", "functions", "chat_template_kwargs", "reasoning_effort")
 """Fields that chat templates read."""
+MOST_CHARACTERS = 32
+"""Maximum characters of a prompt per token of the context, where usual texts have 3 to 5. A longer
+prompt is refused before it is tokenized, which takes a second for a million characters."""
 ENDLESS = 4096
 """Context of a model without a longest position: what it takes grows with the square of it."""
 
@@ -78,20 +82,20 @@ class RequestParser:
         bounds = [self.pair.target.max_length, self.settings.limits.context]
         return min((each for each in bounds if each is not None), default=ENDLESS)
 
-    @property
-    def schemas(self) -> dict[str, Schema]:
-        """The schemas of all bodies, by name."""
-        name = self.name if self.settings.strict_model else None
-        return _schemas(name, self.settings.limits, self.pair.vocabulary, self.longest)
-
-    def check(self, kind: str, body: Body) -> Body:
-        """Return the canonical form of a body of the schema of this name. Raises Problem."""
+    def check(self, model: type[Fields], body: Body) -> Body:
+        """Return the canonical form of a body. model: of the body. Raises Problem."""
+        served = (self.name, *self.settings.aliases, *UNNAMED)
         named = body.get("model", self.name)
-        if named in self.settings.aliases:
-            named, body = self.name, {**body, "model": self.name}
-        if self.settings.strict_model and named not in (self.name, *fields.UNNAMED):
+        if self.settings.strict_model and named not in served:
             raise unknown_model(str(named), self.name)
-        return read(self.schemas[kind], body)
+        return model.read(body)
+
+    def check_ids(self, ids: Sequence[int], field: str) -> None:
+        """Raise Problem for ids that are no tokens. field: The field of the ids."""
+        size = self.pair.vocabulary
+        if ids and not (min(ids) >= 0 and max(ids) < size):
+            at = next(place for place, id in enumerate(ids) if not 0 <= id < size)
+            raise invalid(f"{field}[{at}] must be a token id below {size}, not {ids[at]}", field)
 
     def chat(self, body: Body) -> ParsedRequest:
         """Parse a checked body for /v1/chat/completions. Raises Problem."""
@@ -119,6 +123,9 @@ class RequestParser:
                 raise invalid("suffix needs a prompt of text, not of token ids", "suffix")
             speaking = speaking._filling("suffix")
         read = functools.partial(speaking.infill_ids, after=suffix) if suffix else speaking.text_ids
+        for prompt in prompts:
+            if not isinstance(prompt, str):
+                self.check_ids(prompt, "prompt")
         ids = [read(each) if isinstance(each, str) else each for each in prompts]
         parsed = speaking._parsed(body, ids, None if top is False else top, Tools(), NONE)
         if not body.get("echo"):
@@ -212,7 +219,12 @@ class RequestParser:
     ) -> ParsedRequest:
         """Parse what chats and texts have in common. top: number of the logprobs of other tokens,
         None without any logprobs. tools, markers: of a chat."""
-        if body.get("best_of", 1) not in (1, body.get("n", 1)):
+        count, most = body.get("n", 1), self.settings.limits.choices
+        if len(prompts) * count > most:
+            param = "n" if count > most else "prompt"
+            message = f"the number of prompts times n must be at most {most}: send several requests"
+            raise invalid(message, param)
+        if body.get("best_of", 1) not in (1, count):
             message = "best_of must be n or 1: this server does not choose between texts"
             raise invalid(message, "best_of")
         options = self._options(body)
@@ -238,7 +250,7 @@ class RequestParser:
         requests = [
             Request(ids, replace(options, seed=options.seed + choice), *more)
             for ids, options in zip(prompts, bounded, strict=True)
-            for choice in range(body.get("n", 1))
+            for choice in range(count)
         ]
         thinking = thought in ("open", "close")
         form = functools.partial(ChannelReader, header=markers.in_header(prompts[0]))
@@ -310,7 +322,7 @@ class RequestParser:
 
     def _check_characters(self, value: object, field: str) -> None:
         """Raise Problem for a text, or a JSON value, that has too many characters to fit."""
-        most = fields.MOST_CHARACTERS * self.longest
+        most = MOST_CHARACTERS * self.longest
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if len(text) > most:
             together = f"prompt and answer together take at most {self.longest} tokens: shorten it"
@@ -341,12 +353,6 @@ class RequestParser:
         options = replace(options, max_tokens=most)
         prepared(self.pair, ids, options)
         return options
-
-
-@functools.lru_cache(maxsize=8)
-def _schemas(name: str | None, limits: Limits, ids: int, longest: int) -> dict[str, Schema]:
-    of_texts = fields.requests(name, limits, ids, longest)
-    return of_texts | items.requests(of_texts["ChatRequest"]["properties"], limits.tools)
 
 
 def unknown_model(named: str, served: str) -> Problem:

@@ -11,10 +11,21 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
+from . import answer_models
 from .answers import NOTHING, Choice, Payload, Writer
-from .body import Body
+from .bodies import Body
 from .events import Arguments, Call, Event, joined
-from .items import ENCRYPTED, SAME, ToolName, as_chat, items_of, named_tools
+from .items import (
+    ENCRYPTED,
+    SAME,
+    InputTokensRequest,
+    ResponsesRequest,
+    ToolName,
+    as_chat,
+    items_of,
+    named_tools,
+)
+from .models import ChatRequest
 from .openai import timings
 from .problems import Problem
 from .requests import ParsedRequest, RequestParser
@@ -58,7 +69,7 @@ in the last of them, and the item without a text."""
 def count_tokens(parser: RequestParser, body: Body) -> Payload:
     """Count the tokens of a checked body for /v1/responses/input_tokens. Raises Problem."""
     chat = as_chat(body, [*_before(parser, body).items, *items_of(body)])
-    ids = parser.chat_ids(parser.check("ChatRequest", chat))
+    ids = parser.chat_ids(parser.check(ChatRequest, chat))
     return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
 
@@ -111,7 +122,7 @@ class ResponsesWriter(Writer):
         # Codex counts an answer that was cut as a failure: by default, only the context cuts one.
         chat["max_tokens"] = body.get("max_output_tokens", -1)
         chat["response_format"] = body.get("text", {}).get("format")
-        return self.parser.chat(self.parser.check("ChatRequest", chat))
+        return self.parser.chat(self.parser.check(ChatRequest, chat))
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
@@ -255,12 +266,28 @@ def custom_input(arguments: str) -> str:
 ERROR = ResponsesWriter.error
 PATH, STORED = "/v1/responses", f"/v1/responses/{PREFIX}{{response_id}}"
 ENDPOINTS = (
-    Endpoint(PATH, ResponsesWriter, "Response", "Answers items", "ResponsesRequest", error=ERROR),
     Endpoint(
-        f"{PATH}/input_tokens", count_tokens, "Count", "Counts", "InputTokensRequest", error=ERROR
+        PATH,
+        ResponsesWriter,
+        answer_models.ResponseAnswer,
+        "Answers items",
+        ResponsesRequest,
+        error=ERROR,
     ),
-    Endpoint(STORED, stored, "Response", "A stored response"),
     Endpoint(
-        STORED, functools.partial(stored, delete=True), "Anything", "Deletes it", verb="DELETE"
+        f"{PATH}/input_tokens",
+        count_tokens,
+        answer_models.CountAnswer,
+        "Counts",
+        InputTokensRequest,
+        error=ERROR,
+    ),
+    Endpoint(STORED, stored, answer_models.ResponseAnswer, "A stored response"),
+    Endpoint(
+        STORED,
+        functools.partial(stored, delete=True),
+        answer_models.Anything,
+        "Deletes it",
+        verb="DELETE",
     ),
 )

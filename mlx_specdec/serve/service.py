@@ -17,7 +17,7 @@ from ..decoding.sequence import Emission
 from ..engine.request import STUCK, Part
 from ..errors import SpecdecError
 from .answers import NOTHING, Choice, Payload, Writer, server_sent_event
-from .body import parse
+from .bodies import Fields, parse
 from .engine import STOPPING, Engine
 from .events import Event
 from .problems import Problem, busy, failed, invalid
@@ -46,15 +46,23 @@ def error_response(problem: Problem) -> Response:
 class Endpoint:
     """A path, how it is answered, and what /openapi.json says about it.
 
-    handler: for a POST of (RequestParser, Body), a checked one, which returns the answer or what
-    writes it; for others of (Service, Request). answer, body: names of schemas; only a POST has a
-    body. error: the status and payload of a Problem. verb: of a path without a body."""
+    Attributes:
+        path: The path, as FastAPI has it.
+        handler: For a POST, called with a RequestParser and a checked Body, it returns the answer
+            or the Writer of the answer. For other methods, it is called with (Service, Request).
+        answer: The type of the answer; None if it is no JSON.
+        summary: A phrase for /openapi.json.
+        body: The model of the body; only a POST has one.
+        media: The type of the answer's content.
+        error: Returns the status and the payload of a Problem.
+        verb: The method of a path without a body.
+    """
 
     path: str
     handler: Callable[[Any, Any], Answer]
-    answer: str
+    answer: Any
     summary: str
-    body: str = ""
+    body: type[Fields] | None = None
     media: str = JSON
     error: Callable[[Problem], tuple[int, Payload]] = Writer.error
     verb: str = "GET"
@@ -62,7 +70,7 @@ class Endpoint:
     @property
     def method(self) -> str:
         """POST for a path with a body."""
-        return "POST" if self.body else self.verb
+        return self.verb if self.body is None else "POST"
 
 
 class Service:
@@ -92,7 +100,7 @@ class Service:
     async def respond(self, endpoint: Endpoint, request: Request) -> Response:
         """Answer a request. Raises ClientDisconnect."""
         try:
-            if endpoint.body:
+            if endpoint.body is not None:
                 answer = await self._parse(request, endpoint)
             else:
                 answer = endpoint.handler(self, request)
@@ -149,6 +157,7 @@ class Service:
 
 
 def _handled(endpoint: Endpoint, parser: RequestParser, data: bytes) -> Answer:
+    assert endpoint.body is not None, "only a POST has a body"
     body = parser.check(endpoint.body, parse(data))
     try:
         return endpoint.handler(parser, body)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .body import Body
+from .bodies import Body
 from .problems import Problem
 
 STORED_BYTES = 64 << 20

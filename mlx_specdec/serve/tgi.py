@@ -1,15 +1,30 @@
 """The API of Hugging Face's text-generation-inference; texts never end with the stop string."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
 
+from pydantic import Discriminator, Field, StrictInt, Tag
 from starlette.requests import Request
 
 from ..decoding.sequence import Emission, TokenLogprob
 from ..version import __version__
+from . import answer_models
 from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
-from .body import Body
+from .bodies import Body, Boolean, Fields, among, whole, worded
 from .events import Event
+from .models import (
+    InnerSchema,
+    JsonSchema,
+    MaxTokens,
+    Penalty,
+    Repetition,
+    Sampled,
+    Stop,
+    Stops,
+    TextRequest,
+    Written,
+)
 from .problems import Problem
 from .requests import ParsedRequest, RequestParser
 from .service import Endpoint, Service
@@ -22,6 +37,60 @@ SAME += ("truncate_prompt_tokens",)
 REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 """TGI's names of the reasons why a text ends; all others are "length"."""
 ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "generation")}
+
+
+class RegexGrammar(Fields):
+    type: Literal["regex"]
+    value: Written
+
+
+class JsonGrammar(Fields):
+    type: Literal["json"]
+    value: Written | JsonSchema
+
+
+class SchemaGrammar(Fields):
+    type: Literal["json_schema"]
+    value: InnerSchema
+
+
+class GenerateParameters(Sampled):
+    same: ClassVar[Mapping[str, str]] = {
+        "max_new_tokens": "max_tokens",
+        "truncate": "truncate_prompt_tokens",
+    }
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {
+        "adapter_id": (),
+        "top_n_tokens": (0,),
+        **dict.fromkeys(("best_of", "typical_p"), (1,)),
+        **dict.fromkeys(("decoder_input_details", "watermark"), (False,)),
+    }
+    max_new_tokens: MaxTokens | None = None
+    repetition_penalty: Repetition | None = None
+    frequency_penalty: Penalty | None = None
+    stop: Stop | Stops | None = None
+    truncate: Annotated[StrictInt, Field(ge=1), whole] | None = None
+    details: Boolean | None = None
+    do_sample: Boolean | None = None
+    return_full_text: Boolean | None = None
+    grammar: (
+        Annotated[
+            Annotated[RegexGrammar, Tag("<regex>")]
+            | Annotated[JsonGrammar, Tag("<json>")]
+            | Annotated[SchemaGrammar, Tag("<json_schema>")],
+            Discriminator(among(("regex", "json", "json_schema"))),
+            worded('{"type": "json" or "regex", "value": ...}'),
+        ]
+        | None
+    ) = None
+
+
+class GenerateRequest(Fields):
+    """The body of /generate."""
+
+    inputs: Written
+    stream: Boolean | None = None
+    parameters: GenerateParameters | None = None
 
 
 class TgiWriter(Writer):
@@ -53,7 +122,7 @@ class TgiWriter(Writer):
             completion["structured_outputs"] = {kind: value}
         # TGI's answers have the logprob of every token.
         completion |= {"prompt": body["inputs"], "logprobs": 0}
-        return self.parser.completions(self.parser.check("TextRequest", completion))
+        return self.parser.completions(self.parser.check(TextRequest, completion))
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
@@ -144,12 +213,12 @@ ENDPOINTS = (
         Endpoint(
             path,
             functools.partial(TgiWriter, stream=stream),
-            "AnyGenerated" if stream is None else "Generated",
+            answer_models.AnyGenerated if stream is None else answer_models.GeneratedAnswer,
             "The same as a stream" if stream else "Answers TGI's clients",
-            "GenerateRequest",
+            GenerateRequest,
             error=TgiWriter.error,
         )
         for path, stream in (("/generate", False), ("/generate_stream", True), ("/", None))
     ),
-    Endpoint("/info", info, "Anything", "What is served, for TGI's clients"),
+    Endpoint("/info", info, answer_models.Anything, "What is served, for TGI's clients"),
 )

@@ -242,8 +242,8 @@ def test_without_the_extra_one_line_says_what_to_do(
     done = run("serve", "--model", llama)
     assert done.code == 2
     assert done.err == (
-        "error: the server needs starlette and uvicorn: run ./scripts/setup.sh in a clone, or pip "
-        "install starlette uvicorn\n"
+        "error: the server needs fastapi and uvicorn: run ./scripts/setup.sh in a clone, or pip "
+        "install fastapi uvicorn\n"
     )
 
 

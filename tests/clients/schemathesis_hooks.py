@@ -1,7 +1,7 @@
 """For schemathesis: makes bodies sensible where the keywords of JSON Schema cannot ask for it.
 
 What fits the schema of /openapi.json keeps what it asks for, but for texts in other languages
-(expressions, grammars, schemas), functions by their names, and "x-rules". What does not fit stays.
+(expressions, grammars, schemas) and functions by their names. What does not fit stays.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ FORMAT = {"type": "json_schema", "schema": {"type": "boolean"}}
 with urllib.request.urlopen(f"{os.environ['MLX_SPECDEC_ROOT']}/openapi.json") as answer:
     SCHEMAS = json.load(answer)["components"]["schemas"]
 FITTING = {
-    name: jsonschema_rs.Draft202012Validator(each)
-    for name, each in SCHEMAS.items()
+    name: jsonschema_rs.Draft202012Validator(
+        {"$ref": f"#/components/schemas/{name}", "components": {"schemas": SCHEMAS}}
+    )
+    for name in SCHEMAS
     if name.endswith("Request")
 }
 

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="the extra server is not installed")
+pytest.importorskip("fastapi", reason="the extra server is not installed")
 
 from mlx_specdec.engine.loading import load
-from mlx_specdec.serve import body, fields
+from mlx_specdec.serve import bodies as body
+from mlx_specdec.serve.answer_models import Anything
+from mlx_specdec.serve.bodies import Fields
+from mlx_specdec.serve.models import ChatRequest, TextRequest
 from mlx_specdec.serve.problems import Problem
-from mlx_specdec.serve.requests import ParsedRequest, RequestParser
+from mlx_specdec.serve.requests import MOST_CHARACTERS, ParsedRequest, RequestParser
 from mlx_specdec.serve.service import Endpoint, Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
 from mlx_specdec.text.messages import tool_call
@@ -24,7 +27,7 @@ from mlx_specdec.text.messages import tool_call
 from ..support.serving import OPTIONS, user
 
 LONGEST = 64
-FITS = fields.MOST_CHARACTERS * LONGEST
+FITS = MOST_CHARACTERS * LONGEST
 
 
 class Counted:
@@ -52,8 +55,8 @@ def parser(llama: tuple[Path, Path]) -> RequestParser:
 
 def read(parser: RequestParser, given: dict[str, Any]) -> ParsedRequest:
     if "messages" in given:
-        return parser.chat(parser.check("ChatRequest", given))
-    return parser.completions(parser.check("TextRequest", given))
+        return parser.chat(parser.check(ChatRequest, given))
+    return parser.completions(parser.check(TextRequest, given))
 
 
 def refused(parser: RequestParser, **given: Any) -> Problem:
@@ -107,7 +110,8 @@ def test_token_ids_that_fit_are_read(parser: RequestParser) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"prompt": [5, True]}, "prompt[1] must be a token id below {ids}, not true"),
+        ({"prompt": [5, True]}, "prompt[1] must be a whole number, not true"),
+        ({"prompt": [5, -1]}, "prompt[1] must be a token id below {ids}, not -1"),
         (
             {"prompt": "x", "structured_outputs": {"y" * 10**6: 1}},
             f"structured_outputs.{'y' * 60} is not supported by this server: leave it out",
@@ -180,7 +184,7 @@ def test_large_bodies_have_a_bound_together_and_leave_room_for_small_ones() -> N
     service = Service(engine, "tiny", ServiceSettings(Limits(large_bytes=1000)))
     parser: Any = SimpleNamespace(check=lambda kind, body: body)
     service.parser = lambda tenant: parser  # type: ignore[method-assign]
-    echo = Endpoint("/", lambda parser, body: body, "Anything", "Sends a body back", "Any")
+    echo = Endpoint("/", lambda parser, body: body, Anything, "Sends a body back", Fields)
     large = b'{"a": "' + b"x" * (1 << 16) + b'"}'
     twice = [large[:40_000], large[40_000:], b" " * 600]
 

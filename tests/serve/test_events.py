@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="the extra server is not installed")
+pytest.importorskip("fastapi", reason="the extra server is not installed")
 
 from mlx_specdec.serve import events as calls
 from mlx_specdec.serve.events import Arguments, Call, Event, Reader, Text, joined

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-pytest.importorskip("starlette", reason="the extra server is not installed")
+pytest.importorskip("fastapi", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
@@ -367,6 +367,7 @@ UNSUPPORTED = {
     "bad_words": ["a"],
     "skip_special_tokens": False,
     "include_stop_str_in_output": True,
+    "use_beam_search": 1,
     "add_special_tokens": False,
     "repetition_context_size": 20,
     "n_predict": 5,
@@ -453,6 +454,7 @@ def test_fields_that_change_nothing_are_taken(client: TestClient) -> None:
         "nobody knows this": {},
         "stream_options": {"include_usage": None},
         "stop_token_ids": [],
+        "typical_p": 1.0,
         "add_special_tokens": True,
         "top_k": -1,
         "min_p": 1e-46,

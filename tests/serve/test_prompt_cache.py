@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="the extra server is not installed")
+pytest.importorskip("fastapi", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="the extra server is not installed")
+pytest.importorskip("fastapi", reason="the extra server is not installed")
 
 from huggingface_hub import TextGenerationOutput, TextGenerationStreamOutput
 from starlette.testclient import TestClient

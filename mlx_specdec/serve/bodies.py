@@ -1,0 +1,270 @@
+"""What the models of request bodies have in common, and the words of validation errors.
+
+Fields without a type here are ignored, and so are optional fields that are null."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StrictBool,
+    StrictStr,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+
+from ..text.prompts import parse_json
+from .problems import Problem, invalid, unsupported
+
+Body = Mapping[str, Any]
+MOST_SHOWN = 60
+"""Characters of a wrong value that an error message repeats, and of a name in its path."""
+WORDS = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "greater_than_equal": "at least {ge}",
+    "int_type": "a whole number",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_type": "an object",
+    "string_too_long": "a string of at most {max_length} characters",
+    "string_type": "a string",
+    "too_long": "of at most {max_length} entries",
+    "too_short": "of at least {min_length} entries",
+}
+"""By pydantic's type of error, the words after "must be"."""
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+String = StrictStr
+Boolean = StrictBool
+whole = BeforeValidator(_whole)
+"""An annotation of integers, which may be written as 2.0."""
+Number = Annotated[float, Field(strict=True)]
+Object = dict[str, Any]
+
+
+def worded(words: str, *, inside: bool = False) -> WrapValidator:
+    """Return an annotation that words the errors of a value.
+
+    Args:
+        words: The words after "must be".
+        inside: Whether errors within the value get these words as well.
+    """
+
+    def check(value: Any, validate: Callable[[Any], Any]) -> Any:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            errors = error.errors()
+            deeper = not inside and any(_path(each["loc"], value) for each in errors)
+            if deeper or any(each["type"] in ("rule", "unsupported") for each in errors):
+                raise
+            raise PydanticCustomError("words", "{words}", {"words": words}) from None
+
+    return WrapValidator(check)
+
+
+def among(
+    kinds: Sequence[str] | Mapping[str, str],
+    *,
+    other: str | None = None,
+    untyped: str | None = None,
+    word: str | None = None,
+) -> Callable[[Any], str | None]:
+    """Return a function that names the branch of a union by the `type` of an object. Names are in
+    angle brackets, so that no field has them.
+
+    Args:
+        kinds: The types, or the branch of each type.
+        other: The branch of other types; None refuses them.
+        untyped: The branch of objects without a type.
+        word: The branch of strings.
+    """
+    branches = kinds if isinstance(kinds, Mapping) else {kind: f"<{kind}>" for kind in kinds}
+
+    def branch(value: Any) -> str | None:
+        if not isinstance(value, dict):
+            return word if isinstance(value, str) else None
+        kind = value.get("type")
+        if kind is None:
+            return untyped
+        return branches.get(kind, other) if isinstance(kind, str) else None
+
+    return branch
+
+
+def broken(rule: str, param: str) -> PydanticCustomError:
+    """Return the error for fields that do not go together. param: The field that it names."""
+    return PydanticCustomError("rule", "{rule}", {"rule": rule, "param": param})
+
+
+class Fields(BaseModel):
+    """An object in a body.
+
+    Attributes:
+        same: Names of fields, and the names by which the program reads them.
+        refused: Unsupported fields, with the values besides null that change nothing.
+        closed: Whether unknown fields are refused too.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    same: ClassVar[Mapping[str, str]] = {}
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {}
+    closed: ClassVar[bool] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, data: Any) -> Any:
+        names = data.keys() & cls.refused.keys() if isinstance(data, dict) else ()
+        if cls.closed and isinstance(data, dict):
+            known = {field.alias or name for name, field in cls.model_fields.items()}
+            names = data.keys() - known
+        for name in sorted(names):
+            if data[name] is not None and not _among(data[name], cls.refused.get(name, ())):
+                raise PydanticCustomError("unsupported", "{field}", {"field": name})
+        return data
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Describe the unsupported fields by their harmless values."""
+        schema = handler(core_schema)
+        described = handler.resolve_ref_schema(schema)
+        harmless = {name: {"enum": [*values, None]} for name, values in cls.refused.items()}
+        described.setdefault("properties", {}).update(harmless)
+        described["additionalProperties"] = not cls.closed
+        return schema
+
+    def as_body(self) -> dict[str, Any]:
+        """Return the fields that were given, without null, under the names of the program."""
+        values = ((name, getattr(self, name)) for name in type(self).model_fields)
+        fields = {
+            type(self).model_fields[name].alias or name: _plain(value)
+            for name, value in values
+            if value is not None
+        }
+        renamed = {new: fields.pop(name) for name, new in self.same.items() if name in fields}
+        return (self.__pydantic_extra__ or {}) | fields | renamed
+
+    @classmethod
+    def read(cls, body: Body) -> dict[str, Any]:
+        """Return the canonical form of a body. Raises Problem, which names the wrong field."""
+        try:
+            return cls.model_validate(body).as_body()
+        except ValidationError as error:
+            raise _problem(error.errors(include_url=False), body) from None
+
+
+def _among(value: object, values: Sequence[object]) -> bool:
+    """Return whether a value is one of others. In JSON, true is not 1."""
+    return any(
+        value == other and isinstance(value, bool) == isinstance(other, bool) for other in values
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Fields):
+        return value.as_body()
+    # A list has entries of one kind, and there may be a million token ids in it.
+    if isinstance(value, list) and value and isinstance(value[0], Fields | list):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+def parse(data: bytes) -> Body:
+    """Parse the JSON object in a body, and leave out fields that are null. Raises Problem."""
+    try:
+        body = parse_json(data)
+    except RecursionError:
+        raise invalid("the body is nested too deeply") from None
+    except ValueError as problem:
+        reason = getattr(problem, "msg", None) or getattr(problem, "reason", "too many digits")
+        raise invalid(f"the body cannot be read as JSON ({reason})") from None
+    if not isinstance(body, dict):
+        raise invalid('the body must be a JSON object, such as {"prompt": "..."}')
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _problem(errors: Sequence[ErrorDetails], body: Body) -> Problem:
+    """Return one error for all that pydantic found: the deepest, which most likely is what the
+    client meant. Branches of a union that fail at the same place are joined by "or"."""
+    paths = [_error_path(error, body) for error in errors]
+    path = max(paths, key=len)
+    found = [error for error, each in zip(errors, paths, strict=True) if each == path]
+    first, context = found[0], found[0].get("ctx", {})
+    if first["type"] == "rule":
+        return invalid(context["rule"], context["param"])
+    if first["type"] == "unsupported":
+        return unsupported(_shown_path(path))
+    if first["type"] == "missing":
+        return invalid(f"{_shown_path(path)} is missing: give it", str(path[0]))
+    words = " or ".join(dict.fromkeys(map(_words, found)))
+    where, value = _shown_path(path), _at(body, path)
+    message = f"{where or 'the body'} must be {words}, not {_shown(value)}"
+    return invalid(message, str(path[0]) if path else None)
+
+
+def _error_path(error: ErrorDetails, body: Body) -> tuple[int | str, ...]:
+    """Return the place of an error, with the name of the field that is missing or unsupported."""
+    path = _path(error["loc"], body)
+    if error["type"] == "missing":
+        return (*path, error["loc"][-1])
+    return (*path, error["ctx"]["field"]) if error["type"] == "unsupported" else path
+
+
+def _words(error: ErrorDetails) -> str:
+    context = error.get("ctx", {})
+    if error["type"] == "words":
+        return str(context["words"])
+    words = WORDS.get(error["type"], error["msg"])
+    return words.format(**context).replace("'", '"')
+
+
+def _path(place: Sequence[int | str], body: Any) -> tuple[int | str, ...]:
+    """Return a place in a body without the names of the branches of unions."""
+    path: list[int | str] = []
+    for step in place:
+        inside = isinstance(body, dict) and step in body
+        if inside or (isinstance(body, list) and isinstance(step, int)):
+            body = body[step]
+            path.append(step)
+    return tuple(path)
+
+
+def _at(body: Any, path: Sequence[int | str]) -> Any:
+    for step in path:
+        body = body[step]
+    return body
+
+
+def _shown_path(path: Sequence[int | str]) -> str:
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:MOST_SHOWN]}" for step in path)
+    return "".join(steps).lstrip(".")
+
+
+def _shown(value: Any) -> str:
+    """Show a wrong value in an error message: as JSON, or its beginning."""
+    if isinstance(value, list) and value:
+        return "a list of 1 entry" if len(value) == 1 else f"a list of {len(value)} entries"
+    if isinstance(value, dict):
+        value = {
+            name: "..." if isinstance(value[name], list | dict) else value[name] for name in value
+        }
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 2 * MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
