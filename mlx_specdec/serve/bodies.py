@@ -40,8 +40,8 @@ WORDS = {
     "model_type": "an object",
     "string_too_long": "a string of at most {max_length} characters",
     "string_type": "a string",
-    "too_long": "of at most {max_length} entries",
-    "too_short": "of at least {min_length} entries",
+    "too_long": "a list of at most {max_length} entries",
+    "too_short": "a list of at least {min_length} entries",
 }
 """By pydantic's type of error, the words after "must be"."""
 
@@ -75,6 +75,22 @@ def worded(words: str, *, inside: bool = False) -> WrapValidator:
             if deeper or any(each["type"] in ("rule", "unsupported") for each in errors):
                 raise
             raise PydanticCustomError("words", "{words}", {"words": words}) from None
+
+    return WrapValidator(check)
+
+
+def zero_or(least: float, most: float) -> WrapValidator:
+    """Return an annotation that allows 0 and numbers between two bounds."""
+    words = f"0 or a number from {least:g} to {most:g}"
+
+    def check(value: Any, validate: Callable[[Any], float]) -> float:
+        try:
+            number = validate(value)
+        except ValidationError:
+            number = -1.0
+        if number == 0 or least <= number <= most:
+            return number
+        raise PydanticCustomError("words", "{words}", {"words": words})
 
     return WrapValidator(check)
 
@@ -168,7 +184,8 @@ class Fields(BaseModel):
         try:
             return cls.model_validate(body).as_body()
         except ValidationError as error:
-            raise _problem(error.errors(include_url=False), body) from None
+            words = {name: field.description for name, field in cls.model_fields.items()}
+            raise _problem(error.errors(include_url=False), body, words) from None
 
 
 def _among(value: object, values: Sequence[object]) -> bool:
@@ -201,7 +218,9 @@ def parse(data: bytes) -> Body:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _problem(errors: Sequence[ErrorDetails], body: Body) -> Problem:
+def _problem(
+    errors: Sequence[ErrorDetails], body: Body, descriptions: Mapping[str, str | None]
+) -> Problem:
     """Return one error for all that pydantic found: the deepest, which most likely is what the
     client meant. Branches of a union that fail at the same place are joined by "or"."""
     paths = [_error_path(error, body) for error in errors]
@@ -213,7 +232,9 @@ def _problem(errors: Sequence[ErrorDetails], body: Body) -> Problem:
     if first["type"] == "unsupported":
         return unsupported(_shown_path(path))
     if first["type"] == "missing":
-        return invalid(f"{_shown_path(path)} is missing: give it", str(path[0]))
+        described = descriptions.get(str(path[0])) if len(path) == 1 else None
+        advice = f"it must be {described}" if described else "give it"
+        return invalid(f"{_shown_path(path)} is missing: {advice}", str(path[0]))
     words = " or ".join(dict.fromkeys(map(_words, found)))
     where, value = _shown_path(path), _at(body, path)
     message = f"{where or 'the body'} must be {words}, not {_shown(value)}"
@@ -229,7 +250,10 @@ def _error_path(error: ErrorDetails, body: Body) -> tuple[int | str, ...]:
 
 
 def _words(error: ErrorDetails) -> str:
-    context = error.get("ctx", {})
+    context = {
+        name: f"{value:g}" if isinstance(value, float) else value
+        for name, value in error.get("ctx", {}).items()
+    }
     if error["type"] == "words":
         return str(context["words"])
     words = WORDS.get(error["type"], error["msg"])

@@ -1,9 +1,9 @@
 """Endpoints of llama.cpp's server: tokens and texts, properties, health and metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, StrictInt, model_validator
+from pydantic import StrictInt, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,7 +22,7 @@ from .bodies import Body, Boolean, Fields, String, broken
 from .engine import STOPPING
 from .events import Event
 from .metrics import CONTENT_TYPE
-from .models import ChatMessage, MaxTokens, Sampled, Stop, Stops, Templated, ToolList, Written
+from .models import MaxTokens, Messages, Sampled, Stop, Stops, Templated, ToolList, Written
 from .openai import timings
 from .problems import busy
 from .requests import ParsedRequest, RequestParser
@@ -55,7 +55,7 @@ class TemplateRequest(Templated):
     """The body of /apply-template."""
 
     model: String | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Messages
     tools: ToolList | None = None
     tool_choice: Literal["none", "auto"] | None = None
 

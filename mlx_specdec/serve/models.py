@@ -4,31 +4,24 @@ them."""
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, StrictInt, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    Discriminator,
+    Field,
+    StrictInt,
+    Tag,
+    model_validator,
+)
 
 from ..options import MOST_DRAFTED
 from ..sampling.settings import LARGEST, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURES
 from ..text.chat import RESERVED
-from .bodies import Boolean, Fields, Number, Object, String, among, broken, whole, worded
+from .bodies import Boolean, Fields, Number, Object, String, among, broken, whole, worded, zero_or
 from .settings import Limits
 
 UNNAMED = ("", "default_model", "dummy", "tgi")
 """Names that clients of mlx_lm.server and of Hugging Face's servers send for "no model named"."""
 TOP_LOGPROBS = 20
 LONGEST_NAME = 64
-
-
-def zero_or(least: float, most: float) -> AfterValidator:
-    """Return an annotation that allows 0 and numbers between two bounds."""
-
-    def check(value: float) -> float:
-        if value == 0 or least <= value <= most:
-            return value
-        words = f"0 or a number from {least:g} to {most:g}"
-        raise PydanticCustomError("words", "{words}", {"words": words})
-
-    return AfterValidator(check)
 
 
 # What several fields have in common.
@@ -136,6 +129,15 @@ class ChatMessage(Fields):
         return self
 
 
+Messages = Annotated[
+    list[ChatMessage],
+    Field(
+        min_length=1,
+        description='a non-empty list, each entry of which is {"role": ..., "content": ...}',
+    ),
+]
+
+
 class TemplateVariables(Fields):
     refused: ClassVar[Mapping[str, Sequence[object]]] = dict.fromkeys(sorted(RESERVED), ())
 
@@ -143,7 +145,7 @@ class TemplateVariables(Fields):
 class Templated(Fields):
     """Fields of a chat that decide its prompt."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     chat_template_kwargs: TemplateVariables | None = None
     thinking: Thinking | None = None
     reasoning_effort: String | None = None
@@ -362,7 +364,7 @@ class ChatRequest(Completion, Templated):
     """The body of /v1/chat/completions."""
 
     refused: ClassVar[Mapping[str, Sequence[object]]] = {**Completion.refused, "suffix": ("",)}
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Messages
     logprobs: Boolean | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=TOP_LOGPROBS), whole] | None = None
     tools: ToolList | None = None
@@ -425,7 +427,9 @@ class TextRequest(Completion):
         **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
         "continue_final_message": (False,),
     }
-    prompt: Prompt
+    prompt: Annotated[
+        Prompt, Field(description="a string, a list of token ids, or a list of either")
+    ]
     logprobs: Annotated[StrictInt, Field(ge=0, le=TOP_LOGPROBS), whole] | Literal[False] | None = (
         None
     )
