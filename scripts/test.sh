@@ -3,6 +3,7 @@
 #   ./scripts/test.sh            the fast ones, on all cores
 #   ./scripts/test.sh --all      the slow ones as well, on all cores
 #   ./scripts/test.sh --as-gpu   all, but the package takes no branch for CPUs, as on a Mac's GPU
+#   ./scripts/test.sh --real     those of a published model, which is downloaded first (98 MB)
 #   ./scripts/test.sh PATH ...   what is named, slow or not; any arguments of pytest will do
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,6 +22,10 @@ case "${1-}" in
   --as-gpu)
     export MLX_SPECDEC_TEST_AS_GPU=1
     set -- "${parallel[@]}" "${@:2}"
+    ;;
+  --real)
+    ./scripts/real_models.sh smollm2 >&2
+    set -- tests/real "${@:2}"
     ;;
 esac
 exec .venv/bin/python -m pytest "$@"

@@ -15,6 +15,8 @@ import pytest
 
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
 """Tests that took long where they were last measured; benchmarks/list_slow_tests.py writes them."""
+collect_ignore = ["real"]
+"""Tests that need a download: ./scripts/test.sh --real names their directory."""
 NUMBERS = itertools.count()
 # Tests compare float32 logits more closely than TF32 keeps them, whatever the shell says.
 os.environ["MLX_ENABLE_TF32"] = "0"

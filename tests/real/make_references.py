@@ -1,0 +1,182 @@
+"""Write smollm2.json: what llama.cpp and transformers make of a published model.
+
+    python -m pip install xllamacpp torch transformers accelerate gguf
+    python tests/real/make_references.py SmolLM2-135M-Instruct.Q4_1.gguf
+
+llama.cpp gives token ids and chat prompts. transformers gives greedy outputs and log-probabilities,
+since it computes with the file's weights in float32; llama.cpp rounds activations to 8 bits. Run it
+in an environment of its own."""
+
+import json
+import os
+import sys
+import urllib.request
+from importlib.metadata import version
+from pathlib import Path
+
+TEXTS = [
+    *("Hello, world!", " hello", "hello  ", "\n", "\n\n\n", "\t\t", " \n ", "a\r\nb", " ", "   "),
+    *("...", "?!", "don't", "I'll we've they'd you're I'm it's DON'T", "l'été", "“a” ‘b’ — … «c»"),
+    *("0", "12", "1234", "3.14159", "1,000,000", "1e-5 0x1F", "2026-11-27 12:30:45", "١٢٣ ½ ² Ⅷ"),
+    "The quick brown fox jumps over the lazy dog.",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich",
+    "Voix ambiguë d'un cœur qui au zéphyr préfère les jattes de kiwis",
+    "Съешь же ещё этих мягких французских булок да выпей чаю",
+    "Ξεσκεπάζω την ψυχοφθόρα βδελυγμία",
+    "いろはにほへと ちりぬるを",
+    "天地玄黄 宇宙洪荒",
+    "다람쥐 헌 쳇바퀴에 타고파",
+    "نص حكيم له سر قاطع",
+    "דג סקרן שט בים",
+    "ऋषियों को सताने वाले",
+    "เป็นมนุษย์สุดประเสริฐ",
+    "Do bạch kim rất quý",
+    *(
+        "😀😀",
+        "👨‍👩‍👧‍👦",
+        "🏳️‍🌈",
+        "a👍🏽b",
+        "🇩🇪🇫🇷",
+        "e\u0301",
+        "é",
+        "A\u030a",
+        "ﬁ",
+        "𝔘𝔫𝔦",
+        "ｆｕｌｌ",
+        "ß ẞ ſ",
+    ),
+    *("\u200b", "\ufeff", "a\u00a0b", "\u2028", "\u3000", "\u0001\x7f", "\ue000", "\U0010ffff"),
+    "def add(a, b):\n    return a + b\n",
+    "for (int i = 0; i < n; i++) {\n\tsum += a[i];\n}\n",
+    "SELECT * FROM t WHERE a = 'b' AND c <> 1;",
+    '{"a": [1, 2, {"b": null}], "c": "\\n"}',
+    '<body class="a">x</body>',
+    "a_b CamelCase snake_case kebab-case SCREAMING_CASE",
+    "https://example.org/a/b?c=d&e=f#g",
+    "C:\\Users\\me /usr/bin $HOME ${x} `z`",
+    "a+b-c*d/e%f^g&h|i~j ==> <== -> => :: !== ===",
+    "# heading\n\n* item\n* item\n\n1. one\n",
+    "| a | b |\n|---|---|\n| 1 | 2 |",
+    "```python\nprint('hi')\n```",
+    "∀x∈ℝ: ⌈x⌉ = −⌊−x⌋",
+    "\\frac{a}{b} \\sum_{i=0}^{n}",
+    *("a" * 32, " " * 17, " " * 64, "\n" * 9, "=" * 80, "ha" * 25, "0" * 30, "x y " * 20),
+    "Donaudampfschifffahrtsgesellschaftskapitän",
+    "<|im_start|>user\nhi<|im_end|>",
+    *("<|im_end|>", "<|endoftext|>", "a<|im_end|>b", " <|im_end|> ", "<|im_end", "<|", "|>"),
+    *(
+        "<s>",
+        "</s>",
+        "<unk>",
+        "<pad>",
+        "<fim_prefix>",
+        "<repo_name>",
+        "<0x0A>",
+        "▁a",
+        "Ġ",
+        "[INST]",
+    ),
+]
+SYSTEM = {"role": "system", "content": "Antworte knapp."}
+
+
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+CHATS = [
+    [user("Hello")],
+    [SYSTEM, user("Was ist 2+2?")],
+    [user("Hi"), assistant("Hello! How can I help?"), user("Tell me a joke.")],
+    [{"role": "system", "content": ""}, user("empty system")],
+    [user("  spaces around  ")],
+    [user("two\nlines\n\nand more\n")],
+    [user("Größe 東京 😀 e\u0301")],
+    [user("<b>&amp; \"quotes\" 'single' {{ braces }} {% x %}")],
+    [SYSTEM, user("Wer bist du?"), assistant("Ein Modell.\n"), user("Danke")],
+]
+QUESTIONS = [
+    "What is the capital of France?",
+    "Write a short poem about the sea.",
+    "Explain why the sky is blue in two sentences.",
+    "Write a Python function that reverses a string.",
+    "List the days of the week.",
+    "Tell me a story about a fox who could count.",
+]
+MOST_TOKENS, LIKELIEST = 40, 5
+
+
+class LlamaCpp:
+    """llama.cpp's server over one model, on a port of this machine."""
+
+    def __init__(self, model: Path) -> None:
+        import xllamacpp
+
+        settings = xllamacpp.CommonParams()
+        settings.model.path = str(model)
+        settings.n_ctx, settings.n_gpu_layers, settings.use_jinja = 1024, 0, True
+        settings.cpuparams.n_threads = 1
+        self._server = xllamacpp.Server(settings)
+
+    def _post(self, path: str, **body: object) -> dict:
+        address = self._server.listening_address + path
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(address, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
+
+    def ids(self, text: str) -> list[int]:
+        return self._post("/tokenize", content=text, add_special=True, parse_special=True)["tokens"]
+
+    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        return self.ids(self._post("/apply-template", messages=messages)["prompt"])
+
+
+def completions(model: Path, prompts: list[list[int]]) -> list[dict[str, object]]:
+    """Greedy completions in float32, with the likeliest tokens at every position."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(
+        model.parent, gguf_file=model.name, dtype=torch.float32
+    )
+    made = []
+    for prompt in prompts:
+        ids = network.generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=MOST_TOKENS, pad_token_id=0
+        )
+        with torch.no_grad():
+            scores = torch.log_softmax(network(ids[:, :-1]).logits[0, len(prompt) - 1 :], dim=-1)
+        top = [
+            [[int(id), round(float(value), 4)] for value, id in zip(*row, strict=True)]
+            for row in zip(*scores.topk(LIKELIEST), strict=True)
+        ]
+        made.append({"prompt": prompt, "tokens": ids[0, len(prompt) :].tolist(), "likeliest": top})
+    return made
+
+
+if __name__ == "__main__":
+    model = Path(sys.argv[1]).absolute()
+    llama_cpp = LlamaCpp(model)
+    prompts = [llama_cpp.prompt([user(question)]) for question in QUESTIONS]
+    names = ("xllamacpp", "transformers", "torch")
+    origin = {
+        "model": model.name,
+        "made by": "tests/real/make_references.py",
+        **{name: version(name) for name in names},
+    }
+    references = {
+        "origin": origin,
+        "texts": [[text, llama_cpp.ids(text)] for text in TEXTS],
+        "chats": [[chat, llama_cpp.prompt(chat)] for chat in CHATS],
+        "completions": completions(model, prompts),
+    }
+    file = Path(__file__).with_name("smollm2.json")
+    lines = ",\n".join(f'"{name}": {json.dumps(value)}' for name, value in references.items())
+    file.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)  # the server's threads never end
