@@ -41,7 +41,8 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
 
 def choose(names: Collection[str]) -> tuple[str, list[str]]:
     """Choose the weights among the files of a directory or repository. Return their format, a key
-    of FORMATS or "", and the sorted files. If there is an index, it is the only file."""
+    of FORMATS or "", and the sorted files. Of weights in shards with an index, the list
+    has the index alone."""
     for kind, pattern in _ORDER:
         if chosen := sorted(name for name in names if re.fullmatch(pattern, name)):
             return kind, chosen

@@ -27,9 +27,9 @@ DOUBT = RISE / 2
 is added for each doubling of a batch. With 0.1 costs far from the expected ones are believed too
 late (3 % of texts of 12 tokens)."""
 DRIFT = 0.05
-"""Standard deviation by which the machine's speed changes from round to round; costs change by a
-sixteenth of it, and a round's noise is five times it, until it is learned. With 0.02 wandering
-machines lose 2 %, with 0.1 steady ones 1 %."""
+"""Standard deviation of the change of the logarithm of the machine's speed from round to round.
+The value for costs is a sixteenth of this. The noise of a round starts at five times this and is
+then learned. With 0.02 wandering machines lose 2 %, with 0.1 steady ones 1 %."""
 UNLIKELY = 2.5
 """Standard deviations beyond which a round counts the less the farther off it is: it stalled."""
 

@@ -63,7 +63,8 @@ def load(
         model: The target: a directory, a GGUF file, or a name on the Hugging Face Hub. If it names
             Medusa heads, their base model is the target.
         draft_model: A draft model, or a drafter that reads the target's hidden states. "self" has
-            the target's layers at `draft_q_bits`, and "self:2" has two of them as they are.
+            the target's layers at `draft_q_bits`. "self:2" has two of them, evenly spaced, with the
+            target's own weights.
         revision: The branch, tag or commit of the target on the Hub; None for main.
         adapter_path: A directory with an adapter that mlx-lm has trained for the target.
         dtype: "auto", "float32", "float16" or "bfloat16". "auto" computes in float32 on the CPU,

@@ -62,8 +62,9 @@ class Node:
         return sum(part.nbytes for part in parts)
 
     def span(self, lag: int, end: int | None = None) -> tuple[int, int]:
-        """Return the range of columns that the node's tokens before position `end` complete, if
-        each column depends on `lag` later tokens. By default `end` is the node's end."""
+        """Return the first column, and the end of the columns, that become final with the node's
+        tokens before `end`. A column belongs to one token and is final once `lag` later tokens are
+        known."""
         return max(0, self.begin - lag), max(0, (self.end if end is None else end) - lag)
 
 

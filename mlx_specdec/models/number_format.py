@@ -16,8 +16,8 @@ from .wired_memory import wire
 
 EXPANDED_SHARE = 0.25
 """On the CPU, quantized weights are dequantized on load if they take at most this share of the
-memory in float32. MLX's quantized CPU kernels cost nearly as much for each row as a whole pass, so
-that a pass over several rows gains nothing."""
+memory in float32. With MLX's quantized CPU kernels a pass over n rows takes nearly n times as long
+as a pass over one row, so that verifying several tokens in one pass gains nothing."""
 NOTED_ABOVE = 1 << 28
 """If a quantized model takes more than these bytes in float32, a note says whether its weights are
 dequantized: 256 MiB."""

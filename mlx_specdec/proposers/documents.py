@@ -101,7 +101,7 @@ class DocumentIndex:
         return read
 
     def _before(self, place: int, count: int) -> bytes:
-        """Return the bytes of at most `count` tokens of the document before a place."""
+        """Return the bytes of at most `count` tokens before token `place` of its document."""
         end = self._offset + WIDTH * place
         tail = self._tokens[max(end - WIDTH * count, self._offset) : end]
         for at in range(len(tail) - WIDTH, -1, -WIDTH):

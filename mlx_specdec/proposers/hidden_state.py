@@ -150,7 +150,8 @@ class HiddenStateDrafter(Proposer):
 
 
 class Confidence:
-    """Ends a drafter's drafts, and learns by how much the drafter is too sure."""
+    """Decides how many tokens of a finished draft are verified, and learns the ratio of accepted
+    tokens to those that the drafter expected to be accepted."""
 
     def __init__(self) -> None:
         self._expected = self._accepted = 0.0

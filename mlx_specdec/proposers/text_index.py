@@ -17,7 +17,8 @@ BETWEEN = -1
 DEPTH = 32
 """Maximum length of a match, in tokens."""
 VOTERS = 16
-"""How many of the latest occurrences of an n-gram are compared; 8 or 32 perform alike."""
+"""How many of the latest occurrences of an n-gram are searched for the longest match with the end
+of the sequence. 8 or 32 perform alike."""
 GRAMS = (2, 8)
 """Lengths of the n-grams with chains. Additional chains for 4 and 16 find only 0.3 % more."""
 FACTOR, SPREAD, MASK = 0x2C1B3C6D, 0x9E3779B1, 0xFFFFFFFF

@@ -158,7 +158,13 @@ class MaskedEmbedding(nn.Module):
         self._clusters, self._top_k = files.clusters, files.top_k
 
     def tokens(self, states: mx.array) -> mx.array:
-        """Return the chosen tokens, (1, m, tokens) int32, for states, (1, m, width)."""
+        """Return the ids of the tokens that get logits, those of the `top_k` likeliest clusters.
+
+        Args:
+            states: Hidden states, (1, m, width).
+        Returns:
+            Token ids, (1, m, tokens) int32.
+        """
         scores = self.centroids(states)
         best = mx.argpartition(-scores, self._top_k - 1, axis=-1)[..., : self._top_k]
         return self.token_ordering.reshape(self._clusters, -1)[best].flatten(2).astype(mx.int32)
@@ -281,8 +287,8 @@ class AssistantReading(Reading):
 
 
 def _attention(kind: str, files: AssistantFiles, target: Base) -> TargetAttention:
-    """Return the target's last attention of a kind whose keys and values fit the assistant's heads.
-    Raises CheckpointError."""
+    """Return the attention of the target's last layer that has the given kind and computes keys and
+    values of its own. Raises CheckpointError if they do not fit the assistant's heads."""
     size, heads = files.head_dims[kind], files.sizes.heads
     for number, layer in reversed([*enumerate(getattr(target.network, "layers", ()))]):
         if getattr(layer, "layer_type", None) != kind or not layer.self_attn.has_kv:

@@ -188,8 +188,8 @@ def _check_types_of_layers(
 
 
 def _new_keys(part: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    """Return `rope_parameters` with entries by type of layer, and with settings for all layers. A
-    family reads one of the two."""
+    """Return `rope_parameters` in both forms at once: an entry for each type of layer, and the same
+    settings at the top level. A family reads one of the two forms."""
     share = part.get("partial_rotary_factor")
     plain = {"rope_type": "default", "rope_theta": part.get("rope_theta")}
     plain |= {} if share is None else {"partial_rotary_factor": share}
