@@ -189,13 +189,13 @@ def test_texts_that_end_inside_blocks_end_there_in_every_family(family: str) -> 
 def test_recurrent_state_that_was_not_taken_back_is_noticed(
     monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    shipped = RewindableCache._return
+    shipped = RewindableCache._restore
 
     def careless(self: RewindableCache, number: int, target: int) -> None:
         if number not in self._opaque:
             shipped(self, number, target)
 
-    monkeypatch.setattr(RewindableCache, "_return", careless)
+    monkeypatch.setattr(RewindableCache, "_restore", careless)
     with pytest.raises(RewindError, match="never rewound"):
         compare(family, "random", 25)
 

@@ -97,11 +97,11 @@ def _add(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             return functools.partial(service.respond, endpoint)
 
-    responses: dict[int | str, dict[str, Any]] = {}
+    answers: dict[int | str, dict[str, Any]] = {}
     if endpoint.answer is None:
-        responses[200] = {"content": {endpoint.media: {"schema": {"type": "string"}}}}
+        answers[200] = {"content": {endpoint.media: {"schema": {"type": "string"}}}}
     elif endpoint.body is not None:
-        responses[200] = {"content": {EVENTS: {}}}
+        answers[200] = {"content": {EVENTS: {}}}
     # Clients leave out "/v1". Where GET is answered, so is HEAD.
     paths = dict.fromkeys((endpoint.path, endpoint.path.removeprefix("/v1")))
     for path in paths:
@@ -112,7 +112,7 @@ def _add(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
                 methods=[method],
                 response_model=endpoint.answer,
                 response_class=JSONResponse if endpoint.answer is not None else PlainTextResponse,
-                responses=responses,
+                responses=answers,
                 summary=endpoint.summary,
                 include_in_schema=path == endpoint.path and method == endpoint.method,
                 route_class_override=Served,

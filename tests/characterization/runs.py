@@ -333,10 +333,10 @@ def family(name: str, directory: Path) -> Records:
 def command(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
     """Run the program within this process. Returns its exit code, its text and its messages. No
     message depends on how fast the machine is."""
-    render.A_LINE_AFTER = 3600.0
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     source = io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")
     before = sys.argv, sys.stdin, sys.stdout, sys.stderr
+    seconds, render.A_LINE_AFTER = render.A_LINE_AFTER, 3600.0
     sys.argv = ["mlx-specdec", *map(str, arguments)]
     sys.stdin, sys.stdout, sys.stderr = source, out, err
     try:
@@ -346,6 +346,7 @@ def command(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
         code = end.code if isinstance(end.code, int) else 0
     finally:
         sys.argv, sys.stdin, sys.stdout, sys.stderr = before
+        render.A_LINE_AFTER = seconds
     texts = []
     for stream in (out, err):
         stream.flush()

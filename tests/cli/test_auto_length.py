@@ -81,7 +81,7 @@ def test_a_file_measures_what_rounds_of_its_batches_cost(
     run: Run, t5: Path, t5_draft: Path, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, read = watched(monkeypatch), []
-    monkeypatch.setattr(Survey, "begin", lambda survey, prompt: read.append(prompt))
+    monkeypatch.setattr(Survey, "begin_text", lambda survey, prompt: read.append(prompt))
     prompts = tmp_path / "prompts.txt"
     prompts.write_text(f"{PROMPT}\n" * 3)
     arguments = ("batch", prompts, "--model", t5, "--draft-model", t5_draft, "--quiet")
