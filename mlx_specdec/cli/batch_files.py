@@ -80,7 +80,7 @@ class PromptLines:
         self._stream.close()
 
     def __iter__(self) -> Iterator[Line]:
-        """Yield the lines that are not blank, from the first one on."""
+        """Yield the lines that are not blank. Every iteration begins with the first line again."""
         for line in islice(self._lines(), self.count):
             if line.text is None or line.text.strip():
                 yield line

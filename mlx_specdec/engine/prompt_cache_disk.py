@@ -38,7 +38,7 @@ class Record:
     Attributes:
         name: TARGET, or the name of a proposer.
         model: A digest of everything but the tokens that the arrays depend on.
-        before: A digest of the tenant and of the tokens before `begin`.
+        before: A digest of the tenant and of the tokens that precede position `begin`.
         begin: Position of the first token in the sequence.
         tokens: Token ids of the segment.
         lag: Number of later tokens that each column depends on.

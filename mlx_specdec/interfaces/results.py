@@ -98,7 +98,7 @@ class Proposal:
 
     def for_rules(self) -> Proposal:
         """Return the proposal with padding replaced by NO_TOKEN and rows of zero probability. Every
-        rule rejects these tokens and draws the next token from p alone."""
+        rule rejects NO_TOKEN, and then draws the next token from the target's distribution."""
         if self.counts is None or min(self.counts) == self.size:
             return self
         drafted = mx.arange(self.size) < mx.array(self.counts)[:, None]

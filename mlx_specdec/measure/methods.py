@@ -29,7 +29,7 @@ Length = int | Literal["auto"]
 Runner = Callable[[Sequence[int]], "Sample"]
 T = TypeVar("T")
 Key = tuple[int, int]
-"""The numbers of a case and of a repeat."""
+"""The number of a case, and the number of its repeat."""
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ ENCRYPTED = "mlx-specdec reasoning: "
 """How `encrypted_content` of reasoning begins that this server wrote; the rest is the text."""
 ITEMS: tuple[str, ...] = ("message", "reasoning", "function_call", "custom_tool_call")
 ITEMS += ("function_call_output", "custom_tool_call_output")
-"""Types of items that are read; others are skipped, since clients have more every month."""
+"""Types of items that are read. Others are skipped, because clients often add new types."""
 SAME: tuple[str, ...] = ("model", "stream", "temperature", "top_p", "top_k", "seed", "stop")
 SAME += ("presence_penalty", "frequency_penalty", "speculative", "parallel_tool_calls")
 SAME += ("structured_outputs",)
-"""Fields that a chat completion has as well."""
+"""Fields of a Responses request that have the same meaning in a chat completion."""
 CUSTOM: Body = {
     "type": "object",
     "properties": {"input": {"type": "string"}},

@@ -212,7 +212,12 @@ def _expand(raw: np.ndarray[Any, Any], kind: GgufType, order: str) -> mx.array:
 
 @dataclass(frozen=True)
 class ValueType:
-    """A type of metadata values. words: A description. fits: Tests a value."""
+    """A type of metadata values.
+
+    Attributes:
+        words: The type in words, for messages.
+        fits: Returns whether a value has the type.
+    """
 
     words: str
     fits: Callable[[Any], bool]
