@@ -19,10 +19,10 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.sampling.constraint import Constraint
 
-from .support import tiny
-from .support.letters import CASES, END, OTHER_END, PIECES, bound
-from .support.pairs import with_heads
-from .support.shipped import ROOT, equal_rows
+from ..support import tiny
+from ..support.letters import CASES, END, OTHER_END, PIECES, bound
+from ..support.pairs import with_heads
+from ..support.shipped import ROOT, equal_rows
 
 PROMPT = [5, 9, 12, 7, 25, 21, 8]
 JSON = re.compile(r'\{"ab": "[abc]{2,6}", "ba": \[(-?\d{1,3}(, -?\d+){0,2})?\]\}')

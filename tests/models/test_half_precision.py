@@ -15,11 +15,11 @@ from mlx_specdec.models.base import Base
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
-from .support import tiny
-from .support.off_cpu import off_cpu
-from .support.pairs import PROMPT, pair_of, perturbed
+from ..support import tiny
+from ..support.off_cpu import off_cpu
+from ..support.pairs import PROMPT, pair_of, perturbed
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 ENCODER_DECODERS = [
     path.parent.relative_to(FIXTURES).as_posix()
     for kind in ("bart", "t5", "t5-families", "t5gemma2", "madlad")

@@ -17,7 +17,7 @@ from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.interfaces import Scores
 from mlx_specdec.options import Options
 
-from .support.pairs import SIZE, decoder_only, encoder_decoder
+from ..support.pairs import SIZE, decoder_only, encoder_decoder
 
 CHUNK = 32
 LONG = [(7 * place) % (SIZE - 3) + 3 for place in range(1100)]

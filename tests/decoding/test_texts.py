@@ -16,8 +16,8 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
 
-from .support import tiny
-from .support.pairs import PROMPT, SIZE, Numbers, decoder_only, pair_for, pair_of
+from ..support import tiny
+from ..support.pairs import PROMPT, SIZE, Numbers, decoder_only, pair_for, pair_of
 
 LENGTH = 32
 LONGER = 60

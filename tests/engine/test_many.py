@@ -22,7 +22,7 @@ from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError, OptionError
 from mlx_specdec.options import Options
 
-from .support.pairs import SIZE, decoder_only, encoder_decoder, with_heads
+from ..support.pairs import SIZE, decoder_only, encoder_decoder, with_heads
 
 FAMILIES = ("llama", "own-head-scaled")
 

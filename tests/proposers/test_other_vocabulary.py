@@ -19,8 +19,8 @@ from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.text.vocabulary import Translation
 
-from .support import tiny
-from .support.models import make_t5
+from ..support import tiny
+from ..support.models import make_t5
 
 SHARED = [3, -1, 7, 0, -1, 9]
 FED = [3, 5, 7, 0, 5, 9]

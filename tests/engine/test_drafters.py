@@ -27,8 +27,8 @@ from mlx_specdec.options import Options
 from mlx_specdec.proposers.drafter import Setup
 from mlx_specdec.sampling.noise import SilentNoise
 
-from .support.models import make_llama
-from .support.pairs import with_heads
+from ..support.models import make_llama
+from ..support.pairs import with_heads
 
 NOISE = SilentNoise().at(0, 0)
 

@@ -14,10 +14,10 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError, SourceError
 from mlx_specdec.options import Options
 
-from .support import heads
-from .support.heads import base_of, pair_of, some_heads
-from .support.models import make_llama, make_t5
-from .support.pairs import PROMPT, SIZE, Numbers
+from ..support import heads
+from ..support.heads import base_of, pair_of, some_heads
+from ..support.models import make_llama, make_t5
+from ..support.pairs import PROMPT, SIZE, Numbers
 
 
 def test_heads_that_know_the_next_words_save_passes() -> None:

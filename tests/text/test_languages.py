@@ -18,9 +18,9 @@ from mlx_specdec.serve.requests import RequestParser
 from mlx_specdec.serve.settings import ServiceSettings
 from mlx_specdec.text.languages import Languages
 
-from .support.tokenizers import sentence_piece
+from ..support.tokenizers import sentence_piece
 
-FIXTURE = Path(__file__).parent / "fixtures" / "madlad"
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "madlad"
 TEXTS = [json.loads(line) for line in (FIXTURE / "texts.jsonl").read_text().splitlines()]
 SPACES = "def  f(x):\n\n    return x"
 

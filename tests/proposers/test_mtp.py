@@ -20,8 +20,8 @@ from mlx_specdec.models.mlx_lm import latent
 from mlx_specdec.models.mlx_lm.latent import absorbed_calls
 from mlx_specdec.options import Options
 
-from .support import mtp, speculators, tiny
-from .support.tokenizers import byte_level
+from ..support import mtp, speculators, tiny
+from ..support.tokenizers import byte_level
 
 FAMILIES = tuple(mtp.CONFIGS)
 SIZE = 400

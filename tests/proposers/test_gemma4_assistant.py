@@ -23,11 +23,11 @@ from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 
-from .support import tiny
-from .support.pairs import Numbers
-from .support.speculators import write
+from ..support import tiny
+from ..support.pairs import Numbers
+from ..support.speculators import write
 
-FIXTURES = Path(__file__).parent / "fixtures" / "gemma4_assistant"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "gemma4_assistant"
 DENSE = FIXTURES / "dense" / "assistant"
 SIZE = 40
 PROMPT = [5, 9, 12, 7, 33, 21, 14, 2, 30, 11, 17]

@@ -1,6 +1,6 @@
 """Run by every rank of a test: texts of shared targets, one target after the other.
 
-    python -m tests.ranks.cases SPEC.json
+    python -m tests.distributed.cases SPEC.json
 
 Rank 0 writes what it was told to the file that the specification names.
 """

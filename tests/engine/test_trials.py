@@ -19,9 +19,9 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 
-from .support import tiny
-from .support.drafter_pairs import made, target_of
-from .support.pairs import PROMPT, SIZE, Numbers
+from ..support import tiny
+from ..support.drafter_pairs import made, target_of
+from ..support.pairs import PROMPT, SIZE, Numbers
 
 OPTIONS = Options(max_tokens=26, num_draft=4, frequency_penalty=1.0, cost_cache=False)
 """Long enough for a trial: 64 drafted tokens."""

@@ -21,7 +21,7 @@ from mlx_specdec.models.kv_cache import STEP
 from mlx_specdec.models.rows import RowsContext
 from mlx_specdec.options import Options
 
-from .support.pairs import SIZE, decoder_only, encoder_decoder
+from ..support.pairs import SIZE, decoder_only, encoder_decoder
 
 KIB, GB = 1 << 10, 10**9
 TEXT = [(7 * place) % (SIZE - 3) + 3 for place in range(700)]

@@ -114,7 +114,7 @@ def compared(directory: Path, count: int, settings: list[Setting]) -> list[dict[
             wanted.append((setting, case, expected[key]))
     out, file = directory / "told.json", directory / "spec.json"
     file.write_text(json.dumps({"prompt": loopback.PROMPT, "settings": requests, "out": str(out)}))
-    ended = loopback.run(directory, count, "-m", "tests.ranks.cases", str(file))
+    ended = loopback.run(directory, count, "-m", "tests.distributed.cases", str(file))
     assert [each.code for each in ended] == [0] * count, [each.err for each in ended]
     written: list[dict[str, Any]] = json.loads(out.read_text())
     for (setting, case, texts), each in zip(wanted, written, strict=True):

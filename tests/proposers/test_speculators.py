@@ -21,10 +21,10 @@ from mlx_specdec.proposers import DRAFTERS
 from mlx_specdec.proposers.drafter import Setup
 from mlx_specdec.proposers.hidden_state import UNREAD
 
-from .support import heads, speculators
-from .support.drafter_pairs import MAKERS, TRANSLATOR, made, target_of
-from .support.models import make_llama
-from .support.pairs import PROMPT, SIZE, Numbers
+from ..support import heads, speculators
+from ..support.drafter_pairs import MAKERS, TRANSLATOR, made, target_of
+from ..support.models import make_llama
+from ..support.pairs import PROMPT, SIZE, Numbers
 
 TARGETS = ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR)
 LENGTH = 20

@@ -26,8 +26,8 @@ from mlx_specdec.models.mlx_lm.rewinding import RewindableCache
 from mlx_specdec.options import Options
 from mlx_specdec.testing import CheckedModel
 
-from .support import tiny
-from .support.pairs import ONE_OF_EACH_CACHE, PROMPT, SIZE, encoder_decoder, pair_of
+from ..support import tiny
+from ..support.pairs import ONE_OF_EACH_CACHE, PROMPT, SIZE, encoder_decoder, pair_of
 
 ROUNDS = 105
 DRAFTED = 4

@@ -38,9 +38,9 @@ from mlx_specdec.errors import DecodingError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.self_draft import self_draft
 
-from .support import drafter_pairs, heads, mtp, pairs, tiny
-from .support.letters import CASES, END, OTHER_END, PIECES, SIZE, Letters, bound
-from .support.pairs import (
+from ..support import drafter_pairs, heads, mtp, pairs, tiny
+from ..support.letters import CASES, END, OTHER_END, PIECES, SIZE, Letters, bound
+from ..support.pairs import (
     BART,
     FIXTURES,
     Switching,
@@ -50,8 +50,8 @@ from .support.pairs import (
     translator,
     with_heads,
 )
-from .support.shipped import ROOT, equal_rows, prompts
-from .support.tokenizers import byte_level
+from ..support.shipped import ROOT, equal_rows, prompts
+from ..support.tokenizers import byte_level
 
 TRANSLATOR = "own-head-scaled"
 T5GEMMA = "../t5gemma2/grouped"

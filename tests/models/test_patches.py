@@ -23,8 +23,8 @@ from mlx_specdec.models.mlx_lm.model import cache_maker
 from mlx_specdec.models.mlx_lm.network import tapped
 from mlx_specdec.models.number_format import twin_of
 
-from .support import tiny
-from .support.families import config_of
+from ..support import tiny
+from ..support.families import config_of
 
 PACKAGE = Path(mlx_specdec.__file__).parent
 MODEL = PACKAGE.parent / "weights" / "py-llama"

@@ -27,7 +27,7 @@ from ..support.cached import ROOM, SYSTEM, run
 from ..support.drafter_pairs import made
 from ..support.families import model_of
 from ..support.pairs import PROMPT, encoder_decoder, pair_of, perturbed
-from .test_cache import check, holds, keep, memory
+from .test_prompt_cache import check, holds, keep, memory
 
 DRAFTING = Options(max_tokens=16, num_draft=3, cost_cache=False)
 TEXT = SYSTEM + PROMPT

@@ -21,7 +21,7 @@ from mlx_specdec.conversion.verify import (
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.text.tokenizer import load_tokenizer
 
-from .support.models import make_llama, make_t5
+from ..support.models import make_llama, make_t5
 
 
 @pytest.fixture(scope="module")
