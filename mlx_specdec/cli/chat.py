@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import secrets
 import sys
 from collections.abc import Callable
@@ -63,7 +64,9 @@ def chat(flags: Answers, shown: OutputFlags) -> None:
 
     Without --model it is with the shipped translator, which answers English sentences in French.
     /help lists what can be said beside messages."""
-    pair, options = load_drafting(flags, flags.options(), quiet=shown.quiet, history=True)
+    pair, options = load_drafting(
+        flags, flags.options(), quiet=shown.quiet, history=True, texts=math.inf
+    )
     if flags.seed is None:
         options = replace(options, seed=secrets.randbits(32))
     conversation = ChatSession(pair, options, shown)

@@ -123,7 +123,7 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
     if cached is not None:
         cached.close()
     if output.verbose:
-        print(render.lengths(run.changes, run.result()), file=sys.stderr)
+        print(render.lengths(run.reason, run.result()), file=sys.stderr)
     if run.result().finish_reason == "interrupted":
         raise KeyboardInterrupt
     if demo and not quiet and not options.regular:
@@ -223,7 +223,9 @@ def _generate(
             render.tell(f"--margins: tokens of the rule {options.rule_name} have no margins")
     if output.json:
         more = {} if found is None else found.as_dict()
-        render.write(sys.stdout, render.as_json({**result.as_dict(), **more}))
+        render.write(
+            sys.stdout, render.as_json({**result.as_dict(), "draft_length": run.reason, **more})
+        )
     else:
         if sentence := render.ending(result, special_texts(pair)):
             render.tell(sentence)

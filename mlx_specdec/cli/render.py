@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..decoding.sequence import Emission
-    from ..draft_length.length import Change
     from ..engine.request import Labels, Result
     from ..measure.margins import Margins
 
@@ -357,21 +356,11 @@ def pace(tokens: int, seconds: float, speed: float | None) -> str:
     return f"{tokens} tokens in {seconds:.2f} s" + (f", {speed:.1f} tokens/s" if speed else "")
 
 
-def lengths(changes: Sequence[Change], result: Result) -> str:
-    """Return a line with the expected speedup for each draft length that was used, and a line with
-    acceptance rates by position. Changes after the last round had no effect and are left out."""
-    lines = []
-    for change in changes:
-        if change.round >= result.stats.rounds:
-            break
-        what = "no draft tokens, since none is expected to gain anything"
-        if change.length:
-            source = f" by {change.source}" if change.source else ""
-            what = f"{change.length} draft tokens{source}, expected speedup {change.speed:.2f}"
-        lines.append(f"from round {change.round} on: {what}")
-    drafted = result.stats.drafted_by_position
+def lengths(reason: str, result: Result) -> str:
+    """Return why the draft length is what it is, and a line with acceptance rates by position."""
+    lines, drafted = [reason], result.stats.drafted_by_position
     if drafted:
         rates = zip(result.stats.accepted_by_position, drafted, strict=True)
         accepted = " ".join(f"{part / count:.2f}" for part, count in rates)
         lines.append(f"accepted by position: {accepted}")
-    return "\n".join(lines or ["the draft length did not change"])
+    return "\n".join(lines)

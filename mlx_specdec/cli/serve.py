@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -187,7 +188,9 @@ def serve(
     store = Store(cached_bytes, prompt_cache.prompt_cache_dir, bound)
 
     def loading() -> tuple[Pair, Options]:
-        return load_drafting(flags, options, history=cached_bytes != 0, rows=load.batch_size)
+        return load_drafting(
+            flags, options, history=cached_bytes != 0, rows=load.batch_size, texts=math.inf
+        )
 
     run(
         model,

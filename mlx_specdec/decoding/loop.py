@@ -248,7 +248,6 @@ class Decoding:
         mx.async_eval(verdict.next, verdict.accepted)
         # The host does this work while the pass is in flight.
         self.batch.draw_ahead()
-        self.draft_length.meanwhile()
         return _Pass(proposal, scores, verdict)
 
     def _commit(self, done: _Pass) -> tuple[Emission, ...]:

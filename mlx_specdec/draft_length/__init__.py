@@ -1,3 +1,1 @@
-"""What passes and rounds cost, measured or learned, and the speedup that follows."""
-
-from __future__ import annotations
+"""The choice of the draft length: fixed, or learned from the seconds and acceptance of rounds."""

@@ -1,84 +1,67 @@
-"""How many tokens to draft in the next round, zero included."""
+"""The protocol of everything that chooses the draft length, and the fixed draft length."""
 
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-import numpy as np
 
 from ..errors import OptionError
 from ..interfaces import Prices
 from ..interfaces.results import RoundListener, RoundReport
 
 
-@dataclass(frozen=True)
-class Change:
-    """From round `round` on, counted from 0, `length` tokens were drafted, because they promised
-    `speed` times plain decoding. source: by whom, where several may."""
-
-    round: int
-    length: int
-    speed: float
-    source: str = ""
-
-
 class DraftLength(RoundListener, Protocol):
-    """Chooses the number of drafted tokens; 0 means a plain decoding step. It reads no clock, and
-    only hearing of a round changes it. A class that inherits from this Protocol only has to define
-    `choose` and `on_round`."""
+    """Chooses the number of draft tokens of each round; 0 means a plain decoding step.
+
+    It reads no clock and learns from the reports of rounds. A class that inherits from this
+    Protocol only has to define `choose` and `on_round`."""
 
     learns: bool = False
-    """Whether rounds teach it their costs, so that it has `prices`, and `knowledge` to save."""
+    """Whether it learns the costs of rounds, so that proposers may ask for `prices`."""
 
     @property
-    def changes(self) -> Sequence[Change]:
-        """What was chosen when; empty if the length is fixed."""
-        return ()
-
-    @property
-    def knowledge(self) -> Mapping[str, np.ndarray]:
-        """What later texts may begin with; see saved.Knowledge."""
-        return {}
+    def reason(self) -> str:
+        """The reason for the draft length, in one line."""
+        return ""
 
     def choose(self, remaining: int, rows: int = 1) -> int:
-        """Return at most remaining - 1 tokens, so that a bonus token never overruns.
+        """Return the draft length of the next round, at most remaining - 1.
 
-        remaining: how many tokens may still be emitted, at least 1. rows: sequences of the batch.
+        Args:
+            remaining: The number of tokens that may still be emitted, at least 1.
+            rows: The number of sequences in the batch.
         """
         ...
 
     def limit(self, name: str, most: int, rows: int = 1) -> int:
-        """Return how many tokens the named drafter may draft, of at most `most`."""
+        """Return how many tokens the named proposer may draft, at most `most`."""
         return most
 
     def eager(self, name: str) -> bool:
-        """Return whether the named drafter should read a prompt before the first token."""
+        """Return whether the named proposer should prefill the prompt before its first draft."""
         return self.choose(sys.maxsize) > 0
 
     def prices(self, name: str, rows: int = 1) -> Prices | None:
-        """Return the costs of rounds of the named drafter, or None if they are not known."""
+        """Return the costs of rounds of the named proposer, None if it must not use them."""
         return None
 
-    def begin(self, context: int, prompt: int, remaining: int, *, late: bool = False) -> None:
-        """Plan for a text that is decoded alone.
+    def begin(self, context: int, prompt: int, remaining: int) -> None:
+        """Prepare for a sequence that is decoded alone.
 
-        context: committed tokens. prompt: tokens that a drafter has to read. remaining: tokens that
-        may follow. late: drafters read the prompt after the first token."""
+        Args:
+            context: The number of committed tokens.
+            prompt: The number of prompt tokens that a proposer has to prefill.
+            remaining: The number of tokens that may be emitted.
+        """
         return None
 
-    def meanwhile(self) -> None:
-        """Do work that nothing waits for, while a pass is in flight."""
-        return None
-
-    def learn(self) -> None:
-        """Learn from all rounds so far."""
+    def save(self) -> None:
+        """Save what was learned."""
         return None
 
 
 @dataclass(frozen=True)
 class FixedLength(DraftLength):
-    """The same number in every round; 0 is plain decoding. Raises OptionError below 0."""
+    """A draft length that never changes. Raises OptionError if it is below 0."""
 
     count: int
 
@@ -86,9 +69,12 @@ class FixedLength(DraftLength):
         if self.count < 0:
             raise OptionError(f"num-draft must be 0 or more, not {self.count}")
 
+    @property
+    def reason(self) -> str:
+        return f"the draft length is fixed at {self.count}"
+
     def choose(self, remaining: int, rows: int = 1) -> int:
-        """`count`, or less where the text is about to end."""
         return max(0, min(self.count, remaining - 1))
 
     def on_round(self, report: RoundReport) -> None:
-        """Nothing is learned."""
+        """Learn nothing."""

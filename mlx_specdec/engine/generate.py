@@ -1,6 +1,6 @@
 """The library's functions that generate one completion or many, at once or step by step."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import mlx.core as mx
@@ -8,7 +8,7 @@ import mlx.core as mx
 from .. import process
 from ..decoding.sequence import Emission
 from ..decoding.statistics import Timed
-from ..draft_length.length import Change, DraftLength
+from ..draft_length.length import DraftLength
 from ..errors import DecodingError, OptionError, PromptError
 from ..interfaces import Progress, Proposer, Rule
 from ..options import Options
@@ -49,9 +49,9 @@ class Run:
             self._scheduler.read()
 
     @property
-    def changes(self) -> Sequence[Change]:
-        """The changes of the draft length; empty if the length is fixed."""
-        return self._scheduler.changes
+    def reason(self) -> str:
+        """Why the draft length is what it is, in one line."""
+        return self._scheduler.reason
 
     def interrupt(self) -> Emission:
         """End the completion early, and return the text that was held back until now."""

@@ -13,16 +13,13 @@ from ..decoding.loop import CHUNK, Decoding, PromptReader, chunk
 from ..decoding.sequence import Batch
 from ..decoding.statistics import Stopwatch
 from ..draft_length import saved
-from ..draft_length.auto_length import AutoLength, Source
-from ..draft_length.costs import MOST
-from ..draft_length.first_rounds import FirstRounds
+from ..draft_length.auto import MOST, AutoLength, Source
 from ..draft_length.length import DraftLength, FixedLength
 from ..errors import OptionError
 from ..interfaces import Model, Proposer
 from ..interfaces.results import NOTHING, CachedPrefix, RoundListener
 from ..models.base import Base
 from ..models.exact import ExactContext
-from ..models.number_format import on_cpu
 from ..options import MOST_EXACT, Options
 from ..proposers import DRAFTERS, find, missing
 from ..proposers.combined import FirstOf, Limited, RowByRow
@@ -41,7 +38,7 @@ _version = functools.cache(version)
 
 
 def pair_key(pair: Pair) -> dict[str, str | int]:
-    """Return what the costs of rounds depend on, whoever drafts."""
+    """Return the properties of a pair and a machine on which the costs of rounds depend."""
     return {
         "device": process.device_name(),
         "mlx": _version("mlx"),
@@ -53,7 +50,7 @@ def pair_key(pair: Pair) -> dict[str, str | int]:
 
 
 def source(drafter: Drafter, options: Options) -> Source:
-    """Return a source of drafts, with the names under which costs and acceptance are saved."""
+    """Return what the choice of the draft length needs to know about a drafter."""
     name = f"{drafter.identity or drafter.name}, {drafter.nbytes} bytes"
     sampled = ", sampled" if options.temperature > 0 else ""
     warmth = bisect_left(TEMPERATURES, options.temperature)
@@ -70,40 +67,31 @@ def source(drafter: Drafter, options: Options) -> Source:
 
 
 def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:
-    """Return what chooses the number of draft tokens, with what earlier sequences have taught."""
+    """Return the draft length that the options ask for, with the saved costs of the pair."""
     if options.num_draft != "auto":
         return FixedLength(options.num_draft)
     if not chosen:
         return FixedLength(0)
-    known = memory(pair, options).knowledge
-    sources = [source(each, options) for each in chosen]
-    return AutoLength(sources, known, first_rounds(pair, options))
+    return AutoLength([source(drafter, options) for drafter in chosen], memory(pair, options))
 
 
 def memory(pair: Pair, options: Options) -> saved.Memory:
-    """Return what texts of the pair have taught."""
+    """Return the saved costs of the pair; without `cost_cache`, those of the loaded pair."""
     return saved.memory(pair_key(pair)) if options.cost_cache else pair.learned
 
 
-def first_rounds(pair: Pair, options: Options) -> FirstRounds | None:
-    """Return the rounds of the pair that this process has run; None on the CPU, which compiles no
-    kernels."""
-    return None if on_cpu() else memory(pair, options).first_rounds
-
-
 CHECKPOINT = 16
-"""Tokens before the end of a prompt where state is cached that cannot be cut: the next turn may not
-repeat what a template ends prompts with, such as the beginning of a thought."""
-LONG_PROMPT = 64
-"""Tokens of a prompt beyond which `auto` reads it with a drafter only after the first token: a
-draft with an eighth of the layers would make that come 1.1 times as late."""
+"""Distance of a cached snapshot from the end of its prompt, in tokens. The next turn may not repeat
+the last tokens of a chat template's prompt, such as the beginning of a thought."""
 FREE = "ngram"
-"""The drafter that costs nothing: `auto` calls it before the one with weights."""
+"""Name of the drafter that costs nothing. `auto` calls it before the one with weights."""
 
 
 def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
-    """Return the drafters of a sequence in the order in which they are called: none where the
-    target's rows disagree. Raises OptionError where the pair does not have the named one."""
+    """Return the drafters of a sequence in the order in which they are called.
+
+    There are none if the target's rows disagree. Raises OptionError if the pair does not have the
+    drafter that the options name."""
     if options.regular or options.num_draft == 0 or options.proposer == "none":
         return ()
     if options.proposer in DRAFTERS:
@@ -112,12 +100,13 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
             raise OptionError(missing(options.proposer, pair))
         chosen: tuple[Drafter, ...] = (named,)
     else:
-        chosen = tuple(each for name in DRAFTERS if (each := find(name, pair)) and each.nbytes)
+        found = (find(name, pair) for name in DRAFTERS)
+        chosen = tuple(drafter for drafter in found if drafter and drafter.nbytes)
         measured = options.num_draft == "auto" and options.simulated_acceptance is None
         if not measured:
-            # Which is best is measured only where lengths are.
+            # The best one is only known if draft lengths are measured.
             chosen = chosen[:1]
-        # A free one is called first, if its length is its own and what it proposes is verified.
+        # The free one is called first if it chooses its own length.
         free = find(FREE, pair)
         if free is not None and (options.proposer == "auto" or measured):
             chosen = (free, *chosen)
@@ -134,12 +123,12 @@ def make_proposer(
     batch: bool = False,
     tenant: str = "",
 ) -> Proposer | None:
-    """Return what proposes for one sequence, or for a batch; None decodes plainly."""
+    """Return the proposer of one sequence or of a batch; None for plain decoding."""
     made: dict[str, Proposer] = {}
-    for place, each in enumerate(chosen):
-        # In a batch what a row drafts depends on the others.
-        priced = lengths.learns and (each.stops or not each.nbytes)
-        prices = functools.partial(lengths.prices, each.name) if priced else None
+    for place, drafter in enumerate(chosen):
+        # In a batch the draft of a row depends on the other rows.
+        priced = lengths.learns and (drafter.stops or not drafter.nbytes)
+        prices = functools.partial(lengths.prices, drafter.name) if priced else None
         setup = Setup(
             options,
             options.ngram_min,
@@ -147,32 +136,41 @@ def make_proposer(
             options.constraint,
             followed=place < len(chosen) - 1,
             # Batches often do best without drafts.
-            eager=not batch and lengths.eager(each.name),
+            eager=not batch and lengths.eager(drafter.name),
             prices=None if batch else prices,
             tenant=tenant,
         )
-        make = functools.partial(each.make, setup)
+        make = functools.partial(drafter.make, setup)
         proposer = make()
         if batch and not proposer.batches:
             proposer = RowByRow(make, prices) if prices else RowByRow(make)
-        made[each.name] = proposer
+        made[drafter.name] = proposer
     if len(made) > 1:
         return FirstOf(made, lengths.limit)
     return next(iter(made.values()), None)
 
 
 CANNOT = "cannot take several sequences in one pass"
-"""What is said of a model that decodes one sequence at a time, before the reason."""
+"""Part of a message about a model that decodes one sequence at a time; the reason follows."""
 DEBUG = "MLX_SPECDEC_DEBUG"
 """Environment variable: compare every context with the committed tokens after every round."""
 
 
 @dataclass(eq=False)
 class Opener:
-    """Opens requests that share options: which drafters they have, and what is cached of them.
-    failed: called with what the cache raises. one_by_one: whether each request may have a grammar
-    or a prediction of its own. batched: whether several sequences go through one pass. why_not: the
-    reason otherwise. lengths: chooses how many tokens are drafted."""
+    """The opener of requests that share options: it finds their drafters and cached prefixes.
+
+    Attributes:
+        pair: Target and drafters.
+        options: The shared options.
+        overrides: Objects that a caller passed in place of options.
+        cache: The prefix cache, or None.
+        failed: Receives the exceptions that the cache raises.
+        batch_size: The largest number of sequences in one pass.
+        one_by_one: Whether each request may have a grammar or a prediction.
+        batched: Whether several sequences share a pass of the target.
+        why_not: The reason if they do not.
+        lengths: The draft length of all requests."""
 
     pair: Pair
     options: Options
@@ -213,9 +211,9 @@ class Opener:
             self.lengths = overrides.draft_length
         elif overrides.proposer is not None:
             most = MOST_EXACT if options.exact else MOST
-            first = first_rounds(self.pair, options)
-            auto = AutoLength([Source(most=most)], first_rounds=first)
-            self.lengths = auto if count == "auto" else FixedLength(count)
+            self.lengths = (
+                AutoLength([Source(most=most)]) if count == "auto" else FixedLength(count)
+            )
         else:
             self.lengths = make_draft_length(self.pair, self.drafters(), options)
 
@@ -239,17 +237,15 @@ class Opener:
         options = jobs[0].options
         prompts = [job.ids for job in jobs]
         if not self.batched:
-            its = jobs[0].sequence
-            prompt = len(jobs[0].ids)
-            late = prompt > LONG_PROMPT
-            self.lengths.begin(len(its.committed), prompt, its.remaining, late=late)
+            sequence = jobs[0].sequence
+            self.lengths.begin(len(sequence.committed), len(prompts[0]), sequence.remaining)
         proposer = self.overrides.proposer or self._make_proposer(jobs)
         cached = [self._cached(job, proposer) for job in jobs]
-        kept = [each.target for each in cached]
+        prefixes = [prefix.target for prefix in cached]
         if self.batched:
-            context = self._target.open_batch(prompts, kept)
+            context = self._target.open_batch(prompts, prefixes)
         else:
-            context = self._target.open(prompts[0], kept[0])
+            context = self._target.open(prompts[0], prefixes[0])
             context = ExactContext(context) if options.exact else context
         length = len(prompts[0])
         early = self.cache is not None and context.checkpoints and length > 4 * CHECKPOINT
@@ -262,7 +258,7 @@ class Opener:
             proposer,
             self.overrides.progress,
             options.prefill_step_size or self._step_size(len(jobs)),
-            [each.proposer for each in cached],
+            [prefix.proposer for prefix in cached],
             checkpoint=length - CHECKPOINT if early else 0,
             clock=watch.clock,
         )
@@ -277,7 +273,7 @@ class Opener:
         )
 
     def _step_size(self, prompts: int) -> int:
-        """Return how many tokens of each of so many prompts one pass takes."""
+        """Return the prefill chunk for this number of prompts, in tokens per prompt."""
         if self.options.exact:
             # The size must not depend on free memory: equal prompts are to be divided alike.
             return CHUNK
@@ -288,35 +284,37 @@ class Opener:
         if self.cache is None:
             return False
         if job.behind is None:
-            waits, own = self.cache.waits, [each for each in before if each.tenant == job.tenant]
-            found = (each for each in own if waits(job.ids, each.ids, job.tenant))
-            job.behind = next(found, None)
+            job.behind = next(
+                (
+                    earlier
+                    for earlier in before
+                    if earlier.tenant == job.tenant
+                    and self.cache.waits(job.ids, earlier.ids, job.tenant)
+                ),
+                None,
+            )
         return job.behind in before
 
     def keep(self, job: Job, decoding: Decoding) -> None:
-        """Cache what was computed of a job, for later prompts that begin alike."""
+        """Cache the computed state of a job, for later prompts with the same prefix."""
         if self.cache is not None:
             row = decoding.sequences.index(job.sequence)
             computed = decoding.reusable(row)
             self.cache.keep(job.ids, job.sequence.committed, computed, job.tenant)
 
     def remember(self, job: Job) -> None:
-        """Add a finished text to those that later ones of its tenant are drafted from."""
+        """Add a finished sequence to the history in which lookup searches for the tenant."""
         if (history := self.pair.history) is not None:
             history.add(job.tenant, job.ids, job.sequence.committed)
 
     def forget(self) -> None:
-        """Clear the cache after a text with damaged numbers, some of which may be cached."""
+        """Clear the cache after a sequence with NaN or infinity, which may have been cached."""
         if self.cache is not None:
             self.cache.clear()
 
     def save_costs(self) -> None:
-        """Save what texts have taught, or remember it as long as the pair is loaded."""
-        given = self.overrides.proposer is not None or self.overrides.draft_length is not None
-        if given or not self.lengths.learns:
-            return
-        self.lengths.learn()
-        memory(self.pair, self.options).add(self.lengths.knowledge)
+        """Save the costs and acceptance rates of the rounds so far."""
+        self.lengths.save()
 
     def _reason_against_batches(self) -> str | None:
         pair = self.pair
@@ -328,7 +326,7 @@ class Opener:
             return f"{DEBUG} compares one sequence at a time"
         if not pair.target.batches:
             return f"{pair.name} {CANNOT}: {pair.target.why_not_batched}"
-        drafts = any(each.name == "draft" for each in self._chosen)
+        drafts = any(drafter.name == "draft" for drafter in self._chosen)
         if drafts and pair.draft and not pair.draft.batches:
             return f"{pair.draft_name} {CANNOT}: {pair.draft.why_not_batched}"
         if self.overrides.proposer is not None:
@@ -337,14 +335,19 @@ class Opener:
 
     def _make_proposer(self, jobs: Sequence[Job]) -> Proposer | None:
         first = jobs[0]
-        given = self.drafters(first.prediction), first.options, self.lengths
-        proposer = make_proposer(*given, batch=self.batched, tenant=first.tenant)
+        proposer = make_proposer(
+            self.drafters(first.prediction),
+            first.options,
+            self.lengths,
+            batch=self.batched,
+            tenant=first.tenant,
+        )
         limits = [most_drafted(job.options) for job in jobs]
         limited = self.batched or limits[0] < most_drafted(self.options)
         return Limited(proposer, limits) if proposer is not None and limited else proposer
 
     def _cached(self, job: Job, proposer: Proposer | None) -> CachedPrefix:
-        """Return what the cache has of a job's prompt. What cannot be recalled is read again."""
+        """Return the cached prefix of a job's prompt; none if the cache fails."""
         if self.cache is None:
             return NOTHING
         try:

@@ -13,7 +13,6 @@ from ..decoding.loop import Decoding, chunk
 from ..decoding.sequence import Emission
 from ..decoding.sequence import Sequence as Decoded
 from ..decoding.statistics import DAMAGED, Stopwatch
-from ..draft_length.length import Change
 from ..errors import SpecdecError, message
 from ..interfaces.results import RoundReport
 from ..options import Options
@@ -155,8 +154,9 @@ class Scheduler:
         return bool(self._reading)
 
     @property
-    def changes(self) -> Sequence[Change]:
-        return self._opener.lengths.changes
+    def reason(self) -> str:
+        """Why the draft length is what it is, in one line."""
+        return self._opener.lengths.reason
 
     @property
     def reserved_bytes(self) -> int:

@@ -20,7 +20,6 @@ from mlx_specdec import process as user_cache
 from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.cli import render
 from mlx_specdec.cli.generate import read_prompt
-from mlx_specdec.draft_length.length import Change
 from mlx_specdec.models import number_format
 
 from ..support.batches import records, write
@@ -58,7 +57,7 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
     assert done.err == ""
     assert " ".join(result) == (
         "text tokens finish_reason prompt_tokens cached_tokens generated_tokens model draft_model "
-        "proposer rule lossy delta seed num_draft exact stats"
+        "proposer rule lossy delta seed num_draft exact stats draft_length"
     )
     assert " ".join(sorted(result["stats"])) == (
         "acceptance_rate accepted accepted_by_position blas by_source device drafted "
@@ -113,15 +112,11 @@ def test_only_the_line_break_that_ends_a_file_is_no_prompt(tmp_path: Path) -> No
     assert read_prompt("a\n", None, None) == "a\n"
 
 
-def test_draft_lengths_are_told_for_the_rounds_of_the_text() -> None:
-    changes = [Change(0, 4, 1.5, "draft"), Change(3, 0, 1.0, "ngram"), Change(5, 2, 1.2)]
+def test_the_reason_of_the_draft_length_is_told_with_what_was_accepted() -> None:
     stats = SimpleNamespace(rounds=5, drafted_by_position=(3,), accepted_by_position=(2,))
     result: Any = SimpleNamespace(stats=stats)
-    assert render.lengths(changes, result).splitlines() == [
-        "from round 0 on: 4 draft tokens by draft, expected speedup 1.50",
-        "from round 3 on: no draft tokens, since none is expected to gain anything",
-        "accepted by position: 0.67",
-    ]
+    lines = render.lengths("draft: 2 draft tokens", result).splitlines()
+    assert lines == ["draft: 2 draft tokens", "accepted by position: 0.67"]
 
 
 def test_several_lines_for_an_encoder_decoder_get_a_word_about_batch(
@@ -227,7 +222,7 @@ def test_lookup_files_are_searched_and_indexed_once(run: Run, llama: Path, tmp_p
 def test_a_model_alone_is_drafted_for_by_lookup(
     run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_specdec.measure.calibrate.decode", None)  # nothing to calibrate
+    monkeypatch.setattr("mlx_specdec.measure.calibrate._decode", None)  # nothing to calibrate
     arguments = ("generate", "def read(path):", "--model", llama, "-m", 60, "--no-cache", "--json")
     output, plain = strict(run(*arguments).out), strict(run(*arguments, "--regular-decode").out)
     assert (output["proposer"], plain["proposer"]) == ("ngram", "none")

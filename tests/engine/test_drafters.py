@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import cast
 
-import numpy as np
 import pytest
 
 from mlx_specdec.draft_length import saved
-from mlx_specdec.draft_length.auto_length import AutoLength
-from mlx_specdec.draft_length.costs import DOUBLINGS, MOST, Block, unknown
-from mlx_specdec.draft_length.saved import as_knowledge
+from mlx_specdec.draft_length.auto import AutoLength
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.opening import (
@@ -27,6 +25,7 @@ from mlx_specdec.options import Options
 from mlx_specdec.proposers.drafter import Setup
 from mlx_specdec.sampling.noise import SilentNoise
 
+from ..support.lengths import teach
 from ..support.models import make_llama
 from ..support.pairs import with_heads
 
@@ -124,19 +123,12 @@ class Counted:
         return context
 
 
-def taught(pair: Pair, options: Options, one: float, budget: float) -> None:
-    """As if earlier texts had found that rounds of one drafted token cost so much, others more, and
-    that half of the tokens are accepted."""
-    mean, covariance = unknown()
-    mean = mean.copy()
-    mean[:MOST] = np.log(one) * DOUBLINGS
-    for each in drafters(pair, options):
-        its = source(each, options)
-        block = Block(mean, 0.001 * covariance)
-        counts = np.array([[100.0] * its.most, [50.0] * its.most])
-        known = {**as_knowledge({its.costs: {1: block}}), f"counts {its.text}": counts}
-        known["budget"] = np.array(budget)
-        saved.memory(pair_key(pair)).add(known)
+def taught(pair: Pair, options: Options, cost: float) -> None:
+    """As if earlier texts had found that a draft token costs so many plain steps, and that half of
+    the tokens are accepted."""
+    for drafter in drafters(pair, options):
+        memory = saved.memory(pair_key(pair))
+        teach(memory, source(drafter, options), lambda drafted: 1 + cost * drafted, 0.5)
 
 
 @pytest.mark.parametrize("proposer", ["draft", "auto"])
@@ -144,7 +136,7 @@ def test_a_draft_that_is_parked_is_never_run(alone: Pair, proposer: str) -> None
     counted = Counted(alone.target)
     pair = replace(alone, draft=cast(Base, counted), draft_name="slow")
     options = Options(max_tokens=30, proposer=proposer, temperature=1.5)
-    taught(pair, options, 20.0, -9.0)
+    taught(pair, options, 20.0)
     result = generate(pair, "hello", options)
     assert len(result.tokens) == 30
     assert (counted.opened, counted.passes) == (0, 0)
@@ -156,26 +148,25 @@ def test_proposers_and_lengths_that_a_caller_passes_teach_nothing_of_the_pair(
 ) -> None:
     options = Options(max_tokens=12, proposer=proposer)
     text = generate(pair, "hello", options).tokens
-    before = saved.memory(pair_key(pair)).knowledge
+    memory = saved.memory(pair_key(pair))
+    before = json.dumps(memory.entries)
     [*_, draft] = drafters(pair, options)
     own = draft.make(Setup(options))
     for passed in ({"proposer": own}, {"draft_length": AutoLength()}):
         assert stream_generate(pair, "hello", options, **passed).result().tokens == text
-    after = saved.memory(pair_key(pair)).knowledge
-    assert after["budget"] == before["budget"] and set(after) == set(before)
+    assert json.dumps(memory.entries) == before
 
 
 def test_texts_of_a_loaded_pair_learn_from_one_another_where_nothing_is_saved(alone: Pair) -> None:
     pair = replace(alone, draft=alone.target, draft_name="draft", learned=saved.Memory())
     options = Options(max_tokens=24, proposer="draft", cost_cache=False)
     generate(pair, [5, 6, 7], options)
-    [(name, counts)] = (
-        each for each in pair.learned.knowledge.items() if each[0].startswith("counts")
+    name, counts = next(
+        entry for entry in pair.learned.entries.items() if entry[0].startswith("acceptance")
     )
-    assert counts.sum() > 0 and not saved.directory().exists()
-    lengths = make_draft_length(pair, drafters(pair, options), options)
-    assert isinstance(lengths, AutoLength) and not alone.learned.knowledge
-    assert (lengths.knowledge[name] == counts).all()
+    assert sum(counts[0]) > 0 and not saved.directory().exists()
+    make_draft_length(pair, drafters(pair, options), options)
+    assert pair.learned.entries[name] is counts and not alone.learned.entries
 
 
 @pytest.mark.parametrize("num_draft", ["auto", 3])
@@ -185,7 +176,7 @@ def test_what_lost_badly_waits_for_a_longer_text(
     counted = Counted(alone.target)
     pair = replace(alone, draft=cast(Base, counted), draft_name="dear")
     options = Options(max_tokens=12, proposer="draft", num_draft=num_draft)
-    taught(pair, options, 3.0, -9.0)
+    taught(pair, options, 3.0)
     texts = [generate(pair, "hello", options).stats.drafted for _ in range(3)]
     assert all(drafted > 0 for drafted in texts) == (num_draft == 3)
     assert (counted.opened == 0) == (num_draft == "auto")

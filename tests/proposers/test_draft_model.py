@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
-from mlx_specdec.draft_length.auto_length import AutoLength, Source
-from mlx_specdec.draft_length.costs import MOST, Block, unknown
-from mlx_specdec.draft_length.saved import as_knowledge
+from mlx_specdec.draft_length.auto import LONG_PROMPT, AutoLength, Source
+from mlx_specdec.draft_length.saved import Memory
 from mlx_specdec.engine.generate import generate, stream_generate
-from mlx_specdec.engine.opening import LONG_PROMPT
 from mlx_specdec.interfaces import Scores
 from mlx_specdec.options import Options
 from mlx_specdec.proposers import hidden_state
@@ -23,6 +20,7 @@ from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 
 from ..support import drafter_pairs
+from ..support.lengths import teach
 from ..support.mocks import VOCABULARY, TableContext
 from ..support.pairs import decoder_only
 
@@ -155,13 +153,9 @@ OPTIONS = Options(max_tokens=30, cost_cache=False)
 
 def worth(name: str) -> AutoLength:
     """Lengths that know a source as one whose drafts pay."""
-    mean, covariance = unknown()
-    mean = mean.copy()
-    mean[:MOST] = np.log(1 + 0.05 * np.arange(1, MOST + 1))
-    counts = np.array([[1000.0] * MOST, [900.0] * MOST])
-    source = Source(name, costs=name, text=name)
-    costs = as_knowledge({name: {1: Block(mean, 1e-3 * covariance)}})
-    return AutoLength([source], {**costs, f"counts {name}": counts})
+    source, memory = Source(name, costs=name, text=name), Memory()
+    teach(memory, source, lambda drafted: 1 + 0.05 * drafted, 0.9)
+    return AutoLength([source], memory)
 
 
 @pytest.mark.parametrize(("tokens", "late"), [(LONG_PROMPT, False), (LONG_PROMPT + 1, True)])

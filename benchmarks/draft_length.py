@@ -1,0 +1,163 @@
+"""Judge `--num-draft auto`: replay recorded acceptance on machines with published cost curves.
+
+    python benchmarks/draft_length.py [--seeds 20] [--lines]
+
+Each cell is a recording of a shipped pair (benchmarks/acceptance.json), a cost curve, the cost of a
+draft token, and the proposers: the draft model alone, or prompt lookup before it. The clock is
+virtual: seconds have noise, stalls and drift, and the score is taken without them. A seed shuffles
+the texts. The first reading of them is cold and the second one warm. Prints `auto` divided by the
+best fixed length of the draft model, and divided by plain decoding."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mlx_specdec.draft_length.auto import AutoLength, Source
+from mlx_specdec.draft_length.length import DraftLength, FixedLength
+from mlx_specdec.draft_length.saved import Memory
+from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
+
+RECORDED = Path(__file__).with_name("acceptance.json")
+CURVES: dict[str, dict[int, float]] = {
+    "M3 Ultra bf16": {1: 1.0, 2: 1.99, 16: 2.0},
+    "M4 Pro 4-bit": {1: 1.0, 2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 16: 5.8},
+    "M5 Max 4-bit": {1: 1.0, 3: 1.12, 5: 1.45, 8: 2.2, 16: 3.9},
+    "two cores": {1: 1.0, 2: 1.15, 4: 1.5, 8: 2.2, 16: 3.5},
+}
+"""Seconds of a target pass by rows, in passes over one row, with straight lines between. Published
+in threads of ml-explore/mlx: 4265 (M3 Ultra), 3852 (M4 Pro), 3791 (M5 Max)."""
+DRAFTS = (0.05, 0.15, 0.3)
+"""Seconds per draft token, in plain steps."""
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 11, 16)
+MAX_TOKENS = 96
+STEP = 0.02
+"""Seconds of a plain step."""
+NOISE, STALLS, STALLED, DRIFT, DRIFT_ROUNDS = 0.1, 0.01, 4.0, 0.15, 50
+"""Standard deviation of the logarithm of a round's seconds, share of the rounds that stall, how
+many times as long these take, standard deviation of the logarithm of the machine's speed, and
+rounds in which it changes."""
+FIRST = (6.0, 1.5, 1.2, 1.0)
+"""How many times as long the first rounds of a source take in a process."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A cost curve, and the cost of a draft token."""
+
+    curve: Mapping[int, float]
+    draft: float
+
+    def cost(self, count: int) -> float:
+        """Return the plain steps of a round."""
+        points, rows = sorted(self.curve), count + 1
+        high = next((point for point in points if point >= rows), points[-1])
+        low = points[max(0, points.index(high) - 1)]
+        if high == low:
+            high = points[1]
+        rise = (self.curve[high] - self.curve[low]) / (high - low)
+        return self.curve[low] + (rows - low) * rise + count * self.draft
+
+    def slowness(self, dice: random.Random) -> Iterator[float]:
+        """Yield the factors by which rounds take longer."""
+        drift, share = dice.gauss(0, DRIFT), 1 - 1 / DRIFT_ROUNDS
+        while True:
+            stalled = STALLED if dice.random() < STALLS else 1.0
+            yield stalled * math.exp(drift + dice.gauss(0, NOISE))
+            drift = share * drift + math.sqrt(1 - share**2) * dice.gauss(0, DRIFT)
+
+
+class Decoding:
+    """The steps of decoding.loop.Decoding, without a model."""
+
+    def __init__(self, machine: Machine, slowness: Iterator[float], first: Counter[bool]) -> None:
+        self.clock, self._machine, self._slowness, self._rounds = 0.0, machine, slowness, first
+
+    def run(self, lengths: DraftLength, text: str) -> None:
+        """Decode a recorded sequence, which has "1" at each position where the draft is right."""
+        at, in_flight = 0, False
+        lengths.begin(0, 1, MAX_TOKENS)
+        while at < len(text):
+            drafted = lengths.choose(MAX_TOKENS - at)
+            if in_flight:
+                drafted, in_flight = 0, not drafted
+            elif not drafted:
+                in_flight = True
+            right = text[at : at + drafted]
+            accepted = len(right) - len(right.lstrip("1"))
+            emitted = min(accepted + 1, len(text) - at)
+            cost = self._machine.cost(drafted)
+            self.clock += cost
+            slow = FIRST[min(self._rounds[drafted > 0], len(FIRST) - 1)]
+            self._rounds[drafted > 0] += 1
+            ended = at + emitted == len(text)
+            left, committed = MAX_TOKENS - at - emitted, range(1 + at + accepted + 1)
+            row = SequenceRound(drafted, accepted, emitted, at, committed, ended=ended, left=left)
+            times = RoundTimes(STEP * cost * slow * next(self._slowness))
+            pipelined = in_flight and not drafted
+            lengths.on_round(RoundReport(drafted, (row,), times, pipelined=pipelined, ended=ended))
+            at += emitted
+
+
+def fixed(machine: Machine, texts: Sequence[str], length: int) -> float:
+    """Return the plain steps that a fixed draft length takes."""
+    decoding = Decoding(machine, machine.slowness(random.Random(0)), Counter())
+    for text in texts:
+        decoding.run(FixedLength(length), text)
+    return decoding.clock
+
+
+def auto(machine: Machine, texts: Sequence[str], seed: int) -> tuple[float, float]:
+    """Return the plain steps of the first and of the second reading of the texts."""
+    dice, memory = random.Random(seed), Memory()
+    slowness, first, clocks = machine.slowness(dice), Counter[bool](), []
+    for _ in range(2):
+        decoding = Decoding(machine, slowness, first)
+        for text in dice.sample(texts, len(texts)):
+            decoding.run(AutoLength([Source("draft")], memory), text)
+        clocks.append(decoding.clock)
+    return clocks[0], clocks[1]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--lines", action="store_true", help="print a line per cell")
+    args = parser.parse_args()
+    recorded = json.loads(RECORDED.read_text())
+    cells = {**recorded, "always wrong": ["0" * 40] * 30}
+    shares: dict[str, list[tuple[float, str]]] = {}
+    for name, texts in cells.items():
+        for curve, draft in ((curve, draft) for curve in CURVES for draft in DRAFTS):
+            machine = Machine(CURVES[curve], draft)
+            plain = float(sum(map(len, texts)))
+            best, length = min((fixed(machine, texts, n), n) for n in LENGTHS)
+            best, length = min((best, length), (plain, 0))
+            cell = f"{name}, {curve}, {draft:g}"
+            runs = [auto(machine, texts, seed) for seed in range(args.seeds)]
+            for kind, clocks in zip(("cold", "warm"), zip(*runs, strict=True), strict=True):
+                mean = sum(clocks) / len(clocks)
+                hopeless = ", nothing pays" if length == 0 else ""
+                shares.setdefault(f"{kind}{hopeless}", []).append((best / mean, cell))
+                shares.setdefault(f"{kind}, of plain", []).append((plain / mean, cell))
+                if args.lines:
+                    of_plain = f"{plain / mean:.3f} of plain: {kind}, {cell}"
+                    print(f"{best / mean:.3f} of {length:2d}, {of_plain}")
+    print("\n| | cells | mean | worst |\n|---|---|---|---|")
+    for title, values in sorted(shares.items()):
+        mean, (worst, cell) = sum(value for value, _ in values) / len(values), min(values)
+        print(f"| {title} | {len(values)} | {mean:.3f} | {worst:.3f} ({cell}) |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""Which draft length is chosen, on a fake clock."""
+
+from dataclasses import replace
+
+import pytest
+
+from mlx_specdec.draft_length.auto import EVERY, EXPLORE, LONG_PROMPT, AutoLength, Source
+from mlx_specdec.draft_length.length import FixedLength
+from mlx_specdec.draft_length.saved import Memory
+from mlx_specdec.errors import OptionError
+
+from ..support.lengths import STEP, a_round, run, teach
+
+DRAFT = Source("draft")
+OTHER = Source("other", costs="other", text="other")
+LOOKUP = Source("ngram", free=True, costs="free", text="ngram")
+STOPS = Source("draft", most=7, stops=True)
+
+
+def cheap(drafted: int) -> float:
+    return 1 + 0.1 * drafted
+
+
+def dear(drafted: int) -> float:
+    return 1 + 2.0 * drafted
+
+
+def known(*costs: tuple[Source, float, float], rows: int = 1, doublings: int = 0) -> Memory:
+    """Return what is known of sources: plain steps per draft token, and acceptance."""
+    memory = Memory()
+    for source, cost, accepted in costs:
+        teach(memory, source, lambda n, cost=cost: 1 + cost * n, accepted, rows, doublings)
+    return memory
+
+
+def alone(lengths: AutoLength, context: int = 10, prompt: int = 5, remaining: int = 1_000) -> int:
+    """Begin a text, and return the first draft length."""
+    lengths.begin(context, prompt, remaining)
+    return lengths.choose(remaining)
+
+
+def test_a_fixed_length_is_cut_at_the_end_and_cannot_be_negative() -> None:
+    assert [FixedLength(3).choose(remaining) for remaining in (9, 4, 3, 1)] == [3, 3, 2, 0]
+    with pytest.raises(OptionError, match="num-draft must be 0 or more"):
+        FixedLength(-1)
+
+
+def test_what_is_known_decides_the_first_round() -> None:
+    assert 3 <= alone(AutoLength([DRAFT], known((DRAFT, 0.1, 0.8)))) <= 8
+    assert alone(AutoLength([DRAFT], known((DRAFT, 0.9, 0.8)))) == 0
+    assert alone(AutoLength([DRAFT], known((DRAFT, 0.01, 0.99)))) == 16
+
+
+@pytest.mark.parametrize(("remaining", "most"), [(1, 16), (3, 16), (100, 2)])
+def test_neither_the_end_nor_the_longest_draft_is_overrun(remaining: int, most: int) -> None:
+    source = replace(DRAFT, most=most)
+    lengths = AutoLength([source], known((source, 0.01, 0.99)))
+    lengths.begin(10, 5, 1_000)
+    assert lengths.choose(remaining) == min(remaining - 1, most)
+
+
+def test_without_knowledge_plain_steps_come_first_and_drafts_soon() -> None:
+    chosen = run(AutoLength([DRAFT]), 300, cheap, lambda number: (0, 3, 3, 4)[number % 4])
+    assert chosen[:3] == [0, 0, 0] and any(chosen[:8])
+    assert sum(2 <= n <= 6 for n in chosen[100:]) > 180
+
+
+def test_asking_changes_nothing() -> None:
+    asked, silent = AutoLength([DRAFT]), AutoLength([DRAFT])
+    for number in range(100):
+        for _ in range(number % 3):
+            asked.limit("draft", 16), asked.prices("draft"), asked.reason, asked.choose(9)
+        drafted = asked.choose(1_000)
+        assert drafted == silent.choose(1_000)
+        for lengths in (asked, silent):
+            lengths.on_round(a_round(drafted, drafted // 2, cheap(drafted)))
+
+
+def test_the_current_length_stays_unless_another_is_better_by_three_percent() -> None:
+    memory = known((DRAFT, 0.1, 0.8))
+    best = alone(AutoLength([DRAFT], memory))
+    lengths = AutoLength([DRAFT], memory)
+    size = lengths.size(1)
+    size.limits["draft"] = best - 1
+    lengths._choose(size)
+    near = size.limits["draft"]
+    size.limits["draft"] = 1
+    lengths._choose(size)
+    assert (near, size.limits["draft"]) == (best - 1, best)
+
+
+def test_a_hopeless_draft_is_given_up_and_tried_again_now_and_then() -> None:
+    chosen = run(AutoLength([DRAFT]), 2_000, cheap, lambda number: 0)
+    assert 0 < sum(map(bool, chosen[200:])) < 90
+
+
+def test_a_draft_that_turns_good_is_taken_up_again() -> None:
+    chosen = run(AutoLength([DRAFT]), 3_000, cheap, lambda number: 16 * (number > 500))
+    assert sum(n >= 2 for n in chosen[-300:]) > 250
+
+
+def test_a_length_that_becomes_expensive_is_left() -> None:
+    lengths = AutoLength([DRAFT], known((DRAFT, 0.1, 0.9)))
+    before = run(lengths, 50, cheap, lambda number: 8)[-1]
+    after = run(lengths, 600, lambda n: 1 + 0.7 * n, lambda number: (1, 0, 2)[number % 3])
+    assert before > 3 and sum(n <= 2 for n in after[-100:]) > 80
+
+
+def test_explorations_are_short_and_far_apart() -> None:
+    lengths = AutoLength([DRAFT], known((DRAFT, 0.1, 0.8)))
+    usual = alone(lengths)
+    chosen = run(lengths, 10 * EXPLORE, cheap, lambda number: (8, 1, 4, 2)[number % 4])
+    strange = sum(abs(n - usual) > 3 for n in chosen)
+    assert 0 < strange <= 3 * 16
+
+
+def test_plain_decoding_is_explored_with_three_steps() -> None:
+    lengths = AutoLength([DRAFT], known((DRAFT, 0.4, 0.55)))
+    chosen = run(lengths, 40 * EXPLORE, lambda n: 1 + 0.4 * n, lambda number: number % 2)
+    text = "".join("0" if n == 0 else "x" for n in chosen)
+    assert "x000x" in text and text.count("x") > 30 * EXPLORE
+
+
+def test_of_several_sources_with_weights_the_best_one_drafts() -> None:
+    memory = known((DRAFT, 0.2, 0.6), (OTHER, 0.1, 0.8))
+    lengths = AutoLength([DRAFT, OTHER], memory)
+    alone(lengths)
+    assert lengths.limit("draft", 16) == 0 < lengths.limit("other", 16)
+
+
+@pytest.mark.parametrize(("cost", "batched"), [(0.1, True), (0.75, False)])
+def test_in_a_batch_drafts_must_beat_plain_decoding_by_more(cost: float, batched: bool) -> None:
+    memory = known((DRAFT, cost, 0.95))
+    teach(memory, DRAFT, lambda n: 1 + cost * n, 0.95, rows=16)
+    lengths = AutoLength([DRAFT], memory)
+    assert lengths.choose(100, rows=1) > 0
+    assert (lengths.choose(100, rows=16) > 0) is batched
+
+
+def test_drafting_stops_behind_a_long_context_and_comes_back() -> None:
+    memory = known((DRAFT, 0.1, 0.8))
+    teach(memory, DRAFT, lambda n: 1 + n, 0.8, doublings=4)
+    lengths = AutoLength([DRAFT], memory)
+    assert alone(lengths) > 0
+    assert alone(lengths, context=10_000) == 0
+    assert alone(lengths) > 0
+
+
+def test_the_reason_names_acceptance_seconds_and_speed() -> None:
+    lengths = AutoLength([DRAFT])
+    assert lengths.reason == "the draft length is 0 until plain steps were timed"
+    run(lengths, 4 * EVERY, cheap, lambda number: 2)
+    assert "\n" not in lengths.reason
+    plain = f"plain decoding: {1000 * STEP:.1f} ms"
+    for part in (plain, "draft tokens", "ms per round", "tokens/s"):
+        assert part in lengths.reason
+
+
+def test_a_proposer_that_is_too_expensive_is_dropped_and_stays_dropped() -> None:
+    memory = Memory()
+    counts = []
+    for _ in range(3):
+        lengths = AutoLength([DRAFT], memory)
+        lengths.begin(10, 5, 1_000)
+        counts.append(sum(map(bool, run(lengths, 100, lambda n: 1 + 9.0 * n, lambda number: 16))))
+    assert counts[0] <= 3 and sum(counts[1:]) <= 3
+
+
+def test_a_first_round_that_stalled_is_corrected_in_the_next_completion() -> None:
+    stalled, memory = iter([1.0, 40.0]), Memory()
+    for _ in range(3):
+        lengths = AutoLength([DRAFT], memory)
+        lengths.begin(10, 5, 1_000)
+        chosen = run(lengths, 100, lambda n: next(stalled, 1.0) * cheap(n), lambda number: 4)
+    assert sum(n >= 3 for n in chosen[-50:]) > 40
+
+
+def test_plain_steps_that_fill_or_empty_the_pipeline_are_not_timed() -> None:
+    memory = known((DRAFT, 0.9, 0.5))
+    lengths = AutoLength([DRAFT], memory)
+    lengths.begin(10, 5, 1_000)
+    plain = lengths.size(1).table.plain
+    before = plain[0]
+    lengths.on_round(a_round(0, steps=9.0))
+    lengths.on_round(a_round(0, steps=0.1, pipelined=False))
+    assert plain[0] == before
+    lengths.on_round(a_round(0))
+    lengths.on_round(a_round(0, steps=2.0))
+    assert plain[0] > before
+
+
+def test_the_first_round_of_a_kind_in_a_process_is_not_timed() -> None:
+    memory = known((DRAFT, 0.1, 0.8))
+    memory.rounds.clear()
+    lengths = AutoLength([DRAFT], memory)
+    lengths.begin(10, 5, 1_000)
+    drafted = lengths.choose(1_000)
+    entry = lengths.size(1).table.entry("draft", drafted)
+    before = entry[0]
+    lengths.on_round(a_round(drafted, 1, 2 * cheap(drafted)))
+    assert entry[0] == before
+    lengths.on_round(a_round(drafted, 1, 2 * cheap(drafted)))
+    assert entry[0] > before
+
+
+def test_the_prefill_of_a_proposer_is_timed_apart_and_must_be_gained() -> None:
+    memory = known((DRAFT, 0.1, 0.8))
+    lengths = AutoLength([DRAFT], memory)
+    lengths.begin(10, 1_000, 10_000)
+    assert lengths.choose(10_000) == 0 and not lengths.eager("draft")
+    lengths.on_round(a_round(0, left=10_000))
+    drafted = lengths.choose(10_000)
+    entry = lengths.size(1).table.entry("draft", drafted)
+    before = entry[0]
+    lengths.on_round(a_round(drafted, 1, cheap(drafted) + 50.0))
+    assert entry[0] == before
+    assert memory.entries["reading draft"][0] == pytest.approx(0.05, rel=0.1)
+    choices = []
+    for remaining in (40, 4_000):
+        lengths = AutoLength([DRAFT], memory)
+        lengths.begin(10, 1_000, remaining)
+        lengths.on_round(a_round(0, left=remaining))
+        choices.append(lengths.choose(remaining))
+    assert choices[0] == 0 < choices[1]
+
+
+def test_after_a_long_prompt_the_first_token_does_not_wait_for_the_draft() -> None:
+    lengths = AutoLength([LOOKUP, DRAFT], known((DRAFT, 0.1, 0.8), (LOOKUP, 0.1, 0.9)))
+    for prompt, eager in ((LONG_PROMPT + 1, False), (LONG_PROMPT, True)):
+        lengths.begin(10, prompt, 1_000)
+        assert lengths.eager("draft") is eager
+        assert lengths.limit("ngram", 16) > 0
+
+
+def test_lookup_has_prices_in_the_time_of_what_drafts_otherwise() -> None:
+    tokens = []
+    for accepted in (0.1, 0.9):
+        lengths = AutoLength([LOOKUP, DRAFT], known((DRAFT, 0.1, accepted), (LOOKUP, 0.1, 0.5)))
+        lengths.begin(10, 5, 1_000)
+        prices = lengths.prices("ngram")
+        assert prices is not None and prices.rounds[:3] == pytest.approx([1.0, 1.1, 1.2])
+        tokens.append(prices.token)
+    assert tokens[0] == pytest.approx(1.0) and tokens[1] < 0.5
+
+
+def test_a_proposer_that_stops_has_prices_unless_it_is_tried_or_does_not_pay() -> None:
+    lengths = AutoLength([STOPS], known((STOPS, 0.1, 0.8)))
+    lengths.begin(10, 5, 1_000)
+    lengths.on_round(a_round(4, 4, 1.4))
+    lengths.on_round(a_round(4, 4, 1.4))
+    lengths.begin(10, 5, 1_000)
+    assert lengths.prices("draft") is not None
+    lengths = AutoLength([STOPS], known((STOPS, 2.0, 0.8)))
+    lengths.begin(10, 5, 1_000)
+    assert lengths.prices("draft") is None
+    chosen = run(AutoLength([STOPS]), 30, cheap, lambda number: 4)
+    assert any(chosen)
+
+
+@pytest.mark.parametrize(("source", "verified"), [(STOPS, 1.0), (replace(STOPS, stops=False), 0)])
+def test_a_token_at_which_a_proposer_stopped_counts_as_rejected(
+    source: Source, verified: float
+) -> None:
+    memory = known((source, 0.1, 0.8))
+    lengths = AutoLength([source], memory)
+    lengths.begin(10, 5, 1_000)
+    assert lengths.choose(1_000) > 2
+    before = memory.entries["acceptance draft"][0][1]
+    lengths.on_round(a_round(1, 1, 1.1))
+    assert memory.entries["acceptance draft"][0][1] - before == verified
+    lengths.on_round(a_round(1, 1, 1.1, ended=True))
+    assert memory.entries["acceptance draft"][0][1] - before == verified
+
+
+def test_a_new_batch_size_begins_with_the_costs_of_the_nearest_one() -> None:
+    memory = known((DRAFT, 0.3, 0.8), rows=4)
+    lengths = AutoLength([DRAFT], memory)
+    costs = lengths.size(8).table.costs(DRAFT)
+    assert costs[:3] == pytest.approx([1.0, 1.3, 1.6])
+
+
+def test_a_survey_runs_its_lengths_in_turn_and_counts_no_acceptance() -> None:
+    memory = Memory()
+    turn = (0, 0, 0, 1, 1, 4)
+    for number in range(2):
+        lengths = AutoLength([DRAFT], memory, survey=turn)
+        lengths.begin(10, 5, 1_000)
+        chosen = run(lengths, len(turn), cheap, lambda _: 4)
+        assert chosen == list(turn) and lengths.surveyed == len(turn) + 1
+        assert (lengths.size(1).table.entry("draft", 4)[1] > 0) is (number == 1)
+    assert lengths.size(1).table.costs(DRAFT)[4] == pytest.approx(cheap(4), rel=0.02)
+    assert not any(map(sum, memory.entries["acceptance draft"]))
