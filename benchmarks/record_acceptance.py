@@ -2,11 +2,8 @@
 
     python benchmarks/record_acceptance.py
 
-Writes benchmarks/acceptance.json. Each text has three strings with one character per position:
-
-- draft: "1" if the draft model's token equals the target's.
-- found: how many tokens prompt lookup proposes there, in base 17.
-- right: how many of them equal the target's, in base 17."""
+Writes benchmarks/acceptance.json. Each sequence is a string with one character per position: "1" if
+the draft model's token equals the target's, and "0" if not."""
 
 from __future__ import annotations
 
@@ -20,19 +17,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mlx_specdec.engine.generate import stream_generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.request import encode, make_rule
+from mlx_specdec.engine.request import make_rule
 from mlx_specdec.interfaces import Noise, Proposal, Verdict
 from mlx_specdec.options import Options
-from mlx_specdec.proposers.drafter import Setup
-from mlx_specdec.proposers.lookup import PromptLookup, drafter
 from mlx_specdec.text.prompts import read_prompts
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
 ROOT = Path(__file__).resolve().parents[1]
-TOKENS, LONGEST = 96, 16
-DIGITS = "0123456789abcdefg"
+TOKENS = 96
 PAIRS = {"translation": "t5-enfr", "Python": "py-llama"}
 FILES = {"translation": ("translation.jsonl", 30), "Python": ("python.jsonl", 16)}
 
@@ -53,37 +47,24 @@ class Recording:
         return Verdict(proposal.none_accepted, chosen)
 
 
-def record(pair: Pair, prompt: str, temperature: float) -> dict[str, str]:
-    """Return what draft model and prompt lookup would have proposed at each position."""
+def record(pair: Pair, prompt: str, temperature: float) -> str:
+    """Return whether the draft model's token would be right at each position."""
     options = Options(
         max_tokens=TOKENS, num_draft=1, proposer="draft", temperature=temperature, cost_cache=False
     )
     rule = Recording(options)
-    run = stream_generate(pair, prompt, options, rule=rule)
-    tokens, found, right = run.result().tokens, "", ""
-    lookup = drafter(pair).make(Setup(options, followed=True))
-    assert isinstance(lookup, PromptLookup)
-    ids = encode(pair, prompt, options)
-    lookup.begin([ids])
-    before = pair.target.prefix(ids)
-    for place in range(len(tokens)):
-        guess = list(lookup.continuation([*before, *tokens[:place]], LONGEST))
-        pairs = zip(guess, tokens[place:], strict=False)
-        wrong = next(
-            (n for n, (a, b) in enumerate(pairs) if a != b), min(len(guess), len(tokens) - place)
-        )
-        found, right = found + DIGITS[len(guess)], right + DIGITS[wrong]
-    return {"draft": rule.right.ljust(len(tokens), "0"), "found": found, "right": right}
+    tokens = stream_generate(pair, prompt, options, rule=rule).result().tokens
+    return rule.right.ljust(len(tokens), "0")
 
 
 def main() -> None:
-    texts: dict[str, list[dict[str, str]]] = {}
+    texts: dict[str, list[str]] = {}
     for name, model in PAIRS.items():
         pair = load(str(ROOT / "weights" / model), str(ROOT / "weights" / f"{model}-draft"))
         for temperature in (0.0, 1.0):
             file, limit = FILES[name]
             prompts = read_prompts(ROOT / "prompts" / file, limit)
-            cell = [record(pair, each.turns[0], temperature) for each in prompts]
+            cell = [record(pair, prompt.turns[0], temperature) for prompt in prompts]
             texts[f"{name}, T = {temperature:g}"] = cell
             print(name, temperature, len(cell), cell[0], flush=True)
     (ROOT / "benchmarks" / "acceptance.json").write_text(json.dumps(texts, indent=0) + "\n")

@@ -33,6 +33,8 @@ EXPECTED, PRIOR = 0.7, 8.0
 to 0.8. Each position has the mean over all positions as its prior, with the same weight."""
 REMEMBERED, FORGOTTEN = 100, 2048
 """Rounds after which a draft's weight has fallen to 1/e, while its proposer drafts or does not."""
+LOSS = 1.0
+"""Plain steps that a round of a trial may be expected to lose."""
 NOISE = 0.2
 """Standard deviation of the logarithm of a single round's seconds."""
 STALL = 0.5
@@ -102,9 +104,13 @@ class Acceptance:
 class Table:
     """Seconds of rounds in batches of one size, after contexts of one length.
 
-    The entry of a proposer and a draft length is [logarithm of the cost ratio, weight of the timed
-    rounds, number of the newest timed round]. The entry of plain decoding is [logarithm of the
-    seconds, weight, newest timed round, number of all rounds, newest trial]."""
+    The logarithm of a round's seconds is the speed of the machine, which all rounds share, plus the
+    cost of the candidate. The entry of a proposer and a draft length is [cost, weight of the timed
+    rounds, number of the newest timed round]; plain decoding has one entry.
+
+    Attributes:
+        state: The speed, the number of rounds, and the number of the newest trial's round.
+        plain: The entry of plain decoding."""
 
     def __init__(self, memory: Memory, rows: int, doublings: int, names: Sequence[str]) -> None:
         """Open the saved table, or begin with the nearest one's costs and little weight.
@@ -118,29 +124,30 @@ class Table:
 
         def opened(name: str, default: list[Any]) -> list[Any]:
             entries, key = memory.entries, f"{name}, {rows} rows, {doublings} doublings"
-            if key not in entries and name:
-                sizes = sorted(range(10), key=lambda n: abs((1 << n) - rows))
+            if key not in entries:
                 near = [
                     entries.get(f"{name}, {1 << n} rows, {more} doublings")
-                    for n in sizes
+                    for n in sorted(range(10), key=lambda n: abs((1 << n) - rows))
                     for more in range(doublings, -1, -1)
                 ]
-                known = next(filter(None, near), default)
-                default = [[entry[0], min(entry[1], 1.0), 0] for entry in known]
+                copied = next(filter(None, near), default)
+                default = [[entry[0], min(entry[1], 1.0), 0] for entry in copied]
             return entries.setdefault(key, default)
 
-        self.plain = opened("", [0.0, 0, 0, 0, 0])
+        self.state = memory.entries.setdefault(f"{rows} rows, {doublings} doublings", [0.0, 0, 0])
+        self._entries = {"": opened("plain", [[0.0, 0, 0]])}
         untimed = [[0.0, 0, 0] for _ in range(MOST + 1)]
-        self._entries = {name: opened(name, untimed) for name in names}
+        self._entries |= {name: opened(name, untimed) for name in names}
+        self.plain = self._entries[""][0]
 
     @property
     def seconds(self) -> float:
         """Seconds of a plain step."""
-        return math.exp(self.plain[0])
+        return math.exp(self.state[0] + self.plain[0])
 
     def entry(self, name: str, drafted: int) -> list[Any]:
-        """Return the entry of a draft length, or of plain decoding if it is 0."""
-        return self._entries[name][drafted] if drafted else self.plain
+        """Return the entry of a proposer and a draft length, or of plain decoding if it is 0."""
+        return self._entries[name][drafted]
 
     def timed(self, name: str) -> float:
         """Return the weight of all timed rounds of a proposer."""
@@ -148,15 +155,15 @@ class Table:
 
     def add(self, name: str, drafted: int, seconds: float) -> None:
         """Learn from a round."""
-        entry, plain = self.entry(name, drafted), self.plain
-        error = math.log(seconds) - entry[0] - (plain[0] if drafted else 0.0)
+        entry, state = self.entry(name, drafted), self.state
+        error = math.log(seconds) - entry[0] - state[0]
         # A far shorter round than the first ones shows that these stalled.
         new = not entry[1] or (entry[1] < 3 and error < -STALL)
         error = error if new else min(error, STALL)
-        gain = 1.0 if new else max(LEAST_GAIN if drafted else COMMON, 1 / (1 + entry[1]))
+        gain = 1.0 if new else max(LEAST_GAIN, 1 / (1 + entry[1]))
         entry[0] += gain * error
-        plain[0] += COMMON * (1 - gain) * error if drafted else 0.0
-        entry[1:3] = min(entry[1] + 1, 1 / LEAST_GAIN), plain[3]
+        state[0] += COMMON * (1 - gain) * error
+        entry[1:] = min(entry[1] + 1, 1 / LEAST_GAIN), state[1]
 
     def costs(self, source: Source, name: str = "") -> list[float]:
         """Return the cost ratios of draft lengths 0 .. MOST. Those that were not timed lie on the
@@ -164,7 +171,8 @@ class Table:
         rise, points = RISE[source.free], [(0, 1.0)]
         for drafted, (cost, weight, _) in enumerate(self._entries[name or source.costs]):
             if weight:
-                before, points = points[-1], [*points, (drafted, math.exp(cost))]
+                ratio = math.exp(cost - self.plain[0])
+                before, points = points[-1], [*points, (drafted, ratio)]
                 rise = max(0.02, (points[-1][1] - before[1]) / (drafted - before[0]))
         costs, last = [1.0], points[-1]
         for (low, first), (high, second) in pairwise(points):
@@ -287,7 +295,7 @@ class AutoLength(DraftLength):
     def _time(self, size: _Size, source: Source, report: RoundReport) -> None:
         """Learn from the seconds of a round."""
         drafted, seconds, table = report.size, max(report.times.total, 1e-9), size.table
-        table.plain[3] += 1
+        table.state[1] += 1
         name, rounds = source.costs if drafted else "", self._memory.rounds
         kind = (name, drafted, size.rows)
         rounds[kind] += 1
@@ -383,7 +391,7 @@ class AutoLength(DraftLength):
                 least, size.rate = favored[length], max(size.rate, rates[length])
                 chosen = {source.name: length}
         size.limits |= chosen
-        if table.plain[3] - table.plain[4] >= min(EXPLORE, EVERY + table.plain[3] // 4):
+        if table.state[1] - table.state[2] >= min(EXPLORE, EVERY + table.state[1] // 4):
             self._explore(size)
         for source in self._sources.values():
             if source.free:
@@ -402,17 +410,21 @@ class AutoLength(DraftLength):
         for source in self._paid:
             if source.name in self._dropped or self._reading(size, source) > EVERY:
                 continue
-            rates = self._rates(size, source, luck=1.0)
-            for length in LENGTHS:
+            rates, costs = self._rates(size, source, luck=1.0), table.costs(source)
+            for shorter, length in pairwise((0, *LENGTHS)):
                 _, weight, last = table.entry(source.costs, length)
-                hope = rates[length] * math.exp(NOISE / math.sqrt(weight + 0.5))
+                # A length that was never timed may cost no more than a shorter one.
+                optimism = math.exp(NOISE / math.sqrt(weight)) if weight else 1.0
+                hope = (
+                    optimism * rates[length] * costs[length] / costs[length if weight else shorter]
+                )
+                lost = costs[length] * (1 - rates[length] / size.rate)
                 current = size.limits[source.name] == length
-                lost = table.costs(source)[length] * (1 - rates[length] / size.rate)
-                if length <= source.most and not current and hope > size.rate and lost < 1.0:
+                if length <= source.most and not current and hope > size.rate and lost < LOSS:
                     hopeful.append((last, source.name, length))
         if hopeful:
             _, name, length = min(hopeful)
-            size.trial, size.due, table.plain[4] = True, 3, table.plain[3]
+            size.trial, size.due, table.state[2] = True, 3, table.state[1]
             size.limits = dict.fromkeys(self._sources, 0) | ({name: length} if length else {})
 
     @property

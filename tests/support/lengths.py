@@ -21,7 +21,8 @@ def teach(
 ) -> None:
     """Teach the cost ratio of each draft length, and the acceptance rate of each position."""
     table = Table(memory, rows, doublings, [source.costs])
-    table.plain[:2] = math.log(STEP), 8
+    table.state[0] = math.log(STEP)
+    table.plain[:2] = 0.0, 8
     for drafted in range(1, MOST + 1):
         table.entry(source.costs, drafted)[:2] = math.log(cost(drafted)), 8
     acceptance = memory.entries[f"acceptance {source.text}"] = []
