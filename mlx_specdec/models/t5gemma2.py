@@ -18,10 +18,15 @@ from mlx_lm.models.gemma3_text import MLP, RMSNorm
 from ..checkpoints.files import whole_number
 from ..checkpoints.tensors import MOST_LAYERS
 from ..errors import CheckpointError, PromptError
-from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from .encoder_decoder.family import EncoderDecoderFamily
-from .encoder_decoder.layers import Attend, Mask, Offset, attend_cached, attend_in_parts
+from .encoder_decoder.layers import (
+    Attend,
+    Mask,
+    RotaryAttention,
+    attend_cached,
+    attend_in_parts,
+)
 from .rows import Place
 
 KINDS = ("sliding_attention", "full_attention")
@@ -30,7 +35,7 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Shape:
+class StackConfig:
     """The shapes of one stack.
 
     Attributes:
@@ -116,40 +121,24 @@ def _ropes(config: Config) -> dict[str, tuple[float, float]]:
     return ropes
 
 
-class Attention(layers.Attention):
+class T5Gemma2Attention(RotaryAttention):
     """Grouped-query attention with normed and rotated queries and keys."""
 
-    def __init__(self, shape: Shape, rope: tuple[float, float]) -> None:
-        heads = shape.heads, shape.kv_heads, shape.head_dim
-        super().__init__(shape.hidden_size, *heads, scale=shape.scale)
-        self._rope = rope
+    def __init__(self, shape: StackConfig, rope: tuple[float, float]) -> None:
+        heads, (base, scale) = (shape.heads, shape.kv_heads, shape.head_dim), rope
+        rotate = nn.RoPE(shape.head_dim, base=base, scale=scale)
+        super().__init__(shape.hidden_size, *heads, scale=shape.scale, rope=rotate)
         self.q_norm = RMSNorm(shape.head_dim, shape.epsilon)
         self.k_norm = RMSNorm(shape.head_dim, shape.epsilon)
 
-    def queries(self, states: mx.array, offset: Offset) -> mx.array:
-        return self._rotated(self.q_norm(super().queries(states, offset)), offset)
 
-    def keys_values(self, states: mx.array, offset: Offset = None) -> tuple[mx.array, mx.array]:
-        """Return keys and values. For the encoder's output, `offset` is None, and keys are not
-        rotated."""
-        keys, values = super().keys_values(states)
-        return self._rotated(self.k_norm(keys), offset), values
-
-    def _rotated(self, heads: mx.array, offset: Offset) -> mx.array:
-        if offset is None:
-            return heads
-        width, (base, scale) = self._head_dim, self._rope
-        how: dict[str, Any] = {"base": base, "scale": scale, "offset": offset}
-        return mx.fast.rope(heads, width, traditional=False, **how)
-
-
-class Layer(nn.Module):
+class T5Gemma2Layer(nn.Module):
     """One layer of either stack. `window` is None if it attends to all positions."""
 
-    def __init__(self, shape: Shape, number: int) -> None:
+    def __init__(self, shape: StackConfig, number: int) -> None:
         super().__init__()
         self.window = shape.windows[number]
-        self.self_attn = Attention(shape, shape.ropes[number])
+        self.self_attn = T5Gemma2Attention(shape, shape.ropes[number])
         self.mlp = MLP(shape.hidden_size, shape.intermediate_size)
         for name in ("self_attn", "feedforward"):
             for place in ("pre", "post"):
@@ -162,12 +151,12 @@ class Layer(nn.Module):
         return states + self.post_feedforward_layernorm(inner)
 
 
-class Stack(nn.Module):
+class T5Gemma2Stack(nn.Module):
     """The layers of the encoder or of the decoder, and the norm after them."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: StackConfig) -> None:
         super().__init__()
-        self.layers = [Layer(shape, number) for number in range(len(shape.windows))]
+        self.layers = [T5Gemma2Layer(shape, number) for number in range(len(shape.windows))]
         self.norm = RMSNorm(shape.hidden_size, shape.epsilon)
 
 
@@ -179,7 +168,7 @@ class T5Gemma2(Network):
     merged = True
 
     def __init__(
-        self, encoder: Shape, decoder: Shape, start: int, end_of_image: int, image: int
+        self, encoder: StackConfig, decoder: StackConfig, start: int, end_of_image: int, image: int
     ) -> None:
         super().__init__()
         self.vocabulary, self.width = decoder.vocab_size, decoder.hidden_size
@@ -188,7 +177,7 @@ class T5Gemma2(Network):
         self.row = 2 * len(decoder.windows) * decoder.kv_heads * decoder.head_dim
         self._shape, self._end_of_image, self._image = decoder, end_of_image, image
         self.model = nn.Module()
-        self.model.encoder, self.model.decoder = Stack(encoder), Stack(decoder)
+        self.model.encoder, self.model.decoder = T5Gemma2Stack(encoder), T5Gemma2Stack(decoder)
         self.model.encoder.embed_tokens = nn.Embedding(self.vocabulary, self.width)
         self.model.encoder.eoi_embedding = mx.zeros((self.width,))
 
@@ -212,7 +201,7 @@ class T5Gemma2(Network):
             states = layer(states, partial(attend_in_parts, visible))
         return self.model.encoder.norm(states)
 
-    def source_attention(self, layer: nn.Module) -> Attention:
+    def source_attention(self, layer: nn.Module) -> RotaryAttention:
         return layer.self_attn
 
     def decode(
@@ -283,7 +272,7 @@ class T5Gemma2Family(EncoderDecoderFamily):
     def network(self, config: Config, tensors: Collection[str] | None) -> Network:
         encoder, decoder = _stacks(config)
         try:
-            shapes = Shape.of(encoder), Shape.of(decoder)
+            shapes = StackConfig.of(encoder), StackConfig.of(decoder)
         except (AttributeError, TypeError) as problem:
             raise CheckpointError("config.json has entries of unexpected types") from problem
         if len({(shape.vocab_size, shape.hidden_size) for shape in shapes}) > 1:

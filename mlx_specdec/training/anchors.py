@@ -13,7 +13,7 @@ import numpy as np
 from ..interfaces import rectangle
 from ..models.base import Base
 from ..models.drafters.files import Shapes
-from ..models.drafters.layers import Attention, SourceKeysValues
+from ..models.drafters.layers import DrafterAttention, SourceKeysValues
 from ..models.drafters.network import DrafterNetwork
 from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..models.trainable import Ids
@@ -24,7 +24,7 @@ KeysValues = tuple[mx.array, mx.array]
 
 
 def attend(
-    attention: Attention,
+    attention: DrafterAttention,
     queries: mx.array,
     sequence: KeysValues,
     block: KeysValues,

@@ -26,7 +26,7 @@ from ..models.drafters.dflash import CONFIDENCE, CONFIDENCE_BIAS, DFlash
 from ..models.drafters.eagle import Eagle3
 from ..models.drafters.files import ATTENDS, ConfigEntries, LayerSizes, Shapes, layer_sizes
 from ..models.drafters.kinds import attach, describe, read
-from ..models.drafters.layers import Attention
+from ..models.drafters.layers import DrafterAttention
 from ..models.drafters.network import DrafterNetwork
 from ..models.number_format import NumberFormat
 from .anchors import Anchored, AnchorTask, KeysValues, compared
@@ -194,7 +194,9 @@ class DSparkTask(AnchorTask):
         return normed
 
 
-def _attend(attention: Attention, context: mx.array, anchors: mx.array, rows: mx.array) -> mx.array:
+def _attend(
+    attention: DrafterAttention, context: mx.array, anchors: mx.array, rows: mx.array
+) -> mx.array:
     """Attend from the rows of all blocks, (sequences, anchors x slots, width)."""
     blocks = rows.reshape(anchors.size, -1, rows.shape[-1])
     offsets = anchors.reshape(-1)
@@ -249,11 +251,11 @@ class Eagle3Task(AnchorTask):
         sequences: list[KeysValues] = []
         made: list[list[KeysValues]] = [[] for _ in network.layers]
 
-        def attend_all(number: int, attention: Attention, rows: mx.array) -> mx.array:
+        def attend_all(number: int, attention: DrafterAttention, rows: mx.array) -> mx.array:
             sequences.append(attention.keys_values(rows, 0))
             return attention.attend(attention.queries(rows, 0), *sequences[-1], "causal")
 
-        def attend_drafts(number: int, attention: Attention, rows: mx.array) -> mx.array:
+        def attend_drafts(number: int, attention: DrafterAttention, rows: mx.array) -> mx.array:
             # A draft begins at the row before its anchor.
             offsets = anchored.anchors.reshape(-1) + len(made[number])
             row = rows.reshape(offsets.size, 1, rows.shape[-1])

@@ -223,7 +223,7 @@ def test_fixtures_notice_every_wrong_entry(change: str) -> None:
 
 def test_fixtures_notice_wrong_arithmetic(monkeypatch) -> None:
     """Rotated keys of the source, norms without 1 +, a scaled vector at the end of an image."""
-    network, attention = MODEL(GROUPED).network, t5gemma2.Attention
+    network, attention = MODEL(GROUPED).network, t5gemma2.T5Gemma2Attention
     keys_values = attention.keys_values
 
     def rotated(self, states, offset=None):

@@ -169,7 +169,7 @@ def _stack(config: Mapping[str, Any], stack: str) -> StackShape:
     return StackShape(whole_number(config, f"{stack}_layers", most=MOST_LAYERS), heads, inner)
 
 
-class Layer(nn.Module):
+class BartLayer(nn.Module):
     """One layer of a stack: attention, attention to the source in a decoder, feed-forward."""
 
     def __init__(self, config: BartConfig, shape: StackShape, *, is_decoder: bool) -> None:
@@ -232,7 +232,7 @@ def sinusoids(config: BartConfig) -> mx.array:
     return mx.array(table.astype(np.float32))
 
 
-class Stack(nn.Module):
+class BartStack(nn.Module):
     """The encoder, or the decoder without the head. It has an embedding of its own (`embed_tokens`)
     only if the encoder and the decoder do not share one."""
 
@@ -248,7 +248,7 @@ class Stack(nn.Module):
         if switches.embedding_norm:
             self.layernorm_embedding = nn.LayerNorm(width)
         shape = config.decoder if is_decoder else config.encoder
-        self.layers = [Layer(config, shape, is_decoder=is_decoder) for _ in range(shape.layers)]
+        self.layers = [BartLayer(config, shape, is_decoder=is_decoder) for _ in range(shape.layers)]
         if switches.stack_norm:
             self.layer_norm = nn.LayerNorm(width)
 
@@ -272,8 +272,8 @@ class Bart(Network):
         if not config.shared:
             self.source_vocabulary = config.source_size
         self.model = nn.Module()
-        self.model.encoder = Stack(config, is_decoder=False)
-        self.model.decoder = Stack(config, is_decoder=True)
+        self.model.encoder = BartStack(config, is_decoder=False)
+        self.model.decoder = BartStack(config, is_decoder=True)
         if config.shared:
             self.model.shared = nn.Embedding(config.vocab_size, config.d_model)
         if has_bias:
@@ -343,7 +343,7 @@ class Bart(Network):
     def _scaled(self, states: mx.array) -> mx.array:
         return states * self.config.d_model**0.5 if self.config.scales else states
 
-    def _rows(self, stack: Stack, positions: mx.array) -> mx.array:
+    def _rows(self, stack: BartStack, positions: mx.array) -> mx.array:
         """Return the rows of the table of positions. In M2M100, position -1 stands for padding."""
         config = self.config
         if config.switches.positions == "learned":

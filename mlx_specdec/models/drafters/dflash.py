@@ -13,8 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import Weights
+from ..encoder_decoder.layers import attend_cached
 from .files import ConfigEntries, Description, DrafterFiles, StoredTensors, is_named, nested
-from .layers import Layer, SourceKeysValues
+from .layers import DrafterLayer, SourceKeysValues
 from .network import Config, DrafterKind, DrafterNetwork, Reading
 
 IDS = "aux_hidden_state_layer_ids"
@@ -223,7 +224,7 @@ class DFlash(DrafterNetwork):
         sizes = files.sizes
         self.hidden_norm = nn.RMSNorm(sizes.width, sizes.eps)
         self.layers = [
-            Layer(sizes, number, sizes.width, files.tensors) for number in range(sizes.count)
+            DrafterLayer(sizes, number, sizes.width, files.tensors) for number in range(sizes.count)
         ]
         if files.markov is not None:
             self.markov_head = MarkovHead(files)
@@ -238,7 +239,11 @@ class DFlash(DrafterNetwork):
         return DFlashReading(self)
 
     def through(
-        self, layer: Layer, states: mx.array, attend: Attend, source: SourceKeysValues | None = None
+        self,
+        layer: DrafterLayer,
+        states: mx.array,
+        attend: Attend,
+        source: SourceKeysValues | None = None,
     ) -> mx.array:
         """Run a layer over the states of a block.
 
@@ -326,7 +331,7 @@ class DFlashReading(Reading):
         offset = self._rows.advance(tokens, network.slots).starts[0]
         parts = zip(network.layers, self._caches, network.masks(offset), self._sources, strict=True)
         for layer, cache, mask, source in parts:
-            attend = partial(layer.self_attn.step, cache=cache, offset=offset, mask=mask)
+            attend = partial(attend_cached, cache, mask, layer.self_attn, offset=offset)
             states = network.through(layer, states, attend, source)
         states = network.norm(states)
         self._logits = network.own_logits(states[:, skipped : skipped + count])

@@ -15,7 +15,7 @@ from ...largest import indices_of_largest
 from . import dflash
 from .dflash import IDS, Attend, BlockFiles, DFlash
 from .files import ConfigEntries, is_named, nested
-from .layers import Layer, SourceKeysValues
+from .layers import DrafterLayer, SourceKeysValues
 from .network import Config, DrafterKind
 
 
@@ -128,7 +128,11 @@ class DFlash2(DFlash):
             layer.attention_conv, layer.mlp_conv = Convolution(files), Convolution(files)
 
     def through(
-        self, layer: Layer, states: mx.array, attend: Attend, source: SourceKeysValues | None = None
+        self,
+        layer: DrafterLayer,
+        states: mx.array,
+        attend: Attend,
+        source: SourceKeysValues | None = None,
     ) -> mx.array:
         rows, kernels = layer.attention_conv.before(layer.input_layernorm(states))
         states = states + layer.attention_conv.behind(attend(rows), kernels)

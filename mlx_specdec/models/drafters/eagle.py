@@ -23,7 +23,7 @@ from .files import (
     is_named,
     layer_sizes,
 )
-from .layers import Layer
+from .layers import DrafterLayer
 from .network import Chain, Config, DrafterKind, Reading
 
 UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
@@ -75,7 +75,7 @@ class Eagle(Chain):
         super().__init__(files)
         sizes, present = files.sizes, files.tensors
         self.layers = [
-            Layer(sizes, number, sizes.width, present, normed=number > 0)
+            DrafterLayer(sizes, number, sizes.width, present, normed=number > 0)
             for number in range(sizes.count)
         ]
 
@@ -140,7 +140,7 @@ def read_eagle3(
     )
 
 
-class FirstLayer(Layer):
+class FirstLayer(DrafterLayer):
     """The layer whose attention reads each token's embedding, concatenated with the hidden state of
     the position before it."""
 
@@ -166,7 +166,9 @@ class Eagle3(Chain):
             self.embed_tokens = nn.Embedding(files.vocabulary, sizes.width)
             self.lm_head = nn.Linear(sizes.width, files.drafted, bias=False)
         first = FirstLayer(sizes, present, files.norm_before_residual)
-        later = [Layer(sizes, number, sizes.width, present) for number in range(1, sizes.count)]
+        later = [
+            DrafterLayer(sizes, number, sizes.width, present) for number in range(1, sizes.count)
+        ]
         self.layers = [first, *later]
         if "input_norm.weight" in present:
             self.input_norm = nn.RMSNorm(files.taps * files.target_width, sizes.eps)

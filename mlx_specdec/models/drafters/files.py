@@ -20,8 +20,6 @@ from ...errors import CheckpointError
 from ..families import is_encoder_decoder
 
 Shapes = dict[str, tuple[int, ...]]
-ENCODER_ATTENTION = "encoder_attn"
-"""Name of a layer's attention to the output of the target's encoder."""
 ATTENDS = "encoder_attention"
 """Entry of config.json: whether layers attend to the target's encoder. This entry and
 encoder_hidden_size are specific to this package, because no other program has drafters for

@@ -8,8 +8,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..kv_cache import KVCache
-from .files import ENCODER_ATTENTION, LayerSizes
+from ..encoder_decoder.layers import Attention, RotaryAttention
+from .files import LayerSizes
 
 Names = Collection[str]
 """Names of all tensors of a drafter. A layer has a bias or a norm only if its name is listed."""
@@ -90,94 +90,53 @@ class SourceKeysValues(NamedTuple):
     mask: mx.array | None = None
 
 
-def linear(present: Names, path: str, inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=f"{path}.bias" in present)
+def add_biases(module: nn.Module, present: Names, path: str) -> None:
+    """Add a bias to each linear layer of the module at `path` for which the drafter has one."""
+    for name, layer in module.items():
+        if f"{path}.{name}.bias" in present:
+            layer.bias = mx.zeros(layer.weight.shape[:1])
 
 
-class Attention(nn.Module):
-    """Attention with grouped heads and rotary positions.
+class DrafterAttention(RotaryAttention):
+    """A layer's self-attention.
 
     Args:
         sizes: The sizes of the layer.
         inputs: Width of the states from which queries, keys and values are computed.
         present: Names of all tensors of the drafter.
         path: Name of this attention among the tensors.
-        source: Width of the encoder's output, for attention to the encoder. Its keys and values
-            are computed from that output, and positions are not rotated.
     """
 
-    def __init__(
-        self, sizes: LayerSizes, inputs: int, present: Names, path: str, source: int | None = None
-    ) -> None:
-        super().__init__()
-        self._sizes = sizes
-        self._rope = rope_of(sizes) if source is None else None
-        inner, outer = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-        self.q_proj = linear(present, f"{path}.q_proj", inputs, inner)
-        self.k_proj = linear(present, f"{path}.k_proj", source or inputs, outer)
-        self.v_proj = linear(present, f"{path}.v_proj", source or inputs, outer)
-        self.o_proj = linear(present, f"{path}.o_proj", inner, sizes.width)
+    def __init__(self, sizes: LayerSizes, inputs: int, present: Names, path: str) -> None:
+        heads, scale = (sizes.heads, sizes.kv_heads, sizes.head_dim), sizes.head_dim**-0.5
+        super().__init__(sizes.width, *heads, scale=scale, inputs=inputs, rope=rope_of(sizes))
+        add_biases(self, present, path)
         for name in ("q_norm", "k_norm"):
             if f"{path}.{name}.weight" in present:
                 self[name] = nn.RMSNorm(sizes.head_dim, sizes.eps)
 
-    def queries(self, rows: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """Return the queries, (1, heads, m, head_dim), of rows, (1, m, inputs), whose first is at
-        position `offset`."""
-        return self._placed(self.q_proj(rows), "q_norm", offset)
-
-    def keys_values(self, rows: mx.array, offset: int | mx.array = 0) -> tuple[mx.array, mx.array]:
-        """Return keys and values, (1, kv_heads, m, head_dim) each; arguments as in `queries`."""
-        keys = self._placed(self.k_proj(rows), "k_norm", offset)
-        return keys, self._by_head(self.v_proj(rows)).swapaxes(1, 2)
-
-    def step(
-        self, rows: mx.array, cache: KVCache, offset: int, mask: mx.array | str | None
-    ) -> mx.array:
-        """Add rows, (1, m, inputs), whose first is at position `offset`, to a cache, and attend
-        from them to all rows of the cache."""
-        queries = self.queries(rows, offset)
-        keys, values = cache.append(*self.keys_values(rows, offset))
-        return self.attend(queries, keys, values, mask)
-
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> mx.array:
-        scale = self._sizes.head_dim**-0.5
-        mixed = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
-        return self.o_proj(mixed.swapaxes(1, 2).flatten(2))
-
-    def _placed(self, rows: mx.array, norm: str, offset: int | mx.array) -> mx.array:
-        by_head = self._by_head(rows)
-        if norm in self:
-            by_head = self[norm](by_head)
-        heads = by_head.swapaxes(1, 2)
-        return heads if self._rope is None else self._rope(heads, offset=offset)
-
-    def _by_head(self, rows: mx.array) -> mx.array:
-        return rows.reshape(*rows.shape[:2], -1, self._sizes.head_dim)
-
 
 class FeedForward(nn.Module):
-    """The gated network after the attention. For `present` and `path`, see `Attention`."""
+    """The gated network after the attention."""
 
     def __init__(self, sizes: LayerSizes, present: Names, path: str) -> None:
         super().__init__()
-        width, inner = sizes.width, sizes.intermediate
-        self.gate_proj = linear(present, f"{path}.gate_proj", width, inner)
-        self.up_proj = linear(present, f"{path}.up_proj", width, inner)
-        self.down_proj = linear(present, f"{path}.down_proj", inner, width)
+        self.gate_proj = nn.Linear(sizes.width, sizes.intermediate, bias=False)
+        self.up_proj = nn.Linear(sizes.width, sizes.intermediate, bias=False)
+        self.down_proj = nn.Linear(sizes.intermediate, sizes.width, bias=False)
+        add_biases(self, present, path)
 
     def __call__(self, rows: mx.array) -> mx.array:
         return self.down_proj(nn.silu(self.gate_proj(rows)) * self.up_proj(rows))
 
 
-class Layer(nn.Module):
+class DrafterLayer(nn.Module):
     """One transformer layer.
 
     Args:
         sizes: The sizes of the layer.
         number: The number of the layer in the names of the files' tensors.
-        inputs: See `Attention`.
-        present: See `Attention`.
+        inputs, present: See `DrafterAttention`.
         normed: Whether a norm precedes the attention.
     """
 
@@ -188,12 +147,12 @@ class Layer(nn.Module):
         path = f"layers.{number}"
         if normed:
             self.input_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
-        self.self_attn = Attention(sizes, inputs, present, f"{path}.self_attn")
+        self.self_attn = DrafterAttention(sizes, inputs, present, f"{path}.self_attn")
         self.post_attention_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
         self.mlp = FeedForward(sizes, present, f"{path}.mlp")
         if (source := sizes.encoder_width) is not None:
-            encoder_path = f"{path}.{ENCODER_ATTENTION}"
-            self.encoder_attn = Attention(sizes, sizes.width, present, encoder_path, source)
+            heads, scale = (sizes.heads, sizes.kv_heads, sizes.head_dim), sizes.head_dim**-0.5
+            self.encoder_attn = Attention(sizes.width, *heads, scale=scale, attended=source)
             self.encoder_attn_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
 
     def finish(
@@ -212,8 +171,8 @@ class Layer(nn.Module):
     def look_at(self, source: SourceKeysValues | None, rows: mx.array) -> mx.array:
         """Add the attention to the encoder's output to rows, (batch, m, width), if the layer has
         such an attention."""
-        if ENCODER_ATTENTION not in self:
+        if "encoder_attn" not in self:
             return rows
         assert source is not None, "the layer attends to a source"
-        queries = self.encoder_attn.queries(self.encoder_attn_layernorm(rows))
-        return rows + self.encoder_attn.attend(queries, *source)
+        normed = self.encoder_attn_layernorm(rows)
+        return rows + self.encoder_attn(normed, source[:2], source.mask)

@@ -18,11 +18,12 @@ from ...checkpoints.files import Weights
 from ...errors import CheckpointError, first_line
 from ...interfaces import FINAL, after
 from ..base import Base
+from ..encoder_decoder.layers import Attention, attend_cached
 from ..kv_cache import STEP, KVCache
 from ..number_format import NumberFormat, count, evaluate, expand, quantize
 from ..rows import Rows, RowsContext
 from .files import IN_16_BITS, DrafterFiles
-from .layers import Attention, Layer, SourceKeysValues
+from .layers import DrafterLayer, SourceKeysValues
 
 Config = Mapping[str, Any]
 
@@ -67,7 +68,7 @@ class DrafterNetwork(nn.Module):
         most: Maximum number of draft tokens in a round.
     """
 
-    layers: list[Layer]
+    layers: list[DrafterLayer]
     normed = True
     most: int = sys.maxsize
 
@@ -313,7 +314,7 @@ class Chain(DrafterNetwork):
         mask = "causal" if tokens.shape[1] > 1 else None
 
         def attend(number: int, attention: Attention, rows: mx.array) -> mx.array:
-            return attention.step(rows, caches[number], offset, mask)
+            return attend_cached(caches[number], mask, attention, rows, offset)
 
         return self.ends(self.through(tokens, states, sources, attend))
 

@@ -98,7 +98,7 @@ class Network(nn.Module):
 
     def project_encoded(self, encoded: mx.array) -> list[mx.array]:
         """Return the keys and values of the encoder's output in each decoder layer, alternately."""
-        pairs = (self.source_attention(layer).keys_values(encoded) for layer in self.layers)
+        pairs = (self.source_attention(layer).keys_values(encoded, None) for layer in self.layers)
         # Copied once into contiguous arrays: every later pass would copy a transposed view.
         return [mx.contiguous(array) for pair in pairs for array in pair]
 

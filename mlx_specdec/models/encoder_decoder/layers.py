@@ -1,6 +1,7 @@
-"""The attention of all encoder-decoder families."""
+"""The attention of all encoder-decoder families and of drafters."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -27,8 +28,15 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 class Attention(nn.Module):
-    """Attention with `heads` query heads that share `shared` heads of keys and values. `names` are
-    the names of the projections to queries, keys, values and the output."""
+    """Attention with `heads` query heads that share `shared` heads of keys and values.
+
+    Args:
+        width: Width of the output.
+        scale: Factor of the scores.
+        names: Names of the projections to queries, keys, values and the output.
+        inputs: Width of the states from which queries are computed; None for `width`.
+        attended: Width of the states from which keys and values are computed; None for `inputs`.
+    """
 
     def __init__(
         self,
@@ -40,18 +48,24 @@ class Attention(nn.Module):
         scale: float,
         bias: bool = False,
         names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
+        inputs: int | None = None,
+        attended: int | None = None,
     ) -> None:
         super().__init__()
         self._head_dim, self._scale, self._names = head_dim, scale, names
-        for name, count in zip(names[:3], (heads, shared, shared), strict=True):
-            self[name] = nn.Linear(width, count * head_dim, bias=bias)
-        self[names[3]] = nn.Linear(heads * head_dim, width, bias=bias)
+        queries, keys, values, output = names
+        inputs = inputs or width
+        self[queries] = nn.Linear(inputs, heads * head_dim, bias=bias)
+        for name in (keys, values):
+            self[name] = nn.Linear(attended or inputs, shared * head_dim, bias=bias)
+        self[output] = nn.Linear(heads * head_dim, width, bias=bias)
 
-    def queries(self, states: mx.array, offset: Offset) -> mx.array:
+    def queries(self, states: mx.array, offset: Offset = 0) -> mx.array:
         """Return the queries, (batch, heads, n, head_dim), of states, (batch, n, width)."""
         return self._heads(self[self._names[0]](states))
 
-    def keys_values(self, states: mx.array, offset: Offset = None) -> tuple[mx.array, mx.array]:
+    def keys_values(self, states: mx.array, offset: Offset = 0) -> tuple[mx.array, mx.array]:
+        """Return keys and values, (batch, shared, n, head_dim) each."""
         _, keys, values, _ = self._names
         return self._heads(self[keys](states)), self._heads(self[values](states))
 
@@ -66,7 +80,11 @@ class Attention(nn.Module):
             mask: False for keys to hide, or floats that are added to the scores.
             offset: Position of the first state.
         """
-        queries, (keys, values) = self.queries(states, offset), attended
+        keys, values = attended
+        return self.attend(self.queries(states, offset), keys, values, mask)
+
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+        """Return the output, (batch, m, width), for queries, keys and values."""
         mixed = attend_by_kernel(self._mixed, queries, keys, values, mask)
         batch, _, rows, _ = mixed.shape
         if rows > 1:
@@ -84,6 +102,27 @@ class Attention(nn.Module):
             # A single row needs no transposition, and plain decoding has only single rows.
             return flat.reshape(batch, -1, 1, self._head_dim)
         return flat.reshape(batch, rows, -1, self._head_dim).transpose(0, 2, 1, 3)
+
+
+class RotaryAttention(Attention):
+    """Attention whose queries and keys are rotated. Modules `q_norm` and `k_norm` norm the heads
+    before, if a subclass adds them. `rope` rotates (batch, heads, m, head_dim)."""
+
+    def __init__(self, *sizes: int, rope: Callable[..., mx.array], **rest: Any) -> None:
+        super().__init__(*sizes, **rest)
+        self._rope = rope
+
+    def queries(self, states: mx.array, offset: Offset = 0) -> mx.array:
+        return self._placed("q_norm", super().queries(states), offset)
+
+    def keys_values(self, states: mx.array, offset: Offset = 0) -> tuple[mx.array, mx.array]:
+        """Return keys and values. Keys are not rotated if `offset` is None."""
+        keys, values = super().keys_values(states)
+        return self._placed("k_norm", keys, offset), values
+
+    def _placed(self, norm: str, heads: mx.array, offset: Offset) -> mx.array:
+        heads = self[norm](heads) if norm in self else heads
+        return heads if offset is None else self._rope(heads, offset=offset)
 
 
 Attend = Callable[[Attention, mx.array], mx.array]

@@ -15,7 +15,14 @@ from ...checkpoints.tensors import LARGEST_EXTENT, MOST_LAYERS
 from ...errors import CheckpointError
 from ..encoder_decoder import layers
 from ..encoder_decoder.context import Caches, EncodedSources, Network, Tables
-from ..encoder_decoder.layers import Attend, KeysValues, Mask, attend_cached, attend_in_parts
+from ..encoder_decoder.layers import (
+    Attend,
+    Attention,
+    KeysValues,
+    Mask,
+    attend_cached,
+    attend_in_parts,
+)
 from ..rows import Place
 from ..sharding import shard_inputs
 
@@ -131,7 +138,7 @@ def _start_token(config: Mapping[str, Any], vocabulary: int) -> int:
     return value
 
 
-class Attention(layers.Attention):
+class T5Attention(Attention):
     """T5's attention, which does not scale scores."""
 
     def __init__(self, config: T5Config, *, has_bias: bool) -> None:
@@ -175,14 +182,14 @@ class Dense(nn.Module):
         return self.wo(inner)
 
 
-class Block(nn.Module):
+class T5Block(nn.Module):
     """One layer of a stack, whose parts are numbered and named as in the checkpoints."""
 
     def __init__(self, config: T5Config, *, has_bias: bool, is_decoder: bool) -> None:
         super().__init__()
-        parts: dict[str, nn.Module] = {"SelfAttention": Attention(config, has_bias=has_bias)}
+        parts: dict[str, nn.Module] = {"SelfAttention": T5Attention(config, has_bias=has_bias)}
         if is_decoder:
-            parts["EncDecAttention"] = Attention(config, has_bias=False)
+            parts["EncDecAttention"] = T5Attention(config, has_bias=False)
         parts["DenseReluDense"] = Dense(config)
         self.layer = [nn.Module() for _ in parts]
         for place, (name, part) in zip(self.layer, parts.items(), strict=True):
@@ -190,7 +197,7 @@ class Block(nn.Module):
             place.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
 
     @property
-    def attention(self) -> Attention:
+    def attention(self) -> T5Attention:
         return self.layer[0].SelfAttention
 
     def __call__(
@@ -234,7 +241,7 @@ def buckets(distances: np.ndarray, count: int, farthest: int, *, both_ways: bool
     return result + np.where(distances < exact, distances, far)
 
 
-class Stack(nn.Module):
+class T5Stack(nn.Module):
     """The encoder, or the decoder without the head. The embedding is shared and not included."""
 
     def __init__(self, config: T5Config, depth: int, *, is_decoder: bool) -> None:
@@ -242,7 +249,7 @@ class Stack(nn.Module):
         self._config = config
         self._is_decoder = is_decoder
         self.block = [
-            Block(config, has_bias=index == 0 or config.bias_per_layer, is_decoder=is_decoder)
+            T5Block(config, has_bias=index == 0 or config.bias_per_layer, is_decoder=is_decoder)
             for index in range(depth)
         ]
         self.final_layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
@@ -309,8 +316,8 @@ class T5(Network):
         self.heads, self.inner = config.num_heads, config.d_ff
         self.row = 2 * config.num_decoder_layers * config.num_heads * config.d_kv
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
-        self.encoder = Stack(config, config.num_layers, is_decoder=False)
-        self.decoder = Stack(config, config.num_decoder_layers, is_decoder=True)
+        self.encoder = T5Stack(config, config.num_layers, is_decoder=False)
+        self.decoder = T5Stack(config, config.num_decoder_layers, is_decoder=True)
         if config.own_head:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
@@ -322,7 +329,7 @@ class T5(Network):
         """Keep only this rank's heads and its part of the feed-forward networks, without computing
         anything yet. Raises OptionError if quantization groups would have to be split."""
         for module in list(self.modules()):
-            if isinstance(module, Attention | Dense):
+            if isinstance(module, T5Attention | Dense):
                 module.shard(group)
         for name in ("heads", "inner", "row"):
             setattr(self, name, getattr(self, name) // group.size())
@@ -342,7 +349,7 @@ class T5(Network):
             states = block(states, partial(attend_in_parts, partial(visible, bias)))
         return self.encoder.final_layer_norm(states)
 
-    def source_attention(self, layer: nn.Module) -> Attention:
+    def source_attention(self, layer: nn.Module) -> T5Attention:
         return layer.layer[1].EncDecAttention
 
     def tables(self, reach: int) -> list[mx.array]:
