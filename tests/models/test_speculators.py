@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,9 +15,6 @@ import numpy as np
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models.drafters.dflash import BlockFiles
-from mlx_specdec.models.drafters.kinds import on_target, read
-from mlx_specdec.models.number_format import NumberFormat
 
 from ..support import speculators
 from ..support.lender import FIXTURES, LIMIT, Lender, Run, differ, drafts_of, network_of
@@ -74,11 +70,8 @@ def test_a_window_is_counted_as_its_dialect_counts_it(
     kinds = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4, "block_size": 3}
     directory = speculators.dflash(tmp_path / "dflash", **kinds)
     embedding = mx.random.normal((64, 32), key=mx.random.key(0))
-    files = read(directory)
-    assert isinstance(files, BlockFiles)
-    files = replace(files, window_behind_block=window_behind_block)
-    network = on_target(files, Lender(embedding))
-    network.load(files, NumberFormat("float32"))
+    network = network_of(directory, Lender(embedding))
+    network.window_behind_block = window_behind_block
     hidden = mx.random.normal((9, 64), key=mx.random.key(1))
     # The block begins at position 9: the last 4 rows before it, or 3 and the slot itself.
     edge = 5 if window_behind_block else 6

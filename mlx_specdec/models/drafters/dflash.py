@@ -5,7 +5,6 @@ and arXiv 2607.05147 (DSpark)."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import mlx.nn as nn
 
 from ...checkpoints.files import Weights
 from ..encoder_decoder.layers import attend_cached
-from .files import ConfigEntries, Description, DrafterFiles, StoredTensors, is_named, nested
+from .files import ConfigEntries, DrafterFiles, is_named, nested, read_layers
 from .layers import DrafterLayer, SourceKeysValues
 from .network import Config, DrafterKind, DrafterNetwork, Reading
 
@@ -23,44 +22,17 @@ USUAL_TAPS = 5
 """Default number of the target's layers whose hidden states are read."""
 USUAL_VOCABULARY = 151936
 """Size of the target's vocabulary if a file of `speculators` lacks it: Qwen 3's."""
-MOST_SLOTS = 256
-"""Maximum number of slots, so that a damaged config.json cannot ask for a huge block."""
 MARKOV = ("vanilla", "gated", "rnn")
 W1 = "markov_head.markov_w1.weight"
 CONFIDENCE = "confidence_head.proj.weight"
 CONFIDENCE_BIAS = "confidence_head.proj.bias"
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockFiles(DrafterFiles):
-    """A DFlash or a DSpark in a directory.
-
-    Attributes:
-        slots: Number of slots of a block, including the slot of the newest token.
-        skipped: Number of slots at the beginning that draft no token.
-        mask_token: The input token of slots that are to be drafted.
-        windows: For each layer, how many positions it looks back; None without a limit.
-        window_behind_block: Whether a window is counted from the block's first slot. Otherwise it
-            is counted from the slot that looks back.
-        causal: For each layer, whether a slot attends only to itself and to slots before it.
-        markov: The type of the Markov head; None without one.
-        rank: Rank of the Markov head's matrices.
-    """
-
-    slots: int
-    skipped: int
-    mask_token: int
-    windows: tuple[int | None, ...]
-    window_behind_block: bool
-    causal: tuple[bool, ...]
-    markov: str | None
-    rank: int
-
-    def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """Return layers at even distances, from the second to the third from the end."""
-        if self.taps == 1:
-            return (layers // 2,)
-        return tuple(round(1 + at * (layers - 4) / (self.taps - 1)) for at in range(self.taps))
+def _usual_layers(taps: int, layers: int) -> tuple[int, ...]:
+    """Return layers at even distances, from the second to the third from the end."""
+    if taps == 1:
+        return (layers // 2,)
+    return tuple(round(1 + at * (layers - 4) / (taps - 1)) for at in range(taps))
 
 
 def is_dspark(config: Config, names: Collection[str]) -> bool:
@@ -71,48 +43,24 @@ def is_dflash(config: Config, names: Collection[str]) -> bool:
     return isinstance(config.get("dflash_config"), Mapping) or is_named(config, r"\w*DFlash\w*")
 
 
-def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> BlockFiles:
-    before = config.get("dflash_config")
-    described = Description.of(directory, config, USUAL_VOCABULARY, before)
-    settings, sizes, layered = described.settings, described.sizes, described.layered
-    if config.get("model_type") not in (None, "qwen3", "llama", "speculator_model") and not layered:
-        raise settings.wrong("model_type", "qwen3")
-    vocabulary, drafted = described.vocabulary, described.drafted
-    # Training freezes the embedding and the head, so that files may contain copies of the target's.
-    own_head = () if drafted != vocabulary else ("lm_head.weight",)
-    stored = StoredTensors.of(directory, weights, _own_name, ("embed_tokens.weight", *own_head))
-    tapped = settings.tapped(IDS)
-    target_width = int(settings.get("target_hidden_size", sizes.width))
-    rank = int(settings.get("markov_rank", 0))
-    if W1 in stored.shapes:
-        rank = stored.shapes[W1][-1]
-    markov = str(settings.get("markov_head_type", "vanilla")) if rank else None
-    if markov not in (None, *MARKOV):
-        raise settings.wrong("markov_head_type", " or ".join(MARKOV))
-    anchored = bool(settings.get("sample_from_anchor", kind == "dspark"))
-    slots = int(settings.get("block_size", 8) if layered else settings["block_size"])
-    if not (1 if anchored else 2) <= slots <= MOST_SLOTS:
-        raise settings.wrong("block_size", f"at least one token more, and at most {MOST_SLOTS}")
-    windows = _windows(settings, sizes.count)
-    return BlockFiles(
-        directory=directory,
-        kind=kind,
-        sizes=sizes,
-        tapped=tapped,
-        taps=stored.taps(target_width, len(tapped or (0,) * USUAL_TAPS)),
-        target_width=sizes.width,
-        vocabulary=vocabulary,
-        target_ids=stored.target_ids(drafted, vocabulary),
-        tensors=stored,
-        slots=slots,
-        skipped=0 if anchored else 1,
-        mask_token=settings.token("mask_token_id", vocabulary),
-        windows=windows,
-        window_behind_block=layered,
-        causal=_causal(settings, windows, kind),
-        markov=markov,
-        rank=rank,
+def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+    files = read_layers(
+        kind,
+        directory,
+        config,
+        weights,
+        own_name=_own_name,
+        ids=IDS,
+        usual_taps=USUAL_TAPS,
+        usual_layers=_usual_layers,
+        usual_vocabulary=USUAL_VOCABULARY,
+        # Training freezes the embedding and the head.
+        copies=("embed_tokens.weight", "lm_head.weight"),
     )
+    types, layered = (None, "qwen3", "llama", "speculator_model"), files.settings.layered
+    if config.get("model_type") not in types and not layered:
+        raise files.settings.wrong("model_type", "qwen3")
+    return files
 
 
 def _own_name(name: str) -> str:
@@ -121,6 +69,7 @@ def _own_name(name: str) -> str:
 
 
 def _windows(settings: ConfigEntries, layers: int) -> tuple[int | None, ...]:
+    """Return for each layer how many positions it looks back; None without a limit."""
     kinds = settings.get("layer_types") or ["full_attention"] * layers
     if len(kinds) != layers or not {*kinds} <= {"full_attention", "sliding_attention"}:
         raise settings.wrong("layer_types", "full_attention or sliding_attention for each layer")
@@ -131,8 +80,9 @@ def _windows(settings: ConfigEntries, layers: int) -> tuple[int | None, ...]:
 def _causal(
     settings: ConfigEntries, windows: tuple[int | None, ...], kind: str
 ) -> tuple[bool, ...]:
-    """Return `BlockFiles.causal`. If config.json does not say it, layers with a window are causal,
-    except in a DFlash 2 of `speculators`."""
+    """Return for each layer whether a slot attends only to itself and to slots before it. If
+    config.json does not say it, layers with a window are causal, except in a DFlash 2 of
+    `speculators`."""
     if (stated := settings.get("is_causal")) is not None:
         return (bool(stated),) * len(windows)
     seeing = kind == "dflash2" and "speculators_model_type" in settings
@@ -142,17 +92,24 @@ def _causal(
 
 class MarkovHead(nn.Module):
     """The head that adds a bias to the logits of a slot, computed from the token before the slot.
-    Parameters are named as in files."""
+    Parameters are named as in files.
 
-    def __init__(self, files: BlockFiles) -> None:
+    Args:
+        files: The drafter's files.
+        rank: Rank of the matrices.
+    """
+
+    def __init__(self, files: DrafterFiles, rank: int) -> None:
         super().__init__()
-        self._kind = files.markov
-        width, rank = files.sizes.width, files.rank
+        kind, width = files.settings.get("markov_head_type", "vanilla"), files.sizes.width
+        if kind not in MARKOV:
+            raise files.settings.wrong("markov_head_type", " or ".join(MARKOV))
+        self._kind = kind
         self.markov_w1 = nn.Embedding(files.vocabulary, rank)
         self.markov_w2 = nn.Linear(rank, files.drafted, bias=False)
-        if files.markov == "gated":
+        if kind == "gated":
             self.gate_proj = nn.Linear(width + rank, rank)
-        if files.markov == "rnn":
+        if kind == "rnn":
             self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
 
     def step(
@@ -193,11 +150,10 @@ class ConfidenceHead(nn.Module):
     accepts all tokens before it. Some files also feed it the Markov head's embedding of the token
     before the slot."""
 
-    def __init__(self, files: BlockFiles) -> None:
+    def __init__(self, files: DrafterFiles) -> None:
         super().__init__()
-        width = files.sizes.width
-        self._alone = files.tensors.shapes[CONFIDENCE] == (1, width)
-        inputs = width if self._alone else width + files.rank
+        inputs = files.tensors.shapes[CONFIDENCE][1]
+        self._alone = inputs == files.sizes.width
         self.proj = nn.Linear(inputs, 1, bias=CONFIDENCE_BIAS in files.tensors)
 
     def logits(self, state: mx.array, before: mx.array | None) -> mx.array:
@@ -217,23 +173,36 @@ Attend = Callable[[mx.array], mx.array]
 
 
 class DFlash(DrafterNetwork):
-    """The network of a DFlash, or of a DSpark with its two heads."""
+    """The network of a DFlash, or of a DSpark with its two heads.
 
-    def __init__(self, files: BlockFiles) -> None:
+    Attributes:
+        slots: Number of slots of a block, including the slot of the newest token.
+        skipped: Number of slots at the beginning that draft no token.
+        mask_token: The input token of slots that are to be drafted.
+        window_behind_block: Whether a window is counted from the block's first slot. Otherwise it
+            is counted from the slot that looks back.
+    """
+
+    def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
-        sizes = files.sizes
+        sizes, settings = files.sizes, files.settings
         self.hidden_norm = nn.RMSNorm(sizes.width, sizes.eps)
         self.layers = [
             DrafterLayer(sizes, number, sizes.width, files.tensors) for number in range(sizes.count)
         ]
-        if files.markov is not None:
-            self.markov_head = MarkovHead(files)
+        if rank := files.tensors.shapes.get(W1, (settings.get("markov_rank", 0),))[-1]:
+            self.markov_head = MarkovHead(files, int(rank))
         if CONFIDENCE in files.tensors:
             self.confidence_head = ConfidenceHead(files)
-        self._window_behind_block = files.window_behind_block
-        self._sight = tuple(zip(files.windows, files.causal, strict=True))
-        self.slots, self.skipped, self.mask_token = files.slots, files.skipped, files.mask_token
-        self.most = files.slots - files.skipped
+        windows = _windows(settings, sizes.count)
+        self.sight = tuple(zip(windows, _causal(settings, windows, files.kind), strict=True))
+        self.window_behind_block = settings.layered
+        self.slots = int(settings.get("block_size", 8))
+        self.skipped = int(not settings.get("sample_from_anchor", files.kind == "dspark"))
+        self.mask_token = settings.token("mask_token_id", files.vocabulary)
+        self.most = self.slots - self.skipped
+        if self.most < 1:
+            raise settings.wrong("block_size", "at least one token more")
 
     def open(self) -> Reading:
         return DFlashReading(self)
@@ -290,9 +259,9 @@ class DFlash(DrafterNetwork):
         columns = mx.arange(before + self.slots)
         rows = columns[before:, None]
         masks: list[mx.array | None] = []
-        for window, causal in self._sight:
+        for window, causal in self.sight:
             mask = None
-            if window is not None and self._window_behind_block:
+            if window is not None and self.window_behind_block:
                 mask = columns[None] >= before - window
             elif window is not None:
                 mask = rows - columns < window

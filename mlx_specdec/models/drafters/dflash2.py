@@ -3,7 +3,6 @@ layer, and a selector that scores each slot's likeliest tokens again. Source: z-
 files of `speculators`."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,62 +12,35 @@ import mlx.nn as nn
 from ...checkpoints.files import Weights
 from ...largest import indices_of_largest
 from . import dflash
-from .dflash import IDS, Attend, BlockFiles, DFlash
-from .files import ConfigEntries, is_named, nested
+from .dflash import IDS, Attend, DFlash
+from .files import DrafterFiles, is_named, nested
 from .layers import DrafterLayer, SourceKeysValues
 from .network import Config, DrafterKind
-
-
-@dataclass(frozen=True, kw_only=True)
-class DFlash2Files(BlockFiles):
-    """A DFlash 2 in a directory.
-
-    Attributes:
-        reach: Number of slots that a convolution covers.
-        group_size: Number of adjacent entries of a state that share one dynamic kernel.
-        top_k: Number of tokens per slot that the selector scores.
-        selector_rank: Rank of the selector's matrices.
-    """
-
-    reach: int
-    group_size: int
-    top_k: int
-    selector_rank: int
 
 
 def recognizes(config: Config, names: Collection[str]) -> bool:
     return is_named(config, ".*DFlash2.*") or bool(nested(config).get("selector_rank"))
 
 
-def read(directory: Path, config: Config, weights: Weights | None) -> DFlash2Files:
-    block = dflash.read("dflash2", directory, config, weights)
-    settings = ConfigEntries(directory / "config.json", nested(config))
-    top_k, group = int(settings.get("selector_top_k", 16)), int(settings.get("conv_group_size", 16))
-    if block.target_ids is not None:
-        raise settings.wrong("draft_vocab_size", "the target's whole vocabulary")
-    if not 1 <= top_k <= block.vocabulary:
-        raise settings.wrong("selector_top_k", f"at most the {block.vocabulary} tokens there are")
-    if block.sizes.width % group:
-        raise settings.wrong("conv_group_size", f"a divisor of the width {block.sizes.width}")
-    return DFlash2Files(
-        **vars(block),
-        reach=int(settings.get("conv_kernel_size", 2)),
-        group_size=group,
-        top_k=top_k,
-        selector_rank=int(settings.get("selector_rank", 256)),
-    )
+def read(directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+    files = dflash.read("dflash2", directory, config, weights)
+    if files.target_ids is not None:
+        raise files.settings.wrong("draft_vocab_size", "the target's whole vocabulary")
+    return files
 
 
 class Convolution(nn.Module):
     """Two causal convolutions over the slots of a block. They wrap a part of a layer (attention or
     feed-forward): one runs over its inputs and one over its outputs. Each slot's kernel is a
-    learned base kernel plus a projection of the slot's input."""
+    learned base kernel plus a projection of the slot's input. A group of adjacent entries of a
+    state shares one projected kernel."""
 
-    def __init__(self, files: DFlash2Files) -> None:
+    def __init__(self, files: DrafterFiles) -> None:
         super().__init__()
-        width, self._groups = files.sizes.width, files.sizes.width // files.group_size
-        self.base_kernel = mx.zeros((2, files.reach, width))
-        self.kernel_projection = nn.Linear(width, 2 * files.reach * self._groups, bias=False)
+        reach, width = int(files.settings.get("conv_kernel_size", 2)), files.sizes.width
+        self._groups = width // int(files.settings.get("conv_group_size", 16))
+        self.base_kernel = mx.zeros((2, reach, width))
+        self.kernel_projection = nn.Linear(width, 2 * reach * self._groups, bias=False)
 
     def before(self, states: mx.array) -> tuple[mx.array, mx.array]:
         """Return the inputs of the part, and the kernels for `behind`, from (1, slots, width)."""
@@ -94,10 +66,10 @@ class Selector(nn.Module):
     """The module that adds a bonus to the logits of a slot's likeliest tokens. The bonus depends on
     the token before the slot and on the slot's state."""
 
-    def __init__(self, files: DFlash2Files) -> None:
+    def __init__(self, files: DrafterFiles) -> None:
         super().__init__()
-        self._top_k = files.top_k
-        vocabulary, rank = files.vocabulary, files.selector_rank
+        self._top_k = int(files.settings.get("selector_top_k", 16))
+        vocabulary, rank = files.vocabulary, int(files.settings.get("selector_rank", 256))
         self.predecessor_codebook = nn.Embedding(vocabulary, rank)
         self.successor_codebook = nn.Embedding(vocabulary, rank)
         self.hidden_projection = nn.Linear(files.sizes.width, rank, bias=False)
@@ -121,7 +93,7 @@ class Selector(nn.Module):
 class DFlash2(DFlash):
     """The network of a DFlash 2."""
 
-    def __init__(self, files: DFlash2Files) -> None:
+    def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
         self.candidate_selector = Selector(files)
         for layer in self.layers:

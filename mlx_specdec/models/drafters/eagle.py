@@ -6,8 +6,8 @@ EAGLE-3 that drafts all its tokens in one pass. Source: arXiv 2401.15077 and 240
 and SGLang read."""
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,12 +16,12 @@ import mlx.nn as nn
 from ...checkpoints.files import Weights
 from .files import (
     ConfigEntries,
-    Description,
     DrafterFiles,
     LayerSizes,
     StoredTensors,
     is_named,
     layer_sizes,
+    read_layers,
 )
 from .layers import DrafterLayer
 from .network import Chain, Config, DrafterKind, Reading
@@ -59,6 +59,7 @@ def read_eagle(directory: Path, config: Config, weights: Weights | None) -> Draf
     return DrafterFiles(
         directory=directory,
         kind="eagle",
+        settings=settings,
         sizes=sizes,
         target_width=sizes.width,
         vocabulary=int(settings["vocab_size"]),
@@ -87,25 +88,6 @@ class Eagle(Chain):
         return states, states
 
 
-@dataclass(frozen=True, kw_only=True)
-class Eagle3Files(DrafterFiles):
-    """An EAGLE-3 in a directory.
-
-    Attributes:
-        norm_before_residual: Whether the residual of the first layer is taken after its norm.
-        norms_before_head: Whether the head reads the output of the last norm.
-        feeds_back_normed: Whether the next step reads the output of the last norm.
-    """
-
-    norm_before_residual: bool
-    norms_before_head: bool
-    feeds_back_normed: bool
-
-    def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """Return the layers before a low, a middle and a high layer, whose inputs are read."""
-        return (1, layers // 2 - 1, layers - 4)
-
-
 def is_eagle3(config: Config, names: Collection[str]) -> bool:
     if MASK in names:
         return False
@@ -115,29 +97,22 @@ def is_eagle3(config: Config, names: Collection[str]) -> bool:
 
 def read_eagle3(
     directory: Path, config: Config, weights: Weights | None, kind: str = "eagle3"
-) -> Eagle3Files:
-    described = Description.of(directory, config, USUAL_VOCABULARY)
-    settings, sizes = described.settings, described.sizes
-    if "sliding_attention" in str(settings.get("layer_types")):
-        raise settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")
-    stored = StoredTensors.of(directory, weights, _own_name)
-    target_width = int(settings.get("target_hidden_size", sizes.width))
-    tapped = settings.tapped(IDS)
-    return Eagle3Files(
-        directory=directory,
-        kind=kind,
-        sizes=sizes,
-        tapped=tapped,
-        taps=stored.taps(target_width, len(tapped or (0,) * USUAL_TAPS)),
-        target_width=target_width,
-        vocabulary=described.vocabulary,
-        target_ids=stored.target_ids(described.drafted, described.vocabulary),
-        tensors=stored,
-        norm_before_residual=bool(settings.get("norm_before_residual")),
-        # "norm_output" has another meaning in the files of `speculators` than in other files.
-        norms_before_head=described.layered or bool(settings.get("norm_output", True)),
-        feeds_back_normed=described.layered and bool(settings.get("norm_output")),
+) -> DrafterFiles:
+    files = read_layers(
+        kind,
+        directory,
+        config,
+        weights,
+        own_name=_own_name,
+        ids=IDS,
+        usual_taps=USUAL_TAPS,
+        # The layers before a low, a middle and a high layer, whose inputs are read.
+        usual_layers=lambda taps, layers: (1, layers // 2 - 1, layers - 4),
+        usual_vocabulary=USUAL_VOCABULARY,
     )
+    if "sliding_attention" in str(files.settings.get("layer_types")):
+        raise files.settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")
+    return files
 
 
 class FirstLayer(DrafterLayer):
@@ -157,15 +132,20 @@ class FirstLayer(DrafterLayer):
 
 
 class Eagle3(Chain):
-    """The network of an EAGLE-3."""
+    """The network of an EAGLE-3.
 
-    def __init__(self, files: Eagle3Files) -> None:
+    Attributes:
+        norms_before_head: Whether the head reads the output of the last norm.
+        feeds_back_normed: Whether the next step reads the output of the last norm.
+    """
+
+    def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
-        sizes, present = files.sizes, files.tensors
+        sizes, present, settings = files.sizes, files.tensors, files.settings
         if sizes.width != files.target_width:  # the target's embedding and head do not fit
             self.embed_tokens = nn.Embedding(files.vocabulary, sizes.width)
             self.lm_head = nn.Linear(sizes.width, files.drafted, bias=False)
-        first = FirstLayer(sizes, present, files.norm_before_residual)
+        first = FirstLayer(sizes, present, bool(settings.get("norm_before_residual")))
         later = [
             DrafterLayer(sizes, number, sizes.width, present) for number in range(1, sizes.count)
         ]
@@ -174,8 +154,9 @@ class Eagle3(Chain):
             self.input_norm = nn.RMSNorm(files.taps * files.target_width, sizes.eps)
         if "fc_norm.0.weight" in present:
             self.fc_norm = [nn.RMSNorm(files.target_width, sizes.eps) for _ in range(files.taps)]
-        self._norms_before_head = files.norms_before_head
-        self._feeds_back_normed = files.feeds_back_normed
+        # "norm_output" has another meaning in the files of `speculators` than in other files.
+        self.norms_before_head = settings.layered or bool(settings.get("norm_output", True))
+        self.feeds_back_normed = settings.layered and bool(settings.get("norm_output"))
 
     def features(self, hidden: mx.array) -> mx.array:
         hidden = hidden.astype(self.dtype)
@@ -194,21 +175,8 @@ class Eagle3(Chain):
 
     def ends(self, states: mx.array) -> tuple[mx.array, mx.array]:
         normed = self.norm(states)
-        head = normed if self._norms_before_head else states
-        return head, normed if self._feeds_back_normed else states
-
-
-@dataclass(frozen=True, kw_only=True)
-class PEagleFiles(Eagle3Files):
-    """A P-EAGLE in a directory.
-
-    Attributes:
-        mask_token: The input token of positions whose token is not known yet.
-        depths: Number of tokens that the drafter was trained to draft in one pass.
-    """
-
-    mask_token: int
-    depths: int
+        head = normed if self.norms_before_head else states
+        return head, normed if self.feeds_back_normed else states
 
 
 def is_peagle(config: Config, names: Collection[str]) -> bool:
@@ -217,28 +185,19 @@ def is_peagle(config: Config, names: Collection[str]) -> bool:
     return MASK in names or (masks and is_eagle3(config, names))
 
 
-def read_peagle(directory: Path, config: Config, weights: Weights | None) -> PEagleFiles:
-    chain = read_eagle3(directory, config, weights, "peagle")
-    stated = config.get("speculators_config")
-    methods = stated.get("proposal_methods") if isinstance(stated, Mapping) else None
-    layer = config.get("transformer_layer_config")
-    settings = ConfigEntries(directory / "config.json", config, layer, methods and methods[0])
-    name = next((entry for entry in MASK_TOKENS if entry in settings), MASK_TOKENS[0])
-    depths = max(1, int(settings.get("speculative_tokens", USUAL_DEPTHS)))
-    mask_token = settings.token(name, chain.vocabulary)
-    return PEagleFiles(**vars(chain), mask_token=mask_token, depths=depths)
-
-
 class PEagle(Eagle3):
-    """The network of a P-EAGLE."""
+    """The network of a P-EAGLE. `mask_token` is the input token of positions whose token is not
+    known yet."""
 
-    def __init__(self, files: PEagleFiles) -> None:
+    def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
+        settings = files.settings
         # The number of leading axes of size 1 differs among files.
         axes = len(files.tensors.shapes.get(MASK, (1, 1, 1)))
         self.mask_hidden = mx.zeros((1,) * (axes - 1) + (files.inputs,))
-        self.mask_token = files.mask_token
-        self.most = files.depths
+        name = next((entry for entry in MASK_TOKENS if entry in settings), MASK_TOKENS[0])
+        self.mask_token = settings.token(name, files.vocabulary)
+        self.most = int(settings.get("speculative_tokens", USUAL_DEPTHS))
 
     def open(self) -> Reading:
         return PEagleReading(self)
@@ -304,4 +263,6 @@ class PEagleReading(Reading):
 
 EAGLE = DrafterKind("eagle", is_eagle, read_eagle, Eagle, by_speculators=False)
 EAGLE3 = DrafterKind("eagle3", is_eagle3, read_eagle3, Eagle3, layer_ids=IDS)
-PEAGLE = DrafterKind("peagle", is_peagle, read_peagle, PEagle, layer_ids=IDS)
+PEAGLE = DrafterKind(
+    "peagle", is_peagle, partial(read_eagle3, kind="peagle"), PEagle, layer_ids=IDS
+)

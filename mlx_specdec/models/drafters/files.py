@@ -54,6 +54,11 @@ class ConfigEntries(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         raise CheckpointError(f"{self.file} has no {name}")
 
+    @property
+    def layered(self) -> bool:
+        """Whether a separate part describes the layers, as the package `speculators` writes."""
+        return isinstance(self.get("transformer_layer_config"), Mapping)
+
     def ids(self, name: str) -> tuple[int, ...] | None:
         """Return a list of integers; None if it is missing or empty, as in templates."""
         return tuple(map(int, self.get(name, ()))) or None
@@ -158,49 +163,6 @@ def layer_sizes(settings: ConfigEntries, model_type: object) -> LayerSizes:
         interleaved=not settings.get("rope_is_neox_style", True),
         encoder_width=encoder_width,
     )
-
-
-@dataclass(frozen=True)
-class Description:
-    """The config.json of a drafter with Llama's or Qwen 3's layers.
-
-    Attributes:
-        settings: The entries.
-        sizes: The sizes of the layers.
-        layered: Whether a separate part describes the layers, as the package `speculators` writes.
-        vocabulary: Size of the target's vocabulary.
-        drafted: Size of the drafter's vocabulary.
-    """
-
-    settings: ConfigEntries
-    sizes: LayerSizes
-    layered: bool
-    vocabulary: int
-    drafted: int
-
-    @classmethod
-    def of(
-        cls, directory: Path, config: Mapping[str, Any], vocabulary: int, before: object = None
-    ) -> Self:
-        """Read a configuration.
-
-        Args:
-            directory: The drafter's directory, for messages.
-            config: The content of config.json.
-            vocabulary: Size of the target's vocabulary if a file of `speculators` lacks it.
-            before: A part that takes precedence over all other parts.
-        Raises:
-            CheckpointError: If an entry is missing or not supported.
-        """
-        inner = config.get("transformer_layer_config")
-        layered = isinstance(inner, Mapping)
-        settings = ConfigEntries(directory / "config.json", before, inner, config)
-        sizes = layer_sizes(settings, ConfigEntries(settings.file, inner).get("model_type"))
-        if layered:
-            settings.setdefault("vocab_size", vocabulary)
-        vocabulary = int(settings["vocab_size"])
-        drafted = int(settings.get("draft_vocab_size", vocabulary))
-        return cls(settings, sizes, layered, vocabulary, drafted)
 
 
 def nested(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -312,6 +274,7 @@ class StoredTensors(Mapping[str, mx.array]):
         return tuple(ids.tolist())
 
 
+UsualLayers = Callable[[int, int], tuple[int, ...]]
 _WIDTHS = ("hidden_size", "d_model", "n_embd")
 _DEPTHS = ("num_decoder_layers", "num_hidden_layers", "num_layers", "n_layers", "n_layer")
 """Names of the width and of the number of decoder layers in the config.json of target models."""
@@ -324,6 +287,7 @@ class DrafterFiles:
     Attributes:
         directory: The directory.
         kind: The drafter's name in the table of kinds.
+        settings: The entries of config.json.
         sizes: The sizes of the drafter's layers.
         tapped: The target's layers, counted from 0, whose outputs the drafter reads, in the order
             in which it concatenates them; None for the kind's default layers.
@@ -333,10 +297,12 @@ class DrafterFiles:
         target_ids: The target's token for each token of the drafter; None if both vocabularies are
             the same.
         tensors: The tensors, whose shapes were checked.
+        usual_layers: The kind's default layers, from the number of taps and of the target's layers.
     """
 
     directory: Path
     kind: str
+    settings: ConfigEntries
     sizes: LayerSizes
     tapped: tuple[int, ...] | None = ()
     taps: int = 0
@@ -344,6 +310,7 @@ class DrafterFiles:
     vocabulary: int
     target_ids: tuple[int, ...] | None = None
     tensors: StoredTensors
+    usual_layers: UsualLayers = lambda taps, layers: ()
 
     @property
     def drafted(self) -> int:
@@ -368,13 +335,9 @@ class DrafterFiles:
             "encoder_hidden_size": self.sizes.encoder_width,
         }
 
-    def usual_layers(self, layers: int) -> tuple[int, ...]:
-        """Return the layers of a target with `layers` layers that this kind reads by default."""
-        return ()
-
     def tapped_of(self, layers: int) -> tuple[int, ...]:
         """Return the layers to read of a target with `layers` layers. Raises CheckpointError."""
-        tapped = self.usual_layers(layers) if self.tapped is None else self.tapped
+        tapped = self.usual_layers(self.taps, layers) if self.tapped is None else self.tapped
         if len(tapped) != self.taps:
             raise CheckpointError(
                 f"{self.directory} reads {self.taps} hidden states side by side, and names "
@@ -428,3 +391,57 @@ class DrafterFiles:
 
         self.check(stated(_WIDTHS), stated(_DEPTHS), stated(("vocab_size",)))
         self.check_encoder(stated(_WIDTHS) if is_encoder_decoder(config) else None)
+
+
+def read_layers(
+    kind: str,
+    directory: Path,
+    config: Mapping[str, Any],
+    weights: Weights | None,
+    *,
+    own_name: Callable[[str], str],
+    ids: str,
+    usual_taps: int,
+    usual_layers: UsualLayers,
+    usual_vocabulary: int,
+    copies: Collection[str] = (),
+) -> DrafterFiles:
+    """Open a drafter with Llama's or Qwen 3's layers.
+
+    Args:
+        kind: The drafter's name in the table of kinds.
+        directory, config, weights: See `DrafterKind.read`.
+        own_name: See `StoredTensors.of`.
+        ids: The entry that lists the target's layers whose inputs are read.
+        usual_taps, usual_layers: The default number and choice of the target's layers.
+        usual_vocabulary: Size of the target's vocabulary if a file of `speculators` lacks it.
+        copies: Tensors that are copies of the target's if both have the same vocabulary.
+    Raises:
+        CheckpointError: If an entry is missing or not supported.
+    """
+    file, inner = directory / "config.json", config.get("transformer_layer_config")
+    methods = ConfigEntries(file, config.get("speculators_config")).get("proposal_methods")
+    parts = config.get("dflash_config"), inner, config, methods and methods[0]
+    settings = ConfigEntries(file, *parts)
+    sizes = layer_sizes(settings, ConfigEntries(file, inner).get("model_type"))
+    if settings.layered:
+        settings.setdefault("vocab_size", usual_vocabulary)
+    vocabulary = int(settings["vocab_size"])
+    drafted = int(settings.get("draft_vocab_size", vocabulary))
+    unused = {*copies} - ({"lm_head.weight"} if drafted != vocabulary else set())
+    stored = StoredTensors.of(directory, weights, own_name, unused)
+    tapped = settings.tapped(ids)
+    target_width = int(settings.get("target_hidden_size", sizes.width))
+    return DrafterFiles(
+        directory=directory,
+        kind=kind,
+        settings=settings,
+        sizes=sizes,
+        tapped=tapped,
+        taps=stored.taps(target_width, len(tapped or range(usual_taps))),
+        target_width=target_width,
+        vocabulary=vocabulary,
+        target_ids=stored.target_ids(drafted, vocabulary),
+        tensors=stored,
+        usual_layers=usual_layers,
+    )

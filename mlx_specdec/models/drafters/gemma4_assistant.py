@@ -3,14 +3,12 @@ Source: google/gemma-4-*-it-assistant, as transformers reads them."""
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from ...checkpoints.files import Weights
 from ...errors import CheckpointError
@@ -21,7 +19,6 @@ from .network import Config, DrafterKind, DrafterNetwork, Reading
 
 TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
-ORDERING = "masked_embedding.token_ordering"
 FULL, SLIDING = "full_attention", "sliding_attention"
 NEVER = ("hidden_size_per_layer_input", "enable_moe_block", "use_double_wide_mlp")
 """Features of Gemma 4's layers that an assistant's layers do not have."""
@@ -34,72 +31,22 @@ POSITIONS: Mapping[str, Mapping[str, Any]] = {
 """Default parameters of the rotary positions, by kind of attention."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AssistantFiles(DrafterFiles):
-    """An assistant in a directory.
-
-    Attributes:
-        attentions: The kind of each layer's attention, FULL or SLIDING.
-        head_dims: Width of a head, by kind of attention.
-        window: Number of positions that sliding attention covers, including the token's own.
-        positions: Parameters of the rotary positions by kind of attention, as mlx-lm takes them.
-        clusters: Number of clusters into which the target's tokens are divided. Only tokens of the
-            likeliest clusters get logits. 0 if all tokens get logits.
-        top_k: Number of clusters whose tokens get logits.
-    """
-
-    attentions: tuple[str, ...]
-    head_dims: Mapping[str, int]
-    window: int
-    positions: Mapping[str, Mapping[str, Any]]
-    clusters: int
-    top_k: int
-
-
 def recognizes(config: Config, names: Collection[str]) -> bool:
     return config.get("model_type") in TYPES
 
 
-def read(directory: Path, config: Config, weights: Weights | None) -> AssistantFiles:
-    file = directory / "config.json"
-    settings, outer = ConfigEntries(file, config.get("text_config")), ConfigEntries(file, config)
-    sizes, vocabulary = layer_sizes(settings, None), int(settings["vocab_size"])
-    if settings.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
-        raise settings.wrong("hidden_activation", "gelu_pytorch_tanh")
+def read(directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+    settings = ConfigEntries(directory / "config.json", config.get("text_config"), config)
     if feature := next((name for name in NEVER if settings.get(name)), None):
         raise settings.wrong(feature, "0 or false in an assistant")
-    kinds = tuple(settings["layer_types"])
-    if len(kinds) != sizes.count or not {*kinds} <= {FULL, SLIDING}:
-        raise settings.wrong("layer_types", f"{FULL} or {SLIDING} for each of {sizes.count} layers")
-    clusters = top_k = 0
-    if outer.get("use_ordered_embeddings"):
-        clusters = int(outer.get("num_centroids", 2048))
-        top_k = int(outer.get("centroid_intermediate_top_k", 32))
-        if vocabulary % clusters or not 1 <= top_k <= clusters:
-            raise outer.wrong("num_centroids", f"a divisor of the {vocabulary} tokens")
-    dims = {SLIDING: sizes.head_dim, FULL: int(settings.get("global_head_dim", sizes.head_dim))}
-    stated = settings.get("rope_parameters", {})
-    stored = _stored(directory, weights)
-    if ORDERING in stored:
-        ids = np.array(stored[ORDERING])
-        if not np.array_equal(np.sort(ids), np.arange(vocabulary)):
-            raise CheckpointError(
-                f"{directory} has a {ORDERING} that does not name every token once: the drafter is "
-                "damaged"
-            )
-    return AssistantFiles(
+    return DrafterFiles(
         directory=directory,
         kind="gemma4_assistant",
-        sizes=sizes,
-        target_width=int(outer["backbone_hidden_size"]),
-        vocabulary=vocabulary,
-        tensors=stored,
-        attentions=kinds,
-        head_dims={kind: dims[kind] for kind in kinds},
-        window=max(1, int(settings.get("sliding_window", 512))),
-        positions={kind: {**POSITIONS[kind], **stated.get(kind, {})} for kind in kinds},
-        clusters=clusters,
-        top_k=top_k,
+        settings=settings,
+        sizes=layer_sizes(settings, None),
+        target_width=int(settings["backbone_hidden_size"]),
+        vocabulary=int(settings["vocab_size"]),
+        tensors=_stored(directory, weights),
     )
 
 
@@ -123,7 +70,8 @@ class TargetAttention:
     Args:
         number: The number of the target's layer.
         attention: The attention module of that layer.
-        window: `AssistantFiles.window` for sliding attention, None for full attention.
+        window: Number of positions that sliding attention covers, including the token's own; None
+            for full attention.
     """
 
     def __init__(self, number: int, attention: Any, window: int | None) -> None:
@@ -151,11 +99,12 @@ class TargetAttention:
 class MaskedEmbedding(nn.Module):
     """The module that chooses the tokens that get logits: all tokens of the likeliest clusters."""
 
-    def __init__(self, files: AssistantFiles) -> None:
+    def __init__(self, files: DrafterFiles) -> None:
         super().__init__()
-        self.centroids = nn.Linear(files.sizes.width, files.clusters, bias=False)
+        self._clusters = int(files.settings.get("num_centroids", 2048))
+        self._top_k = int(files.settings.get("centroid_intermediate_top_k", 32))
+        self.centroids = nn.Linear(files.sizes.width, self._clusters, bias=False)
         self.token_ordering = mx.arange(files.vocabulary)
-        self._clusters, self._top_k = files.clusters, files.top_k
 
     def tokens(self, states: mx.array) -> mx.array:
         """Return the ids of the tokens that get logits, those of the `top_k` likeliest clusters.
@@ -171,46 +120,70 @@ class MaskedEmbedding(nn.Module):
 
 
 class Assistant(DrafterNetwork):
-    """The network of an assistant."""
+    """The network of an assistant.
 
-    def __init__(self, files: AssistantFiles) -> None:
+    Attributes:
+        head_dims: Width of a head, by kind of attention.
+        window: Number of positions that sliding attention covers, including the token's own.
+    """
+
+    def __init__(self, files: DrafterFiles) -> None:
         # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
         from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
         super().__init__(files)
-        sizes = files.sizes
+        sizes, settings = files.sizes, files.settings
+        self._kinds = tuple(settings["layer_types"])
+        dims = {SLIDING: sizes.head_dim, FULL: int(settings.get("global_head_dim", sizes.head_dim))}
+        self.head_dims = {kind: dims[kind] for kind in self._kinds}
+        self.window = max(1, int(settings.get("sliding_window", 512)))
+        stated = settings.get("rope_parameters", {})
+        ropes = {kind: {**POSITIONS[kind], **stated.get(kind, {})} for kind in self._kinds}
         args = ModelArgs(
             hidden_size=sizes.width,
             num_hidden_layers=sizes.count,
             intermediate_size=sizes.intermediate,
             num_attention_heads=sizes.heads,
-            head_dim=files.head_dims.get(SLIDING, 1),
-            global_head_dim=files.head_dims.get(FULL, 1),
+            head_dim=dims[SLIDING],
+            global_head_dim=dims[FULL],
             rms_norm_eps=sizes.eps,
             vocab_size=files.vocabulary,
             num_key_value_heads=sizes.kv_heads,
             num_kv_shared_layers=sizes.count,  # no layer computes keys and values
             hidden_size_per_layer_input=0,
-            rope_parameters={kind: dict(rope) for kind, rope in files.positions.items()},
-            sliding_window=files.window,
+            rope_parameters=ropes,
+            sliding_window=self.window,
             max_position_embeddings=sizes.max_positions,
             use_double_wide_mlp=False,
-            layer_types=list(files.attentions),
+            layer_types=list(self._kinds),
         )
         self.layers = [DecoderLayer(args, number) for number in range(sizes.count)]
         self.post_projection = nn.Linear(files.sizes.width, files.target_width, bias=False)
         # An embedding, because only the rows of the chosen tokens are multiplied.
         self.lm_head = nn.Embedding(files.vocabulary, files.sizes.width)
-        if files.clusters:
+        if settings.get("use_ordered_embeddings"):
             self.masked_embedding = MaskedEmbedding(files)
-        self._kinds = files.attentions
 
     def bind(self, files: DrafterFiles, target: Base) -> None:
-        assert isinstance(files, AssistantFiles)
         super().bind(files, target)
-        self.attentions = {kind: _attention(kind, files, target) for kind in files.head_dims}
+        self.attentions = {kind: self._attention(kind, files, target) for kind in self.head_dims}
         attentions = self.attentions.values()
         self.taps = (FINAL, *(tap for attention in attentions for tap in attention.taps))
+
+    def _attention(self, kind: str, files: DrafterFiles, target: Base) -> TargetAttention:
+        """Return the attention of the target's last layer of a kind that computes keys and values
+        of its own. Raises CheckpointError if they do not fit the assistant's heads."""
+        size, heads = self.head_dims[kind], files.sizes.heads
+        for number, layer in reversed([*enumerate(getattr(target.network, "layers", ()))]):
+            if getattr(layer, "layer_type", None) != kind or not layer.self_attn.has_kv:
+                continue
+            attention = layer.self_attn
+            if attention.head_dim == size and heads % attention.n_kv_heads == 0:
+                return TargetAttention(number, attention, self.window if kind == SLIDING else None)
+        raise CheckpointError(
+            f"{files.directory} is an assistant of Gemma 4, and the target has no {kind} for "
+            f"{heads} heads of width {size}: the drafter belongs to another target"
+        )
 
     def width_of(self, tap: str) -> int:
         widths = (a.width for a in self.attentions.values() if tap in a.taps)
@@ -284,22 +257,6 @@ class AssistantReading(Reading):
         }
         states, self._guessed = network.step(token, self._guessed, shared, place)
         return network.own_logits(states)
-
-
-def _attention(kind: str, files: AssistantFiles, target: Base) -> TargetAttention:
-    """Return the attention of the target's last layer that has the given kind and computes keys and
-    values of its own. Raises CheckpointError if they do not fit the assistant's heads."""
-    size, heads = files.head_dims[kind], files.sizes.heads
-    for number, layer in reversed([*enumerate(getattr(target.network, "layers", ()))]):
-        if getattr(layer, "layer_type", None) != kind or not layer.self_attn.has_kv:
-            continue
-        attention = layer.self_attn
-        if attention.head_dim == size and heads % attention.n_kv_heads == 0:
-            return TargetAttention(number, attention, files.window if kind == SLIDING else None)
-    raise CheckpointError(
-        f"{files.directory} is an assistant of Gemma 4, and the target has no {kind} for {heads} "
-        f"heads of width {size}: the drafter belongs to another target"
-    )
 
 
 ASSISTANT = DrafterKind("gemma4_assistant", recognizes, read, Assistant, by_speculators=False)

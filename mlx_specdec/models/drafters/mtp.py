@@ -140,6 +140,7 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
     return MtpFiles(
         directory=directory,
         kind="mtp",
+        settings=settings,
         sizes=LayerSizes(width, float(settings.get("rms_norm_eps", 1e-6))),
         tapped=None,
         target_width=width,
