@@ -11,7 +11,7 @@ import numpy as np
 from mlx.nn.layers.distributed import shard_inplace
 
 from ...checkpoints.files import whole_number
-from ...checkpoints.tensors import LARGEST_EXTENT, MOST_LAYERS
+from ...checkpoints.tensors import MOST_LAYERS
 from ...errors import CheckpointError
 from ..encoder_decoder import layers
 from ..encoder_decoder.context import Caches, EncodedSources, Network, Tables
@@ -69,25 +69,18 @@ class T5Config:
                 f"config.json has feed_forward_proj {kind!r}; supported are "
                 f"{', '.join(FEED_FORWARDS)}"
             )
-        if not isinstance(epsilon := config.get("layer_norm_epsilon", 1e-6), float):
-            raise CheckpointError(
-                f"config.json has layer_norm_epsilon {epsilon!r}: need a fraction"
-            )
         names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads")
-        sizes = {name: whole_number(config, name) for name in names}
         layers = whole_number(config, "num_layers", most=MOST_LAYERS)
-        count, farthest = _relative_positions(config)
-        if sizes["num_heads"] * sizes["d_kv"] > LARGEST_EXTENT:
-            raise CheckpointError("config.json asks for num_heads and d_kv that no model has")
+        start = (config.get(name) for name in ("decoder_start_token_id", "pad_token_id"))
         return cls(
-            **sizes,
+            **{name: whole_number(config, name) for name in names},
             num_layers=layers,
             num_decoder_layers=whole_number(config, "num_decoder_layers", layers, MOST_LAYERS),
-            num_buckets=count,
-            max_distance=farthest,
-            epsilon=epsilon,
+            num_buckets=whole_number(config, "relative_attention_num_buckets", 32),
+            max_distance=whole_number(config, "relative_attention_max_distance", 128),
+            epsilon=config.get("layer_norm_epsilon", 1e-6),
             feed_forward=kind,
-            decoder_start_token_id=_start_token(config, sizes["vocab_size"]),
+            decoder_start_token_id=next((token for token in start if token is not None), 0),
             bias_per_layer=config.get("model_type") == "umt5",
             scales_output=scales_output(config),
             own_head=own_head,
@@ -109,33 +102,9 @@ def scales_output(config: Mapping[str, Any]) -> bool:
 
 
 def _trained_length(config: Mapping[str, Any]) -> int:
-    length = config.get("n_positions")
-    if type(length) is int and length > 0:
-        return length
     is_byt5 = config.get("tokenizer_class") == "ByT5Tokenizer"
-    return LONGER if is_byt5 or config.get("model_type") in ("mt5", "umt5") else TRAINED_LENGTH
-
-
-def _relative_positions(config: Mapping[str, Any]) -> tuple[int, int]:
-    count = whole_number(config, "relative_attention_num_buckets", 32)
-    farthest = whole_number(config, "relative_attention_max_distance", 128)
-    if count < 4 or count % 2 or farthest <= count // 2:
-        raise CheckpointError(
-            f"config.json has {count} relative_attention_num_buckets up to distance {farthest}: "
-            "need an even number from 4, and a distance above half of it"
-        )
-    return count, farthest
-
-
-def _start_token(config: Mapping[str, Any], vocabulary: int) -> int:
-    """Return the decoder's start token, which is the padding token unless config.json names one."""
-    named = (config.get(name) for name in ("decoder_start_token_id", "pad_token_id"))
-    value = next((token for token in named if token is not None), 0)
-    if type(value) is not int or not 0 <= value < vocabulary:
-        raise CheckpointError(
-            f"config.json has decoder_start_token_id {value!r}: need one of the {vocabulary} tokens"
-        )
-    return value
+    longer = is_byt5 or config.get("model_type") in ("mt5", "umt5")
+    return config.get("n_positions") or (LONGER if longer else TRAINED_LENGTH)
 
 
 class T5Attention(Attention):
