@@ -48,7 +48,6 @@ def attend_by_kernel(
     In a pass of an exact context every row gets a call of its own, on all devices.
 
     Args:
-        attend: Computes the attention of the rows of one call.
         queries: Shape (batch, heads, rows, head size).
         keys: Shape (batch, key-value heads, n, head size).
         values: Shape (batch, key-value heads, n, value size).
@@ -106,13 +105,8 @@ def in_single_rows(
     The number and order of the keys decide in which order a kernel adds, and so how it rounds.
     Therefore masked keys are left out: the keys of later rows, and keys that have left the window.
 
-    Args:
-        queries: Shape (1, heads, rows, head size).
-        keys: Shape (1, key-value heads, n, head size), or a tuple of quantized parts.
-        values: Like keys.
-        mask: None if every row sees all keys, as in cross-attention. Otherwise the last row sees
-            the newest key, and each earlier row one key less.
-        window: See `attend_by_kernel`."""
+    The arguments are those of `attend_by_kernel`, for one sequence. If there is a mask, the last
+    row sees the newest key, and each earlier row one key less."""
     rows, count = queries.shape[2], tree_flatten(keys)[0][1].shape[2]
     causal = isinstance(mask, str) or (mask is not None and mask.shape[-2] > 1)
     for row in range(rows):

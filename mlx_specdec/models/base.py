@@ -74,14 +74,8 @@ def identity_of(
     caches: CacheSettings | None = None,
     adapter: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a digest of everything but the weights that a model's passes depend on.
-
-    Args:
-        config: The content of config.json.
-        dtype: The dtype in words.
-        caches: The settings of the KV cache.
-        adapter: The content of adapter_config.json.
-    """
+    """Return a digest of everything but the weights that a model's passes depend on: config.json,
+    the dtype in words, the settings of the KV cache, and adapter_config.json."""
     versions = __version__, version("mlx"), version("mlx-lm"), str(mx.default_device())
     parts = json.dumps([config, dtype, repr(caches), adapter, *versions], sort_keys=True)
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()

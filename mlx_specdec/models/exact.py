@@ -66,7 +66,7 @@ class ExactContext:
     def evaluate(self) -> None:
         self._context.evaluate()
 
-    def join(self, other: Context) -> None:
+    def join(self, joining: Context) -> None:
         raise TypeError("an exact context holds one sequence")
 
     def filter(self, keep: Sequence[int]) -> None:

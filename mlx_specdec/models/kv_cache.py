@@ -44,9 +44,9 @@ class Buffer:
         assert self.array is not None
         return self.array[:, :, :end]
 
-    def join(self, other: Buffer, batch: int) -> None:
+    def join(self, joining: Buffer, batch: int) -> None:
         """Append the sequences of another buffer; together they are `batch` sequences."""
-        arrays = [buffer.array for buffer in (self, other) if buffer.array is not None]
+        arrays = [buffer.array for buffer in (self, joining) if buffer.array is not None]
         if not arrays:
             return
         capacity = max(array.shape[2] for array in arrays)
@@ -116,9 +116,9 @@ class KVCache:
         end = max(self._rows.ends)
         return self._keys.columns(end)[:, :, start:], self._values.columns(end)[:, :, start:]
 
-    def join(self, other: KVCache) -> None:
+    def join(self, joining: KVCache) -> None:
         """Append the sequences of another cache. Join the context's rows before."""
-        for buffer, another in zip(self.buffers, other.buffers, strict=True):
+        for buffer, another in zip(self.buffers, joining.buffers, strict=True):
             buffer.join(another, len(self._rows.lengths))
 
     def filter(self, keep: Sequence[int]) -> None:

@@ -30,9 +30,7 @@ class Loaded:
     """A loaded model, and the facts of its files that are not weights.
 
     Attributes:
-        model: The model.
         eos_token_ids: The tokens that end a completion.
-        kind: "encoder-decoder" or "decoder-only".
         dtype: The dtype in words, such as "4-bit, bfloat16".
         task_prefix: The beginning that every prompt needs, or "".
         note: A line for the user on the dtype of the weights; mostly "".
@@ -63,7 +61,6 @@ def load_model(
     """Load a checkpoint in Hugging Face's or mlx-lm's layout.
 
     Args:
-        directory: The checkpoint.
         dtype, q_bits, q_group_size, expand: See `NumberFormat`.
         caches: The settings of the KV cache, for decoder-only models.
         adapter: A directory with an adapter that mlx-lm wrote, for decoder-only models.
@@ -123,9 +120,8 @@ def trainable(model: Base) -> Trainable:
         mx.eval(nn.value_and_grad(network, lambda *arrays: trained.logits(*arrays).sum())(*inputs))
     except (ValueError, RuntimeError, AttributeError) as problem:
         kind = type(network).__module__.rpartition(".")[2]
-        raise OptionError(
-            f"drafts of type {kind} cannot be trained: take another kind"
-        ) from problem
+        message = f"drafts of type {kind} cannot be trained: take another kind"
+        raise OptionError(message) from problem
     return trained
 
 
@@ -139,19 +135,16 @@ def outline(
     expand: bool | None = None,
     depth: int | None = None,
 ) -> Outline:
-    """Return the config-only model that a configuration describes.
+    """Return the config-only model that a config.json describes. Messages mention `name`.
 
     Args:
-        config: The content of config.json.
-        name: The model's name in messages.
         dtype, q_bits, q_group_size, expand: See `NumberFormat`.
         depth: The number of decoder layers to keep; None for all. An encoder then keeps one layer,
             because no decoding step runs it. If `expand` is None, the number of weights in these
             layers decides whether they are dequantized.
-
     Raises:
-        OptionError: The settings do not suit the model.
-        CheckpointError: The configuration describes no supported model.
+        OptionError: If the settings do not suit the model.
+        CheckpointError: If the configuration describes no supported model.
     """
     numbers = NumberFormat(dtype, q_bits, q_group_size, expand)
     return families.of_config(config).outline(config, name, numbers, depth)

@@ -54,12 +54,8 @@ class NumberFormat:
 
     def floating(self, stored: mx.Dtype, *, overflows: bool = False) -> mx.Dtype:
         """Return the dtype of the weights, and of the scales of quantized weights. On the CPU,
-        products with scales in half precision take 8 to 46 times as long.
-
-        Args:
-            stored: The dtype of the stored weights.
-            overflows: Whether float16 is too small for the model's hidden states.
-        """
+        products with scales in half precision take 8 to 46 times as long. `overflows` says whether
+        float16 is too small for the model's hidden states."""
         if self.dtype != "auto":
             return getattr(mx, self.dtype)
         if on_cpu():
@@ -151,16 +147,9 @@ def quantize(
     group_size: int,
     choose: Callable[[str, nn.Module], Any] = lambda path, module: True,
 ) -> None:
-    """Quantize every matrix whose rows divide into groups, without computing anything yet.
-
-    Args:
-        network: The network.
-        bits: Bits per weight.
-        group_size: Number of weights that share a scale.
-        choose: Returns for a module's path whether to quantize it, or its quantization as a dict.
-    Raises:
-        OptionError: If no matrix can be quantized.
-    """
+    """Quantize every matrix whose rows divide into groups, without computing anything yet. `choose`
+    returns for a module's path whether to quantize it, or its quantization as a dict. Raises
+    OptionError if no matrix can be quantized."""
 
     def suits(path: str, module: nn.Module) -> Any:
         able = hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0

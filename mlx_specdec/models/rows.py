@@ -101,10 +101,10 @@ class Rows:
         check_rewind(lengths, self._final, self.lengths)
         self.lengths = self._final = lengths
 
-    def join(self, other: Rows) -> None:
-        self.lengths += other.lengths
-        self.ahead += other.ahead
-        self._final += other._final
+    def join(self, joining: Rows) -> None:
+        self.lengths += joining.lengths
+        self.ahead += joining.ahead
+        self._final += joining._final
 
     def filter(self, keep: Sequence[int]) -> None:
         self.lengths = tuple(self.lengths[row] for row in keep)
@@ -131,11 +131,11 @@ class RowsContext:
         self._rows.rewind(lengths)
         return 0
 
-    def join(self, other: Context) -> None:
-        assert isinstance(other, RowsContext)
-        self._rows.join(other._rows)
-        for cache, joining in zip(self._caches, other._caches, strict=True):
-            cache.join(joining)
+    def join(self, joining: Context) -> None:
+        assert isinstance(joining, RowsContext)
+        self._rows.join(joining._rows)
+        for cache, more in zip(self._caches, joining._caches, strict=True):
+            cache.join(more)
 
     def filter(self, keep: Sequence[int]) -> None:
         self._rows.filter(keep)

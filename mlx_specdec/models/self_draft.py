@@ -27,9 +27,7 @@ def self_draft(
     """Return a draft model made of the target's layers, and the bytes that it adds.
 
     Args:
-        target: The target model.
         bits: Bits per weight; None leaves the weights as they are.
-        group_size: Number of weights that share a scale.
         layers: Number of layers; 0 for all.
     Raises:
         OptionError: If the target's layers cannot be used like this.

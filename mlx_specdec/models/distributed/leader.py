@@ -342,10 +342,10 @@ class LedContext:
             self._leader.send(Order(Op.EVALUATE, self._number))
             self._context.evaluate()
 
-    def join(self, other: Context) -> None:
-        assert isinstance(other, LedContext)
-        self._context.join(other._context)
-        self._leader.queue(Order(Op.JOIN, self._number, (other._number,)))
+    def join(self, joining: Context) -> None:
+        assert isinstance(joining, LedContext)
+        self._context.join(joining._context)
+        self._leader.queue(Order(Op.JOIN, self._number, (joining._number,)))
 
     def filter(self, keep: Sequence[int]) -> None:
         self._context.filter(keep)

@@ -157,12 +157,8 @@ class ConfidenceHead(nn.Module):
         self.proj = nn.Linear(inputs, 1, bias=CONFIDENCE_BIAS in files.tensors)
 
     def logits(self, state: mx.array, before: mx.array | None) -> mx.array:
-        """Return (...) float32, whose sigmoid is the probability.
-
-        Args:
-            state: The states of slots, (..., width).
-            before: The Markov head's embeddings of the tokens before the slots, (..., rank).
-        """
+        """Return (...) float32, whose sigmoid is the probability, for states, (..., width), and the
+        Markov head's embeddings of the tokens before the slots, (..., rank)."""
         inputs = [state] if self._alone or before is None else [state, before]
         logits: mx.array = self.proj(mx.concatenate(inputs, axis=-1))
         return logits.astype(mx.float32)[..., 0]
@@ -214,14 +210,8 @@ class DFlash(DrafterNetwork):
         attend: Attend,
         source: SourceKeysValues | None = None,
     ) -> mx.array:
-        """Run a layer over the states of a block.
-
-        Args:
-            layer: The layer.
-            states: (1, slots, width).
-            attend: Computes the layer's self-attention.
-            source: The layer's entry of `sources`.
-        """
+        """Run a layer over the states of a block, (1, slots, width). `source` is the layer's entry
+        of `sources`."""
         return layer.finish(states, attend(layer.input_layernorm(states)), source)
 
     def slot_logits(

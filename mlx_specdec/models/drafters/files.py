@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...checkpoints.disk import read_json
-from ...checkpoints.files import Weights
+from ...checkpoints.files import Weights, whole_number
 from ...checkpoints.quantization import PARTS, Quantization, stored_quantization
 from ...checkpoints.tensors import MOST_LAYERS
 from ...errors import CheckpointError
@@ -32,9 +32,6 @@ D2T = "d2t"
 """For each token of the drafter, the target's id minus the drafter's."""
 UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 """Tensors that are not read: they repeat d2t, or only training needs them."""
-MOST_TOKENS = 1 << 22
-"""Maximum size of a drafter's vocabulary without d2t. It keeps a damaged config.json from filling
-the memory."""
 IN_16_BITS = ("fc", "confidence_head.proj")
 """Modules that are never quantized: all hidden states of the target pass through `fc`, and the
 projection of the confidence head is only one row."""
@@ -113,15 +110,8 @@ class LayerSizes:
 
 
 def layer_sizes(settings: ConfigEntries, model_type: object) -> LayerSizes:
-    """Return the sizes of a drafter's layers.
-
-    Args:
-        settings: The entries of config.json.
-        model_type: The model type whose defaults replace missing entries; None if the sizes must
-            not be missing.
-    Raises:
-        CheckpointError: If an entry is missing or not supported.
-    """
+    """Return the sizes of a drafter's layers. Missing sizes have the defaults of `model_type`,
+    unless that is None. Raises CheckpointError if an entry is missing or not supported."""
     if model_type in ("llama", "qwen3") and not settings.keys() >= {*_SHAPE}:
         from transformers import AutoConfig  # `speculators` omits entries with default values
 
@@ -133,8 +123,6 @@ def layer_sizes(settings: ConfigEntries, model_type: object) -> LayerSizes:
     for name, usual in (("hidden_act", "silu"), ("partial_rotary_factor", 1)):
         if settings.get(name, usual) != usual:
             raise settings.wrong(name, str(usual))
-    if (count := int(settings["num_hidden_layers"])) > MOST_LAYERS:
-        raise settings.wrong("num_hidden_layers", f"at most {MOST_LAYERS}")
     width, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
     positions = settings.get("rope_parameters") or settings.get("rope_scaling")
     if isinstance(positions, Mapping) and "sliding_attention" in positions:
@@ -150,7 +138,7 @@ def layer_sizes(settings: ConfigEntries, model_type: object) -> LayerSizes:
         target_width = settings.get("target_hidden_size", width)
         encoder_width = int(settings.get("encoder_hidden_size", target_width))
     return LayerSizes(
-        count=count,
+        count=whole_number(settings, "num_hidden_layers", most=MOST_LAYERS),
         width=width,
         intermediate=int(settings["intermediate_size"]),
         heads=heads,
@@ -201,15 +189,12 @@ class StoredTensors(Mapping[str, mx.array]):
         own_name: Callable[[str], str],
         unused: Collection[str] = (),
     ) -> Self:
-        """Open the tensors of a directory.
+        """Open the tensors of a directory, or none if `weights` is None. Raises CheckpointError if
+        the quantization cannot be read.
 
         Args:
-            directory: The drafter's directory.
-            weights: The stored weights; None gives no tensors.
             own_name: Returns the kind's name of a stored tensor.
             unused: Tensors that are left out, by the kind's names.
-        Raises:
-            CheckpointError: If the quantization cannot be read.
         """
         if weights is None:
             return cls(directory, {}, {})
@@ -259,8 +244,6 @@ class StoredTensors(Mapping[str, mx.array]):
         if self._d2t is None:
             if count == vocabulary:
                 return None
-            if count > MOST_TOKENS:
-                raise CheckpointError(f"{self._directory} asks for {count} draft tokens: check it")
             if self.shapes:
                 raise CheckpointError(f"{self._directory}: weight d2t is missing: download again")
             return tuple(range(count))
@@ -366,11 +349,8 @@ class DrafterFiles:
             self.tapped_of(layers)
 
     def check_encoder(self, width: int | None) -> None:
-        """Raise CheckpointError if the target lacks the encoder that the drafter attends to.
-
-        Args:
-            width: Width of the encoder's output; None for decoder-only models.
-        """
+        """Raise CheckpointError if the drafter attends to an encoder, and the width of the output
+        of the target's encoder differs (None for decoder-only models)."""
         expected = self.sizes.encoder_width
         if expected is None or expected == width:
             return
@@ -409,9 +389,8 @@ def read_layers(
     """Open a drafter with Llama's or Qwen 3's layers.
 
     Args:
-        kind: The drafter's name in the table of kinds.
-        directory, config, weights: See `DrafterKind.read`.
-        own_name: See `StoredTensors.of`.
+        kind, directory, config, weights, own_name: See `DrafterFiles`, `DrafterKind.read` and
+            `StoredTensors.of`.
         ids: The entry that lists the target's layers whose inputs are read.
         usual_taps, usual_layers: The default number and choice of the target's layers.
         usual_vocabulary: Size of the target's vocabulary if a file of `speculators` lacks it.

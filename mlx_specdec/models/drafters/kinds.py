@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ...checkpoints import mtp_layers, shards
-from ...checkpoints.disk import read_json, show
+from ...checkpoints.disk import read_json
 from ...checkpoints.files import Weights
 from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
@@ -37,8 +37,6 @@ _UNSUPPORTED = {
 }
 """Unsupported drafters: a model type, an entry of config.json or a tensor's name, and the drafter
 that it belongs to."""
-LARGEST = 1 << 40
-"""Maximum bytes of weights that a config.json without weight files may describe: 1 TiB."""
 
 
 def kind_named(name: str) -> DrafterKind:
@@ -90,9 +88,8 @@ def read(directory: Path) -> DrafterFiles | None:
 
 
 def outline(directory: Path) -> DrafterFiles | None:
-    """Open a drafter as `read` does. If the directory has no weights, describe the drafter from
-    config.json alone, with zeros in place of its tensors. Raises CheckpointError, also if
-    config.json does not determine the tensors."""
+    """Open a drafter as `read` does. If the directory has no weights, `describe` the drafter.
+    Raises CheckpointError, also if config.json does not determine the tensors."""
     name = kind_of(directory)
     if name is None or shards.format_of(directory) or not kind_named(name).described:
         return read(directory)
@@ -124,10 +121,6 @@ def _checked(
             ConfigEntries(directory, config.get("transformer_layer_config"), config)
         )
         zeros = {name: mx.zeros(array.shape, dtype) for name, array in arrays.items()}
-        if (nbytes := sum(array.nbytes for array in zeros.values())) > LARGEST:
-            raise CheckpointError(
-                f"{directory / 'config.json'} asks for {show(nbytes)} of weights: check it"
-            )
         return replace(files, tensors=StoredTensors.made(directory, zeros))
     if kind.described:
         try:
@@ -147,17 +140,9 @@ def on_target(files: DrafterFiles, target: Any) -> DrafterNetwork:
 
 
 def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterNetwork:
-    """Load a drafter and bind it to its target.
-
-    Args:
-        files: The drafter's files.
-        target: The target model.
-        numbers: The dtype and the quantization of the drafter.
-    Raises:
-        CheckpointError: If the drafter was made for another target.
-        OptionError: If the target cannot provide the hidden states, the embedding or the head that
-            the drafter needs.
-    """
+    """Load a drafter and bind it to its target. Raises CheckpointError if the drafter was made for
+    another target, and OptionError if the target lacks the hidden states, the embedding or the head
+    that the drafter needs."""
     files.check(target.width, target.layers, target.vocabulary)
     network = on_target(files, target)
     scores = try_out(network, target)
@@ -171,9 +156,8 @@ def try_out(network: DrafterNetwork, target: Base) -> Scores:
     """Build a pass of the target that returns the hidden states of the network's taps, without
     computing it. Raises OptionError if the target cannot provide them."""
     tokens = mx.zeros((1, 1), dtype=mx.int32)
-    scores = target.open([0]).advance(tokens, taps=network.taps)
     target.embed(tokens)
-    return scores
+    return target.open([0]).advance(tokens, taps=network.taps)
 
 
 def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None:

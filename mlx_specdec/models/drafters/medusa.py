@@ -31,14 +31,12 @@ class MedusaFiles:
     """Medusa heads in a file.
 
     Attributes:
-        file: The file of the tensors.
         base: Name of the base model.
         count: Number of heads.
         layers: Number of residual layers per head.
         width: Width of the base model's hidden states.
         vocabulary: Size of the base model's vocabulary; None if the files do not say it.
         own_output: Whether every head has an output layer of its own.
-        tensors: The tensors, by their names in the file.
     """
 
     file: Path
@@ -60,9 +58,8 @@ def is_medusa(directory: Path) -> bool:
 def file_of(directory: Path) -> Path:
     """Return the file of the heads' tensors. Raises CheckpointError if there is none."""
     candidates = shards.HEADS, shards.TORCH_HEADS
-    for name in candidates:
-        if (directory / name).is_file():
-            return directory / name
+    if found := [name for name in candidates if (directory / name).is_file()]:
+        return directory / found[0]
     raise CheckpointError(f"{directory} has neither {' nor '.join(candidates)}: download it again")
 
 
@@ -159,16 +156,17 @@ class MedusaHeads(nn.Module):
 
     def tensors(self) -> dict[str, mx.array]:
         """Return every tensor by its name in the files of heads."""
-        tensors: dict[str, mx.array] = {}
-        layers = len(self.weights)
-        for head in range(self.count):
-            layer_parts = zip(self.weights, self.biases, strict=True)
-            parts = [part[head] for pair in layer_parts for part in pair]
-            if self.own_output:
-                parts.append(self.output[head])
-            named = names(head, layers, own_output=self.own_output)
-            tensors.update(zip(named, parts, strict=True))
-        return tensors
+        stacks = [part for pair in zip(self.weights, self.biases, strict=True) for part in pair]
+        if self.own_output:
+            stacks.append(self.output)
+        named = [
+            names(head, len(self.weights), own_output=self.own_output) for head in range(self.count)
+        ]
+        return {
+            name: stack[head]
+            for head, row in enumerate(named)
+            for name, stack in zip(row, stacks, strict=True)
+        }
 
 
 def stacked(base: Base, tensors: Mapping[str, mx.array], count: int, layers: int) -> MedusaHeads:

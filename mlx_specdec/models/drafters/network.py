@@ -33,7 +33,6 @@ class DrafterKind:
     """One kind of hidden-state drafter: how its files are read, and its network.
 
     Attributes:
-        name: The name in the table of kinds.
         recognizes: Returns whether a directory holds a drafter of this kind, from config.json and
             the names of the tensors.
         read: Opens a directory, from config.json and the weights (None without weights). Raises
@@ -173,13 +172,9 @@ class DrafterNetwork(nn.Module):
     def sources(
         self, encoded: mx.array, mask: mx.array | None = None
     ) -> list[SourceKeysValues | None]:
-        """Return each layer's keys and values of the encoder's output, or None for layers without
-        an attention to the encoder.
-
-        Args:
-            encoded: The encoder's output, (batch, n, encoder's width).
-            mask: (batch, n) bool, False for padding.
-        """
+        """Return each layer's keys and values of the encoder's output, (batch, n, encoder's width),
+        or None for layers without an attention to the encoder. `mask`, (batch, n) bool, is False
+        for padding."""
         if "encoder_norm" not in self:
             return [None] * len(self.layers)
         states = self.encoder_norm(encoded.astype(self.dtype))
@@ -192,9 +187,7 @@ class DrafterNetwork(nn.Module):
         ]
 
     def own_logits(self, states: mx.array) -> mx.array:
-        """Return logits, (1, m, the drafter's vocabulary), from the head's inputs, (1, m, width).
-
-        Use the target's head if the drafter has none."""
+        """Return logits, (1, m, the drafter's vocabulary), of the head's inputs, (1, m, width)."""
         if "lm_head" in self:
             logits: mx.array = self.lm_head(states)
             return logits
@@ -302,15 +295,8 @@ class Chain(DrafterNetwork):
     def step(
         self, tokens: mx.array, states: mx.array, caches: list[Any], offset: int, sources: Sources
     ) -> tuple[mx.array, mx.array]:
-        """Run the network, and return the inputs of the head and of the next step.
-
-        Args:
-            tokens: (1, m) int32.
-            states: The states of the positions before the tokens, (1, m, width).
-            caches: One cache per layer, to which keys and values are added.
-            offset: The position of the first token.
-            sources: See `DrafterNetwork.sources`.
-        """
+        """Run the network as `through`, add keys and values to the layers' caches, and return the
+        inputs of the head and of the next step. The first token is at position `offset`."""
         mask = "causal" if tokens.shape[1] > 1 else None
 
         def attend(number: int, attention: Attention, rows: mx.array) -> mx.array:

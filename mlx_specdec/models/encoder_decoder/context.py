@@ -110,14 +110,7 @@ class Network(nn.Module):
         self, tokens: mx.array, caches: Caches, source: EncodedSources, place: Place, tables: Tables
     ) -> Iterator[mx.array]:
         """Yield the output of each layer, and then the input of the head, (batch, m, width) each.
-
-        Args:
-            tokens: (batch, m) int32.
-            caches: The cache of each layer.
-            source: The encoder's output and its keys and values.
-            place: The cache positions that the tokens write.
-            tables: The result of `tables`.
-        """
+        The tokens, (batch, m) int32, write the cache positions `place`."""
         raise NotImplementedError
 
     def head(self, states: mx.array) -> mx.array:
@@ -125,12 +118,8 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
-        """Return the inputs of the head for complete sequences, without caches, (batch, m, width).
-
-        Args:
-            sources, mask: As for `encode`.
-            tokens: (batch, m) int32.
-        """
+        """Return the inputs of the head, (batch, m, width), for complete sequences, (batch, m)
+        int32, without caches. For `sources` and `mask`, see `encode`."""
         batch, rows = tokens.shape
         encoded, starts = self.encode(sources, mask), (0,) * batch
         by_layer = EncodedSources((encoded,), self.project_encoded(encoded)).by_layer
@@ -182,11 +171,11 @@ class EncodedSources:
         rows, length = slice(row, row + 1), self.lengths[row]
         return (self.encoded[row], *(array[rows, :, :length] for array in self.projected))
 
-    def join(self, other: EncodedSources) -> EncodedSources:
-        longest = max(self.lengths + other.lengths)
-        both = zip(self.projected, other.projected, strict=True)
+    def join(self, joining: EncodedSources) -> EncodedSources:
+        longest = max(self.lengths + joining.lengths)
+        both = zip(self.projected, joining.projected, strict=True)
         joined = [mx.concatenate([padded(array, longest) for array in pair]) for pair in both]
-        return EncodedSources(self.encoded + other.encoded, joined)
+        return EncodedSources(self.encoded + joining.encoded, joined)
 
     def filter(self, keep: Sequence[int]) -> EncodedSources:
         encoded = tuple(self.encoded[row] for row in keep)
@@ -271,12 +260,12 @@ class EncoderDecoderModel:
         snapshots = {row: c.arrays for row, c in enumerate(cached) if isinstance(c, Snapshot)}
 
         def read() -> EncodedSources:
-            parts = {
-                row: EncodedSources(arrays[:1], arrays[1:]) for row, arrays in snapshots.items()
-            }
+            parts: dict[int, EncodedSources] = {}
             for row, prompt in enumerate(prompts):
                 encoded = self._encodings.get(tuple(prompt)) if self._shares else None
-                if row not in parts and encoded is not None:
+                if row in snapshots:
+                    parts[row] = EncodedSources(snapshots[row][:1], snapshots[row][1:])
+                elif encoded is not None:
                     parts[row] = EncodedSources((encoded,), self.network.project_encoded(encoded))
             new = [row for row in range(len(prompts)) if row not in parts]
             first = [self._encoded([prompts[row] for row in new])] if new else []
@@ -369,10 +358,10 @@ class EncoderDecoderContext(RowsContext):
         mx.eval(self._source.projected, [cache.state for cache in self._caches])
         mx.clear_cache()
 
-    def join(self, other: Context) -> None:
-        assert isinstance(other, EncoderDecoderContext)
-        source = self._source.join(other._source)
-        super().join(other)
+    def join(self, joining: Context) -> None:
+        assert isinstance(joining, EncoderDecoderContext)
+        source = self._source.join(joining._source)
+        super().join(joining)
         self._encoded = source
 
     def filter(self, keep: Sequence[int]) -> None:

@@ -82,14 +82,8 @@ class EncoderDecoderFamily(ABC):
 
     @abstractmethod
     def network(self, config: Config, tensors: Collection[str] | None) -> Network:
-        """Return the network of a configuration, whose weights are not computed.
-
-        Args:
-            config: The content of config.json.
-            tensors: The names that `places` returns; None if there are no weights.
-        Raises:
-            CheckpointError: If the configuration is not valid.
-        """
+        """Return the network of a configuration, whose weights are not computed. `tensors` are the
+        names that `places` returns; None if there are no weights. Raises CheckpointError."""
 
     @abstractmethod
     def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
@@ -110,7 +104,6 @@ class EncoderDecoderFamily(ABC):
         )
 
     def with_width(self, config: Config, width: int) -> dict[str, Any]:
-        """See `families.Family`."""
         raise OptionError(
             f"a model of type {config.get('model_type')} has no width that can be chosen: leave "
             "width out, or give a draft model to begin with"
@@ -173,7 +166,6 @@ class EncoderDecoderFamily(ABC):
         *,
         pipeline: bool = False,
     ) -> tuple[EncoderDecoderModel, tuple[int, ...], str]:
-        """See `families.Family.load`."""
         refused = {
             "kv-bits and max-kv-size": caches is not None and caches != CacheSettings(),
             "adapter-path": adapter is not None,
@@ -234,13 +226,13 @@ class EncoderDecoderFamily(ABC):
     def layers(self, network: Network) -> Sequence[nn.Module]:
         return network.layers
 
-    def cut(self, network: Network, kept: Sequence[int]) -> None:
+    def cut(self, network: Network, chosen: Sequence[int]) -> None:
         """See `families.Family`. The other layers are removed from the network."""
         layers = list(network.layers)
         for module in network.modules():
             for name, part in module.items():
                 if isinstance(part, list) and part and part[0] is layers[0]:
-                    module[name] = [layers[number] for number in kept]
+                    module[name] = [layers[number] for number in chosen]
 
     def empty(self, config: Config, like: Network) -> Base:
         """See `families.Family`. The network has the same tensors as `like`."""
@@ -283,16 +275,11 @@ def quantizable(key: str, shape: tuple[int, ...], group_size: int) -> bool:
 def quantization_of(
     config: Config, key: str, shape: tuple[int, ...], default: Quantization, mixed: str = ""
 ) -> Quantization | None:
-    """Return the quantization of a weight, or None if it is not quantized. The embedding and the
-    head get at least 8 bits.
+    """Return the quantization of the weight `key`, or None if it is not quantized. The embedding
+    and the head get at least 8 bits.
 
-    Args:
-        config: The content of config.json.
-        key: The name of the weight.
-        shape: The shape of the weight.
-        default: The quantization of most weights.
-        mixed: A key of MIXED, or "". Its wider bits are for the matrices that mlx-lm chooses: value
-            projections and the output projections of feed-forward networks, in some layers.
+    `mixed` is a key of MIXED, or "". The wider bits of MIXED are for the matrices that mlx-lm
+    chooses: value projections and the output projections of feed-forward networks, in some layers.
     """
     if not quantizable(key, shape, default.group_size):
         return None

@@ -70,10 +70,11 @@ class T5Config:
                 f"{', '.join(FEED_FORWARDS)}"
             )
         names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads")
+        sizes = {name: whole_number(config, name) for name in names}
         layers = whole_number(config, "num_layers", most=MOST_LAYERS)
         start = (config.get(name) for name in ("decoder_start_token_id", "pad_token_id"))
         return cls(
-            **{name: whole_number(config, name) for name in names},
+            **sizes,
             num_layers=layers,
             num_decoder_layers=whole_number(config, "num_decoder_layers", layers, MOST_LAYERS),
             num_buckets=whole_number(config, "relative_attention_num_buckets", 32),
