@@ -25,7 +25,7 @@ from ..errors import first_line
 from ..models.cpu_layers import as_mlx_has_it
 from ..models.encoder_decoder.context import Network
 from ..models.number_format import expanded
-from ..models.t5.network import T5
+from ..models.t5 import T5
 from ..options import Options, own_layers
 from .methods import Length, Method, Runner, Sample, any_token, room
 from .throughput import FileMethod, Prompts, Texts

@@ -21,9 +21,9 @@ from .trainable import Trainable
 
 Config = Mapping[str, Any]
 ENCODER_DECODERS = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), "t5.family"),
+    **dict.fromkeys(("t5", "mt5", "umt5"), "t5"),
     "t5gemma2": "t5gemma2",
-    **dict.fromkeys(("bart", "mbart", "marian", "m2m_100", "pegasus"), "bart.family"),
+    **dict.fromkeys(("bart", "mbart", "marian", "m2m_100", "pegasus"), "bart"),
 }
 """The module of the family for each model_type of config.json."""
 

@@ -31,7 +31,7 @@ from ..models.encoder_decoder.family import EncoderDecoderFamily
 from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
 from ..models.self_draft import evenly
-from ..models.t5.family import SHARED
+from ..models.t5 import SHARED
 from ..models.trainable import Trainable
 from ..options import own_layers
 from .config import DataConfig, DistillConfig, DraftConfig

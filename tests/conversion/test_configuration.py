@@ -11,7 +11,7 @@ import pytest
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.t5.network import scales_output
+from mlx_specdec.models.t5 import scales_output
 
 from ..support.checkpoints import T5, t5_weights, write_t5
 

@@ -18,7 +18,7 @@ from mlx_specdec.checkpoints.tensors import PIECE_BYTES
 from mlx_specdec.conversion import verify
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError, OutputError, SpecdecError
-from mlx_specdec.models.t5.family import TWINS
+from mlx_specdec.models.t5 import TWINS
 
 from ..support.checkpoints import T5, listing, save, t5_weights, write_sharded_t5, write_t5
 

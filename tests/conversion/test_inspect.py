@@ -14,7 +14,7 @@ from mlx_specdec import __version__
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.inspect import Inspection, inspect
 from mlx_specdec.errors import CheckpointError, SourceError
-from mlx_specdec.models.t5.family import TWINS, UNUSED
+from mlx_specdec.models.t5 import TWINS, UNUSED
 
 from ..support.checkpoints import T5, t5_weights, write_sharded_t5, write_t5
 

@@ -21,9 +21,8 @@ from mlx_specdec.conversion.convert import convert
 from mlx_specdec.engine.request import beginning, encode, prepared
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.interfaces import FINAL, feed
-from mlx_specdec.models import families
-from mlx_specdec.models.bart import network as bart
-from mlx_specdec.models.bart.network import KINDS, Bart, BartConfig, sinusoids
+from mlx_specdec.models import bart, families
+from mlx_specdec.models.bart import KINDS, Bart, BartConfig, sinusoids
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel, share_equal_encoder
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.self_draft import added_nbytes, self_draft

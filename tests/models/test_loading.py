@@ -19,7 +19,7 @@ from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models import number_format
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model, outline
-from mlx_specdec.models.t5.network import T5, T5Config
+from mlx_specdec.models.t5 import T5, T5Config
 
 from ..support import tiny
 from ..support.tokenizers import byte_level

@@ -15,7 +15,7 @@ from mlx_specdec import Options, generate, load
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.self_draft import quantized_twin, self_draft
-from mlx_specdec.models.t5.network import T5, T5Config
+from mlx_specdec.models.t5 import T5, T5Config
 
 from ..support import tiny
 from ..support.families import config_of

@@ -20,8 +20,8 @@ from mlx_specdec.models.mlx_lm import loading as decoder_loading
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.models.sharding import refine, whole_groups
-from mlx_specdec.models.t5.family import family as t5_family
-from mlx_specdec.models.t5.network import T5
+from mlx_specdec.models.t5 import T5
+from mlx_specdec.models.t5 import family as t5_family
 
 from ..support import tiny
 from ..support.pairs import BART

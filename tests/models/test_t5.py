@@ -23,7 +23,7 @@ from mlx_specdec.models.encoder_decoder.context import (
     padding_mask,
 )
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.t5.network import T5, T5Config
+from mlx_specdec.models.t5 import T5, T5Config
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 KINDS = sorted(path.name for path in FIXTURES.iterdir())

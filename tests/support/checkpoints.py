@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from mlx_specdec.models.t5.network import T5 as Network
-from mlx_specdec.models.t5.network import T5Config
+from mlx_specdec.models.t5 import T5 as Network
+from mlx_specdec.models.t5 import T5Config
 
 T5: dict[str, Any] = {
     "model_type": "t5",

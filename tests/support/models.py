@@ -12,8 +12,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
-from mlx_specdec.models.bart.network import Bart, BartConfig
-from mlx_specdec.models.t5.network import T5, T5Config
+from mlx_specdec.models.bart import Bart, BartConfig
+from mlx_specdec.models.t5 import T5, T5Config
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from . import tiny

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_specdec.models.t5.network import T5, T5Config
+from mlx_specdec.models.t5 import T5, T5Config
 
 from .pairs import FIXTURES
 

@@ -17,7 +17,7 @@ from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError, VocabularyError
-from mlx_specdec.models.bart.network import Bart
+from mlx_specdec.models.bart import Bart
 from mlx_specdec.models.loading import load_model, trainable
 from mlx_specdec.options import Options
 from mlx_specdec.training import draft as draft_files

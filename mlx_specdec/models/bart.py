@@ -1,23 +1,31 @@
-"""The network of BART and related models: checked shapes and switches, and layers that are named as
-in Hugging Face checkpoints."""
+"""BART, mBART, Marian, M2M100, NLLB and Pegasus: the network, whose layers are named as in Hugging
+Face checkpoints, and the family, which reads checkpoints; see `families.Family`."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ...checkpoints.files import whole_number
-from ...checkpoints.tensors import MOST_LAYERS
-from ...errors import CheckpointError
-from ..encoder_decoder import layers
-from ..encoder_decoder.context import Caches, EncodedSources, Network, Tables
-from ..encoder_decoder.layers import Attend, KeysValues, Mask, attend_cached, attend_in_parts
-from ..rows import Place
+from ..checkpoints import files
+from ..checkpoints.disk import read_json
+from ..checkpoints.files import whole_number
+from ..checkpoints.quantization import PARTS
+from ..checkpoints.tensors import MOST_LAYERS, same
+from ..errors import CheckpointError
+from ..text.languages import Encode, Languages, Tags
+from ..text.tokenizer import Tokenizer
+from .encoder_decoder import layers
+from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
+from .encoder_decoder.family import EncoderDecoderFamily
+from .encoder_decoder.layers import Attend, KeysValues, Mask, attend_cached, attend_in_parts
+from .rows import Place
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 OFFSET = 2
@@ -45,7 +53,7 @@ class Switches:
     bias: bool = True
     activation: str = "gelu"
     scales: bool = False
-    pad: int | None = 1
+    pad: int = 1
     start: int | None = 2
     end: int = 2
 
@@ -53,7 +61,7 @@ class Switches:
 KINDS = {
     "bart": Switches(False, False, True, "learned"),
     "mbart": Switches(True, True, True, "learned", start=None),
-    "marian": Switches(False, False, False, "marian", pad=None, start=None, end=0),
+    "marian": Switches(False, False, False, "marian", pad=-1, start=None, end=0),
     "m2m_100": Switches(True, True, False, "m2m", bias=False, activation="relu", scales=True),
     "pegasus": Switches(True, True, False, "marian", pad=0, start=0, end=1),
 }
@@ -105,20 +113,12 @@ class BartConfig:
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
         """Read a configuration. Raises CheckpointError if it is not supported."""
         kind = config["model_type"]
-        switches = KINDS[kind]
+        switches, stated = KINDS[kind], {n: v for n, v in config.items() if v is not None}
         source_size = whole_number(config, "vocab_size")
-        size = whole_number(config, "decoder_vocab_size", source_size)
-        shared = config.get("share_encoder_decoder_embeddings") is not False
-        activation = config.get("activation_function") or switches.activation
-        scales = config.get("scale_embedding")
-
-        def token(name: str, default: int | None) -> int | None:
-            return default if config.get(name) is None else config[name]
-
-        pad, end = token("pad_token_id", switches.pad), token("eos_token_id", switches.end)
-        first = token("decoder_start_token_id", switches.start)
-        forced = token("forced_bos_token_id", None)
-        words = config.get("bad_words_ids") or ()
+        activation = stated.get("activation_function", switches.activation)
+        end = stated.get("eos_token_id", switches.end)
+        first = stated.get("decoder_start_token_id", switches.start)
+        forced = stated.get("forced_bos_token_id")
         translates = kind in ("mbart", "m2m_100")
         if activation not in layers.ACTIVATIONS:
             raise CheckpointError(
@@ -126,22 +126,22 @@ class BartConfig:
             )
         return cls(
             switches,
-            vocab_size=size,
+            vocab_size=whole_number(config, "decoder_vocab_size", source_size),
             source_size=source_size,
-            shared=shared,
+            shared=stated.get("share_encoder_decoder_embeddings", True),
             d_model=whole_number(config, "d_model"),
             # The entry num_hidden_layers is not read: it repeats the number of encoder layers.
             encoder=_stack(config, "encoder"),
             decoder=_stack(config, "decoder"),
             activation=activation,
             max_length=whole_number(config, "max_position_embeddings", 1024),
-            scales=switches.scales if scales is None else bool(scales),
-            pad=-1 if pad is None else pad,
-            end=switches.end if end is None else end,
+            scales=stated.get("scale_embedding", switches.scales),
+            pad=stated.get("pad_token_id", switches.pad),
+            end=end,
             start=tuple(id for id in (end if first is None else first, forced) if id is not None),
             needs_language=translates and forced is None and first in (None, end),
             in_place=translates and first != end,
-            banned=tuple(word[0] for word in words if len(word) == 1),
+            banned=tuple(word[0] for word in stated.get("bad_words_ids", ()) if len(word) == 1),
         )
 
     @property
@@ -176,14 +176,9 @@ class BartLayer(nn.Module):
     def __call__(
         self, states: mx.array, attend: Attend, source: KeysValues = (), hidden: Mask = None
     ) -> mx.array:
-        """Run the layer.
-
-        Args:
-            states: The output of the layer before, (batch, m, d_model).
-            attend: Computes the self-attention.
-            source: In the decoder, the layer's keys and values of the encoder's output.
-            hidden: The mask of `source`.
-        """
+        """Run the layer over states, (batch, m, d_model). `attend` computes the self-attention. In
+        the decoder, `source` has the keys and values of the encoder's output, and `hidden` is their
+        mask."""
 
         def feed_forward(normed: mx.array) -> mx.array:
             return self.fc2(self._act(self.fc1(normed)))
@@ -338,3 +333,114 @@ class Bart(Network):
         if config.switches.positions == "m2m":
             positions = mx.where(positions < 0, config.pad, positions + config.pad + 1)
         return self._sinusoids[positions].astype(self.dtype)
+
+
+Config = Mapping[str, Any]
+GENERATION = ("decoder_start_token_id", "forced_bos_token_id", "bad_words_ids")
+"""Entries that old checkpoints have in config.json, and newer ones in generation_config.json."""
+BIAS = "final_logits_bias"
+TABLES = ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
+_PARTS = ("weight", *PARTS)
+_CODE = re.compile(r"__(\w+)__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})", re.ASCII)
+ENGLISH = ("en", "eng_Latn", "en_XX")
+"""The default language of sources is the first of these codes that the model has."""
+MBART_50 = 26
+"""A model with at least this many languages is an mBART-50. mBART has 25."""
+
+
+class Codes(Languages):
+    """The languages of a model that has a token for each. The language token begins a completion,
+    after the decoder's start token or in place of it. In a source, it is the first or last token.
+
+    Args:
+        tokens: The token of each language, by language code.
+        config: The model's configuration.
+        first: Whether the language token is the first token of a source. Otherwise it is the last.
+    """
+
+    def __init__(self, tokens: Mapping[str, int], config: BartConfig, *, first: bool) -> None:
+        super().__init__(tokens)
+        self.required = config.needs_language
+        self._config, self._first = config, first
+        self._default = next(code for code in (*ENGLISH, *tokens) if code in tokens)
+
+    def source(
+        self, text: str, encode: Encode, source: str | None, target: str | None
+    ) -> list[int]:
+        # Remove the language token that the tokenizer may have added.
+        ids, end, codes = encode(text), self._config.end, {*self.known.values()}
+        while ids and ids[-1] in {end, *codes}:
+            ids.pop()
+        while ids and ids[0] in codes:
+            ids.pop(0)
+        code = self.known[source or self._default]
+        return [code, *ids, end] if self._first else [*ids, end, code]
+
+    def prefix(self, start: Sequence[int], target: str | None) -> list[int]:
+        if target is None:
+            return [*start]
+        return [*([] if self._config.in_place else start[:1]), self.known[target]]
+
+    def find(self, option: str, name: str | None) -> str | None:
+        return super().find(option, name and name.strip("_"))
+
+
+class BartFamily(EncoderDecoderFamily):
+    copies: ClassVar[Mapping[str, str]] = {
+        f"{table}.{part}": f"model.shared.{part}" for table in TABLES for part in _PARTS
+    }
+
+    def load(self, directory: Path, config: Config, *rest: Any, **named: Any) -> Any:
+        file = directory / "generation_config.json"
+        stored = read_json(file) if file.is_file() else {}
+        generation = {name: stored[name] for name in GENERATION if stored.get(name) is not None}
+        return super().load(directory, {**config, **generation}, *rest, **named)
+
+    def network(self, config: Config, tensors: Collection[str] | None) -> Network:
+        shape = BartConfig.from_dict(config)
+        return Bart(shape, has_bias=shape.switches.bias if tensors is None else BIAS in tensors)
+
+    def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
+        """See `EncoderDecoderFamily`. Checkpoints without a head omit the prefix "model.". A shared
+        embedding may be stored under the name of any of its copies."""
+        shape = BartConfig.from_dict(config)
+        inside = ("encoder.", "decoder.", "shared.")
+        places = {f"model.{name}" if name.startswith(inside) else name: name for name in stored}
+        wanted = "model.shared" if shape.shared else "model.decoder.embed_tokens"
+        copies = TABLES if shape.shared else TABLES[2:]
+        for part in _PARTS:
+            found = [places.pop(f"{table}.{part}", None) for table in copies]
+            first = next((place for place in found if place is not None), None)
+            if first is not None:
+                places.setdefault(f"{wanted}.{part}", first)
+        learned = shape.switches.positions == "learned"
+        return {n: place for n, place in places.items() if learned or "embed_positions." not in n}
+
+    def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
+        places = super().places(directory, config, weights)
+        head, table = "lm_head.weight", places.get("model.shared.weight")
+        table = table or places.get("model.decoder.embed_tokens.weight")
+        both = [weights.tensor(name) for name in (head, table or "") if name in weights.infos]
+        if len(both) == 2 and not same(*both):
+            raise CheckpointError(f"{directory} has a head that is not its embedding")
+        return places
+
+    def unused(self, name: str) -> str:
+        if "embed_positions" in name:
+            return "sines and cosines, which are computed"
+        return "no copy, but one table embeds the words of both halves"
+
+    def languages(self, network: Bart, tokenizer: Tokenizer) -> Languages | None:
+        kind = network.config.switches.positions
+        if kind == "marian":
+            return Tags.of(tokenizer, ">>{}<<")
+        pieces = tokenizer.pieces()
+        matches = ((id, _CODE.fullmatch(pieces[id] or "")) for id in tokenizer.special_ids)
+        codes = {match[1] or match[2]: id for id, match in matches if match}
+        if len(codes) < 2:
+            return None
+        first = not tokenizer.legacy if kind == "m2m" else len(codes) >= MBART_50
+        return Codes(codes, network.config, first=first)
+
+
+family = BartFamily()
