@@ -17,7 +17,7 @@ from mlx_specdec.decoding.sequence import token_logprobs
 from mlx_specdec.largest import LEAST_ENTRIES, indices_of_largest, largest
 from mlx_specdec.measure.cut_distance import cut_distance
 from mlx_specdec.measure.margins import lead
-from mlx_specdec.models.drafters.dflash2 import Selector
+from mlx_specdec.models.drafters.dflash import Selector
 from mlx_specdec.sampling.distribution import (
     keep_top_k,
     keep_top_k_and_p,
@@ -136,9 +136,8 @@ def test_nothing_that_needs_few_tokens_sorts_the_vocabulary(sorted_sizes: list[i
 def test_a_selector_weighs_the_likeliest_tokens_without_sorting_the_vocabulary(
     sorted_sizes: list[int],
 ) -> None:
-    files: Any = SimpleNamespace(
-        top_k=4, vocabulary=WIDE, selector_rank=8, sizes=SimpleNamespace(width=8)
-    )
+    sizes, ranks = SimpleNamespace(width=8), {"selector_top_k": 4, "selector_rank": 8}
+    files: Any = SimpleNamespace(settings=ranks, vocabulary=WIDE, sizes=sizes)
     selector = Selector(files)
     logits = mx.random.normal((1, 1, WIDE), key=mx.random.key(0))
     weighed = selector.step(logits, mx.array([[3]]), mx.zeros((1, 1, 8)))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 KINDS: Mapping[str, str] = {
     "dspark": "dflash:DSPARK",
-    "dflash2": "dflash2:DFLASH2",
+    "dflash2": "dflash:DFLASH2",
     "dflash": "dflash:DFLASH",
     "peagle": "eagle:PEAGLE",
     "eagle3": "eagle:EAGLE3",
