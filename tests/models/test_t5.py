@@ -76,23 +76,6 @@ def test_masked_padding_of_the_source_changes_nothing_else(kind: str) -> None:
     assert np.abs(ends(rows) - expected["padded_log_p"]).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_blocks_with_rewound_guesses_equal_one_pass(kind: str) -> None:
-    model, expected = load(kind)
-    context = model.open(expected["source"].tolist())
-    target = expected["target"]
-    dice, rows, seen = np.random.default_rng(3), [], 0
-    while seen < len(target):
-        kept = min(int(dice.integers(1, 7)), len(target) - seen)
-        wrong = int(dice.integers(0, 5))
-        tokens = [*target[seen : seen + kept].tolist(), *dice.integers(2, 64, wrong).tolist()]
-        scores = context.advance(mx.array([tokens]), proposed=len(tokens) - 1)
-        rows.append(log_p(scores.logits)[:kept])
-        seen += kept
-        context.rewind((seen,))
-    assert np.abs(ends(np.concatenate(rows)) - expected["log_p"]).max() <= TOLERANCE
-
-
 @pytest.mark.parametrize(
     ("family", "said", "tied", "scales"),
     [

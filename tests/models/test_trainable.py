@@ -20,6 +20,7 @@ from ..support import tiny
 from ..support.pairs import FIXTURES
 from ..support.reading import read
 from ..support.t5 import t5_models
+from .test_encoder_decoder import EVERY
 
 PROMPTS = [[3, 4, 5], [6] * 12, [7, 8]]
 TEXTS = [list(range(9, 21)), [21, 22], [5] * 7]
@@ -44,9 +45,9 @@ def test_padded_texts_get_the_logits_that_each_gets_alone(name: str) -> None:
     check_same(model, trainable(model))
 
 
-@pytest.mark.parametrize("name", t5_models())
-def test_sources_and_texts_of_t5_may_be_padded(name: str) -> None:
-    model = load_model(FIXTURES / name, dtype="float32").model
+@pytest.mark.parametrize("name", EVERY)
+def test_sources_and_texts_of_encoder_decoders_may_be_padded(name: str) -> None:
+    model = load_model(FIXTURES.parent / name, dtype="float32").model
     check_same(model, trainable(model))
 
 
