@@ -55,7 +55,7 @@ def test_a_follower_has_the_contexts_of_rank_0() -> None:
     model = led(DecoderOnlyModel(tiny.build("llama")), leader)
     one = model.open_batch([[5, 6, 7]])
     other = model.open_batch([[8, 9], [10, 11]])
-    logits = one.advance(mx.array([[5, 6, 7]]), proposed=2).logits
+    one.advance(mx.array([[5, 6, 7]]), proposed=2)
     one.rewind((2,))
     other.advance(mx.array([[8], [10]]))
     one.join(other)
@@ -67,9 +67,6 @@ def test_a_follower_has_the_contexts_of_rank_0() -> None:
     thread.join(20)
     assert codes == [7]
     assert lengths(follower) == [(2, 1)]
-    assert mx.array_equal(
-        logits, DecoderOnlyModel(tiny.build("llama")).run(mx.array([[5, 6, 7]]), None).logits
-    ) or logits.shape == (1, 3, tiny.VOCABULARY)
 
 
 def test_a_led_model_is_the_model_but_for_its_weights() -> None:

@@ -341,7 +341,6 @@ def test_marians_ids_are_of_its_vocabulary_and_its_texts_of_the_targets_pieces()
         for part in ("", "target_")
     )
     ids = tokenizer.encode("Where is")
-    assert [list(source)[id] for id in ids] == ["▁", "W", "h", "er", "e", "▁is", "</s>"] or ids
     assert "".join(list(source)[id] for id in ids[:-1]) == "▁Where▁is"
     pain = [target[piece] for piece in ("▁", "p", "a", "i", "n") if piece in target]
     assert tokenizer.size == len(target) and tokenizer.decode(pain).strip() in ("pain", "pan", "p")

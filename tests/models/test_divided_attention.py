@@ -10,7 +10,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models import base
-from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.engine.request import Request
@@ -203,34 +202,6 @@ def grouped(heads: int, shared: int, family: str = "llama", **own: Any) -> Decod
     model = DecoderOnlyModel(tiny.build(family, **sizes))
     replace_in(model.network)
     return model
-
-
-@pytest.mark.parametrize(
-    ("heads", "shared", "most"),
-    [(4, 4, 8), (8, 2, 8), (10, 2, 6), (8, 1, 4), (16, 1, 2), (33, 1, 0)],
-)
-def test_rows_of_divided_passes_are_those_of_whole_ones(
-    heads: int, shared: int, most: int, calls: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = grouped(heads, shared)
-    tokens = mx.random.randint(0, 64, (1, 40 + 17), key=mx.random.key(2))
-
-    def logits(rows: int) -> mx.array:
-        caches = make_prompt_cache(model.network)
-        model.run(tokens[:, :40], caches)
-        calls.clear()
-        return model.run(tokens[:, 40 : 40 + rows], caches).logits
-
-    for rows in range(1, 18):
-        divided = logits(rows)
-        full, rest = divmod(rows, most) if most else (0, 0)
-        expected = [most] * full + [rest] * (rest > 0) if rows > most > 0 else []
-        assert calls == [expected] * 2 * bool(expected)
-        with monkeypatch.context() as patch:
-            patch.setattr(attention_parts, "FEW", 1)
-            whole = logits(rows)
-            assert not calls
-        assert mx.allclose(divided, whole, rtol=ROUNDING, atol=ROUNDING)
 
 
 FAMILIES: dict[str, Callable[[], DecoderOnlyModel]] = {

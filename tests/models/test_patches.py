@@ -35,23 +35,6 @@ HOOKS = {
     ("cli/app.py", "setattr(sys, name)"),
 }
 """Targets of assignments that are allowed. Python documents that programs replace the last two."""
-SAMPLES = {
-    "from mlx_lm.models import base\nbase.attend = attend": ["base.attend"],
-    "import mlx.core as mx\nmx.fast.rope = rope": ["mx.fast.rope"],
-    "import mlx.core as mx\nsetattr(mx.fast, 'rope', rope)": ["setattr(mx.fast, 'rope')"],
-    "from mlx_lm.models import base\nvars(base)['x'] = x": ["vars(base)['x']"],
-    "from mlx_lm.models import base\nbase.__dict__.update(x=x)": ["base.__dict__.update"],
-    "import sys\nsys.modules['a'] = a": ["sys.modules['a']"],
-    "import sys\ndel sys.modules['a']": ["sys.modules['a']"],
-    "import sys\nsys.modules.setdefault('a', a)": ["sys.modules.setdefault"],
-    "module.__class__ = Other": ["module.__class__"],
-    "setattr(module, '__class__', Other)": ["setattr(module, '__class__')"],
-    "scope = call.__globals__": ["call.__globals__"],
-    "scope = getattr(call, '__globals__')": ["'__globals__'"],
-    "class A:\n    @property\n    def __class__(self): ...": ["__class__"],
-    "import os\nname = os.name\nself.name = name\narray[3] = os.name": [],
-}
-"""Texts of modules, and the changes that are found in them."""
 
 
 def changes(text: str) -> list[str]:
@@ -86,11 +69,6 @@ def changes(text: str) -> list[str]:
             if foreign(owner) or ast.unparse(name) == "'__class__'":
                 found.append(f"{ast.unparse(node.func)}({ast.unparse(owner)}, {ast.unparse(name)})")
     return found
-
-
-@pytest.mark.parametrize("text", SAMPLES)
-def test_changes_are_found_in_the_text_of_a_module(text: str) -> None:
-    assert changes(text) == SAMPLES[text]
 
 
 def test_only_one_module_changes_what_belongs_to_others() -> None:

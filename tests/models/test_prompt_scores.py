@@ -52,43 +52,44 @@ def model(family: str = "llama", **own: Any) -> DecoderOnlyModel:
     return DecoderOnlyModel(tiny.build(family, **own))
 
 
-@pytest.mark.parametrize("size", [64, 72, 80, 96, 128])
-def test_fused_attention_holds_no_scores(size: int, off_cpu: None) -> None:
-    fused = model(head_dim=size)
-    assert not fused.holds_scores
-    assert fused.reading_nbytes(PROMPT, STEP) == 0
+SCORES = STEP * PROMPT * mx.float32.size
+"""Bytes of one head's scores."""
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next"])
-@pytest.mark.parametrize("size", [112, 192, 256, 512])
-def test_the_scores_of_other_head_sizes_are_counted_with_their_softmax(
-    family: str, size: int, off_cpu: None
+@pytest.mark.parametrize(
+    ("family", "changes", "heads"),
+    [
+        *(("llama", {"head_dim": size}, 0) for size in (64, 72, 80, 96, 128)),
+        *(
+            (family, {"head_dim": size}, tiny.CONFIGS[family]["num_attention_heads"])
+            for family in ("llama", "gemma3", "qwen3_next")
+            for size in (112, 192, 256, 512)
+        ),
+        ("mamba2", {}, 0),
+    ],
+)
+def test_scores_are_held_with_their_softmax_unless_a_kernel_fuses_them(
+    family: str, changes: dict[str, int], heads: int, off_cpu: None
 ) -> None:
-    unfused = model(family, head_dim=size)
-    heads = tiny.CONFIGS[family]["num_attention_heads"]
-    assert unfused.holds_scores
-    assert unfused.reading_nbytes(PROMPT, STEP) == 2 * heads * STEP * PROMPT * mx.float32.size
+    target = model(family, **changes)
+    assert target.holds_scores is (heads > 0)
+    assert target.reading_nbytes(PROMPT, STEP) == 2 * heads * SCORES
 
 
 def test_scores_in_half_precision_take_half(off_cpu: None) -> None:
     unfused = model(head_dim=256)
     unfused.network.set_dtype(mx.bfloat16)
-    assert unfused.reading_nbytes(PROMPT, STEP) == 2 * 4 * STEP * PROMPT * 2
+    assert unfused.reading_nbytes(PROMPT, STEP) == 4 * SCORES
 
 
 def test_keys_and_values_of_different_sizes_are_not_fused(off_cpu: None) -> None:
     assert model("deepseek_v3").holds_scores
 
 
-def test_families_without_attention_hold_no_scores(off_cpu: None) -> None:
-    assert not model("mamba2").holds_scores
-
-
 @pytest.mark.parametrize("size", [64, 256])
 def test_a_cpu_holds_the_scores_of_every_head_size(size: int) -> None:
     on_cpu = model(head_dim=size)
-    assert on_cpu.holds_scores
-    assert on_cpu.reading_nbytes(PROMPT, STEP) == 4 * STEP * PROMPT * mx.float32.size
+    assert on_cpu.holds_scores and on_cpu.reading_nbytes(PROMPT, STEP) == 4 * SCORES
 
 
 def test_a_quantized_cache_bounds_the_scores(off_cpu: None) -> None:

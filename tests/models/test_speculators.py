@@ -18,7 +18,6 @@ from mlx_specdec.errors import CheckpointError
 
 from ..support import speculators
 from ..support.lender import FIXTURES, LIMIT, Lender, Run, differ, drafts_of, network_of
-from . import dflash_by_hand
 
 CASES = sorted(path.name for path in FIXTURES.iterdir())
 
@@ -80,40 +79,6 @@ def test_a_window_is_counted_as_its_dialect_counts_it(
         moved = mx.where((mx.arange(9) == row)[:, None], hidden + 1, hidden)
         changed = Run(network, [5] * 10, moved).draft(10, 1)[1]
         assert differ(plain, changed) is (row >= edge)
-
-
-MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        MIXED,
-        {**MIXED, "is_causal": True},
-        {**MIXED, "is_causal": False, "rope_theta": 700.0},
-        {"rope_is_neox_style": False},
-    ],
-)
-def test_blocks_of_the_authors_files_are_those_made_by_hand(changes: dict, tmp_path: Path) -> None:
-    usual = {"layer_types": ["full_attention"] * 2, "rope_theta": 10000.0, "block_size": 4}
-    directory = speculators.dflash(tmp_path / "dflash", **{**usual, **changes})
-    config = json.loads((directory / "config.json").read_text())
-    stored = mx.load(str(directory / "model.safetensors"))
-    tensors = {name: np.array(array, dtype=np.float64) for name, array in stored.items()}
-    keys = mx.random.split(mx.random.key(4), 2)
-    embedding = mx.random.normal((speculators.VOCABULARY, speculators.WIDTH), key=keys[0])
-    table = np.array(embedding, dtype=np.float64)
-    hidden = mx.random.normal((23, 2 * speculators.WIDTH), key=keys[1])
-    tokens = [(5 * place + 7) % speculators.VOCABULARY for place in range(24)]
-    run = Run(network_of(directory, Lender(embedding)), tokens, hidden)
-    mask = config["dflash_config"]["mask_token_id"]
-    for length in (2, 7, 8, 12, 13, 24):
-        _, rows = run.draft(length, 3)
-        slots = table[[tokens[length - 1], mask, mask, mask]]
-        seen = np.array(hidden, dtype=np.float64)[: length - 1]
-        expected = dflash_by_hand.block(tensors, config, seen, slots)[1:] @ table.T
-        assert np.max(np.abs(np.array(rows) - expected)) <= LIMIT
 
 
 @pytest.mark.parametrize(

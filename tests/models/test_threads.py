@@ -13,14 +13,14 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec import Options, generate, process
+from mlx_specdec import process
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.cpu_layers import lighten
 from mlx_specdec.models.loading import load_model
 
 from ..support import tiny
 from ..support.families import config_of
-from ..support.pairs import PROMPT, pair_of
+from ..support.pairs import PROMPT
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -72,18 +72,6 @@ def test_every_family_computes_the_same_in_another_thread(tmp_path: Path, name: 
     expected = logits(load_model(directory).model)
     assert logits(model) == expected
     assert in_a_new_thread(lambda: logits(model)) == expected
-
-
-@pytest.mark.parametrize("name", ROPES)
-def test_a_text_is_the_same_in_another_thread(tmp_path: Path, name: str) -> None:
-    directory = write(ROPES[name], tmp_path)
-    options = Options(max_tokens=6, num_draft=2, proposer="ngram", cost_cache=False)
-
-    def text(model: Base) -> list[int]:
-        return generate(pair_of(model, None), PROMPT, options).tokens
-
-    model = in_a_new_thread(lambda: load_model(directory).model)
-    assert in_a_new_thread(lambda: text(model)) == text(load_model(directory).model)
 
 
 def test_a_thread_takes_over_nothing_that_an_ended_thread_has_not_computed() -> None:
