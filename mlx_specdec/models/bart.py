@@ -81,8 +81,7 @@ class BartConfig:
     """The shapes and switches of one model.
 
     Attributes:
-        vocab_size: Size of the decoder's vocabulary.
-        source_size: Size of the encoder's vocabulary.
+        vocab_size, source_size: Sizes of the decoder's and of the encoder's vocabulary.
         shared: Whether both have the same embedding.
         max_length: Maximum number of positions of a source and of a decoder sequence.
         scales: Whether embeddings are multiplied by the square root of the width.
@@ -350,13 +349,8 @@ MBART_50 = 26
 
 class Codes(Languages):
     """The languages of a model that has a token for each. The language token begins a completion,
-    after the decoder's start token or in place of it. In a source, it is the first or last token.
-
-    Args:
-        tokens: The token of each language, by language code.
-        config: The model's configuration.
-        first: Whether the language token is the first token of a source. Otherwise it is the last.
-    """
+    after the decoder's start token or in place of it. In a source, it is the first token if `first`
+    is true, otherwise the last."""
 
     def __init__(self, tokens: Mapping[str, int], config: BartConfig, *, first: bool) -> None:
         super().__init__(tokens)

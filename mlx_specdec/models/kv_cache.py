@@ -86,12 +86,7 @@ class QuantizedBuffer:
 
 
 class KVCache:
-    """One layer's keys and values.
-
-    Args:
-        rows: The lengths of the context's sequences.
-        buffer: A function that makes a buffer; called once for keys and once for values.
-    """
+    """One layer's keys and values. `buffer` makes the buffer of either."""
 
     def __init__(self, rows: Rows, buffer: Callable[[], Buffer | QuantizedBuffer] = Buffer) -> None:
         self._rows = rows

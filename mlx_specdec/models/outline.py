@@ -61,9 +61,7 @@ class Outline(ABC):
 
     Attributes:
         dtype: The dtype of the weights in words, such as "4-bit, float32".
-        vocabulary: The width of the logits.
         network: The modules, whose arrays are not computed yet.
-        nbytes: The bytes of all weights.
         expand: Whether loading this model would dequantize its weights if they are quantized.
         layers: The shapes and dtypes of each decoder layer; equal entries cost the same.
         layer_nbytes: The bytes of each decoder layer's weights.

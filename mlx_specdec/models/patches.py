@@ -21,11 +21,8 @@ _TOKENIZERS = "mlx_lm.tokenizer_utils"
 
 @dataclass(frozen=True)
 class Patch:
-    """A change that can be applied and undone.
-
-    Attributes:
-        replaces: The names that are replaced, and their owners.
-        why: The reason for the change."""
+    """A change that can be applied and undone: the names that it replaces with their owners, and
+    the reason."""
 
     replaces: str
     why: str
@@ -51,12 +48,9 @@ class Replacement(Patch):
 
     def extend(self, modules: Iterable[nn.Module], **methods: Callable[..., Any]) -> None:
         """Override methods of MLX modules by changing the class of each module to a subclass.
-        Parameters and names stay the same. Modules of one class stay of one class.
-
-        Args:
-            modules: The modules.
-            methods: New methods by name. A method is called with the method that it replaces (None
-                if there is none), the module, and the arguments of the call."""
+        Parameters and names stay the same. Modules of one class stay of one class. A new method is
+        called with the method that it replaces (None if there is none), the module, and the
+        arguments of the call."""
         classes: dict[type, type] = {}
         for module in modules:
             plain = type(module)

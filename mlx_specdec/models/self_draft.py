@@ -24,14 +24,9 @@ WIDER_BITS = 8
 def self_draft(
     target: Base, bits: int | None, group_size: int = 64, *, layers: int = 0
 ) -> tuple[Base, int]:
-    """Return a draft model made of the target's layers, and the bytes that it adds.
-
-    Args:
-        bits: Bits per weight; None leaves the weights as they are.
-        layers: Number of layers; 0 for all.
-    Raises:
-        OptionError: If the target's layers cannot be used like this.
-    """
+    """Return a draft model made of the target's layers, and the bytes that it adds. `bits` per
+    weight may be None, which leaves the weights as they are, and `layers` 0, which means all.
+    Raises OptionError if the target's layers cannot be used like this."""
     if bits is not None:
         check_one_of("draft-bits", bits, Q_BITS)
     family = families.of_model(target)

@@ -197,7 +197,6 @@ def buckets(distances: np.ndarray, count: int, farthest: int, *, both_ways: bool
 
     Args:
         distances: Key position minus query position.
-        count: Number of buckets.
         farthest: The distance from which on all share the last bucket.
         both_ways: Whether keys after the query have buckets of their own, as in the encoder.
     """
@@ -259,12 +258,8 @@ class T5Stack(nn.Module):
 
     def masks(self, tables: Sequence[mx.array], positions: np.ndarray) -> list[mx.array]:
         """Return what each layer adds to its scores, (batch, heads, rows, width). `width` is the
-        end of the longest sequence.
-
-        Args:
-            tables: The result of `bias_tables`.
-            positions: The new positions, (batch, rows); one row if all sequences have the same.
-        """
+        end of the longest sequence. `positions`, (batch, rows), has one row if all sequences have
+        the same positions."""
         width, reach = int(positions.max()) + 1, tables[0].shape[1] // 2
         if positions.size == 1:
             first = reach - width

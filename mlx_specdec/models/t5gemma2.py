@@ -40,7 +40,6 @@ class StackConfig:
     Attributes:
         windows: For each layer, the number of positions that it attends to; None for all.
         ropes: For each layer, theta and the factor by which positions are multiplied.
-        longest: Maximum number of positions.
         cap: The value at which logits are softly capped; None without a cap.
     """
 
@@ -222,10 +221,8 @@ def _visible(
     Args:
         window: The number of positions that a row attends to; None for all. It reaches equally far
             back and ahead, and one position farther ahead if it is even.
-        mask: (batch, n) bool, False for padding. A row of padding attends to itself, because a
+        mask: (batch, length) bool, False for padding. A row of padding attends to itself, because a
             softmax over no keys is undefined.
-        length: The length of the source.
-        first, last: The rows.
     """
     back, ahead = (length, length) if window is None else ((window - 1) // 2, window // 2)
     begin, end = max(0, first - back), min(length, last + ahead)

@@ -71,12 +71,8 @@ os.kill(parent, 9)
 
 
 class Ranks:
-    """The ranks that were started together.
-
-    Args:
-        group: MLX's group of at least two ranks.
-        status: A file into which rank 0 writes the exit code.
-    """
+    """The ranks that were started together, at least two. Rank 0 writes the exit code into the file
+    `status`."""
 
     def __init__(self, group: mx.distributed.Group, status: Path | None = None) -> None:
         self.group = group

@@ -56,13 +56,7 @@ class Order:
 
 @dataclass(frozen=True)
 class OrderMessage:
-    """Orders that all ranks received.
-
-    Attributes:
-        orders: The orders.
-        array: The encoded orders, (length or more,) int32.
-        length: Number of entries of the array that are in use.
-    """
+    """Orders that all ranks received, and their encoding, (length or more,) int32."""
 
     orders: tuple[Order, ...]
     array: mx.array

@@ -103,12 +103,7 @@ def _causal(
 
 class MarkovHead(nn.Module):
     """The head that adds a bias to the logits of a slot, computed from the token before the slot.
-    Parameters are named as in files.
-
-    Args:
-        files: The drafter's files.
-        rank: Rank of the matrices.
-    """
+    Parameters are named as in files. `rank` is the rank of the matrices."""
 
     def __init__(self, files: DrafterFiles, rank: int) -> None:
         super().__init__()
@@ -229,14 +224,8 @@ class DFlash(DrafterNetwork):
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
         """Return the final logits of a slot over the target's vocabulary, and `carried` for the
-        next slot.
-
-        Args:
-            logits: The head's logits of the slot, (1, 1, the drafter's vocabulary).
-            token: The token before the slot, (1, 1) int32.
-            state: The slot's state, (1, 1, width).
-            carried: See `MarkovHead.step`.
-        """
+        next slot. `logits` are the head's, (1, 1, the drafter's vocabulary). For the other
+        arguments, see `MarkovHead.step`."""
         if "markov_head" in self:
             bias, carried = self.markov_head.step(token, state, carried)
             logits = logits + bias
@@ -374,12 +363,7 @@ class Selector(nn.Module):
 
     def step(self, logits: mx.array, token: mx.array, state: mx.array) -> mx.array:
         """Return new logits, (1, 1, vocabulary), which are -inf except for the likeliest tokens.
-
-        Args:
-            logits: The head's logits of the slot, (1, 1, vocabulary).
-            token: The token before the slot, (1, 1) int32.
-            state: The slot's state, (1, 1, width).
-        """
+        The arguments are those of `DFlash.slot_logits`."""
         likeliest = indices_of_largest(logits, self._top_k)
         wanted = self.predecessor_codebook(token) * self.hidden_projection(state)
         bonus = (self.successor_codebook(likeliest) @ wanted[..., None])[..., 0]

@@ -61,12 +61,9 @@ class ConfigEntries(dict[str, Any]):
         return tuple(map(int, self.get(name, ()))) or None
 
     def tapped(self, by_input: str) -> tuple[int, ...] | None:
-        """Return the target's layers whose outputs are read.
-
-        Args:
-            by_input: The entry that lists layers whose inputs are read. The same entry inside
-                eagle_config, and the entry target_layer_ids, list layers whose outputs are read.
-        """
+        """Return the target's layers whose outputs are read. The entry `by_input` lists layers
+        whose inputs are read. The same entry inside eagle_config, and the entry target_layer_ids,
+        list layers whose outputs are read."""
         if (layers := self.ids(by_input)) is not None:
             return tuple(layer - 1 for layer in layers)
         inside = ConfigEntries(self.file, self.get("eagle_config")).ids(by_input)
@@ -88,9 +85,6 @@ class LayerSizes:
     kind whose layers mlx-lm computes sets only `width` and `eps`.
 
     Attributes:
-        width: Width of the hidden states.
-        eps: Epsilon of the norms.
-        rope_theta, rope_scaling, max_positions: Parameters of the rotary positions.
         interleaved: Whether neighboring entries are rotated as a pair.
         encoder_width: Width of the output of the target's encoder, if layers attend to it.
     """
@@ -189,13 +183,9 @@ class StoredTensors(Mapping[str, mx.array]):
         own_name: Callable[[str], str],
         unused: Collection[str] = (),
     ) -> Self:
-        """Open the tensors of a directory, or none if `weights` is None. Raises CheckpointError if
-        the quantization cannot be read.
-
-        Args:
-            own_name: Returns the kind's name of a stored tensor.
-            unused: Tensors that are left out, by the kind's names.
-        """
+        """Open the tensors of a directory, or none if `weights` is None. `own_name` returns the
+        kind's name of a stored tensor. Tensors whose names are in `unused` are left out. Raises
+        CheckpointError if the quantization cannot be read."""
         if weights is None:
             return cls(directory, {}, {})
         left_out = {*UNUSED, *unused}
@@ -268,10 +258,8 @@ class DrafterFiles:
     """A hidden-state drafter in a directory.
 
     Attributes:
-        directory: The directory.
         kind: The drafter's name in the table of kinds.
         settings: The entries of config.json.
-        sizes: The sizes of the drafter's layers.
         tapped: The target's layers, counted from 0, whose outputs the drafter reads, in the order
             in which it concatenates them; None for the kind's default layers.
         taps: Number of these layers.

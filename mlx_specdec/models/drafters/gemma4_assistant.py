@@ -65,14 +65,8 @@ def _stored(directory: Path, weights: Weights | None) -> StoredTensors:
 
 
 class TargetAttention:
-    """One attention of the target, whose keys and values the assistant reads.
-
-    Args:
-        number: The number of the target's layer.
-        attention: The attention module of that layer.
-        window: Number of positions that sliding attention covers, including the token's own; None
-            for full attention.
-    """
+    """The attention of the target's layer `number`, whose keys and values the assistant reads.
+    `window` is None for full attention."""
 
     def __init__(self, number: int, attention: Any, window: int | None) -> None:
         self.taps = (keys_of(number), values_of(number))
@@ -107,13 +101,8 @@ class MaskedEmbedding(nn.Module):
         self.token_ordering = mx.arange(files.vocabulary)
 
     def tokens(self, states: mx.array) -> mx.array:
-        """Return the ids of the tokens that get logits, those of the `top_k` likeliest clusters.
-
-        Args:
-            states: Hidden states, (1, m, width).
-        Returns:
-            Token ids, (1, m, tokens) int32.
-        """
+        """Return the ids of the tokens that get logits, (1, m, tokens) int32, from states,
+        (1, m, width)."""
         scores = self.centroids(states)
         best = mx.argpartition(-scores, self._top_k - 1, axis=-1)[..., : self._top_k]
         return self.token_ordering.reshape(self._clusters, -1)[best].flatten(2).astype(mx.int32)
@@ -201,7 +190,6 @@ class Assistant(DrafterNetwork):
             token: (1, 1) int32.
             state: The state before the token, (1, 1, target's width).
             shared: The target's keys and values, by kind of attention.
-            position: The position of the queries.
         """
         states = self.fc(mx.concatenate([self.embed(token), state], axis=-1))
         for layer, kind in zip(self.layers, self._kinds, strict=True):

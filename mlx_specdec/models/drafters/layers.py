@@ -98,14 +98,8 @@ def add_biases(module: nn.Module, present: Names, path: str) -> None:
 
 
 class DrafterAttention(RotaryAttention):
-    """A layer's self-attention.
-
-    Args:
-        sizes: The sizes of the layer.
-        inputs: Width of the states from which queries, keys and values are computed.
-        present: Names of all tensors of the drafter.
-        path: Name of this attention among the tensors.
-    """
+    """A layer's self-attention, whose name among the drafter's tensors is `path`. Queries, keys and
+    values are computed from states of width `inputs`."""
 
     def __init__(self, sizes: LayerSizes, inputs: int, present: Names, path: str) -> None:
         heads, scale = (sizes.heads, sizes.kv_heads, sizes.head_dim), sizes.head_dim**-0.5
@@ -131,14 +125,8 @@ class FeedForward(nn.Module):
 
 
 class DrafterLayer(nn.Module):
-    """One transformer layer.
-
-    Args:
-        sizes: The sizes of the layer.
-        number: The number of the layer in the names of the files' tensors.
-        inputs, present: See `DrafterAttention`.
-        normed: Whether a norm precedes the attention.
-    """
+    """The transformer layer `number`. `normed` says whether a norm precedes the attention. For
+    `inputs`, see `DrafterAttention`."""
 
     def __init__(
         self, sizes: LayerSizes, number: int, inputs: int, present: Names, normed: bool = True
@@ -158,13 +146,8 @@ class DrafterLayer(nn.Module):
     def finish(
         self, rows: mx.array, attended: mx.array, source: SourceKeysValues | None = None
     ) -> mx.array:
-        """Return the layer's output.
-
-        Args:
-            rows: The residual, (batch, m, width).
-            attended: The output of the self-attention, (batch, m, width).
-            source: The layer's entry of `DrafterNetwork.sources`.
-        """
+        """Return the layer's output, from the residual and the output of the self-attention,
+        (batch, m, width) each. `source` is the layer's entry of `DrafterNetwork.sources`."""
         rows = self.look_at(source, rows + attended)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 

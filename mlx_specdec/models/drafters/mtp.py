@@ -97,14 +97,8 @@ def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
 
 
 def of_target(directory: Path, config: Config) -> MtpFiles | None:
-    """Open the layers in a target's checkpoint, or return None if it carries none.
-
-    Args:
-        directory: The target's directory.
-        config: The content of the target's config.json.
-    Raises:
-        CheckpointError: If the layers are damaged or not supported.
-    """
+    """Open the layers in a target's checkpoint, or return None if it carries none. Raises
+    CheckpointError if they are damaged or not supported."""
     carried = mtp_layers.carried(directory, config)
     if carried is not None:
         try:

@@ -203,12 +203,8 @@ class DrafterNetwork(nn.Module):
 
 class Reading(RowsContext):
     """One sequence's state in a drafter. Keys and values of the target's hidden states stay in the
-    caches. The proposer drops keys and values of draft tokens with `rewind`.
-
-    Args:
-        layers: The number of caches.
-        cache: Makes the cache of one layer.
-    """
+    caches. The proposer drops keys and values of draft tokens with `rewind`. `cache` makes the
+    cache of one layer."""
 
     _network: DrafterNetwork
 

@@ -39,7 +39,6 @@ class Network(nn.Module):
 
     Attributes:
         model_type: The family's name in `families.ENCODER_DECODERS`.
-        vocabulary: Width of the logits.
         source_vocabulary: Size of the encoder's vocabulary if it has one of its own.
         width: Width of the encoder's output and of hidden states.
         start: The tokens that every decoder sequence begins with, at least one.

@@ -72,14 +72,9 @@ class Attention(nn.Module):
     def __call__(
         self, states: mx.array, attended: KeysValues, mask: Mask, offset: Offset = None
     ) -> mx.array:
-        """Attend from states, (batch, m, width), to keys and values.
-
-        Args:
-            states: The states from which queries are computed.
-            attended: The keys and values.
-            mask: False for keys to hide, or floats that are added to the scores.
-            offset: Position of the first state.
-        """
+        """Attend from states, (batch, m, width), the first of which is at position `offset`, to
+        keys and values. The mask is False for keys to hide, or has floats that are added to the
+        scores."""
         keys, values = attended
         return self.attend(self.queries(states, offset), keys, values, mask)
 
