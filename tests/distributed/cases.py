@@ -64,7 +64,7 @@ def result_of(pair: Pair, prompt: str, case: dict[str, Any]) -> dict[str, Any]:
     options = Options(cost_cache=False, **settings)
     if "prompts" in case:
         results = generate_many(pair, case["prompts"], options, batch_size=4)
-        return {"texts": [each.text for each in results]}
+        return {"texts": [result.text for result in results]}
     result = stream_generate(pair, prompt, options).result()
     return {
         "texts": [result.text],
@@ -78,7 +78,7 @@ def meet(rank: int, place: Path) -> None:
     tries to connect for no more than 15."""
     (place / f"ready-{rank}").touch()
     size = len(json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text()))
-    while not all((place / f"ready-{each}").exists() for each in range(size)):
+    while not all((place / f"ready-{number}").exists() for number in range(size)):
         time.sleep(0.01)
 
 
@@ -96,8 +96,8 @@ def main(spec: dict[str, Any]) -> None:
             continue
         for case in setting["cases"]:
             before = sums.count
-            each = result_of(pair, spec["prompt"], case)
-            written.append(each | {"sums": sums.count - before})
+            report = result_of(pair, spec["prompt"], case)
+            written.append(report | {"sums": sums.count - before})
         if number < len(spec["settings"]):
             group._met[0]._leader.end(0)
     Path(spec["out"]).write_text(json.dumps(written))

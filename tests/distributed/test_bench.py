@@ -25,7 +25,7 @@ def test_bench_tells_what_sums_take_and_what_one_machine_would_gain(tmp_path: Pa
     effort = ["--num-draft", "2,auto", "-m", "8", "--repeats", "1", "--warmup", "0", "--no-cache"]
     command = ["-m", "mlx_specdec", "bench", str(prompts), *models, *effort]
     ended = loopback.run(tmp_path, 2, *command, "--json", "--report", str(report))
-    assert [each.code for each in ended] == [0, 0], ended
+    assert [process.code for process in ended] == [0, 0], ended
     result = json.loads(ended[0].out)
     assert all(not one["differences"] for one in result["methods"])
     cluster = result["cluster"]

@@ -54,13 +54,13 @@ def test_a_follower_has_the_contexts_of_rank_0() -> None:
     leader, thread, follower, codes = pair_of_ranks()
     model = led(DecoderOnlyModel(tiny.build("llama")), leader)
     one = model.open_batch([[5, 6, 7]])
-    other = model.open_batch([[8, 9], [10, 11]])
+    second = model.open_batch([[8, 9], [10, 11]])
     one.advance(mx.array([[5, 6, 7]]), proposed=2)
     one.rewind((2,))
-    other.advance(mx.array([[8], [10]]))
-    one.join(other)
+    second.advance(mx.array([[8], [10]]))
+    one.join(second)
     one.filter([0, 2])
-    del other
+    del second
     gc.collect()
     one.evaluate()
     leader.end(7)

@@ -33,7 +33,9 @@ def words(target: Path, *more: str, prompt: str = loopback.PROMPT) -> list[str]:
 
 def errors(ended: list[Ended]) -> list[str]:
     """The lines on which ranks say what was wrong."""
-    return [line for each in ended for line in each.err.splitlines() if line.startswith("error:")]
+    return [
+        line for process in ended for line in process.err.splitlines() if line.startswith("error:")
+    ]
 
 
 def killed(directory: Path, target: Path, count: int, rank: int, writing: bool) -> list[Ended]:
@@ -58,7 +60,7 @@ def test_a_rank_that_is_killed_ends_the_other_with_one_line(
     target: Path, tmp_path: Path, rank: int, writing: bool
 ) -> None:
     ended = killed(tmp_path, target, 2, rank, writing)
-    assert [each.code for each in ended] == ([-9, 1] if rank == 0 else [1, -9])
+    assert [process.code for process in ended] == ([-9, 1] if rank == 0 else [1, -9])
     [line] = errors(ended)
     assert "another rank has ended" in line
 
@@ -72,7 +74,7 @@ def test_an_interrupt_of_rank_0_ends_all_with_the_text_so_far(target: Path, tmp_
         ranks.signal(1, signal.SIGINT)  # as a terminal has it: every rank gets one
         ranks.signal(0, signal.SIGINT)
         ended = ranks.ends(SOON)
-    assert [each.code for each in ended] == [130, 130]
+    assert [process.code for process in ended] == [130, 130]
     assert (first + ended[0].out).startswith("t") and "interrupted" in ended[0].err
     assert ended[1].out == ended[1].err == ""
     assert errors(ended) == [] and file.read_text() == "130\n"
@@ -82,13 +84,13 @@ def refused(directory: Path, commands: list[list[str]]) -> str:
     """The one line that says why ranks do not work together."""
     with Ranks(directory, commands) as ranks:
         ended = ranks.ends()
-    assert [each.code for each in ended] == [2] * len(commands), ended
+    assert [process.code for process in ended] == [2] * len(commands), ended
     [line] = errors(ended)
     return line
 
 
 def test_ranks_that_do_not_fit_together_are_refused(target: Path, tmp_path: Path) -> None:
-    other = loopback.write("llama", tmp_path / "other", seed=1)
+    another = loopback.write("llama", tmp_path / "other", seed=1)
     command = words(target)
     line = refused(tmp_path, [command, words(target, prompt="t1")])
     assert "rank 1 was started with other arguments" in line
@@ -98,16 +100,16 @@ def test_ranks_that_do_not_fit_together_are_refused(target: Path, tmp_path: Path
         "import os, sys; from pathlib import Path; from mlx_specdec.cli import start; "
         "os.chdir(sys.argv.pop(1)); sys.argv[0] = 'mlx-specdec'; start.main()"
     )
-    for directory, model in (("a", target), ("b", other)):
+    for directory, model in (("a", target), ("b", another)):
         (tmp_path / directory).mkdir()
         (tmp_path / directory / "model").symlink_to(model)
     command = ["generate", "--distributed", "tensor", "--model", "model", "t1"]
-    each = [["-c", script, str(tmp_path / name), *command] for name in ("a", "b")]
-    assert "rank 1 has another model" in refused(tmp_path, each)
+    commands = [["-c", script, str(tmp_path / name), *command] for name in ("a", "b")]
+    assert "rank 1 has another model" in refused(tmp_path, commands)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--max-tokens", "-1"], "max-tokens must be 0 or more"),
         (["--draft-model", "auto"], "the table of pairs has no draft for"),
@@ -115,9 +117,9 @@ def test_ranks_that_do_not_fit_together_are_refused(target: Path, tmp_path: Path
     ],
 )
 def test_what_rank_0_cannot_do_ends_all(
-    target: Path, tmp_path: Path, more: list[str], said: str
+    target: Path, tmp_path: Path, more: list[str], message: str
 ) -> None:
-    assert said in refused(tmp_path, [words(target, *more)] * 2)
+    assert message in refused(tmp_path, [words(target, *more)] * 2)
 
 
 def test_ranks_that_are_missing_are_not_waited_for_for_ever(target: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ..support import loopback
 WORDS = ["generate", "--model", "m", "t1"]
 
 
-def machines(**given: object) -> Machines:
+def machines(**flags: object) -> Machines:
     """As the flags are by default, but for some."""
     plain: dict[str, object] = {
         "hosts": None,
@@ -32,7 +32,7 @@ def machines(**given: object) -> Machines:
         "env": None,
         "show": False,
     }
-    return Machines(**plain | given)  # type: ignore[arg-type]
+    return Machines(**plain | flags)  # type: ignore[arg-type]
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str) -> None:
@@ -61,7 +61,7 @@ def test_the_command_is_that_of_mlx_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("flags", "message"),
     [
         ({}, "give hosts, or n"),
         ({"hosts": "a,b", "n": 2}, "give hosts, or n"),
@@ -71,15 +71,15 @@ def test_the_command_is_that_of_mlx_launch(tmp_path: Path) -> None:
         ({"hostfile": Path("nowhere.json")}, "hostfile nowhere.json cannot be read"),
     ],
 )
-def test_what_names_no_machines_is_refused(given: dict[str, object], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        launching.hosts_of(machines(**given))
+def test_what_names_no_machines_is_refused(flags: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        launching.hosts_of(machines(**flags))
 
 
 def test_what_a_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m").mkdir()
-    for code, out, said in (
+    for code, out, message in (
         (255, "", ["b cannot be reached by ssh without a password: run ssh-copy-id b"]),
         (0, sys.executable, [f"b has no {sys.executable}: install the same environment there"]),
         (0, str(tmp_path), [f"b has no {tmp_path}: clone it there"]),
@@ -87,7 +87,7 @@ def test_what_a_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (0, "Welcome to b\n", []),
     ):
         answer(monkeypatch, code, out)
-        assert launching._missing("b", WORDS) == said
+        assert launching._missing("b", WORDS) == message
     assert launching._missing(launching.LOCAL, WORDS) == []
 
 

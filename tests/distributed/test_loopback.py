@@ -115,10 +115,10 @@ def compared(directory: Path, count: int, settings: list[Setting]) -> list[dict[
     out, file = directory / "told.json", directory / "spec.json"
     file.write_text(json.dumps({"prompt": loopback.PROMPT, "settings": requests, "out": str(out)}))
     ended = loopback.run(directory, count, "-m", "tests.distributed.cases", str(file))
-    assert [each.code for each in ended] == [0] * count, [each.err for each in ended]
+    assert [process.code for process in ended] == [0] * count, [process.err for process in ended]
     written: list[dict[str, Any]] = json.loads(out.read_text())
-    for (setting, case, texts), each in zip(wanted, written, strict=True):
-        assert each["texts"] == texts, (setting, case)
+    for (setting, case, texts), report in zip(wanted, written, strict=True):
+        assert report["texts"] == texts, (setting, case)
         assert any(texts), (setting, case)
     return written
 
@@ -132,12 +132,12 @@ def test_two_ranks_write_the_text_of_one_under_every_rule_and_proposer(tmp_path:
         Setting("llama", "tensor", some, disturbed=DISTURBED),
     ]
     written = compared(tmp_path, 2, settings)
-    assert any(each.get("accepted") for each in written)
+    assert any(report.get("accepted") for report in written)
     layers = 4
     for case in ({"proposer": "none"}, {"proposer": "draft", "num_draft": 4}):
-        each = written[cases.index(case)]
+        report = written[cases.index(case)]
         # And one for the prompt's chunk with its two sums a layer, and one to wait for it.
-        assert each["sums"] == (each["passes"] + 1) * (2 * layers + 1) + 1
+        assert report["sums"] == (report["passes"] + 1) * (2 * layers + 1) + 1
 
 
 def test_so_do_other_families(tmp_path: Path) -> None:
@@ -179,13 +179,13 @@ def shared(command: str, models: tuple[Path, Path], *more: str) -> list[str]:
 def test_a_batch_writes_one_file_with_the_texts_of_one_process(
     models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    given, output = tmp_path / "prompts.txt", tmp_path / "texts.jsonl"
-    given.write_text("\n".join(PROMPTS) + "\n")
+    prompts_file, output = tmp_path / "prompts.txt", tmp_path / "texts.jsonl"
+    prompts_file.write_text("\n".join(PROMPTS) + "\n")
     more = ["-m", "12", "--temperature", "1", "--seed", "4", "--batch-size", "3", "--quiet"]
     ended = loopback.run(
-        tmp_path, 2, *shared("batch", models, *more, "-o", str(output), str(given))
+        tmp_path, 2, *shared("batch", models, *more, "-o", str(output), str(prompts_file))
     )
-    assert [each.code for each in ended] == [0, 0], ended
+    assert [process.code for process in ended] == [0, 0], ended
     texts = [json.loads(line)["text"] for line in output.read_text().splitlines()]
     options = Options(regular=True, max_tokens=12, temperature=1.0, seed=4, cost_cache=False)
     assert texts == expected(models[0], options)
@@ -224,7 +224,7 @@ def test_clients_at_once_get_their_texts_and_one_that_leaves_stops_nobody(
         assert ask(PROMPTS[0]) == texts[0]
         ranks.signal(0, signal.SIGINT)
         ended = ranks.ends()
-    assert [each.code for each in ended] == [0, 0], ended
+    assert [process.code for process in ended] == [0, 0], ended
     options = Options(regular=True, max_tokens=12, temperature=1.0, seed=4, cost_cache=False)
     assert texts == expected(models[0], options)
 
@@ -246,7 +246,7 @@ def test_a_drafter_on_hidden_states_drafts_on_rank_0_alone(tmp_path: Path) -> No
     file = tmp_path / "status"
     words = [*more, "--status-file", str(file), loopback.PROMPT]
     ended = loopback.run(tmp_path, 2, *shared("generate", (target, eagle), *words))
-    assert [each.code for each in ended] == [0, 0], ended
+    assert [process.code for process in ended] == [0, 0], ended
     assert ended[1].out == ended[1].err == "" and file.read_text() == "0\n"
     report = json.loads(ended[0].out)
     assert report["proposer"] == "eagle3" and report["stats"]["drafted"] > 0
@@ -260,5 +260,5 @@ def test_what_lives_on_another_rank_is_refused_by_name(tmp_path: Path) -> None:
     command = shared("generate", (target, eagle), loopback.PROMPT)
     command[command.index("tensor")] = "pipeline"
     ended = loopback.run(tmp_path, 2, *command)
-    assert [each.code for each in ended] == [2, 2], ended
+    assert [process.code for process in ended] == [2, 2], ended
     assert "in a pipeline" in ended[0].err and ended[1].err == ""

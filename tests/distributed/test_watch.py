@@ -19,22 +19,22 @@ from mlx_specdec.models.distributed.group import Watch, connections
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Two ends of a connection over a network."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        one = socket.create_connection(server.getsockname())
-        other, _ = server.accept()
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
         assert connections([server.fileno()]) == []
-    with one, other:
-        yield one, other
+    with near, far:
+        yield near, far
 
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_connection_that_ends_is_lost(
     pair: tuple[socket.socket, socket.socket], reset: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = pair
-    [ended] = connections([one.fileno()])
+    near, far = pair
+    [ended] = connections([near.fileno()])
     if reset:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    other.close()
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    far.close()
     monkeypatch.setattr(group, "GRACE", 0.0)
     with ended:
         lost = threading.Event()

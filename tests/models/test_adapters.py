@@ -41,13 +41,13 @@ def logits(network: nn.Module) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
 def test_an_adapter_computes_what_mlx_lm_computes(base: Path, tmp_path: Path, kind: str) -> None:
     directory = write_adapter(base, tmp_path / "adapter", kind)
-    theirs, _ = load_model(base)
-    without = logits(theirs)
-    load_adapters(theirs, str(directory))
-    theirs.eval()
-    ours = loading.load_model(base, adapter=directory).model.network
-    assert np.abs(logits(ours) - logits(theirs)).max() < 1e-5
-    assert np.abs(logits(ours) - without).max() > 0.01
+    reference, _ = load_model(base)
+    without = logits(reference)
+    load_adapters(reference, str(directory))
+    reference.eval()
+    adapted = loading.load_model(base, adapter=directory).model.network
+    assert np.abs(logits(adapted) - logits(reference)).max() < 1e-5
+    assert np.abs(logits(adapted) - without).max() > 0.01
 
 
 @pytest.mark.parametrize("q_bits", [None, 8])
@@ -55,11 +55,11 @@ def test_speculation_keeps_the_text_of_an_adapted_target(
     base: Path, adapter: Path, q_bits: int | None
 ) -> None:
     target = loading.load_model(base, adapter=adapter, q_bits=q_bits).model
-    own, _ = self_draft(target, 4)
+    packed, _ = self_draft(target, 4)
     plain_base = loading.load_model(base).model
     settings = {"max_tokens": 30, "temperature": 1.0, "seed": 5}
     plain = generate(pair_of(target, None), PROMPT, Options(regular=True, **settings))
-    for draft in (own, plain_base):
+    for draft in (packed, plain_base):
         drafted = generate(pair_of(target, draft), PROMPT, Options(num_draft=3, **settings))
         assert drafted.tokens == plain.tokens and drafted.stats.accepted > 0
 
@@ -121,11 +121,11 @@ def test_earlier_adapters_name_no_keys_and_adapt_fewer_kinds_of_layers(
     base: Path, adapter: Path
 ) -> None:
     change(adapter, lambda name: "q_proj" in name or "v_proj" in name)
-    theirs, _ = load_model(base)
-    load_adapters(theirs, str(adapter))
-    theirs.eval()
-    ours = loading.load_model(base, adapter=adapter).model.network
-    assert np.abs(logits(ours) - logits(theirs)).max() < 1e-5
+    reference, _ = load_model(base)
+    load_adapters(reference, str(adapter))
+    reference.eval()
+    adapted = loading.load_model(base, adapter=adapter).model.network
+    assert np.abs(logits(adapted) - logits(reference)).max() < 1e-5
 
 
 def test_every_layer_that_is_named_needs_its_tensors(base: Path, adapter: Path) -> None:

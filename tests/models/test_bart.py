@@ -45,8 +45,8 @@ def directory_of(name: str) -> Path:
 def expected(name: str) -> dict[str, np.ndarray]:
     with np.load(BART / name / "expected.npz") as file:
         return {
-            each: array.astype(np.int32) if array.dtype == np.int8 else array
-            for each, array in file.items()
+            key: array.astype(np.int32) if array.dtype == np.int8 else array
+            for key, array in file.items()
         }
 
 
@@ -54,9 +54,9 @@ def logits_of(model: EncoderDecoderModel, name: str) -> tuple[np.ndarray, np.nda
     """Ours and transformers', without the columns of tokens that are never written."""
     wanted = expected(name)
     context = model.open(wanted["source"].tolist())
-    ours = np.array(context.advance(mx.array(wanted["fed"][None])).logits[0])
-    keep = np.setdiff1d(np.arange(ours.shape[1]), model.network.config.banned)
-    return ours[:, keep], wanted["logits"][:, keep]
+    logits = np.array(context.advance(mx.array(wanted["fed"][None])).logits[0])
+    keep = np.setdiff1d(np.arange(logits.shape[1]), model.network.config.banned)
+    return logits[:, keep], wanted["logits"][:, keep]
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def copied(name: str, path: Path, drop: tuple[str, ...] = (), **changes: Any) ->
     """A fixture with another configuration; None deletes an entry."""
     shutil.copytree(BART / name, path)
     config = {**config_of(name), **changes}
-    kept = {key: value for key, value in config.items() if key not in drop}
-    (path / "config.json").write_text(json.dumps(kept))
+    entries = {key: value for key, value in config.items() if key not in drop}
+    (path / "config.json").write_text(json.dumps(entries))
     return path
 
 
@@ -77,8 +77,8 @@ def test_logits_are_those_of_transformers(name: str) -> None:
     model, wanted = translator(name), expected(name)
     encoded = model.network.encode(mx.array(wanted["source"][None]))
     assert np.abs(np.array(encoded[0]) - wanted["encoded"]).max() <= CLOSE
-    ours, theirs = logits_of(model, name)
-    assert np.abs(ours - theirs).max() <= CLOSE
+    logits, reference = logits_of(model, name)
+    assert np.abs(logits - reference).max() <= CLOSE
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,7 +88,7 @@ def test_greedy_texts_of_a_batch_are_those_of_transformers(name: str) -> None:
     sources = [[id for id in source if id >= 0] for source in wanted["sources"].tolist()]
     context, start = model.open_batch(sources), model.prefix(sources[0])
     columns = [mx.array([start] * len(sources))]
-    while sum(each.shape[1] for each in columns) < 41:
+    while sum(column.shape[1] for column in columns) < 41:
         logits = context.advance(columns[-1]).logits
         columns.append(mx.argmax(logits[:, -1:], axis=-1).astype(mx.int32))
     assert np.array(mx.concatenate(columns, axis=1))[:, 1:].tolist() == wanted["tokens"].tolist()
@@ -109,9 +109,9 @@ def test_nothing_else_of_generation_config_changes_a_text(tmp_path: Path) -> Non
     """Beams, bans, lengths and forced ends are what transformers does without arguments."""
     directory = make_pegasus(tmp_path)
     plain = generate(load(directory), "some words", Options(max_tokens=30))
-    said = {"num_beams": 4, "no_repeat_ngram_size": 2, "min_length": 56, "length_penalty": 2.0}
-    said |= {"repetition_penalty": 2.0, "max_length": 20, "forced_eos_token_id": 1}
-    (directory / "generation_config.json").write_text(json.dumps(said))
+    settings = {"num_beams": 4, "no_repeat_ngram_size": 2, "min_length": 56, "length_penalty": 2.0}
+    settings |= {"repetition_penalty": 2.0, "max_length": 20, "forced_eos_token_id": 1}
+    (directory / "generation_config.json").write_text(json.dumps(settings))
     again = generate(load(directory), "some words", Options(max_tokens=30))
     assert (again.tokens, again.finish_reason) == (plain.tokens, "length")
     assert len(plain.tokens) == 30
@@ -148,9 +148,9 @@ def test_a_long_text_does_not_read_past_the_table_beside_a_short_one(name: str) 
     feed(both, [[7] * 63, [7] * 3])
     rows = both.advance(mx.array([[9, 9, 9], [9, 8, 7]]), 3).logits
     alone.advance(mx.array([[7] * 3]))
-    each = alone.advance(mx.array([[9, 8, 7]]), 3).logits[0]
+    logits = alone.advance(mx.array([[9, 8, 7]]), 3).logits[0]
     assert mx.all(rows == rows).item()
-    assert mx.abs(mx.where(mx.isinf(each), 0, each - rows[1])).max().item() <= CLOSE
+    assert mx.abs(mx.where(mx.isinf(logits), 0, logits - rows[1])).max().item() <= CLOSE
 
 
 def test_a_source_has_its_own_vocabulary() -> None:
@@ -176,15 +176,15 @@ def test_a_checkpoint_without_a_head_and_one_that_repeats_its_table_are_read(
 ) -> None:
     weights, wanted = dict(files.tensors(BART / "bart")), logits_of(translator("bart"), "bart")[0]
     table = weights["model.shared.weight"]
-    bare = {name.removeprefix("model."): each for name, each in weights.items()}
+    bare = {name.removeprefix("model."): array for name, array in weights.items()}
     bare["final_logits_bias"] = weights["final_logits_bias"]
     again = weights | {
         f"model.{part}.embed_tokens.weight": table for part in ("encoder", "decoder")
     }
-    other = {name: each for name, each in again.items() if name != "model.shared.weight"}
-    for number, each in enumerate((bare, {**again, "lm_head.weight": table}, other)):
+    without = {name: array for name, array in again.items() if name != "model.shared.weight"}
+    for number, tensors in enumerate((bare, {**again, "lm_head.weight": table}, without)):
         path = copied("bart", tmp_path / str(number))
-        save(path / "model.safetensors", each)
+        save(path / "model.safetensors", tensors)
         assert (
             np.abs(logits_of(load_model(path, dtype="float32").model, "bart")[0] - wanted).max()
             == 0
@@ -201,7 +201,7 @@ def test_the_encoders_layers_are_not_counted_for_the_decoder(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "said"),
+    ("name", "changes", "message"),
     [
         ("bart", {"activation_function": "tanh"}, "activation_function 'tanh'"),
         ("bart", {"encoder_layers": 9999}, "encoder_layers 9999: need a number from 1 to 1000"),
@@ -209,9 +209,9 @@ def test_the_encoders_layers_are_not_counted_for_the_decoder(tmp_path: Path) -> 
     ],
 )
 def test_a_configuration_of_no_model_is_refused(
-    name: str, changes: dict[str, Any], said: str, tmp_path: Path
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         load_model(copied(name, tmp_path / "model", **changes))
 
 
@@ -244,15 +244,15 @@ def test_converted_and_quantized_models_load_and_speak(name: str, tmp_path: Path
 
 def counted(model: EncoderDecoderModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the sources that a network encodes."""
-    seen: list[int] = []
+    lengths: list[int] = []
     encode = type(model.network).encode
 
     def count(network: Any, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        seen.extend([tokens.shape[1]] * tokens.shape[0])
+        lengths.extend([tokens.shape[1]] * tokens.shape[0])
         return encode(network, tokens, mask)
 
     monkeypatch.setattr(type(model.network), "encode", count)
-    return seen
+    return lengths
 
 
 @pytest.mark.parametrize("name", ["bart", "m2m100", "own-head-scaled"])
@@ -262,12 +262,12 @@ def test_a_draft_of_a_few_of_the_targets_layers_shares_everything_else(
     target = translator(name)
     draft, added = self_draft(target, None, layers=1)
     assert added == 0 and draft.layers == 1 < target.layers
-    seen, pair = counted(target, monkeypatch), pair_of(target, draft)
+    lengths, pair = counted(target, monkeypatch), pair_of(target, draft)
     texts = []
     for how in ({"num_draft": 2, "proposer": "draft"}, {"regular": True}):
-        del seen[:]
+        del lengths[:]
         texts.append(generate(pair, [5, 6, 7, 8, 2], Options(max_tokens=12, **how)).tokens)
-        assert seen == [5]
+        assert lengths == [5]
     assert texts[0] == texts[1]
     with pytest.raises(OptionError, match=f"1 to the target's {target.layers}, not 9"):
         self_draft(target, None, layers=9)
@@ -283,25 +283,25 @@ def test_an_equal_encoder_is_shared_and_runs_once(
         perturbed(layer, 0.1)
     assert share_equal_encoder(draft, target)
     assert 0 < added_nbytes(draft, target) < draft.nbytes
-    seen, pair = counted(target, monkeypatch), pair_of(target, draft)
+    lengths, pair = counted(target, monkeypatch), pair_of(target, draft)
     prompts = [[5, 6, 7, 8, 2], [9, 10, 2], [11, 12, 13, 14, 15, 16, 2]]
     options = Options(max_tokens=12, num_draft=2, proposer="draft")
-    plain = [generate(pair, each, replace(options, regular=True)).tokens for each in prompts]
-    del seen[:]
-    assert [generate(pair, each, options).tokens for each in prompts] == plain
-    assert [each.tokens for each in generate_many(pair, prompts, options)] == plain
-    assert len(seen) == 2 * len(prompts)
+    plain = [generate(pair, prompt, replace(options, regular=True)).tokens for prompt in prompts]
+    del lengths[:]
+    assert [generate(pair, prompt, options).tokens for prompt in prompts] == plain
+    assert [result.tokens for result in generate_many(pair, prompts, options)] == plain
+    assert len(lengths) == 2 * len(prompts)
 
 
 def test_an_encoder_with_one_other_number_or_other_heads_is_not_shared() -> None:
     target = translator("bart")
-    other = load_model(BART / "bart").model
-    weight = other.network.model.encoder.layers[1].fc2
+    changed = load_model(BART / "bart").model
+    weight = changed.network.model.encoder.layers[1].fc2
     weight.bias = weight.bias.at[3].add(1e-6)
     config = target.network.config
     heads = Bart(replace(config, encoder=config.encoder._replace(heads=4)), has_bias=True)
     heads.update(target.network.parameters())
-    for draft in (other, EncoderDecoderModel(heads), translator("bart-scaled")):
+    for draft in (changed, EncoderDecoderModel(heads), translator("bart-scaled")):
         assert not share_equal_encoder(draft, target)
 
 
@@ -315,7 +315,7 @@ def speaking(name: str, **changes: Any) -> Pair:
     kind = {"m2m100": "m2m100-unscaled"}.get(name, name)
     start = {} if name != "mbart" else {"decoder_start_token_id": None}
     config = {**config_of(kind), **start, "vocab_size": 256, "eos_token_id": 2, **changes}
-    config = {each: value for each, value in config.items() if "decoder_vocab" not in each}
+    config = {key: value for key, value in config.items() if "decoder_vocab" not in key}
     network = Bart(BartConfig.from_dict(config), has_bias=False)
     languages = families.of_network(network).languages(network, tokenizer)
     pair = pair_of(EncoderDecoderModel(network), None)
@@ -326,9 +326,11 @@ def speaking(name: str, **changes: Any) -> Pair:
 def test_ids_are_those_of_transformers(name: str) -> None:
     """Of mBART and M2M100 with English as the source's language, which is transformers' default."""
     pair = speaking(name)
-    known = json.loads((TOKENIZERS / name / "expected.json").read_text())
+    reference = json.loads((TOKENIZERS / name / "expected.json").read_text())
     target = {"target_lang": "fr"} if name in ("m2m100", "mbart", "mbart-50") else {}
-    for text, ids, back in zip(known["texts"], known["ids"], known["decoded"], strict=True):
+    for text, ids, back in zip(
+        reference["texts"], reference["ids"], reference["decoded"], strict=True
+    ):
         assert encode(pair, text, Options(**target)) == ids
         assert pair.tokenizer.decode(ids).strip() == back.removeprefix("__en__").strip()
 
@@ -397,7 +399,7 @@ def test_old_files_of_nllb_end_a_source_with_its_language(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "message"),
     [
         ("vocab.json", '{"</s>": 0, "<unk>": 900}', "no vocabulary"),
         ("vocab.json", '{"</s>": 0, "a": 1}', "without </s> and <unk>"),
@@ -405,9 +407,9 @@ def test_old_files_of_nllb_end_a_source_with_its_language(tmp_path: Path) -> Non
     ],
 )
 def test_damaged_vocabularies_are_refused(
-    file: str, content: str, said: str, tmp_path: Path
+    file: str, content: str, message: str, tmp_path: Path
 ) -> None:
     shutil.copytree(TOKENIZERS / "marian", tmp_path / "marian")
     (tmp_path / "marian" / file).write_text(content)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         load_tokenizer(tmp_path / "marian", kind="encoder-decoder")

@@ -61,8 +61,8 @@ def test_drafts_are_those_made_by_hand_round_after_round(name: str, tmp_path: Pa
             target = table, doubled(head)
             expected, rows = eagle_by_hand.drafted(tensors, config, target, (before, states), COUNT)
         elif make is eagle3:
-            given = tensors, config, table, before, states, of_source, COUNT
-            expected, rows = eagle3_by_hand.chain(*given)
+            arguments = tensors, config, table, before, states, of_source, COUNT
+            expected, rows = eagle3_by_hand.chain(*arguments)
             logits = logits[:, 1::2]  # the drafter has every other token
         else:
             slots = table[[before[-1], *[config["dflash_config"]["mask_token_id"]] * COUNT]]

@@ -72,12 +72,12 @@ def test_positions_that_others_write_to_are_read_anew() -> None:
 @pytest.mark.parametrize("shape", [(1, 1, 64), (1, 70, 64), (3, 1, 64), (2, 3, 64), (5, 64)])
 def test_products_are_the_same_and_follow_other_weights(shape: tuple[int, ...]) -> None:
     lighten(holder := nn.Sequential(linear := nn.Linear(64, 48, bias=False)))
-    given = mx.random.normal(shape)
-    mx.eval(holder(given))
-    assert operations(linear(given)) < operations(given @ linear.weight.T)
-    assert mx.array_equal(holder(given), given @ linear.weight.T)
+    states = mx.random.normal(shape)
+    mx.eval(holder(states))
+    assert operations(linear(states)) < operations(states @ linear.weight.T)
+    assert mx.array_equal(holder(states), states @ linear.weight.T)
     holder.update({"layers": [{"weight": 2 * linear.weight}]})
-    assert mx.array_equal(linear(given), given @ linear.weight.T)
+    assert mx.array_equal(linear(states), states @ linear.weight.T)
 
 
 @pytest.mark.cpu_only
@@ -95,7 +95,7 @@ def test_a_network_keeps_its_bits_and_its_names(name: str) -> None:
     counts = []
     for tokens in ([[1, 2, 3, 4, 5]], [[6]], [[7, 8]]):
         logits = [n(mx.array(tokens), cache=c) for n, c in zip((light, plain), caches, strict=True)]
-        counts.append([operations(each) for each in logits])
+        counts.append([operations(array) for array in logits])
         assert mx.array_equal(*logits)
     assert all(few < many for few, many in counts)
 

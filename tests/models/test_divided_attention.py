@@ -140,13 +140,13 @@ def test_passes_that_the_kernel_takes_or_never_takes_stay_whole(
 
 
 def masks(rows: int, keys: int, heads: int) -> dict[str, Any]:
-    seen = mx.arange(keys) <= mx.arange(keys - rows, keys)[:, None]
-    windows = mx.stack([seen, seen & (mx.arange(keys) > 3)])[:, None]
+    causal = mx.arange(keys) <= mx.arange(keys - rows, keys)[:, None]
+    windows = mx.stack([causal, causal & (mx.arange(keys) > 3)])[:, None]
     biases = mx.random.normal((1, heads, rows, keys), key=mx.random.key(9))
     return {
         "none": None,
         "causal": "causal",
-        "bool": seen,
+        "bool": causal,
         "bool of each sequence": windows,
         "one row of each sequence": windows[:, :, -1:],
         "additive": mx.where(windows, biases, -1e9),
@@ -197,8 +197,13 @@ def test_own_attention_is_divided_too(calls: list[list[int]]) -> None:
         assert mx.allclose(divided, attention(states, shown, bias), rtol=1e-6, atol=1e-6)
 
 
-def grouped(heads: int, shared: int, family: str = "llama", **own: Any) -> DecoderOnlyModel:
-    sizes = {"num_attention_heads": heads, "num_key_value_heads": shared, "head_dim": SIZE, **own}
+def grouped(heads: int, shared: int, family: str = "llama", **changes: Any) -> DecoderOnlyModel:
+    sizes = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": shared,
+        "head_dim": SIZE,
+        **changes,
+    }
     model = DecoderOnlyModel(tiny.build(family, **sizes))
     replace_in(model.network)
     return model
@@ -236,19 +241,19 @@ def test_texts_are_those_of_whole_passes(
     with monkeypatch.context() as patch:
         patch.setattr(attention_parts, "FEW", 1)
         plain = [
-            generate(pair, each.prompt, replace(each.options, regular=True)).tokens
-            for each in requests
+            generate(pair, request.prompt, replace(request.options, regular=True)).tokens
+            for request in requests
         ]
         assert not calls
-    alone = [generate(pair, each.prompt, each.options) for each in requests]
-    assert [each.tokens for each in alone] == plain
+    alone = [generate(pair, request.prompt, request.options) for request in requests]
+    assert [result.tokens for result in alone] == plain
     # Quantized caches have no such kernel.
     assert (max(map(len, calls), default=0) > 1) == (name != "8 bits")
     calls.clear()
     together = list(generate_many(pair, requests, batch_size=3))
-    assert [each.tokens for each in together] == plain
+    assert [result.tokens for result in together] == plain
     assert max(map(len, calls), default=0) > 1 or name == "8 bits"
-    assert any(each.stats.drafted > each.stats.accepted > 0 for each in alone)
+    assert any(result.stats.drafted > result.stats.accepted > 0 for result in alone)
 
 
 def test_an_outline_computes_nothing_after_a_model_of_its_family(

@@ -65,12 +65,12 @@ def turned(
     return np.arctan2(second, first), np.hypot(first, second)
 
 
-def by_hand(*, whole: bool, learned: int = LEARNED) -> list[float]:
+def by_hand(*, truncated: bool, learned: int = LEARNED) -> list[float]:
     """Section 3.2 of the paper, pair by pair."""
     ends = [
         PAIRS * math.log(learned / (turns * 2 * math.pi)) / math.log(THETA) for turns in (32, 1)
     ]
-    low, high = (math.floor(ends[0]), math.ceil(ends[1])) if whole else ends
+    low, high = (math.floor(ends[0]), math.ceil(ends[1])) if truncated else ends
     angles = []
     for pair in range(PAIRS):
         plain = THETA ** (-pair / PAIRS)
@@ -82,16 +82,16 @@ def by_hand(*, whole: bool, learned: int = LEARNED) -> list[float]:
 @pytest.mark.parametrize(
     ("report", "angles", "size"),
     [
-        ({}, by_hand(whole=True), GROWN),
-        ({"truncate": False}, by_hand(whole=False), GROWN),
-        ({"attention_factor": 1.0}, by_hand(whole=True), 1.0),
-        ({"mscale": 1.0, "mscale_all_dim": 1.0}, by_hand(whole=True), 1.0),
+        ({}, by_hand(truncated=True), GROWN),
+        ({"truncate": False}, by_hand(truncated=False), GROWN),
+        ({"attention_factor": 1.0}, by_hand(truncated=True), 1.0),
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, by_hand(truncated=True), 1.0),
     ],
 )
 def test_pairs_turn_as_config_json_says(
     report: dict, angles: list[float], size: float, tmp_path: Path
 ) -> None:
-    seen, grown = turned(tmp_path / "eagle3", {**REPORT, **report})
-    assert np.allclose(seen, angles, atol=1e-5)
+    angles_found, grown = turned(tmp_path / "eagle3", {**REPORT, **report})
+    assert np.allclose(angles_found, angles, atol=1e-5)
     assert np.allclose(grown, size, atol=1e-5)
-    assert not np.allclose(by_hand(whole=True), by_hand(whole=False), atol=1e-3)
+    assert not np.allclose(by_hand(truncated=True), by_hand(truncated=False), atol=1e-3)

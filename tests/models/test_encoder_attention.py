@@ -52,15 +52,15 @@ def proposals(target: Base, network: DrafterNetwork, sources: list[list[int]]) -
         proposer.begin(sources[rows])
         return context, proposer
 
-    def see(context, proposer: RowByRow, seen: list[list[int]]) -> None:
-        scores = feed(context, seen, proposer.taps)
-        each = [scores.of(row, len(tokens)) for row, tokens in enumerate(seen)]
-        proposer.observe(seen, each)
+    def see(context, proposer: RowByRow, rows: list[list[int]]) -> None:
+        scores = feed(context, rows, proposer.taps)
+        scores_of_rows = [scores.of(row, len(tokens)) for row, tokens in enumerate(rows)]
+        proposer.observe(rows, scores_of_rows)
 
     context, proposer = begun(slice(0, 2))
     see(context, proposer, [text[:1] for text in texts[:2]])
-    for own, its in zip((context, proposer), begun(slice(2, None)), strict=True):
-        own.join(its)
+    for first, second in zip((context, proposer), begun(slice(2, None)), strict=True):
+        first.join(second)
     see(context, proposer, [text[1:-1] for text in texts[:2]] + [text[:-1] for text in texts[2:]])
     context.filter([2, 1])
     proposer.filter([2, 1])
@@ -101,11 +101,11 @@ def test_targets_without_such_an_encoder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="an encoder of width 32, and this one is decoder-on"):
         attach(files, llama, NumberFormat())
     target = translator()
-    other = read(eagle3(tmp_path / "other", width=target.width, encoder=48))
-    assert other is not None
+    wider = read(eagle3(tmp_path / "other", width=target.width, encoder=48))
+    assert wider is not None
     for refuses in (
-        lambda: other.check_config({**encoder_decoder, "d_model": target.width}),
-        lambda: attach(other, target, NumberFormat()),
+        lambda: wider.check_config({**encoder_decoder, "d_model": target.width}),
+        lambda: attach(wider, target, NumberFormat()),
     ):
         with pytest.raises(CheckpointError, match="encoder of width 48, and this one has one of"):
             refuses()

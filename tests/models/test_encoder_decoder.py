@@ -74,14 +74,14 @@ def test_a_batch_computes_what_each_sequence_computes_alone(of_every_family) -> 
     for count in (5, 12):
         parts = [SEQUENCES[row][n : n + count] for row, n in zip(rows, lengths, strict=True)]
         logits = feed(context, parts).logits
-        for own, alone, n in zip(logits, expected, lengths, strict=True):
-            assert close(own, alone[n : n + count])
+        for rows_found, alone, n in zip(logits, expected, lengths, strict=True):
+            assert close(rows_found, alone[n : n + count])
         lengths = [n + count for n in lengths]
     assert context.lengths == tuple(lengths)
     again = of_every_family.open_batch([SOURCES[row] for row in rows], snapshots)
     logits = feed(again, [SEQUENCES[row] for row in rows]).logits
-    for own, alone in zip(logits, expected, strict=True):
-        assert close(own, alone)
+    for rows_found, alone in zip(logits, expected, strict=True):
+        assert close(rows_found, alone)
 
 
 def test_a_source_is_read_once_and_not_before_somebody_waits(model, monkeypatch) -> None:
@@ -92,7 +92,7 @@ def test_a_source_is_read_once_and_not_before_somebody_waits(model, monkeypatch)
         return encode(network, sources, mask)
 
     monkeypatch.setattr(type(model.network), "encode", reading)
-    for begin in (lambda each: each.evaluate(), lambda each: each.advance(tokens(0))):
+    for begin in (lambda context: context.evaluate(), lambda context: context.advance(tokens(0))):
         context = model.open([5, 6, 1])
         assert read == []
         begin(context)

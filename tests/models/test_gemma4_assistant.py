@@ -36,20 +36,20 @@ def test_drafts_are_those_of_transformers_round_after_round(name: str) -> None:
     proposer = HiddenStateDrafter(network, Sampling(temperature=1.0), target.vocabulary)
     proposer.begin([tokens])
     context = target.open(tokens)
-    seen = 0
+    start = 0
     for length, logits, expected in zip(
         reference["lengths"].tolist(), reference["logits"], reference["drafted"], strict=True
     ):
-        shown = tokens[seen : length - 1]
+        shown = tokens[start : length - 1]
         if shown:
             fed = mx.array([shown], dtype=mx.int32)
             proposer.observe([shown], [context.advance(fed, taps=proposer.taps)])
-        seen = length - 1
+        start = length - 1
         proposal = proposer.propose([tokens[:length]], logits.shape[0], SilentNoise())
         assert proposal.tokens.tolist() == [expected.tolist()]
         assert proposal.rows is not None
-        rows, known = proposal.rows[0], mx.isfinite(proposal.rows[0])
-        assert mx.max(mx.where(known, mx.abs(rows - logits), 0)).item() <= LIMIT
+        rows, finite = proposal.rows[0], mx.isfinite(proposal.rows[0])
+        assert mx.max(mx.where(finite, mx.abs(rows - logits), 0)).item() <= LIMIT
         # Of tokens in clusters that are not looked at transformers says less than of all others.
-        assert mx.sum(known).item() == pytest.approx(rows.size * (1 if name == "dense" else 0.3))
-        assert mx.all(known | (logits == mx.min(logits, axis=-1, keepdims=True)))
+        assert mx.sum(finite).item() == pytest.approx(rows.size * (1 if name == "dense" else 0.3))
+        assert mx.all(finite | (logits == mx.min(logits, axis=-1, keepdims=True)))

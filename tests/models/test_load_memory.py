@@ -82,8 +82,8 @@ def quantized(kind: str, root: Path, dtype: mx.Dtype) -> Path:
     (directory / "model.safetensors").unlink()
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
     config = json.loads((directory / "config.json").read_text())
-    own = {"shared": {"bits": 8, "group_size": 64}} if kind == "t5" else {}
-    config["quantization"] = {"bits": 4, "group_size": 64, **own}
+    table = {"shared": {"bits": 8, "group_size": 64}} if kind == "t5" else {}
+    config["quantization"] = {"bits": 4, "group_size": 64, **table}
     (directory / "config.json").write_text(json.dumps(config))
     return directory
 

@@ -178,10 +178,10 @@ def test_the_text_of_a_model_that_sees_images_is_loaded(tmp_path: Path) -> None:
     }
     alone = load_model(tmp_path).model
     mx.save_safetensors(str(file), text | seeing)
-    whole = load_model(tmp_path).model
-    assert whole.nbytes == alone.nbytes
+    seeing_model = load_model(tmp_path).model
+    assert seeing_model.nbytes == alone.nbytes
     tokens = mx.array([[5, 6, 7]])
-    assert mx.array_equal(whole.network(tokens), alone.network(tokens))
+    assert mx.array_equal(seeing_model.network(tokens), alone.network(tokens))
 
 
 def test_no_transformers_is_needed_for_texts_and_chats_and_mlx_lm_stays_whole(

@@ -137,12 +137,12 @@ BRIEF = {patches.FAST_START, patches.WATCHED, patches.CAUGHT_WEIGHTS}
 
 
 def test_the_table_names_every_patch() -> None:
-    every = [each for each in vars(patches).values() if isinstance(each, patches.Patch)]
+    every = [patch for patch in vars(patches).values() if isinstance(patch, patches.Patch)]
     assert set(patches.PATCHES) == set(every) == BRIEF.union(APPLIED)
-    assert len({each.replaces for each in patches.PATCHES}) == len(every) == len(patches.PATCHES)
+    assert len({patch.replaces for patch in patches.PATCHES}) == len(every) == len(patches.PATCHES)
 
 
-@pytest.mark.parametrize("patch", APPLIED, ids=[each.__name__ for each in APPLIED.values()])
+@pytest.mark.parametrize("patch", APPLIED, ids=[change.__name__ for change in APPLIED.values()])
 def test_what_was_replaced_is_restored(
     patch: patches.Replacement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,8 +155,8 @@ def test_what_was_replaced_is_restored(
 
 def test_a_loaded_model_and_one_that_was_watched_have_their_own_classes() -> None:
     source = Weights(MODEL)
-    given = {name: source.read(name) for name in source.infos}
-    model = open_model(MODEL, read_config(MODEL), source, given).model
+    tensors = {name: source.read(name) for name in source.infos}
+    model = open_model(MODEL, read_config(MODEL), source, tensors).model
     assert type(model) is llama.Model
     cut(model, [0])
     assert type(model.layers[0]) is llama.TransformerBlock
@@ -165,9 +165,9 @@ def test_a_loaded_model_and_one_that_was_watched_have_their_own_classes() -> Non
 def test_a_patch_is_undone_with_the_later_ones_of_its_owner_and_of_no_copy() -> None:
     first, second = (patches.Replacement(name, "for a test") for name in ("first", "second"))
     module = nn.Identity()
-    first.extend([module], __call__=lambda plain, module, given: 10 * plain(module, given))
+    first.extend([module], __call__=lambda plain, module, value: 10 * plain(module, value))
     twin = twin_of(module)
-    second.extend([module], __call__=lambda plain, module, given: plain(module, given) + 1)
+    second.extend([module], __call__=lambda plain, module, value: plain(module, value) + 1)
     assert (module(3), twin(3)) == (31, 30)
     assert second.applied(module) and not second.applied(twin)
     second.undo(twin)

@@ -48,8 +48,8 @@ def accelerator(off_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "mx", Machine())
 
 
-def model(family: str = "llama", **own: Any) -> DecoderOnlyModel:
-    return DecoderOnlyModel(tiny.build(family, **own))
+def model(family: str = "llama", **changes: Any) -> DecoderOnlyModel:
+    return DecoderOnlyModel(tiny.build(family, **changes))
 
 
 SCORES = STEP * PROMPT * mx.float32.size

@@ -44,19 +44,19 @@ def test_rows_in_parts_are_those_of_one_call(
         "none": None,
     }
     how = {"group_size": 32, "bits": 8}
-    whole = attention._all_rows(queries * 1, *packed, 0.2, masks[masked], **how)
+    expected = attention._all_rows(queries * 1, *packed, 0.2, masks[masked], **how)
     calls: list[int] = []
 
-    def counted(given: mx.array, *rest: object, **named: int) -> mx.array:
-        calls.append(given.shape[2])
-        return plain(given, *rest, **named)  # type: ignore[arg-type]
+    def counted(part: mx.array, *rest: object, **named: int) -> mx.array:
+        calls.append(part.shape[2])
+        return plain(part, *rest, **named)  # type: ignore[arg-type]
 
     plain = attention._all_rows
     monkeypatch.setattr(attention, "_all_rows", counted)
     monkeypatch.setattr(attention, "SCORES_NBYTES", 3 * 2 * heads * columns * 4 * 3)
     parts = attend_in_parts(queries * 1, *packed, 0.2, masks[masked], **how)
     assert calls == [3, 3, 1]
-    assert mx.allclose(parts, whole, rtol=1e-5, atol=1e-6)
+    assert mx.allclose(parts, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -74,13 +74,14 @@ def test_texts_with_drafts_are_those_without(
         for prompt, heat in ((PROMPT * 3, 0.0), (PROMPT[:1], 1.0), (PROMPT, 0.7))
     ]
     plain = [
-        generate(pair, each.prompt, replace(each.options, regular=True)).tokens for each in requests
+        generate(pair, request.prompt, replace(request.options, regular=True)).tokens
+        for request in requests
     ]
-    alone = [generate(pair, each.prompt, each.options) for each in requests]
-    assert [each.tokens for each in alone] == plain
+    alone = [generate(pair, request.prompt, request.options) for request in requests]
+    assert [result.tokens for result in alone] == plain
     together = list(generate_many(pair, requests, batch_size=3))
-    assert [each.tokens for each in together] == plain
-    assert any(each.stats.drafted > each.stats.accepted > 0 for each in alone)
+    assert [result.tokens for result in together] == plain
+    assert any(result.stats.drafted > result.stats.accepted > 0 for result in alone)
 
 
 def test_the_scores_of_a_prompt_take_a_bounded_part_of_memory() -> None:

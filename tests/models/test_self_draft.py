@@ -137,7 +137,7 @@ def test_a_model_that_needs_all_its_layers_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "draft", "said"),
+    ("target", "draft", "noted"),
     [
         ("py-llama", "self:1", True),
         ("py-llama", "self:8", False),  # all layers
@@ -145,6 +145,6 @@ def test_a_model_that_needs_all_its_layers_is_one_sentence() -> None:
         ("t5-enfr", "self:1", False),  # it reads the same source, and often agrees
     ],
 )
-def test_untrained_layers_are_said_to_agree_rarely(target: str, draft: str, said: bool) -> None:
+def test_untrained_layers_are_said_to_agree_rarely(target: str, draft: str, noted: bool) -> None:
     notes = load(f"weights/{target}", draft).notes
-    assert any("rarely agree" in note for note in notes) is said
+    assert any("rarely agree" in note for note in notes) is noted

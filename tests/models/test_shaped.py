@@ -36,22 +36,22 @@ def test_layers_are_the_targets_own_evenly_chosen(layers: int, chosen: list[int]
     model, config = llama()
     small, changed = shaped(model, config, layers, None, 0)
     assert changed["num_hidden_layers"] == layers
-    given, found = weights(model), weights(small)
+    original, found = weights(model), weights(small)
     for at, number in enumerate(chosen):
         name = "mlp.up_proj.weight"
         assert np.array_equal(
-            found[f"model.layers.{at}.{name}"], given[f"model.layers.{number}.{name}"]
+            found[f"model.layers.{at}.{name}"], original[f"model.layers.{number}.{name}"]
         )
-    assert np.array_equal(found["lm_head.weight"], given["lm_head.weight"])
+    assert np.array_equal(found["lm_head.weight"], original["lm_head.weight"])
 
 
 def test_t5_keeps_its_encoder_and_some_of_its_decoder() -> None:
     model = load_model(T5, dtype="float32").model
     small, changed = shaped(model, read_config(T5), 1, None, 0)
     assert changed["num_decoder_layers"] == 1
-    given, found = weights(model), weights(small)
-    assert all(np.array_equal(array, given[name]) for name, array in found.items())
-    assert {name for name in given if name.startswith("encoder.")} <= found.keys()
+    original, found = weights(model), weights(small)
+    assert all(np.array_equal(array, original[name]) for name, array in found.items())
+    assert {name for name in original if name.startswith("encoder.")} <= found.keys()
     assert not any(name.startswith("decoder.block.1.") for name in found)
 
 
@@ -68,13 +68,13 @@ def test_another_width_is_random_by_its_seed() -> None:
     model, config = llama(num_attention_heads=4, num_key_value_heads=2)
     first, changed = shaped(model, config, 2, 16, 0)
     again, _ = shaped(model, config, 2, 16, 0)
-    other, _ = shaped(model, config, 2, 16, 1)
+    differently, _ = shaped(model, config, 2, 16, 1)
     assert (changed["hidden_size"], changed["intermediate_size"]) == (16, 24)
     assert (changed["num_attention_heads"], changed["num_key_value_heads"]) == (2, 1)
     name = "model.layers.1.self_attn.q_proj.weight"
     assert weights(first)[name].shape == (16, 16)
     assert np.array_equal(weights(first)[name], weights(again)[name])
-    assert not np.array_equal(weights(first)[name], weights(other)[name])
+    assert not np.array_equal(weights(first)[name], weights(differently)[name])
     assert first.vocabulary == model.vocabulary
 
 

@@ -32,8 +32,8 @@ KINDS = sorted(path.name for path in FIXTURES.iterdir())
 FLOAT = NumberFormat("float32")
 
 
-def close(one: Any, other: Any) -> bool:
-    return bool(np.abs(np.array(one) - np.array(other)).max() <= 1e-5 * np.abs(other).max())
+def close(found: Any, expected: Any) -> bool:
+    return bool(np.abs(np.array(found) - np.array(expected)).max() <= 1e-5 * np.abs(expected).max())
 
 
 def quantized(network: T5, bits: int, size: int = 32) -> T5:
@@ -61,12 +61,12 @@ def test_two_ranks_that_load_a_model_compute_what_one_does(
         model = t5_family.load(directory, config, FLOAT, None, group=rank)[0]
         return logits(model), model.nbytes
 
-    whole = load_model(directory, dtype="float32").model
+    alone = load_model(directory, dtype="float32").model
     with adding_up(monkeypatch):
         shared = on_every(group, load)
-    assert all(close(own, logits(whole)) for own, _ in shared)
+    assert all(close(part, logits(alone)) for part, _ in shared)
     assert np.array_equal(shared[0][0], shared[1][0])
-    assert all(nbytes < 0.75 * whole.nbytes for _, nbytes in shared)
+    assert all(nbytes < 0.75 * alone.nbytes for _, nbytes in shared)
     layers = config["num_layers"], config.get("num_decoder_layers") or config["num_layers"]
     # The encoder runs once, over both sources, and the decoder twice.
     assert [rank.sums for rank in group] == [2 * layers[0] + 2 * 3 * layers[1]] * 2
@@ -90,7 +90,7 @@ def test_four_ranks_keep_a_head_each(monkeypatch: pytest.MonkeyPatch, bits: int 
 
     with adding_up(monkeypatch):
         shared = on_every(ranks(4), compute)
-    assert all(close(own, logits(EncoderDecoderModel(make()))) for own in shared)
+    assert all(close(part, logits(EncoderDecoderModel(make()))) for part in shared)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_the_shipped_models_width_of_eleven_groups_is_shared_by_two(
         assert network.layers[0].mlp.gate_proj.group_size == 64
         return np.array(network(TOKENS % tiny.VOCABULARY))
 
-    whole = np.array(make()(TOKENS % tiny.VOCABULARY))
+    alone = np.array(make()(TOKENS % tiny.VOCABULARY))
     with adding_up(monkeypatch):
         shared = on_every(ranks(2), compute)
-    assert all(close(own, whole) for own in shared)
+    assert all(close(part, alone) for part in shared)
 
 
 # Heads that mlx-lm would divide stay whole on rank 0, which alone computes logits.
@@ -186,7 +186,7 @@ def test_a_head_that_is_requested_on_rank_0_alone_is_kept_there_alone(
     # One of two ranks, which has its own part of every sum.
     monkeypatch.setattr(mx.distributed, "all_sum", lambda part, group=None: part)
     networks = [tiny.build("llama", tie_word_embeddings=tied) for _ in range(2)]
-    heads = [dict(tree_flatten(each.parameters())).get("lm_head.weight") for each in networks]
+    heads = [dict(tree_flatten(network.parameters())).get("lm_head.weight") for network in networks]
     for network, rank in zip(networks, ranks(2), strict=True):
         decoder_loading.divide(network, rank, pipeline=False)  # type: ignore[arg-type]
     first, second = (DecoderOnlyModel(network) for network in networks)

@@ -28,7 +28,7 @@ def test_drafts_are_those_of_the_package_speculators_round_after_round(name: str
     target = Lender(reference["embedding"], reference.get("head"))
     network = network_of(FIXTURES / name, target)
     run = Run(network, reference["tokens"].tolist(), reference["hidden"])
-    known = reference["known"]
+    ids = reference["known"]
     assert ("chances" in reference) is name.startswith("dspark") is network.stops
     rounds = 0
     for length, logits, expected in zip(
@@ -39,11 +39,11 @@ def test_drafts_are_those_of_the_package_speculators_round_after_round(name: str
             report = run.chances()
             assert mx.max(mx.abs(report - reference["chances"][rounds])).item() <= LIMIT
         assert drafted == expected.tolist()
-        own, candidates = rows[:, known], mx.isfinite(logits)
-        assert mx.array_equal(mx.isfinite(own), candidates)
-        assert mx.max(mx.where(candidates, mx.abs(own - logits), 0)).item() <= LIMIT
-        others = np.setdiff1d(np.arange(target.vocabulary), np.array(known))
-        assert np.all(np.isneginf(np.array(rows)[:, others]))
+        drafted_rows, candidates = rows[:, ids], mx.isfinite(logits)
+        assert mx.array_equal(mx.isfinite(drafted_rows), candidates)
+        assert mx.max(mx.where(candidates, mx.abs(drafted_rows - logits), 0)).item() <= LIMIT
+        absent = np.setdiff1d(np.arange(target.vocabulary), np.array(ids))
+        assert np.all(np.isneginf(np.array(rows)[:, absent]))
         rounds += 1
     assert rounds == 9
 

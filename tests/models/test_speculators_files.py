@@ -164,10 +164,10 @@ def test_the_key_decides_how_layers_are_counted(tmp_path: Path) -> None:
     one = eagle3(tmp_path / "1", eagle_aux_hidden_state_layer_ids=[2, 5, 9])
     assert files_of(one).tapped == (1, 4, 8), "named by their inputs"
     inside = {"eagle_aux_hidden_state_layer_ids": [2, 5, 9]}
-    other = changed(
+    by_output = changed(
         eagle3(tmp_path / "2", eagle_config=inside), drop="eagle_aux_hidden_state_layer_ids"
     )
-    assert files_of(other).tapped == (2, 5, 9), "named by their outputs"
+    assert files_of(by_output).tapped == (2, 5, 9), "named by their outputs"
     ids = [1, 9, 17, 25, 33]
     deepspec = changed(
         eagle3(tmp_path / "5", taps=5, architectures=["Qwen3Eagle3Model"], target_layer_ids=ids),
@@ -279,8 +279,8 @@ def test_what_is_the_targets_own_is_not_read_again(tmp_path: Path) -> None:
     frozen = {"embed_tokens.weight": (VOCABULARY, WIDTH), "lm_head.weight": (VOCABULARY, WIDTH)}
     tensors = files_of(dflash(tmp_path / "1", extra=frozen)).tensors
     assert not {"embed_tokens.weight", "lm_head.weight"} & tensors.keys()
-    own = files_of(eagle3(tmp_path / "2", extra={"embed_tokens.weight": (VOCABULARY, WIDTH)}))
-    assert "embed_tokens.weight" in own.tensors
+    embedded = files_of(eagle3(tmp_path / "2", extra={"embed_tokens.weight": (VOCABULARY, WIDTH)}))
+    assert "embed_tokens.weight" in embedded.tensors
 
 
 @pytest.mark.parametrize(
@@ -343,9 +343,11 @@ def test_files_that_contradict_themselves_are_refused(
 def test_missing_and_damaged_tensors_are_named(tmp_path: Path) -> None:
     directory = eagle3(tmp_path / "1")
     file = directory / "model.safetensors"
-    whole = dict(mx.load(str(file)))
+    tensors = dict(mx.load(str(file)))
     for name in ("midlayer.hidden_norm.weight", "d2t", "norm.weight"):
-        mx.save_safetensors(str(file), {key: each for key, each in whole.items() if key != name})
+        mx.save_safetensors(
+            str(file), {key: array for key, array in tensors.items() if key != name}
+        )
         with pytest.raises(CheckpointError, match=name.replace("midlayer", "layers.0")):
             read(directory)
     file.write_bytes(file.read_bytes()[:-100])

@@ -49,8 +49,8 @@ def ends(rows: np.ndarray) -> np.ndarray:
 def test_encoder_and_log_probabilities_agree_with_transformers(kind: str) -> None:
     model, expected = load(kind)
     memory = np.array(model.network.encode(mx.array(expected["source"][None])))[0]
-    kept = np.concatenate([memory[:10], memory[-30:-20]])
-    assert np.abs(kept - expected["memory"]).max() <= TOLERANCE
+    compared = np.concatenate([memory[:10], memory[-30:-20]])
+    assert np.abs(compared - expected["memory"]).max() <= TOLERANCE
     context = model.open(expected["source"].tolist())
     rows = log_p(context.advance(mx.array(expected["target"][None])).logits)
     assert np.abs(ends(rows) - expected["log_p"]).max() <= TOLERANCE
@@ -63,12 +63,12 @@ def test_masked_padding_of_the_source_changes_nothing_else(kind: str) -> None:
     source = mx.array(expected["source"][None])
     mask = mx.arange(source.shape[1])[None] < source.shape[1] - 20
     memory = network.encode(source, mask)
-    kept = np.concatenate([np.array(memory)[0, :10], np.array(memory)[0, -30:-20]])
-    assert np.abs(kept - expected["padded_memory"]).max() <= TOLERANCE
+    compared = np.concatenate([np.array(memory)[0, :10], np.array(memory)[0, -30:-20]])
+    assert np.abs(compared - expected["padded_memory"]).max() <= TOLERANCE
     lengths = (source.shape[1] - 20, source.shape[1])
     encoded = network.encode(mx.repeat(source, 2, axis=0), padding_mask(lengths))
-    own = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
-    read = EncodedSources(own, network.project_encoded(encoded))
+    outputs = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
+    read = EncodedSources(outputs, network.project_encoded(encoded))
     context = EncoderDecoderContext(model, lambda: read, len(lengths))
     rows = log_p(
         context.advance(mx.repeat(mx.array(expected["target"][None]), 2, axis=0)).logits[:1]
@@ -77,7 +77,7 @@ def test_masked_padding_of_the_source_changes_nothing_else(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "said", "tied", "scales"),
+    ("family", "stated", "tied", "scales"),
     [
         ("t5", None, None, True),
         ("t5", None, False, False),
@@ -90,11 +90,11 @@ def test_masked_padding_of_the_source_changes_nothing_else(kind: str) -> None:
     ],
 )
 def test_scaling_is_read_from_the_configuration_and_not_from_the_head(
-    family: str, said: bool | None, tied: bool | None, scales: bool
+    family: str, stated: bool | None, tied: bool | None, scales: bool
 ) -> None:
     config = json.loads((FIXTURES / "own-head-scaled" / "config.json").read_text())
-    config.update(model_type=family, scale_decoder_outputs=said, tie_word_embeddings=tied)
-    if said is None:
+    config.update(model_type=family, scale_decoder_outputs=stated, tie_word_embeddings=tied)
+    if stated is None:
         del config["scale_decoder_outputs"]
     if tied is None:
         del config["tie_word_embeddings"]
@@ -140,11 +140,11 @@ def test_attention_in_parts_is_attention_at_once(
     tokens = source(100, texts=2)
     hidden = mx.arange(100)[None] < mx.array([[100], [83]])
     for mask in (None, hidden):
-        whole = network.encode(tokens, mask)
+        at_once = network.encode(tokens, mask)
         monkeypatch.setattr(layers, "SOURCE_ROWS", rows)
         parts = network.encode(tokens, mask)
         monkeypatch.undo()
-        assert mx.allclose(parts, whole, rtol=0, atol=1e-6 * mx.abs(whole).max().item())
+        assert mx.allclose(parts, at_once, rtol=0, atol=1e-6 * mx.abs(at_once).max().item())
 
 
 @pytest.mark.slow

@@ -33,14 +33,14 @@ TOLERANCE = 1e-4
 def difference(directory: Path, expected: Path) -> float:
     """The largest between a model's log-probabilities and those in a fixture."""
     with np.load(expected / "expected.npz") as file:
-        known = dict(file)
-    context = load_model(directory, dtype="float32").model.open(known["source"].tolist())
-    logits = context.advance(mx.array(known["target"][None])).logits
+        expected_values = dict(file)
+    context = load_model(directory, dtype="float32").model.open(expected_values["source"].tolist())
+    logits = context.advance(mx.array(expected_values["target"][None])).logits
     found = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))[0]
-    return float(np.abs(found - known["log_p"]).max())
+    return float(np.abs(found - expected_values["log_p"]).max())
 
 
-def whole(family: str, place: Path) -> Path:
+def with_tokenizer(family: str, place: Path) -> Path:
     """The family's checkpoint with its tokenizer beside it."""
     shutil.copytree(FIXTURES / "t5-families" / family, place)
     shutil.copytree(FIXTURES / "t5-text" / TEXTS[family], place, dirs_exist_ok=True)
@@ -59,13 +59,13 @@ def test_a_family_computes_what_transformers_does_loaded_and_converted(
     names = Weights(out).infos.keys()
     assert ("lm_head.weight" in names) is (family not in TIED)
     assert not [name for name in names if "embed_tokens" in name or "EncDecAttention.rel" in name]
-    said = json.loads((out / "config.json").read_text())
-    assert said["tie_word_embeddings"] is said["scale_decoder_outputs"] is (family in TIED)
+    config = json.loads((out / "config.json").read_text())
+    assert config["tie_word_embeddings"] is config["scale_decoder_outputs"] is (family in TIED)
 
 
 @pytest.mark.parametrize("family", sorted(TEXTS))
 def test_text_goes_through_the_familys_own_tokenizer(tmp_path: Path, family: str) -> None:
-    source = whole(family, tmp_path / "source")
+    source = with_tokenizer(family, tmp_path / "source")
     convert(str(source), tmp_path / "out")
     options = Options(max_tokens=12, num_draft=3, seed=3, temperature=1.0)
     texts = []
@@ -78,7 +78,7 @@ def test_text_goes_through_the_familys_own_tokenizer(tmp_path: Path, family: str
 
 
 def test_ids_that_only_pad_the_models_vocabulary_are_never_chosen(tmp_path: Path) -> None:
-    source, out = whole("codet5", tmp_path / "source"), tmp_path / "out"
+    source, out = with_tokenizer("codet5", tmp_path / "source"), tmp_path / "out"
     for name in ("added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"):
         (source / name).unlink()
     convert(str(source), out)

@@ -49,8 +49,8 @@ def fed(line: dict[str, list[int]]) -> list[int]:
 
 def test_the_greedy_tokens_are_those_of_transformers_one_by_one_and_in_a_pass(kind, model) -> None:
     for number, line in enumerate(lines(kind)):
-        whole = model.open(line["source"]).advance(mx.array([fed(line)])).logits[0]
-        assert mx.argmax(whole, axis=-1).tolist() == line["text"]
+        at_once = model.open(line["source"]).advance(mx.array([fed(line)])).logits[0]
+        assert mx.argmax(at_once, axis=-1).tolist() == line["text"]
         if number % 16:
             continue
         context, token = model.open(line["source"]), 2
@@ -78,9 +78,9 @@ MODEL = functools.cache(lambda kind: load_model(FIXTURES / kind, dtype="float32"
 
 def test_a_long_source_is_read_in_parts(monkeypatch) -> None:
     line = lines("old")[41]
-    whole = MODEL("old").network.encode(mx.array([line["source"]]))
+    at_once = MODEL("old").network.encode(mx.array([line["source"]]))
     monkeypatch.setattr(layers, "SOURCE_ROWS", 4)
-    assert mx.allclose(MODEL("old").network.encode(mx.array([line["source"]])), whole, atol=1e-5)
+    assert mx.allclose(MODEL("old").network.encode(mx.array([line["source"]])), at_once, atol=1e-5)
 
 
 def test_memory_is_priced_as_it_is_taken() -> None:
