@@ -197,13 +197,6 @@ def _block(text: Mapping[str, Any], family: str, *, experts: bool) -> dict[str, 
     return {key: value for key, value in block.items() if key not in _OF_OTHER_LAYERS}
 
 
-class Passthrough(nn.Module):
-    """A module that returns its input, in place of the embedding and the norm of a model."""
-
-    def __call__(self, states: mx.array) -> mx.array:
-        return states
-
-
 class Mtp(Chain):
     """The network of a layer for multi-token prediction. mlx-lm runs it as a model of one layer."""
 
@@ -219,7 +212,8 @@ class Mtp(Chain):
         self._own_bits = getattr(model, "quant_predicate", None)
         self.cast_predicate = getattr(model, "cast_predicate", lambda path: True)
         self.block = model.model
-        self.block.embed_tokens = self.block.norm = Passthrough()
+        # The target has the embedding, and the drafter a norm of its own.
+        self.block.embed_tokens = self.block.norm = nn.Identity()
 
     def open(self) -> ChainReading:
         from ..mlx_lm.context import BatchedCache
