@@ -87,7 +87,7 @@ class T5Config:
             num_decoder_layers=whole_number(config, "num_decoder_layers", layers, MOST_LAYERS),
             num_buckets=whole_number(config, "relative_attention_num_buckets", 32),
             max_distance=whole_number(config, "relative_attention_max_distance", 128),
-            epsilon=config.get("layer_norm_epsilon", 1e-6),
+            epsilon=config.get("layer_norm_epsilon") or 1e-6,
             feed_forward=kind,
             decoder_start_token_id=next((token for token in start if token is not None), 0),
             bias_per_layer=config.get("model_type") == "umt5",

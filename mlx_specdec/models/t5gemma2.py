@@ -70,18 +70,18 @@ class StackConfig:
             kv_heads=whole_number(config, "num_key_value_heads", heads),
             head_dim=whole_number(config, "head_dim", 256),
             scale=whole_number(config, "query_pre_attn_scalar", 256) ** -0.5,
-            epsilon=config.get("rms_norm_eps", 1e-6),
+            epsilon=config.get("rms_norm_eps") or 1e-6,
             windows=tuple(window if kind == KINDS[0] else None for kind in kinds),
             ropes=tuple(ropes[kind] for kind in kinds),
             longest=whole_number(config, "max_position_embeddings", 131072),
-            cap=config.get("final_logit_softcapping"),
+            cap=config.get("final_logit_softcapping") or None,
         )
 
 
 def _kinds(config: Config, layers: int) -> Sequence[str]:
     """Return the kind of attention of each layer. If config.json has no layer_types, one layer of
     every six, or as sliding_window_pattern says, has full attention."""
-    every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern", 6)
+    every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     usual = [KINDS[number % every == 0] for number in range(1, layers + 1)]
     return config.get("layer_types") or usual
 
@@ -97,7 +97,7 @@ def _ropes(config: Config) -> dict[str, tuple[float, float]]:
         how = part.get("rope_type") or part.get("type") or "default"
         if how not in ("default", "linear"):
             raise CheckpointError(f"config.json has rope_type {how!a:.40}: T5Gemma 2 has linear")
-        factor = part.get("factor", 1.0) if how == "linear" else 1.0
+        factor = part["factor"] if how == "linear" else 1.0
         ropes[kind] = part.get("rope_theta") or config.get(name) or base, 1 / factor
     return ropes
 

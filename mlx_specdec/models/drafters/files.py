@@ -3,7 +3,8 @@ target that it needs. Invalid values may raise any exception here; `kinds.read` 
 CheckpointError."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -157,7 +158,7 @@ def is_named(config: Mapping[str, Any], pattern: str) -> bool:
     return isinstance(listed, list) and any(re.fullmatch(pattern, str(name)) for name in listed)
 
 
-class StoredTensors(Mapping[str, mx.array]):
+class StoredTensors(UserDict[str, Any]):
     """The tensors of a drafter, by the names that its kind gives them, without d2t. A tensor is
     read when it is looked up, and lazily if the format allows it.
 
@@ -170,10 +171,11 @@ class StoredTensors(Mapping[str, mx.array]):
     def __init__(
         self, directory: Path, readers: Mapping[str, Callable[[], mx.array]], shapes: Shapes
     ) -> None:
-        self._directory, self._readers, self.shapes = directory, dict(readers), shapes
+        super().__init__(readers)
+        self._directory, self.shapes = directory, shapes
         self.names: Mapping[str, str] = {}
         self.quantized: Mapping[str, Quantization] = {}
-        self._d2t = self._readers.pop(D2T, None)
+        self._d2t = self.data.pop(D2T, None)
 
     @classmethod
     def of(
@@ -213,16 +215,8 @@ class StoredTensors(Mapping[str, mx.array]):
         return cls(directory, readers, {name: array.shape for name, array in arrays.items()})
 
     def __getitem__(self, name: str) -> mx.array:
-        return self._readers[name]()
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._readers
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._readers)
-
-    def __len__(self) -> int:
-        return len(self._readers)
+        tensor: mx.array = self.data[name]()
+        return tensor
 
     def taps(self, width: int, stated: int) -> int:
         """Return how many hidden states of a width `fc` reads; `stated` if there are no tensors."""
