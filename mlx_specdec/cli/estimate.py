@@ -20,7 +20,7 @@ from .loading import Models, Sources, load_pair, named
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..measure.prediction import Cluster, Estimate, Prediction, Speeds
+    from ..measure.prediction import BestLength, Cluster, Estimate, Speeds
 
 SHOWN_PASSES = (2, 3, 4, 6, 9, 13, 17)
 COLUMNS = ("acceptance probability of a draft token", ">best draft length", ">speedup", ">tokens/s")
@@ -151,7 +151,7 @@ def _costs(speeds: Speeds, machine: Mapping[str, str]) -> str:
     return text
 
 
-def _cells(one: Prediction, step_seconds: float) -> tuple[str, ...]:
+def _cells(one: BestLength, step_seconds: float) -> tuple[str, ...]:
     length = str(one.num_draft) if one.num_draft else "0 (plain)"
     rate = one.speed_up / step_seconds
     return f"{one.alpha:.0%}", length, f"{one.speed_up:.2f}", f"{rate:.1f}"

@@ -4,7 +4,7 @@ It builds both models with random weights of the right shapes, with fewer layers
 and times their passes."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,26 +47,25 @@ class ModelSource:
 
     def outline(self, depth: int | None = None) -> Outline:
         """Return the model's outline, with `depth` layers if that is not None."""
-        return outline(
-            self.config,
-            self.name,
-            dtype=self.dtype,
-            q_bits=self.q_bits,
-            expand=self.expand,
-            depth=depth,
-        )
+        numbers = {"dtype": self.dtype, "q_bits": self.q_bits, "expand": self.expand}
+        return outline(self.config, self.name, **numbers, depth=depth)  # type: ignore[arg-type]
+
+    def as_draft(self, target: "SizedModel") -> "SizedModel":
+        """Return the draft model for a target. Raises OptionError if it is of another kind."""
+        draft, kind = SizedModel(self), target.outline.kind
+        if draft.outline.kind != kind:
+            raise OptionError(
+                f"the draft model is {draft.outline.kind} and the target {kind}: give a draft of "
+                "the target's own kind"
+            )
+        return draft
 
 
 def model_source(
     name: str, revision: str | None, dtype: str, q_bits: int | None, expand: bool | None
 ) -> ModelSource:
-    """Return the model that a name stands for.
-
-    Args:
-        name: A directory, a GGUF file, or a repository of the Hub. Only the config.json of a
-            repository is downloaded.
-        revision: A branch, tag or commit of the Hub; None for main.
-        dtype, q_bits, expand: See `NumberFormat`.
+    """Return the model that a name stands for: a directory, a GGUF file, or a repository of the
+    Hub, of which only the config.json is downloaded. For the numbers, see `NumberFormat`.
 
     Raises:
         SourceError: There is no such model.
@@ -86,6 +85,11 @@ class DrafterSource:
     q_bits: int | None = None
     expand: bool | None = None
 
+    def as_draft(self, target: "SizedModel") -> "DrafterOutline":
+        """Return the drafter for a target. Raises CheckpointError if it is for another target."""
+        self.files.check_config(target.source.config)
+        return DrafterOutline(self, target.outline)
+
 
 def own_draft(target: ModelSource, name: str, q_bits: int | None = None) -> ModelSource:
     """Return the draft "self" or "self:N", which has the target's layers at `q_bits` bits. If
@@ -102,7 +106,52 @@ def own_draft(target: ModelSource, name: str, q_bits: int | None = None) -> Mode
     return replace(target, name=name, config=config)
 
 
-class Lender:
+Prefill = Callable[[Base], Context]
+"""Returns a model's context after the prompt."""
+
+
+class SizedModel:
+    """A model without weights. Its time is measured with all its layers, or at two depths.
+
+    Attributes:
+        most: The maximum number of draft tokens in a round; None if there is none.
+    """
+
+    proposer = "draft"
+    most: int | None = None
+
+    def __init__(self, source: ModelSource) -> None:
+        self.outline = source.outline()
+        # The size of the full model decides whether to dequantize the layers that are timed.
+        self.source = replace(source, expand=self.outline.expand)
+        self.measured_layers = passes.parts(self.outline)
+
+    def models(self) -> list[Base]:
+        """Build the full model, or two partial models that share weights, the smaller one first."""
+        if self.measured_layers is None:
+            return [self.source.outline().model()]
+        few, more = map(self.source.outline, self.measured_layers)
+        larger = more.model()
+        return [few.model(shared=more.weights()), larger]
+
+    def timers(
+        self, target: Base, prompt: int, prefill: Prefill, clock: Clock
+    ) -> Iterator[PassTimer]:
+        """Yield timers of the drafts after a prompt."""
+        for model in self.models():
+            context = prefill(model)
+            yield PassTimer(context, draft=context, clock=clock)
+
+    def full(self, measured: Iterator[PassCosts]) -> PassCosts:
+        """Return the costs of the full model from the next one or two costs."""
+        first = next(measured)
+        if self.measured_layers is None:
+            return first
+        depth = len(self.outline.layers)
+        return passes.extended(first, next(measured), self.measured_layers, depth)
+
+
+class UnbuiltTarget:
     """An interfaces.TargetModel for a drafter, which exists before the target is built. The
     attribute `model` is the target, or None until then."""
 
@@ -128,17 +177,21 @@ class Lender:
 
 
 class DrafterOutline:
-    """A hidden-state drafter without weights, with the attributes of an `Outline`. Its attribute
-    `most` is the maximum number of draft tokens in a round."""
+    """A hidden-state drafter without weights, with the methods of a `SizedModel` and the attributes
+    of an `Outline`."""
+
+    measured_layers = None
 
     def __init__(self, source: DrafterSource, target: Outline) -> None:
         files = source.files
-        self.kind = files.kind
+        self.outline = self
+        self.source = source
+        self.proposer = files.kind
         self.vocabulary = files.vocabulary
         self._encodes = target.kind == "encoder-decoder"
-        self._lender = Lender(target, files)
-        files.check(None, self._lender.layers, self.vocabulary)
-        self._network: DrafterNetwork = on_target(files, self._lender)
+        self._target = UnbuiltTarget(target, files)
+        files.check(None, self._target.layers, self.vocabulary)
+        self._network: DrafterNetwork = on_target(files, self._target)
         numbers = NumberFormat(source.dtype, source.q_bits, expand=source.expand)
         self._network.take(files, numbers, values=False)
         self.nbytes = self._network.nbytes
@@ -152,64 +205,56 @@ class DrafterOutline:
         columns = generated if self._encodes else prompt + generated
         return self._network.cache_nbytes(prompt, columns)
 
-    def timer(self, model: Base, prompt: int, clock: Clock) -> PassTimer:
-        """Return a timer of drafts after a prompt.
-
-        Args:
-            model: The target, or the first layers of it with its embedding and head.
-            prompt: The number of prompt tokens.
-            clock: Returns seconds.
-        """
-        self._lender.model = model
+    def timers(
+        self, target: Base, prompt: int, prefill: Prefill, clock: Clock
+    ) -> Iterator[PassTimer]:
+        """Yield a timer of drafts after a prompt. A partial target suffices, since it has the
+        embedding and the head of the full model."""
+        self._target.model = target
         fill(self._network, 0, {})
 
         def states(rows: int, width: int) -> mx.array:
             drawn = mx.random.normal((1, rows, width), key=mx.random.key(1))
             return drawn.astype(self._network.dtype)
 
-        reading, rows = self._network.open(), 1 if self._encodes else prompt + 1
+        reading: Any = self._network.open()
+        rows = 1 if self._encodes else prompt + 1
         if self._encodes:
-            reading.attend(states(prompt, self._lender.width))
+            reading.attend(states(prompt, self._target.width))
         width = sum(map(self._network.width_of, self._network.taps))
         reading.read(states(rows, width), mx.zeros((1, rows), dtype=mx.int32))
         reading.evaluate()
-        return DraftTimer(reading, states(1, width), self.most, clock)
+        chain = min(passes.CHAIN, self.most)
+        yield DraftTimer(reading, draft=reading, chain=chain, clock=clock, hidden=states(1, width))
+
+    def full(self, measured: Iterator[PassCosts]) -> PassCosts:
+        """Return the next costs, since the drafter was measured as it is."""
+        return next(measured)
 
 
+@dataclass(eq=False)
 class DraftTimer(PassTimer):
-    """A timer of the drafts of a hidden-state drafter.
+    """A timer of the drafts of a hidden-state drafter, whose network is the target and the draft.
+    Before every draft, the drafter reads `hidden`, the target's states of one position, shape (1,
+    1, number of layers read x width), which stay in its cache."""
 
-    Before every draft, the drafter reads the target's hidden state of one position, which stays in
-    the drafter's cache.
-    """
-
-    def __init__(self, reading: Any, hidden: mx.array, most: int, clock: Clock) -> None:
-        """Create a timer.
-
-        Args:
-            reading: The drafter's network, opened for a sequence.
-            hidden: A hidden state, shape (1, 1, number of layers read x width of the target).
-            most: The maximum number of draft tokens.
-            clock: Returns seconds.
-        """
-        super().__init__(reading, draft=reading, chain=min(passes.CHAIN, most), clock=clock)
-        self._reading = reading
-        self._hidden = hidden
+    target: Any
+    hidden: mx.array | None = None
 
     def time(self, kind: Kind) -> None:
         """Add one sample of a draft. The second item of the kind is its number of tokens."""
-        reading, (_, count) = self._reading, kind
+        reading, (_, count) = self.target, kind
         mx.synchronize()
         started = self.clock()
         chosen = mx.array([[1]], dtype=mx.int32)
-        reading.read(self._hidden, chosen)
+        reading.read(self.hidden, chosen)
         length = reading.length
         for place in range(count):
             logits = reading.guess_after(chosen) if place else reading.guess(count)
             chosen = mx.argmax(logits, axis=-1)[:, -1:]
             mx.async_eval(chosen)
         chosen.tolist()
-        self._samples[kind].append(self.clock() - started)
+        self.samples[kind].append(self.clock() - started)
         reading.rewind((length,))
 
 
@@ -229,64 +274,45 @@ def estimate(
     """Time both models with random weights, if they fit, and predict the speedup of the pair.
 
     Args:
-        target, draft: The models.
         prompt_tokens: The length of the prompt, after which passes are timed.
         max_tokens: The number of generated tokens that the caches have to hold as well.
         turns: The number of samples of every time.
         seconds: The limit on the time for building the models and measuring.
-        clock: Returns seconds.
         link: The network between machines like this one that are to share the target.
         announce: Called with the sizes before anything is measured.
-        progress: Called with the numbers of samples that are done and that there are.
 
     Raises:
         CheckpointError: A configuration is unsupported, or the drafter is for another target.
         PromptError: The prompt is too long.
         OptionError: The models are of different kinds, or the settings do not suit them or MLX.
     """
-    sizes = target.outline()
-    # The size of the full model decides whether to dequantize the layers that are timed.
-    target = replace(target, expand=sizes.expand)
-    drafting: Outline | DrafterOutline
-    if isinstance(draft, DrafterSource):
-        draft.files.check_config(target.config)
-        drafting = DrafterOutline(draft, sizes)
-    elif (drafting := draft.outline()).kind != sizes.kind:
-        raise OptionError(
-            f"the draft model is {drafting.kind} and the target {sizes.kind}: give a draft of the "
-            "target's own kind"
-        )
-    else:
-        draft = replace(draft, expand=drafting.expand)
-    drafter = drafting if isinstance(drafting, DrafterOutline) else None
+    sized = SizedModel(target)
+    drafted = draft.as_draft(sized)
     text = prompt_tokens, max_tokens
-    sides = _side(target.name, sizes, text), _side(draft.name, drafting, text)
-    machines = prediction.cluster(link, sizes, sides[0].caches_bytes) if link else None
-    kind = "draft" if drafter is None else drafter.kind
-    needed = Estimate(kind, *sides, *text, usable_memory(), None, machines)
+    sides = _side(sized, *text), _side(drafted, *text)
+    machines = prediction.cluster(link, sized.outline, sides[0].caches_bytes) if link else None
+    needed = Estimate(drafted.proposer, *sides, *text, usable_memory(), None, machines)
     announce(needed)
+    alone = sum(side.bytes for side in sides)
     # A target that only the machines together can hold is measured with a few of its layers.
-    has_all_layers = sides[0].measured_layers is None
-    if not needed.fits or (
-        has_all_layers and sum(side.bytes for side in sides) > needed.memory_limit_bytes
-    ):
+    too_large = sized.measured_layers is None and alone > needed.memory_limit_bytes
+    if too_large or not needed.fits:
         return needed
     deadline, share = clock() + seconds, seconds * PROMPTS_SHARE
+    lengths = []
+
+    def prefill(model: Base) -> Context:
+        context, length = _prefilled(model, prompt_tokens, clock() + share, clock)
+        lengths.append(length)
+        return context
+
     try:
-        models = _models(target, sides[0])
-        timers, lengths = [], []
-        for model in models:
-            context, length = _behind(model, prompt_tokens, clock() + share, clock)
-            timers.append(PassTimer(context, sizes=passes.SIZES, steps=True, clock=clock))
-            lengths.append(length)
-        if drafter is not None:
-            # Every partial model has the embedding and the head of the full model.
-            timers.append(drafter.timer(models[-1], prompt_tokens, clock))
-        elif isinstance(draft, ModelSource):
-            for model in _models(draft, sides[1]):
-                context, length = _behind(model, prompt_tokens, clock() + share, clock)
-                timers.append(PassTimer(context, draft=context, clock=clock))
-                lengths.append(length)
+        models = sized.models()
+        timers = [
+            PassTimer(prefill(model), sizes=passes.SIZES, steps=True, clock=clock)
+            for model in models
+        ]
+        timers += drafted.timers(models[-1], prompt_tokens, prefill, clock)
         passes.measure(timers, turns=turns, deadline=deadline, clock=clock, progress=progress)
     except SpecdecError:
         raise
@@ -298,50 +324,32 @@ def estimate(
     longest = [max(costs.passes, default=0) for costs in measured if costs.step]
     if len(measured) < len(timers) or min(longest) < passes.NEEDED:
         return replace(needed, late=True)
-    of_target, of_draft = (
-        passes.extended(measured.pop(0), measured.pop(0), side.measured_layers, side.layers)
-        if side.measured_layers is not None
-        else measured.pop(0)
-        for side in sides
-    )
-    alone = speeds(of_target, of_draft, None if drafter is None else drafter.most)
+    rest = iter(measured)
+    of_target, of_draft = sized.full(rest), drafted.full(rest)
+    found = speeds(of_target, of_draft, drafted.most)
     if machines is not None:
         cost = _cost(of_target, of_draft)
-        machines = prediction.with_speeds(machines, cost, alone.step_seconds, alone.predictions)
-    return replace(needed, speeds=alone, cluster=machines, read_tokens=min(lengths))
+        machines = prediction.with_speeds(machines, cost, found.step_seconds, found.predictions)
+    return replace(needed, speeds=found, cluster=machines, read_tokens=min(lengths))
 
 
-def _side(name: str, sizes: Outline | DrafterOutline, text: tuple[int, int]) -> Side:
+def _side(model: SizedModel | DrafterOutline, prompt_tokens: int, max_tokens: int) -> Side:
+    sizes = model.outline
     return Side(
-        name=name,
+        name=model.source.name,
         dtype=sizes.dtype,
         vocabulary=sizes.vocabulary,
         weights_bytes=sizes.nbytes,
-        caches_bytes=sizes.cache_nbytes(*text),
+        caches_bytes=sizes.cache_nbytes(prompt_tokens, max_tokens),
         layers=len(sizes.layers),
-        measured_layers=passes.parts(sizes) if isinstance(sizes, Outline) else None,
+        measured_layers=model.measured_layers,
     )
 
 
-def _models(source: ModelSource, side: Side) -> list[Base]:
-    """Build the full model, or two partial models that share weights, the smaller one first."""
-    if side.measured_layers is None:
-        return [source.outline().model()]
-    few, more = (source.outline(depth) for depth in side.measured_layers)
-    larger = more.model()
-    return [few.model(shared=more.weights()), larger]
-
-
-def _behind(model: Base, tokens: int, until: float, clock: Clock) -> tuple[Context, int]:
-    """Prefill a prompt of random tokens, and return its context and its length.
-
-    Args:
-        model: The model.
-        tokens: The length of the prompt. It is shorter if the time of shorter prompts suggests that
-            prefilling would not end in time.
-        until: The time on the clock at which prefilling has to end.
-        clock: Returns seconds.
-    """
+def _prefilled(model: Base, tokens: int, until: float, clock: Clock) -> tuple[Context, int]:
+    """Prefill a prompt of `tokens` random tokens, and return its context and its length. It is
+    shorter if the time of shorter prompts suggests that prefilling would not end at the time
+    `until`."""
     length = 1
     while True:
         started = clock()
@@ -365,7 +373,7 @@ def speeds(target: PassCosts, draft: PassCosts, most: int | None = None) -> Spee
         step_seconds=target.step,
         draft_seconds=draft.draft or 0.0,
         draft_cost=cost.draft,
-        passes=tuple(prediction.between(cost.passes, size) for size in range(1, longest + 1)),
+        passes=tuple(map(cost.pass_over, range(1, longest + 1))),
         start=cost.start,
         replays=cost.replays,
         samples=min(target.samples, draft.samples),

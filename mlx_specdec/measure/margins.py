@@ -2,13 +2,14 @@
 
 A choice depends on rounding in two ways: which of the tokens that passed the filters is best
 (`lead`), and which tokens passed (`cut_distance`). The unit of both is the change of one
-log-probability relative to another."""
+log-probability relative to another. Top-p compares masses, by their log-odds, which no change of a
+log-probability moves by more."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -20,7 +21,7 @@ from ..largest import largest
 from ..models.exact import ExactContext
 from ..options import MOST_EXACT, Options
 from ..sampling.distribution import Distribution
-from .cut_distance import cut_distance
+from ..sampling.settings import Sampling
 
 ROWS = 16
 """Number of output tokens that one pass scores. 16 rows of 256,000 float32 logits take 16 MB."""
@@ -64,11 +65,8 @@ class Margins:
 
 @dataclass(frozen=True)
 class Parting:
-    """The first position at which two outputs differ, counted from 0, with its margin and tie.
-
-    These are explained in `Margins`. They are None if the outputs were not scored, and the margin
-    is None if the token had no rival.
-    """
+    """The first position at which two outputs differ, with its margin and tie (see `Margins`).
+    These are None if the outputs were not scored. The margin is None if the token had no rival."""
 
     position: int
     margin: float | None = None
@@ -81,9 +79,8 @@ Compare = Callable[[Sequence[int], Sequence[int], Sequence[int]], Parting]
 
 def find_parting(prompt: Sequence[int], first: Sequence[int], second: Sequence[int]) -> Parting:
     """Return where two outputs differ first, without scoring them."""
-    places = zip(first, second, strict=False)
     shorter = min(len(first), len(second))
-    return Parting(next((at for at, (a, b) in enumerate(places) if a != b), shorter))
+    return Parting(next((at for at in range(shorter) if first[at] != second[at]), shorter))
 
 
 def compare(
@@ -106,15 +103,9 @@ def comparison(pair: Pair, options: Options) -> Compare:
 
 
 def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -> Margins | None:
-    """Score an output again, with the noise that it was drawn with.
-
-    Args:
-        tokens: Ids that the pair has generated for the prompt with these options.
-    Returns:
-        The margins, or None if the tokens are not the largest entries of log p + noise. These are
-        outputs of the rules token and block above temperature 0, of the rule typical, and of
-        simulated acceptance.
-    """
+    """Score the tokens that the pair has generated for a prompt, with the noise that they were
+    drawn with. Return None if they are not the largest entries of log p + noise: for the rules
+    token and block above temperature 0, the rule typical, and simulated acceptance."""
     name = options.rule_name
     if name in ("typical", "simulated") or (options.temperature > 0 and name != "coupled"):
         return None
@@ -148,9 +139,8 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
         if options.filters and gumbel is not None:
             distances = cut_distance(scored, before, gumbel, options)
             margins = mx.where(distances < margins, distances, margins)
-        found: Any = margins[0].tolist()
-        tied_rows: Any = tied[0].tolist()
-        values, ties = values + found, ties + tied_rows
+        values += cast(list[float], margins[0].tolist())
+        ties += cast(list[bool], tied[0].tolist())
         if constraint is not None:
             constraint.take(new)
         committed += new
@@ -162,3 +152,68 @@ def lead(scored: mx.array) -> mx.array:
     is infinite if there is no second one. scored: (..., vocabulary >= 2)."""
     two = largest(scored, 2)
     return (mx.max(two, axis=-1) - mx.min(two, axis=-1)).astype(mx.float32)
+
+
+def cut_distance(
+    scored: mx.array, before: mx.array, gumbel: mx.array, settings: Sampling
+) -> mx.array:
+    """Return the least change of each row that excludes the chosen token, or lets another token be
+    chosen, (...) float32. It is a lower bound, which is exact unless several tokens near the cut
+    would have to change places.
+
+    Args:
+        scored: (..., vocabulary), log p + gumbel, -inf if a filter dropped the token.
+        before: (..., vocabulary), log p up to a constant, before the filters were applied.
+        gumbel: The noise that was added to the tokens that passed.
+    """
+    passed = scored > -mx.inf
+    dropped = mx.where(passed, -mx.inf, before)
+    least = mx.min(mx.where(passed, before, mx.inf), axis=-1, keepdims=True)
+    chosen = mx.argmax(scored, axis=-1, keepdims=True)
+    chosen_log_p = mx.take_along_axis(before, chosen, axis=-1)
+    stays, enters = mx.array(mx.inf), mx.array(-mx.inf)
+    top = before
+    if 0 < settings.top_k < before.shape[-1]:
+        smallest = least
+        if settings.top_p < 1 or settings.min_p > 0:
+            top = largest(before, settings.top_k)
+            smallest = mx.min(top, axis=-1, keepdims=True)
+        stays = chosen_log_p - mx.max(dropped, axis=-1, keepdims=True)
+        enters = smallest - dropped
+    if settings.top_p < 1:
+        falls_out, next_in = _top_p(top, least, chosen_log_p, settings.top_p)
+        stays = mx.minimum(chosen_log_p - mx.max(dropped, axis=-1, keepdims=True), falls_out)
+        enters = mx.maximum(enters, mx.minimum(least - dropped, next_in))
+    if settings.min_p > 0:
+        slack = math.log(settings.min_p)
+        without = mx.put_along_axis(before, chosen, mx.array(-mx.inf, dtype=before.dtype), axis=-1)
+        rival = mx.max(without, axis=-1, keepdims=True)
+        stays = mx.minimum(stays, chosen_log_p - (rival + slack))
+        enters = mx.maximum(enters, mx.max(before, axis=-1, keepdims=True) + slack - dropped)
+    behind = mx.max(scored, axis=-1, keepdims=True) - (dropped + gumbel)
+    rivals = mx.min(mx.maximum(enters, behind), axis=-1, keepdims=True)
+    return mx.maximum(mx.minimum(stays, rivals), 0.0)[..., 0]
+
+
+def _top_p(
+    top: mx.array, least: mx.array, chosen_log_p: mx.array, p: float
+) -> tuple[mx.array, mx.array]:
+    """Return two changes, (..., 1): the first excludes the chosen token, and the second includes
+    the best token that top-p dropped. `top`, (..., n), is the input of top-p, and `least` the
+    smallest log p that passed."""
+    best = mx.max(top, axis=-1, keepdims=True)
+    mass = mx.exp(top - best)
+    inside = mx.sum(mass * (top >= least), axis=-1, keepdims=True)
+    outside = mx.sum(mass * (top < least), axis=-1, keepdims=True)
+    above = mx.sum(mass * (top > chosen_log_p), axis=-1, keepdims=True)
+    odds = math.log(p) - math.log1p(-p)
+    next_in = mx.log(inside) - mx.log(outside) - odds
+
+    def missing(part: mx.array) -> mx.array:
+        return odds - mx.log(part) + mx.log(inside + outside - part)
+
+    # The chosen token drops out if the mass above it reaches p, or if tokens below overtake it.
+    lower = mx.where((top >= least) & (top < chosen_log_p), top, -mx.inf)
+    below = chosen_log_p - mx.max(lower, axis=-1, keepdims=True)
+    overtaken = mx.maximum(below, missing(mx.maximum(inside - mx.exp(chosen_log_p - best), 0.0)))
+    return mx.minimum(missing(above), overtaken), next_in

@@ -59,12 +59,8 @@ class PassCosts:
     spread: float = 0.0
 
     def in_steps(self, step: float, other: float = 0.0) -> RoundCost:
-        """Return the costs in plain steps.
-
-        Args:
-            step: The seconds of a plain step.
-            other: The seconds of a round that are spent in neither model.
-        """
+        """Return the costs in plain steps of `step` seconds, for rounds that spend `other` seconds
+        in neither model."""
         return RoundCost(
             draft=(self.draft or 0.0) / step,
             passes={size: seconds / step for size, seconds in self.passes.items()},
@@ -100,12 +96,11 @@ class PassTimer:
         kinds += [("chain", self.chain)] if self.draft is not None and self.chain > 1 else []
         kinds += [("steps", STEPS)] if self.steps else []
         kinds += [("pass", size) for size in self.sizes]
-        self._samples: dict[Kind, list[float]] = {kind: [] for kind in kinds}
-        self.kinds = tuple(kinds)
+        self.samples: dict[Kind, list[float]] = {kind: [] for kind in kinds}
 
     def turn(self, times: int = 1) -> None:
         """Add `times` samples of every kind."""
-        for kind in self.kinds * times:
+        for kind in [*self.samples] * times:
             self.time(kind)
 
     def time(self, kind: Kind) -> None:
@@ -125,14 +120,14 @@ class PassTimer:
             pending.tolist()
         else:
             self._round(count, 0) if name == "chain" else self._round(1, count)
-        self._samples[kind].append(self.clock() - started)
+        self.samples[kind].append(self.clock() - started)
         if name != "steps":
             for context, lengths in zip(contexts, lengths_before, strict=True):
                 context.rewind(lengths)
 
     def costs(self) -> PassCosts | None:
         """Return the median times, or None before the first turn."""
-        used = {kind: s for kind, s in self._samples.items() if s or kind[0] != "pass"}
+        used = {kind: times for kind, times in self.samples.items() if times or kind[0] != "pass"}
         if not all(used.values()):
             return None
         alone = used["chain", 1]
@@ -140,22 +135,20 @@ class PassTimer:
         steps, chain = used.get(("steps", STEPS)), used.get(("chain", self.chain), alone)
         if self.draft is not None:
             # The first draft step of a round also takes the start-up time.
-            later = _typical(chain) - first
-            draft = first if self.chain == 1 else max(0.0, later / (self.chain - 1))
+            later = max(0.0, _typical(chain) - first)
+            draft = first if self.chain == 1 else later / (self.chain - 1)
         spread = steps or chain
         middle = _typical(spread)
+        deviation = _typical([abs(sample - middle) for sample in spread])
+        passes = {size: times for (name, size), times in used.items() if name == "pass"}
         return PassCosts(
             draft=draft,
-            passes={
-                n: max(0.0, _typical(s) - first) for (name, n), s in used.items() if name == "pass"
-            },
-            start=max(0.0, first - draft) if draft is not None else 0.0,
+            passes={size: max(0.0, _typical(times) - first) for size, times in passes.items()},
+            start=0.0 if draft is None else max(0.0, first - draft),
             step=_typical(steps) / STEPS if steps else 0.0,
             replays=self.target.replays,
-            samples=min(max(len(samples) - 1, 1) for samples in used.values()),
-            spread=_typical([abs(sample - middle) for sample in spread]) / middle
-            if middle
-            else 0.0,
+            samples=min(max(len(times) - 1, 1) for times in used.values()),
+            spread=deviation / middle if middle else 0.0,
         )
 
     def _round(self, drafted: int, size: int) -> None:
@@ -197,16 +190,9 @@ def measure(
     clock: Clock = time.perf_counter,
     progress: Progress = ignore_progress,
 ) -> None:
-    """Take samples with all timers alternately, so that drifts of the machine affect all alike.
-
-    Args:
-        timers: The timers of all models.
-        turns: The number of samples of every kind, after a warm-up.
-        deadline: The time on the clock at which measuring ends.
-        clock: Returns seconds.
-        progress: Called with the numbers of samples that are done and that there are.
-    """
-    kinds = list(dict.fromkeys(kind for timer in timers for kind in timer.kinds))
+    """Take samples with all timers alternately, so that drifts of the machine affect all alike:
+    `turns` samples of every kind after a warm-up, or fewer if the clock reaches the deadline."""
+    kinds = list(dict.fromkeys(kind for timer in timers for kind in timer.samples))
     total = (turns + 1) * len(kinds)
     for done in range(total):
         if clock() >= deadline:
@@ -214,21 +200,15 @@ def measure(
         progress(done, total)
         kind = kinds[done % len(kinds)]
         for timer in timers:
-            if kind in timer.kinds:
+            if kind in timer.samples:
                 timer.time(kind)
     progress(total, total)
 
 
 def parts(outline: Outline, whole: int = WHOLE, least: int = LEAST) -> tuple[int, int] | None:
-    """Return two depths at which to measure a model, or None to measure it with all layers.
-
-    Both depths include the irregular first layers, and then complete periods of the layer pattern.
-
-    Args:
-        outline: The model.
-        whole: The bytes of weights up to which the model is measured with all layers.
-        least: The minimum bytes of layers; see LEAST.
-    """
+    """Return two depths at which to measure a model, or None to measure it with all layers, since
+    it has at most `whole` bytes. Both depths include the irregular first layers, and then complete
+    periods of the layer pattern. `least` are the minimum bytes of layers; see LEAST."""
     depth = len(outline.layers)
     if outline.nbytes <= whole or depth < 3:
         return None
@@ -259,13 +239,12 @@ def extended(few: PassCosts, more: PassCosts, depths: tuple[int, int], depth: in
     a slope negative, it counts as 0."""
     shallow, deep = depths
 
-    def line(first: float | None, second: float | None) -> float:
-        first, second = first or 0.0, second or 0.0
+    def line(first: float, second: float) -> float:
         slope = max(0.0, (second - first) / (deep - shallow))
         return max(first, second) + slope * (depth - deep)
 
     return PassCosts(
-        draft=line(few.draft, more.draft),
+        draft=line(few.draft or 0.0, more.draft or 0.0),
         passes={m: line(few.passes[m], s) for m, s in more.passes.items() if m in few.passes},
         start=line(few.start, more.start),
         step=line(few.step, more.step),

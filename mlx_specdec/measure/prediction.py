@@ -8,11 +8,12 @@ All costs are in plain steps of the target. The formula is from Leviathan et al.
 section 3), with a measured V in the place of 1. a_i is the probability that the first i draft
 tokens are all accepted. It is alpha ** i if every token has the acceptance probability alpha."""
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from ..errors import OptionError
 from ..models.outline import Outline
@@ -46,39 +47,34 @@ class RoundCost:
     start: float = 0.0
     replays: bool = False
 
+    def pass_over(self, tokens: int) -> float:
+        """Return V, interpolated linearly between the measured numbers of tokens."""
+        sizes = sorted(self.passes)
+        return float(np.interp(tokens, sizes, [self.passes[size] for size in sizes]))
+
     def of(self, acceptance: Sequence[float]) -> float:
         """Return the expected cost of a round with one draft token for each a_i. It is 1, the cost
         of a plain step, without draft tokens."""
         gamma = len(acceptance)
         if not gamma:
             return 1.0
-        cost = gamma * self.draft + between(self.passes, gamma + 1) + self.start
+        cost = gamma * self.draft + self.pass_over(gamma + 1) + self.start
         if self.replays and acceptance[-1] < 1:
             rejected = 1 - acceptance[-1]
             # The mean number of accepted tokens in the rounds with a rejection:
             # the sum of i (a_i - a_(i + 1)), divided by the share of these rounds.
             accepted = (sum(acceptance) - gamma * acceptance[-1]) / rejected
-            cost += rejected * between(self.passes, round(accepted) + 1)
+            cost += rejected * self.pass_over(round(accepted) + 1)
         return cost
-
-
-def emitted(acceptance: Sequence[float]) -> list[float]:
-    """Return the expected number of tokens of a round for gamma = 0, 1, .., with the token that the
-    target itself adds."""
-    return list(accumulate(acceptance, initial=1.0))
 
 
 def speedups(
     cost: RoundCost, acceptance: Sequence[float], lengths: Sequence[int] = ()
 ) -> tuple[float, ...]:
-    """Return S(gamma) for gamma = 0 .. len(acceptance). The first entry is 1.
-
-    Args:
-        cost, acceptance: The costs of a round, and the a_i.
-        lengths: The numbers of tokens of the sequences, whose last rounds are cut short. Without
-            them, the sequences are taken to be endless.
-    """
-    tokens = emitted(acceptance)
+    """Return S(gamma) for gamma = 0 .. len(acceptance). The first entry is 1. `lengths` are the
+    numbers of tokens of the sequences, whose last rounds are cut short. Without them, the sequences
+    are taken to be endless."""
+    tokens = list(accumulate(acceptance, initial=1.0))
     if lengths:
         for gamma in range(1, len(tokens)):
             rounds = expected_rounds(acceptance[:gamma], max(lengths))
@@ -92,23 +88,12 @@ def expected_rounds(acceptance: Sequence[float], longest: int) -> list[float]:
     """Return the expected number of rounds of a sequence of n tokens, for n = 0 .. longest. A round
     emits k + 1 tokens with probability a_k - a_(k + 1); a_0 is 1."""
     shares = [1.0, *acceptance, 0.0]
-    chances = [shares[count] - shares[count + 1] for count in range(len(acceptance) + 1)]
+    emits = [shares[count] - shares[count + 1] for count in range(len(acceptance) + 1)]
     rounds = [0.0]
     for length in range(1, longest + 1):
-        after = (chance * rounds[max(0, length - k - 1)] for k, chance in enumerate(chances))
+        after = (chance * rounds[max(0, length - k - 1)] for k, chance in enumerate(emits))
         rounds.append(1.0 + sum(after))
     return rounds
-
-
-def between(points: Mapping[int, float], place: int) -> float:
-    """Interpolate linearly between the points. Outside them, the nearest line is extrapolated."""
-    if place in points or len(points) == 1:
-        return points.get(place, next(iter(points.values())))
-    places = sorted(points)
-    at = min(max(1, bisect_left(places, place)), len(places) - 1)
-    below, above = places[at - 1], places[at]
-    share = (place - below) / (above - below)
-    return points[below] + share * (points[above] - points[below])
 
 
 def shared(cost: RoundCost, share: float, network: float) -> RoundCost:
@@ -133,9 +118,7 @@ def break_even(cost: RoundCost, share: float, acceptance: Sequence[float]) -> fl
     one machine, in plain steps of one machine; None if it never does."""
     alone = cost.of(acceptance)
     local, passes = _round(cost, share, acceptance)
-    if alone <= passes:
-        return None
-    return max(0.0, (local - share * alone) / (alone - passes))
+    return None if alone <= passes else max(0.0, (local - share * alone) / (alone - passes))
 
 
 def pays_below(cost: RoundCost, share: float, acceptance: Sequence[float]) -> float:
@@ -154,7 +137,7 @@ def _round(cost: RoundCost, share: float, acceptance: Sequence[float]) -> tuple[
 
 
 @dataclass(frozen=True)
-class Prediction:
+class BestLength:
     """The draft length with the highest speedup, or 0, if every token is accepted with probability
     alpha."""
 
@@ -168,11 +151,10 @@ def chances(alpha: float, count: int) -> list[float]:
     return [alpha**place for place in range(1, count + 1)]
 
 
-def best(cost: RoundCost, alpha: float, longest: int) -> Prediction:
+def best(cost: RoundCost, alpha: float, longest: int) -> BestLength:
     """Return the draft length up to `longest` with the highest speedup, or 0 if none has one."""
     gains = speedups(cost, chances(alpha, longest))
-    chosen = max(range(len(gains)), key=gains.__getitem__)
-    return Prediction(alpha, chosen, gains[chosen])
+    return BestLength(alpha, int(np.argmax(gains)), max(gains))
 
 
 @dataclass(frozen=True)
@@ -203,8 +185,7 @@ class Speeds:
     """The measured times of a pair, and the predictions that follow from them.
 
     Attributes:
-        step_seconds, draft_seconds: The time of a plain step of the target, and of a draft step.
-        draft_cost: `draft_seconds` in plain steps (c).
+        draft_cost: `draft_seconds`, the time of a draft step, in plain steps (c).
         passes: Entry m - 1 is the cost of a pass over m tokens, V(m), in plain steps.
         start: The cost of a round that belongs to neither model, in plain steps.
         replays, samples, spread: See `PassCosts`.
@@ -218,17 +199,13 @@ class Speeds:
     replays: bool
     samples: int
     spread: float
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[BestLength, ...]
 
 
 @dataclass(frozen=True)
 class Link:
-    """The network between machines that share a target.
-
-    Attributes:
-        seconds: The time of one exchange, whatever its size.
-        pipeline: Whether each machine holds some of the layers, instead of a part of every layer.
-    """
+    """The network between machines that share a target. An exchange takes `seconds`, whatever its
+    size. In a pipeline, each machine holds some of the layers, instead of a part of every layer."""
 
     machines: int
     seconds: float
@@ -236,7 +213,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class ClusterPrediction(Prediction):
+class ClusterLength(BestLength):
     """A speedup over plain decoding on the cluster.
 
     Attributes:
@@ -252,16 +229,12 @@ class ClusterPrediction(Prediction):
 
 @dataclass(frozen=True)
 class ClusterSpeeds:
-    """The times of a cluster, predicted from the times of one machine.
-
-    Attributes:
-        pays_below_us: The time of an exchange, in microseconds, below which plain decoding is
-            faster on the cluster than on one machine.
-    """
+    """The times of a cluster, predicted from the times of one machine. Plain decoding is faster on
+    the cluster if an exchange takes less than `pays_below_us` microseconds."""
 
     step_seconds: float
     pays_below_us: float
-    predictions: tuple[ClusterPrediction, ...]
+    predictions: tuple[ClusterLength, ...]
 
 
 @dataclass(frozen=True)
@@ -311,29 +284,24 @@ def cluster(link: Link, target: Outline, caches_bytes: int) -> Cluster:
 
 
 def with_speeds(
-    machines: Cluster, cost: RoundCost, step_seconds: float, alone: Sequence[Prediction]
+    machines: Cluster, cost: RoundCost, step_seconds: float, alone: Sequence[BestLength]
 ) -> Cluster:
     """Return the machines with their predicted times. All other arguments are for one machine."""
     exchanges = 1e-6 * machines.link_us * machines.exchanges
-    network, longest = exchanges / step_seconds, max(cost.passes) - 1
-    cluster_cost = shared(cost, machines.share, network)
+    cluster_cost = shared(cost, machines.share, exchanges / step_seconds)
 
     def link_us(network: float) -> float:
         return 1e6 * network * step_seconds / machines.exchanges
 
     predictions = []
     for local in alone:
-        chosen = best(cluster_cost, local.alpha, longest)
-        even = None
+        chosen, even = best(cluster_cost, local.alpha, max(cost.passes) - 1), None
         if length := local.num_draft or chosen.num_draft:
             even = break_even(cost, machines.share, chances(local.alpha, length))
         below = pays_below(cost, machines.share, chances(local.alpha, chosen.num_draft))
+        even_us = None if even is None else link_us(even)
         predictions.append(
-            ClusterPrediction(
-                **vars(chosen),
-                break_even_us=None if even is None else link_us(even),
-                pays_below_us=link_us(below),
-            )
+            ClusterLength(**vars(chosen), break_even_us=even_us, pays_below_us=link_us(below))
         )
     speeds = ClusterSpeeds(
         step_seconds=machines.share * step_seconds + exchanges,
@@ -380,11 +348,8 @@ class Estimate:
         return self.memory_bytes <= self.memory_limit_bytes
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> Iterator[str]:
         """Sentences for the user on how far the figures can be trusted."""
-        return tuple(self._notes())
-
-    def _notes(self) -> Iterator[str]:
         speeds = self.speeds
         if self.target.vocabulary != self.draft.vocabulary:
             yield (

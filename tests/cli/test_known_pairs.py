@@ -16,7 +16,7 @@ from mlx_specdec.cli import loading, render
 from mlx_specdec.cli.pairs import USES, best_for, draft_for, known_pairs, room
 from mlx_specdec.errors import OptionError
 from mlx_specdec.measure.estimate import ModelSource
-from mlx_specdec.measure.prediction import ALPHAS, Estimate, Prediction, Side, Speeds
+from mlx_specdec.measure.prediction import ALPHAS, BestLength, Estimate, Side, Speeds
 from mlx_specdec.models import number_format
 from mlx_specdec.models.drafters import KINDS
 
@@ -40,7 +40,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def estimate(target: ModelSource, draft: ModelSource, **rest: object) -> Estimate:
         side = Side(f"{target.name} {target.q_bits} {draft.name}", "", 9, 1, 1, 1, None)
-        gains = tuple(Prediction(alpha, 2, 1 + alpha) for alpha in ALPHAS)
+        gains = tuple(BestLength(alpha, 2, 1 + alpha) for alpha in ALPHAS)
         speeds = Speeds(0.05, 0.01, 0.2, (1.0,), 0.0, False, 3, 0.0, gains)
         return Estimate("draft", side, side, 128, 128, 9, speeds)
 

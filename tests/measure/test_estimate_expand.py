@@ -29,13 +29,13 @@ pytestmark = pytest.mark.cpu_only
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each model that estimate times is quantized; large models are timed in parts."""
     found: list[bool] = []
-    behind = estimating._behind
+    prefilled = estimating._prefilled
 
     def look(model, *rest):
         found.append(is_quantized(model.network))
-        return behind(model, *rest)
+        return prefilled(model, *rest)
 
-    monkeypatch.setattr(estimating, "_behind", look)
+    monkeypatch.setattr(estimating, "_prefilled", look)
     monkeypatch.setattr(estimating, "usable_memory", lambda: 1 << 30)
     monkeypatch.setattr("mlx_specdec.measure.passes.measure", lambda *_, **__: None)
     few = "mlx_specdec.measure.passes.parts"

@@ -10,8 +10,7 @@ import pytest
 
 from mlx_specdec import Pair
 from mlx_specdec.engine.generate import generate
-from mlx_specdec.measure.cut_distance import cut_distance
-from mlx_specdec.measure.margins import Parting, compare, comparison, lead, score
+from mlx_specdec.measure.margins import Parting, compare, comparison, cut_distance, lead, score
 from mlx_specdec.options import Options
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import CoupledNoise

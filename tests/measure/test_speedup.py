@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
-from mlx_specdec.measure.prediction import RoundCost, between, emitted, expected_rounds, speedups
+from mlx_specdec.measure.prediction import RoundCost, expected_rounds, speedups
 
 FREE = RoundCost(draft=0.0, passes={1: 1.0})
 
@@ -23,7 +22,6 @@ def test_a_round_of_no_drafts_is_plain_decoding() -> None:
 
 
 def test_the_speedup_is_tokens_over_cost() -> None:
-    assert emitted([0.5, 0.25]) == [1.0, 1.5, 1.75]
     # (1 + 0.5 + 0.25) / (2 * 0.25 + 1.25), by hand.
     cost = RoundCost(draft=0.25, passes={1: 1.0, 2: 1.1, 3: 1.25})
     assert speedups(cost, alike(0.5, 2))[2] == pytest.approx(1.0)
@@ -63,9 +61,6 @@ def test_a_long_sequence_is_decoded_as_fast_as_one_without_end() -> None:
 
 
 def test_costs_between_measured_sizes_lie_on_straight_lines() -> None:
-    points = {1: 1.0, 2: 2.0, 6: 4.0}
-    places = (1, 2, 3, 4, 6, 8)
-    assert [between(points, at) for at in places] == pytest.approx([1, 2, 2.5, 3, 4, 5])
-    assert between({1: 7.0}, 5) == 7.0
-    values = [between({1: 1.0, 3: 2.0, 7: 4.0}, at) for at in range(1, 8)]
-    assert [b - a for a, b in pairwise(values)] == pytest.approx([0.5] * 6)
+    cost = RoundCost(0.0, {1: 1.0, 2: 2.0, 6: 4.0})
+    assert [cost.pass_over(tokens) for tokens in range(1, 7)] == [1, 2, 2.5, 3, 3.5, 4]
+    assert RoundCost(0.0, {1: 7.0}).pass_over(5) == 7.0

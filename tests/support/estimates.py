@@ -6,9 +6,7 @@ import itertools
 import json
 from pathlib import Path
 
-import pytest
-
-from mlx_specdec.measure.prediction import RoundCost, emitted
+from mlx_specdec.measure.prediction import RoundCost
 
 from . import tiny
 
@@ -65,7 +63,6 @@ def costs(name: str) -> tuple[float, int, RoundCost, list[float]]:
     step, layers, _, drafted, rows, tokens, draft = CASES[name]
     cost = RoundCost(draft / step / drafted, {1: 1.0, drafted + 1: rows})
     acceptance = [(tokens - 1) / drafted] * drafted
-    assert emitted(acceptance)[-1] == pytest.approx(tokens)
     return step, 2 * layers, cost, acceptance
 
 
