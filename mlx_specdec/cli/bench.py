@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ..measure.analysis import Analysis
     from ..measure.methods import Length
     from ..measure.prediction import Cluster
-    from ..measure.table import Measured, Setting
-    from ..measure.table import Table as Cells
+    from ..measure.presentation import Table as Cells
+    from ..measure.report import Measured, Setting
     from ..measure.throughput import Throughput
     from ..text.prompts import Prompt
 
@@ -201,8 +201,7 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
             link = Link(join().size, 0.0, one.distributed == "pipeline")
             shared = cluster(link, target.outline(), 0)
         analysis, notes = _speculation(pairs, options, prompts, measuring, shared)
-    from ..measure.report import write_report
-    from ..measure.table import as_dict, setting
+    from ..measure.report import as_dict, setting, write_report
 
     taken_with = setting(pairs, options, file, notes)
     show(analysis, taken_with, sys.stderr if output.json else sys.stdout)
@@ -321,11 +320,8 @@ def _throughput(
 
 def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
     """Write the table to a stream. Raises as render.write does."""
-    from ..measure.analysis import Analysis
-    from ..measure.table import cluster_table, cluster_text, table, verdict
-
-    cells = table(analysis)
-    laid = render.fitted(stream, cells.columns, DISPENSABLE, partial(_table, cells))
+    shown = analysis.presentation()
+    laid = render.fitted(stream, shown.table.columns, DISPENSABLE, partial(_table, shown.table))
     draft = f" with {setting.draft_model}" if setting.draft_model else ""
     share = setting.simulated_acceptance
     simulated = "" if share is None else f"simulated acceptance probability {share:g}, no text; "
@@ -336,11 +332,10 @@ def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
     caption = f"{analysis.texts} texts, each up to {analysis.repeats} times, methods in turns"
     caption += f"; {len(analysis.skipped)} skipped" if analysis.skipped else ""
     caption += "; interrupted" if analysis.interrupted else ""
-    notes = (text for text in (caption, verdict(analysis), *setting.notes) if text)
+    notes = (text for text in (caption, shown.verdict, *setting.notes) if text)
     shared: list[object] = []
-    if isinstance(analysis, Analysis) and analysis.cluster is not None:
-        gains = cluster_table(analysis.cluster)
-        text = cluster_text(analysis.cluster, analysis.plain_step)
+    if shown.cluster is not None:
+        text, gains = shown.cluster
         shared = [text, _table(gains, gains.columns)]
     render.write(stream, render.laid_out(stream, title, laid, *notes, *shared))
 

@@ -1,158 +1,30 @@
-"""Computes the speedups, with confidence intervals, and other figures of a benchmark's methods.
-
-The bootstrap is paired: it resamples prompts, each with its samples of both compared methods."""
+"""Computes and presents the figures of single completions by several methods."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, zip_longest
 from operator import itemgetter
-from statistics import median
-from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .margins import Compare, Parting, find_parting
-from .methods import Case, Key, Length, Measurements, Method, Sample
+from .figures import Figures, acceptance_by_position, figures_of, round_parts, tokens_per_second
+from .margins import Compare, find_parting
+from .methods import Measurements
 from .passes import PassCosts
 from .prediction import Cluster, RoundCost, break_even, speedups
+from .presentation import Bars, ChartBar, Lines, Presentation, Series, Table, Value, fastest
 
-DRAWS = 2000
-"""Number of bootstrap resamples."""
-COVERAGE = 0.95
-FEWEST = 5
-"""Minimum number of sequences for an interval. A bootstrap of fewer says little."""
-
-
-class Paired(NamedTuple):
-    """One sequence by plain decoding and by another method. Seconds are medians of the repeats."""
-
-    plain_seconds: float
-    seconds: float
-    plain_tokens: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Value:
-    """A figure and its 95 % confidence interval, if there is one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def interval(self) -> str:
-        """The interval as text, or an empty string if there is none."""
-        none = self.low is None or self.high is None
-        return "" if none else f"{self.low:.2f} to {self.high:.2f}"
-
-
-@dataclass(frozen=True)
-class SpeedUp:
-    """The ratio of tokens per second to plain decoding.
-
-    Attributes:
-        overall: The ratio for all sequences together.
-        per_text: The median of the ratios of the sequences.
-    """
-
-    overall: Value
-    per_text: Value
-
-
-def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> SpeedUp | None:
-    """Return the speedup with an interval by a percentile bootstrap over the sequences (Efron), or
-    None if no sequence took any time."""
-    texts = [text for text in texts if min(text) > 0]
-    if not texts:
-        return None
-    count = len(texts)
-    plain_seconds, seconds, plain_tokens, tokens = np.array(texts, dtype=float).T
-    drawn = np.random.default_rng(seed).integers(0, count, (draws, count))
-    # Row 0 holds the measured sequences, and the other rows the resamples.
-    drawn = np.concatenate([np.arange(count)[None], drawn])
-    speed, plain_speed = (
-        made[drawn].sum(axis=1) / took[drawn].sum(axis=1)
-        for made, took in ((tokens, seconds), (plain_tokens, plain_seconds))
-    )
-    ratios = (tokens / seconds) / (plain_tokens / plain_seconds)
-    per_text = np.median(ratios[drawn], axis=1)
-    return SpeedUp(_value(speed / plain_speed, count), _value(per_text, count))
-
-
-def _value(ratios: NDArray[np.float64], count: int) -> Value:
-    """Return the figure of `count` sequences from the measured ratio and the resampled ones."""
-    value = float(ratios[0])
-    if count < FEWEST:
-        return Value(value)
-    tail = (1 - COVERAGE) / 2 * 100
-    low, high = np.percentile(ratios[1:], [tail, 100 - tail])
-    return Value(value, float(low), float(high))
-
-
-@dataclass(frozen=True)
-class RoundParts:
-    """The mean times of a round in seconds. `other` is the time that is spent in neither model."""
-
-    draft: float
-    verify: float
-    other: float
-
-
-@dataclass(frozen=True)
-class Difference:
-    """An output that should equal the output of plain decoding, but does not. `Parting` explains
-    position, margin and tie."""
-
-    prompt: int
-    turn: int
-    position: int
-    margin: float | None
-    tie: bool | None
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The figures of one method.
-
-    Attributes:
-        same_text: Whether the outputs should equal the outputs of plain decoding.
-        texts: The number of sequences.
-        by_category: The speedups for the prompts of each category.
-        acceptance: Entry i - 1 is a_i, the share of rounds that accepted the first i draft tokens.
-        predicted: S(num_draft).
-        compared: The number of outputs that should equal the outputs of plain decoding.
-        differences: The outputs that do not.
-    """
-
-    name: str
-    family: str
-    num_draft: Length
-    same_text: bool
-    texts: int
-    tokens_per_second: float | None
-    speed_up: SpeedUp | None
-    by_category: Mapping[str, SpeedUp]
-    tokens_per_round: float | None
-    acceptance_rate: float | None
-    acceptance: tuple[float, ...]
-    parts: RoundParts | None
-    predicted: float | None
-    compared: int
-    differences: tuple[Difference, ...]
+PARTS = ("draft", "verify", "other")
+COUNTS = (
+    "one counts with the median of its repeats, without its prompt pass. Intervals by bootstrap "
+    "over sequences, from five on"
+)
+CLUSTER_COLUMNS = ("method", "speedup", "on one machine", "gains more above")
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A method's speedup over plain decoding.
-
-    Attributes:
-        speed_up, alone: The speedups on the cluster and on one machine.
-        break_even_us: The time of an exchange, in microseconds, above which speculation gains more
-            on the cluster than on one machine; None if it never does.
-    """
+    """A method's speedup over plain decoding, on the cluster and alone on one machine. If an
+    exchange takes more than `break_even_us` microseconds, speculation gains more on the cluster;
+    with None it never does."""
 
     name: str
     speed_up: float
@@ -179,6 +51,28 @@ class ClusterFigures:
     network_ms: float
     gains: Sequence[Gain]
 
+    def table(self) -> Table:
+        """Return the speedups of each method on the cluster and on one machine."""
+        rows = []
+        for gain in self.gains:
+            even = "never" if gain.break_even_us is None else f"{gain.break_even_us:.0f} us"
+            rows.append((gain.name, f"{gain.speed_up:.2f}", f"{gain.alone:.2f}", even))
+        return Table(CLUSTER_COLUMNS, tuple(rows))
+
+    def text(self, plain_step: float) -> str:
+        """Return sentences on the time of the network. `plain_step` is in seconds."""
+        times = ", ".join(
+            f"{us:.0f} us over {tokens} token{'' if tokens == 1 else 's'}"
+            for tokens, us in self.exchange_us.items()
+        )
+        end = "What one machine would gain is computed from these times."
+        return (
+            f"{self.machines} machines ({self.mode}): in a pass, an all_sum takes "
+            f"{times}; {self.exchanges} exchanges take "
+            f"{self.network_ms:.2f} of the {1000 * plain_step:.2f} ms of a plain step. "
+            f"{end if self.gains else 'Nothing can be said of one machine.'}"
+        )
+
 
 @dataclass(frozen=True)
 class Analysis:
@@ -201,25 +95,71 @@ class Analysis:
     interrupted: bool
     cluster: ClusterFigures | None = None
 
+    def presentation(self) -> Presentation:
+        """Return what the terminal and the report show."""
+        drafting = [method for method in self.methods if method.acceptance_rate is not None]
+        best, compared = fastest(drafting), sum(method.compared for method in drafting)
+        shared = self.cluster
+        drawn = [draw(self) for draw in (_speedup, _acceptance, _parts, _costs, _categories)]
+        return Presentation(
+            title="what speculation gains",
+            counts=COUNTS,
+            unit="Tokens per second over plain decoding",
+            table=Table.of(self.methods),
+            verdict=self._verdict(),
+            bars=self._bars(),
+            charts=[chart for chart in drawn if chart.drawn],
+            gain=best.gain if best is not None and best.gain > 1 else None,
+            compared=compared,
+            same=compared - sum(len(method.differences) for method in drafting),
+            cluster=None if shared is None else (shared.text(self.plain_step), shared.table()),
+        )
+
+    def _verdict(self) -> str:
+        best = fastest(self.methods[1:])
+        if best is None:
+            return ""
+        if best.gain <= 1:
+            return (
+                f"Nothing is faster than plain decoding; {best.name} comes closest with "
+                f"{best.gain:.2f} of its speed."
+            )
+        auto = fastest(method for method in self.methods if method.num_draft == "auto")
+        text = f"{best.name} is fastest: {best.gain:.2f} times plain decoding"
+        if auto is not None and auto is not best:
+            text += f"; {auto.name} reaches {auto.gain / best.gain:.2f} of it"
+        return text + "."
+
+    def _bars(self) -> list[tuple[str, float, str]]:
+        """Return bars for plain decoding, and for the best fixed draft length and the automatic
+        draft length of each family."""
+        chosen: dict[object, tuple[float, str]] = {}
+        for method in self.methods:
+            value = 1.0 if method.family == "plain" else method.gain
+            key = method.family, method.num_draft == "auto"
+            chosen[key] = max(chosen.get(key, (0.0, "")), (value, method.name))
+        return [(name, value, f"{value:.2f} ×") for value, name in chosen.values()]
+
+    def fixed(self) -> Iterator[tuple[str, list[Figures]]]:
+        """Yield the methods with a fixed draft length by family."""
+        for family in dict.fromkeys(method.family for method in self.methods):
+            methods = [method for method in self.methods if method.family == family]
+            methods = [method for method in methods if method.num_draft not in (0, "auto")]
+            if methods:
+                yield family, methods
+
 
 def analyse(
     measured: Measurements, costs: PassCosts | None, compare: Compare = find_parting
 ) -> Analysis | None:
-    """Return all figures, or None if plain decoding has no sample.
-
-    Args:
-        measured: The samples.
-        costs: The times of passes, if they were measured.
-        compare: Finds where and why an output differs from the output of plain decoding.
-    """
-    if (speed := _tokens_per_second(measured.plain)) is None:
+    """Return all figures, or None if plain decoding has no sample. `costs` are the times of passes,
+    if they were measured. `compare` finds where and why an output differs from plain decoding."""
+    if (speed := tokens_per_second(measured.plain)) is None:
         return None
     step = 1 / speed
     predictions = _predictions(measured, costs, step)
     return Analysis(
-        methods=tuple(
-            _figures(measured, method, predictions, compare) for method in measured.methods
-        ),
+        methods=tuple(figures_of(measured, m, predictions, compare) for m in measured.methods),
         plain_step=step,
         predictions=predictions,
         costs=costs,
@@ -228,35 +168,6 @@ def analyse(
         skipped=measured.skipped,
         interrupted=measured.interrupted,
     )
-
-
-def overall(figures: Figures) -> float:
-    """Return a method's speedup over all sequences, or 0 if there is none."""
-    return figures.speed_up.overall.value if figures.speed_up else 0.0
-
-
-def fastest(methods: Iterable[Figures]) -> Figures | None:
-    """Return the method with the highest speedup, if any has one."""
-    return max((method for method in methods if method.speed_up), key=overall, default=None)
-
-
-def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
-    """Return a_i for i = 1, 2, ... over all rounds with at least i draft tokens."""
-    stats = [sample.stats for sample in samples if sample.stats is not None]
-    drafted = zip_longest(*(entry.drafted_by_position for entry in stats), fillvalue=0)
-    accepted = zip_longest(*(entry.accepted_by_position for entry in stats), fillvalue=0)
-    totals = zip(map(sum, accepted), map(sum, drafted), strict=True)
-    return tuple(part / count for part, count in totals if count)
-
-
-def tokens_per_round(samples: Iterable[Sample]) -> float | None:
-    """Return the acceptance length over the samples whose rounds were counted."""
-    counts = [(sample.counted, sample.rounds) for sample in samples if sample.rounds]
-    return _ratio(sum(tokens for tokens, _ in counts), sum(rounds for _, rounds in counts))
-
-
-def difference(case: Case, parting: Parting) -> Difference:
-    return Difference(case.prompt, case.turn, parting.position, parting.margin, parting.tie)
 
 
 def _predictions(
@@ -268,92 +179,11 @@ def _predictions(
     if costs is None or costs.draft is None or not fixed:
         return {}
     samples = [sample for method in fixed for sample in measured.samples[method.name].values()]
-    rests = [parts.other for method in fixed if (parts := _round_parts(measured, method))]
+    rests = [parts.other for method in fixed if (parts := round_parts(measured, method))]
     cost = costs.in_steps(step, sum(rests) / len(rests) if rests else 0.0)
     lengths = [sample.counted for sample in measured.plain.values()]
     gains = speedups(cost, acceptance_by_position(samples), lengths)
     return {"draft": gains[1:]} if gains[1:] else {}
-
-
-def _figures(
-    measured: Measurements,
-    method: Method,
-    predictions: Mapping[str, Sequence[float]],
-    compare: Compare,
-) -> Figures:
-    samples = measured.samples[method.name]
-    stats = [sample.stats for sample in samples.values() if sample.stats is not None]
-    length, promised = method.num_draft, predictions.get(method.family, ())
-    categories = dict.fromkeys(
-        case.category for case in measured.cases if case.category is not None
-    )
-    ratios = {name: speed_up(_paired(measured, method, name)) for name in categories}
-    return Figures(
-        name=method.name,
-        family=method.family,
-        num_draft=length,
-        same_text=method.same_text,
-        texts=len({case for case, _ in samples}),
-        tokens_per_second=_tokens_per_second(samples),
-        speed_up=speed_up(_paired(measured, method)),
-        by_category={name: ratio for name, ratio in ratios.items() if ratio is not None},
-        tokens_per_round=tokens_per_round(samples.values()),
-        acceptance_rate=_ratio(
-            sum(entry.accepted for entry in stats), sum(entry.drafted for entry in stats)
-        ),
-        acceptance=acceptance_by_position(samples.values()),
-        parts=_round_parts(measured, method),
-        predicted=dict(enumerate(promised, start=1)).get(length) if length != "auto" else None,
-        compared=len(samples) if method.same_text else 0,
-        differences=tuple(
-            difference(
-                measured.cases[key[0]],
-                compare(measured.prompts[key[0]], plain.tokens, sample.tokens),
-            )
-            for key, sample in sorted(samples.items())
-            if method.same_text and (plain := measured.plain.get(key)) is not None
-            if plain.tokens != sample.tokens
-        ),
-    )
-
-
-def _tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
-    """Return the tokens per second of all sequences, with the median time of the repeats."""
-    texts = [[samples[key] for key in keys] for keys in _by_case(samples)]
-    seconds = sum(median(sample.seconds for sample in repeats) for repeats in texts)
-    return _ratio(sum(repeats[0].counted for repeats in texts), seconds)
-
-
-def _by_case(keys: Iterable[Key]) -> list[list[Key]]:
-    return [list(repeats) for _, repeats in groupby(sorted(keys), key=itemgetter(0))]
-
-
-def _paired(measured: Measurements, method: Method, category: str | None = None) -> list[Paired]:
-    """Pair the repeats of each case in which both plain decoding and the method ran."""
-    plain, samples = measured.plain, measured.samples[method.name]
-    pairs = []
-    for keys in _by_case(plain.keys() & samples.keys()):
-        first = keys[0]
-        if category in (None, measured.cases[first[0]].category):
-            plain_seconds = median(plain[key].seconds for key in keys)
-            seconds = median(samples[key].seconds for key in keys)
-            counted = plain[first].counted, samples[first].counted
-            pairs.append(Paired(plain_seconds, seconds, *counted))
-    return pairs
-
-
-def _round_parts(measured: Measurements, method: Method) -> RoundParts | None:
-    samples = measured.parts.get(method.name, {}).values()
-    stats = [sample.stats for sample in samples if sample.stats is not None]
-    rounds = sum(entry.rounds for entry in stats)
-    if not rounds:
-        return None
-    parts = ([getattr(s.seconds, name) for s in stats] for name in ("draft", "verify", "other"))
-    return RoundParts(*(sum(seconds) / rounds for seconds in parts))
-
-
-def _ratio(part: float, total: float) -> float | None:
-    return part / total if total else None
 
 
 def of_cluster(
@@ -364,7 +194,6 @@ def of_cluster(
 
     Args:
         analysis: The figures of a benchmark on the cluster.
-        cluster: The machines.
         exchange_seconds: The time of one exchange, by the number of tokens in the pass.
     """
     network = cluster.exchanges * exchange_seconds[1]
@@ -377,20 +206,13 @@ def of_cluster(
         paid = cluster.exchanges * exchange_seconds.get(drafted + 1, math.inf)
         if local_step <= 0 or parts.verify <= paid:
             continue  # The times are unknown or contradict one another.
-        cost = RoundCost(
-            draft=(parts.draft + parts.other) / step,
-            passes={1: 1.0, 2: (parts.verify - paid) / local_step},
-        )
+        passes = {1: 1.0, 2: (parts.verify - paid) / local_step}
+        cost = RoundCost((parts.draft + parts.other) / step, passes)
         # All draft tokens of a round count as one, since they were timed together.
         acceptance = (tokens - 1,)
         even = break_even(cost, cluster.share, acceptance)
-        gain = Gain(
-            name=method.name,
-            speed_up=overall(method),
-            alone=tokens / cost.of(acceptance),
-            break_even_us=None if even is None else 1e6 * even * step / cluster.exchanges,
-        )
-        gains.append(gain)
+        even_us = None if even is None else 1e6 * even * step / cluster.exchanges
+        gains.append(Gain(method.name, method.gain, tokens / cost.of(acceptance), even_us))
     return ClusterFigures(
         machines=cluster.machines,
         mode=cluster.mode,
@@ -400,3 +222,81 @@ def of_cluster(
         network_ms=1000 * network,
         gains=gains,
     )
+
+
+def _speedup(analysis: Analysis) -> Lines:
+    series = []
+    for family, methods in analysis.fixed():
+        points = [(int(m.num_draft), m.speed_up.overall) for m in methods if m.speed_up]
+        series.append(Series(family, family, points))
+    for family, speeds in analysis.predictions.items():
+        points = list(enumerate(map(Value, speeds), start=1))
+        series.append(Series(f"{family}, predicted", family, points, dashed=True))
+    text = "Tokens per second over plain decoding's (the line at 1), with 95 % intervals."
+    if analysis.predictions:
+        text += " Dashed: S(γ), from acceptance, the lengths of the sequences and the costs below."
+    learned = [m for m in analysis.methods if m.num_draft == "auto" and m.speed_up]
+    if learned:
+        ratios = ", ".join(f"{method.name}: {method.gain:.2f}" for method in learned)
+        text += f" Chosen while decoding: {ratios}."
+    axes = ("tokens drafted a round", "speedup")
+    return Lines("Speedup by draft length", text, axes, series)
+
+
+def _acceptance(analysis: Analysis) -> Lines:
+    series = []
+    for family, methods in analysis.fixed():
+        longest = max(methods, key=lambda method: len(method.acceptance))
+        shares = map(Value, longest.acceptance)
+        series.append(Series(longest.name, family, list(enumerate(shares, start=1))))
+    text = "Share of rounds in which this drafted token and all before it were accepted."
+    axes = ("position in the draft", "share")
+    return Lines("Acceptance by position", text, axes, series, top=1.0)
+
+
+def _parts(analysis: Analysis) -> Bars:
+    bars = [
+        ChartBar(method.name, [(part, part, vars(method.parts)[part] * 1e3) for part in PARTS])
+        for method in analysis.methods
+        if method.parts is not None
+    ]
+    text = (
+        "Milliseconds of an average round, all rounds timed in parts: drafting, the target's pass, "
+        f"and everything else. A plain step takes {analysis.plain_step * 1e3:.2f} ms."
+    )
+    legend = [Series(part, part, ()) for part in PARTS]
+    return Bars("Where a round's time goes", text, bars, " ms", legend)
+
+
+def _costs(analysis: Analysis) -> Lines:
+    costs, step = analysis.costs or PassCosts(None, {}), analysis.plain_step
+    measured = [(m, Value(seconds / step)) for m, seconds in sorted(costs.passes.items())]
+    rounds = [
+        (method.num_draft + 1, Value(method.parts.verify / step))
+        for method in analysis.methods
+        if method.parts is not None and method.family == "draft" and method.num_draft != "auto"
+    ]
+    series = [
+        Series("target pass, measured between sequences", "verify", measured),
+        Series("within rounds", "other", sorted(rounds, key=itemgetter(0))),
+    ]
+    text = "V(m): a pass of the target over m tokens, in plain steps."
+    if costs.draft is not None:
+        text += f" A draft step costs c = {costs.draft / step:.2f}."
+    return Lines("What a pass costs", text, ("tokens in the pass", "plain steps"), series)
+
+
+def _categories(analysis: Analysis) -> Bars:
+    shown = [best for _, methods in analysis.fixed() if (best := fastest(methods)) is not None]
+    shown += [method for method in analysis.methods if method.num_draft == "auto"]
+    bars = [
+        ChartBar(method.name, [("", method.family, ratio.value)], ratio.interval, category)
+        for category in dict.fromkeys(name for method in shown for name in method.by_category)
+        for method in shown
+        if category in method.by_category and (ratio := method.by_category[category].overall)
+    ]
+    text = (
+        "Tokens per second over plain decoding's, with 95 % intervals from 5 sequences on, of each "
+        "proposer's and program's best length and of what was chosen while decoding."
+    )
+    return Bars("By category of prompts", text, bars)

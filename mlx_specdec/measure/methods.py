@@ -109,17 +109,13 @@ class Measurements:
 def own_methods(
     pairs: Sequence[Pair], options: Options, proposers: Sequence[str], lengths: Sequence[Length]
 ) -> list[Method]:
-    """Return plain decoding, then every length of every proposer.
+    """Return plain decoding, then every length of every proposer. Raises OptionError if no pair has
+    one of the proposers.
 
     Args:
         pairs: One target with each of the drafts to compare.
-        options: The settings of all methods.
         proposers: The names of proposers. If there are none, every pair uses its draft, its heads
             or lookup, and also the default of `generate` if "auto" is among the lengths.
-        lengths: Draft lengths.
-
-    Raises:
-        OptionError: No pair has one of the proposers.
     """
     # The chat template has been applied: methods receive token ids.
     options = replace(options, system_prompt=None, chat_template_config={})
@@ -210,18 +206,9 @@ def _runner(pair: Pair, options: Options, *, timed: Timed = "none") -> Runner:
 def pass_timer(
     pairs: Sequence[Pair], prompt: Sequence[int], lengths: Sequence[Length]
 ) -> PassTimer:
-    """Return a timer of passes after a prompt.
-
-    The timer includes the draft model if there is exactly one, and if it can take the prompt.
-
-    Args:
-        pairs: One target with its drafts.
-        prompt: Token ids.
-        lengths: Draft lengths, whose passes are among the timed ones.
-
-    Raises:
-        PromptError: The target cannot take the prompt.
-    """
+    """Return a timer of passes after a prompt, those of the draft lengths among them. It includes
+    the draft model if there is exactly one, and if it can take the prompt. Raises PromptError if
+    the target cannot."""
     draft = None
     drafts = [(model, pair.translation) for pair in pairs if (model := pair.draft) is not None]
     if len(drafts) == 1:
@@ -242,19 +229,16 @@ def measure(
     between: Callable[[], None] = lambda: None,
     progress: Progress = lambda done, total: None,
 ) -> Measurements:
-    """Run every method on every prompt, and return the samples. Ctrl-C ends it early.
+    """Run every method on every prompt, and return the samples. Ctrl-C ends it early. Raises
+    PromptError if no prompt can be used.
 
     Args:
-        prompts: The prompts of the file.
         methods: The methods. The first one is plain decoding, which answers earlier turns.
         encode: Returns the token ids of a prompt.
         repeats: The number of samples of each case by each method.
         warmup: The number of outputs of each method that do not count.
         between: Called after all methods have generated an output for a case.
-        progress: Called with the numbers of outputs that are done and that there are.
-
-    Raises:
-        PromptError: No prompt can be used.
+        progress: Receives the number of completed outputs.
     """
     cases = [
         Case(number, turn, prompt.category)

@@ -17,11 +17,13 @@ from ..errors import DecodingError, PromptError
 from ..interfaces import Progress, ignore_progress
 from ..options import Options
 from ..text.prompts import Prompt
-from .analysis import Difference, difference, tokens_per_round
+from .figures import Difference, tokens_per_round
 from .margins import Compare, find_parting
-from .methods import Case, Length, Sample, keeps_text, room, turned
+from .methods import Length, Sample, keeps_text, room, turned
 from .passes import Clock
+from .presentation import Lines, Presentation, Series, Table, Value, fastest, figure, same_text
 
+COUNTS = "the time of all together counts, prompt passes included, as the median of the repeats"
 Prompts = Sequence[Sequence[int]]
 Texts = Iterator[tuple[int, Sample]]
 """Yields the number and the sample of each prompt when it is complete. The seconds are 0."""
@@ -63,6 +65,25 @@ class FileFigures:
     compared: int
     differences: tuple[Difference, ...]
 
+    @property
+    def gain(self) -> float:
+        """The speedup, or 0 if there is none."""
+        return self.speed_up or 0.0
+
+    def cells(self) -> dict[str, str]:
+        """Return the row of the table, by column."""
+        memory = self.peak_memory_bytes
+        return {
+            "method": self.name,
+            "tokens/s": figure(self.tokens_per_second, ".1f"),
+            "texts/s": figure(self.texts_per_second, ".2f"),
+            "speedup": figure(self.speed_up, ".2f"),
+            "over plain": figure(self.over_plain, ".2f"),
+            "acceptance length": figure(self.tokens_per_round, ".2f"),
+            "peak memory": "" if memory is None else f"{memory / 1e6:.0f} MB",
+            "same text": same_text(self.compared, self.differences),
+        }
+
 
 @dataclass(frozen=True)
 class Throughput:
@@ -73,6 +94,39 @@ class Throughput:
     repeats: int
     skipped: Mapping[int, str]
     interrupted: bool
+
+    def presentation(self) -> Presentation:
+        """Return what the terminal and the report show."""
+        rates = [(method, method.tokens_per_second or 0.0) for method in self.methods]
+        series = []
+        for family in dict.fromkeys(method.family for method in self.methods):
+            points = [
+                (m.batch_size, Value(rate)) for m, rate in rates if m.family == family and rate
+            ]
+            series.append(Series(family, "none" if family == "plain" else family, points))
+        text = "Generated tokens per second of the whole file, the prompts' time included."
+        axes = ("texts at a time", "tokens per second")
+        chart = Lines("Throughput", text, axes, series, 1.06 * max(rate for _, rate in rates))
+        return Presentation(
+            title="throughput by batch size",
+            counts=COUNTS,
+            unit="Tokens per second",
+            table=Table.of(self.methods),
+            verdict=self._verdict(),
+            bars=[(method.name, rate, f"{rate:.0f} tokens/s") for method, rate in rates],
+            charts=[chart] if chart.drawn else [],
+        )
+
+    def _verdict(self) -> str:
+        best = fastest(self.methods)
+        if best is None or len(self.methods) < 2:
+            return ""
+        text = f"{best.name} is fastest: {best.gain:.2f} times plain decoding of one text at a time"
+        speculative = [m for m in self.methods if m.tokens_per_round and m.over_plain]
+        if speculative:
+            gains = ", ".join(f"{m.over_plain:.2f} with {m.batch_size}" for m in speculative)
+            text += f"; speculation over plain decoding by batch size: {gains}"
+        return text + "."
 
 
 @dataclass(frozen=True)
@@ -165,14 +219,12 @@ def measure_files(
     it early; the run that it interrupts does not count.
 
     Args:
-        prompts: The token ids by the number of the prompt in the file.
+        prompts, skipped: Token ids, or why the prompt is skipped, by its number in the file.
         methods: The methods. The first one is plain decoding with batch size 1.
-        skipped: Why prompts are skipped, by their number.
         repeats: The number of runs of each method.
         warmup: The number of batches of each method that do not count.
-        progress: Called with the numbers of outputs that are done and that there are.
+        progress: Receives the number of completed outputs.
         compare: Finds where and why an output differs from the output of plain decoding.
-        clock: Returns seconds.
     """
     ids, runs = list(prompts.values()), [Runs() for _ in methods]
     warm = [ids[: warmup * method.batch_size] for method in methods]
@@ -217,9 +269,15 @@ def _figures(
     prompts: Mapping[int, Sequence[int]],
     compare: Compare,
 ) -> FileFigures:
-    plain_samples, numbers = first[0].samples, list(prompts)
     compared = [run.samples for run in runs] if method.same_text else []
     peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
+    differences = []
+    for samples in compared:
+        for at, (number, prompt) in enumerate(prompts.items()):
+            expected, tokens = first[0].samples[at].tokens, samples[at].tokens
+            if expected != tokens:
+                parting = compare(tuple(prompt), expected, tokens)
+                differences.append(Difference(number, 0, **vars(parting)))
     return FileFigures(
         name=f"{method.name}, batch {method.batch_size}",
         family=method.family,
@@ -231,17 +289,7 @@ def _figures(
         tokens_per_round=tokens_per_round(s for run in runs for s in run.samples.values()),
         peak_memory_bytes=max(peaks, default=None),
         compared=sum(map(len, compared)),
-        differences=tuple(
-            difference(
-                Case(numbers[number], 0, None),
-                compare(
-                    tuple(prompts[numbers[number]]), plain_samples[number].tokens, sample.tokens
-                ),
-            )
-            for samples in compared
-            for number, sample in sorted(samples.items())
-            if plain_samples[number].tokens != sample.tokens
-        ),
+        differences=tuple(differences),
     )
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +14,11 @@ import pytest
 from mlx_specdec.cli import bench
 from mlx_specdec.cli.bench import _check_report, sample
 from mlx_specdec.errors import OptionError
-from mlx_specdec.measure.analysis import SpeedUp, Value
+from mlx_specdec.measure.analysis import Analysis
+from mlx_specdec.measure.figures import Figures, SpeedUp
+from mlx_specdec.measure.presentation import Value
 
+from ..support.bench_samples import setting
 from ..support.commands import Run, Terminal, fails, strict
 from ..support.models import make_llama
 
@@ -196,20 +198,13 @@ def test_a_device_is_not_replaced_by_a_report(tmp_path: Path) -> None:
 NAMES = ("plain", "draft auto", "mlx-lm draft 3", "transformers draft 8")
 
 
-def figures(name: str) -> Any:
-    family = name.split()[0]
+def figures(name: str) -> Figures:
+    family, length = name.split()[0], name.split()[-1]
     ratio = SpeedUp(Value(1.5, 1.25, 1.75), Value(1.5, 1.25, 1.75))
-    return SimpleNamespace(
-        name=name,
-        family=family,
-        num_draft=name.split()[-1],
-        tokens_per_second=201.2,
-        speed_up=ratio,
-        tokens_per_round=1.91,
-        acceptance_rate=0.5,
-        predicted=1.36,
-        compared=90,
-        differences=(),
+    num_draft: Any = int(length) if length.isdecimal() else length
+    num_draft = 0 if length == "plain" else num_draft
+    return Figures(
+        *(name, family, num_draft, True, 30, 201.2, ratio, {}, 1.91, 0.5, (), None, 1.36, 90, ())
     )
 
 
@@ -217,25 +212,11 @@ def table(monkeypatch: pytest.MonkeyPatch, columns: int) -> str:
     """As a terminal of so many columns shows it, without styles."""
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
-    analysis: Any = SimpleNamespace(
-        methods=[figures(name) for name in NAMES],
-        texts=30,
-        repeats=3,
-        skipped={},
-        interrupted=False,
-    )
-    setting: Any = SimpleNamespace(
-        model="t5",
-        draft_model=None,
-        dtype="float32",
-        temperature=0.0,
-        simulated_acceptance=None,
-        device="cpu",
-        blas="mkl",
-        notes=(),
-    )
+    methods = tuple(figures(name) for name in NAMES)
+    analysis = Analysis(methods, 0.005, {}, None, 30, 3, {}, False)
+    chosen = setting(model="t5", draft_model=None, blas="mkl")
     terminal = Terminal()
-    bench.show(analysis, setting, terminal)
+    bench.show(analysis, chosen, terminal)
     return re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.measure.analysis import Analysis, RoundParts, analyse, of_cluster
+from mlx_specdec.measure.analysis import Analysis, analyse, of_cluster
+from mlx_specdec.measure.figures import RoundParts
 from mlx_specdec.measure.prediction import Cluster
 from mlx_specdec.measure.report import page
-from mlx_specdec.measure.table import cluster_table, cluster_text
 
 from ..support.bench_samples import measured, method, sample, setting
 from ..support.estimates import CASES, EXPECTED, THRESHOLDS, costs, share
@@ -74,14 +74,14 @@ def test_nothing_is_said_of_one_machine_where_times_do_not_tell(
     seconds = {1: us * more.get("slower", 1) / 1e6, 4: us * more.get("longer", 1) / 1e6}
     found = of_cluster(analysis, cluster(name, 2), seconds)
     assert list(found.gains) == []
-    assert "Nothing can be said of one machine" in cluster_text(found, analysis.plain_step)
+    assert "Nothing can be said of one machine" in found.text(analysis.plain_step)
 
 
 def test_the_figures_are_reported_in_words_and_in_the_report() -> None:
     found, analysis = figures("27B, heads", 2, 300)
-    [row] = cluster_table(found).rows
+    [row] = found.table().rows
     assert (row[0], *row[2:]) == ("draft", "2.02", "57 us")
-    text = cluster_text(found, analysis.plain_step)
+    text = found.text(analysis.plain_step)
     assert text.startswith(
         "2 machines (tensor): in a pass, an all_sum takes 300 us over 1 token, 300 us over 4 "
         "tokens; 128 exchanges take 38.40 of the 74.10 ms of a plain step"

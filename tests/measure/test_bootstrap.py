@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mlx_specdec.measure.analysis import FEWEST, Paired, speed_up
+from mlx_specdec.measure.figures import FEWEST, Paired, speed_up
 
 
 def test_all_texts_together_weigh_by_time_and_the_median_text_does_not() -> None:

@@ -13,11 +13,12 @@ from xml.etree import ElementTree
 import pytest
 
 from mlx_specdec.errors import OutputError
-from mlx_specdec.measure import table
-from mlx_specdec.measure.analysis import Analysis, Figures, SpeedUp, Value, analyse
+from mlx_specdec.measure import report
+from mlx_specdec.measure.analysis import Analysis, analyse
+from mlx_specdec.measure.figures import Figures, SpeedUp
 from mlx_specdec.measure.passes import PassCosts
-from mlx_specdec.measure.report import charts, headline, page, write_report
-from mlx_specdec.measure.table import verdict
+from mlx_specdec.measure.presentation import Value
+from mlx_specdec.measure.report import Setting, page, write_report
 
 from ..support.bench_samples import Checker, measured, method, sample, setting
 
@@ -29,13 +30,13 @@ from ..support.bench_samples import Checker, measured, method, sample, setting
 def test_a_macs_processor_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sysctl: str | None, expected: str
 ) -> None:
-    monkeypatch.setattr(table, "CPU_NAMES", tmp_path / "absent")
+    monkeypatch.setattr(report, "CPU_NAMES", tmp_path / "absent")
     monkeypatch.setattr(platform, "processor", lambda: "arm")
     monkeypatch.setenv("PATH", str(tmp_path))
     if sysctl is not None:
         (tmp_path / "sysctl").write_text(f"#!/bin/sh\n{sysctl}\n")
         (tmp_path / "sysctl").chmod(0o755)
-    assert table.processor() == expected
+    assert report.processor() == expected
 
 
 def analysis(categories: tuple[str | None, ...] = ("one", "two")) -> Analysis:
@@ -89,18 +90,22 @@ def test_the_page_shows_the_figures_and_holds_them_as_json() -> None:
     assert "<td>draft 3</td><td>13.0</td><td>1.95</td>" in text
     found = re.search(r'<script type="application/json" id="figures">(.*)</script>', text)
     assert found is not None
-    report = json.loads(found.group(1))
-    assert report["setting"]["model"] == "models/big"
-    assert report["methods"][2]["speed_up"]["overall"]["value"] == pytest.approx(1.95)
+    figures = json.loads(found.group(1))
+    assert figures["setting"]["model"] == "models/big"
+    assert figures["methods"][2]["speed_up"]["overall"]["value"] == pytest.approx(1.95)
     assert "Sequences that are not the same" in text and "draft 3, prompt 2, token 0" in text
 
 
+def titles_of(figures: Analysis) -> list[str]:
+    return [chart.title for chart in figures.presentation().charts]
+
+
 def test_five_charts_are_drawn_and_those_without_figures_left_out() -> None:
-    titles = [chart.title for chart in charts(analysis())]
+    titles = titles_of(analysis())
     assert len(titles) == 5
-    assert [chart.title for chart in charts(analysis((None, None)))] == titles[:4]
+    assert titles_of(analysis((None, None))) == titles[:4]
     alone = analyse(measured({"plain": [sample(1.0)]}, [method("plain", "plain", 0)], [None]), None)
-    assert alone is not None and charts(alone) == []
+    assert alone is not None and titles_of(alone) == []
     assert "All methods" in page(alone, setting(draft_model=None))
 
 
@@ -114,27 +119,35 @@ def test_the_speedup_chart_has_measured_intervals_and_the_prediction_beside_them
     assert "<title>draft, 3: 1.95</title>" in drawing and 'class="whisker"' not in drawing
 
 
+def verdict_of(figures: Analysis) -> str:
+    return figures.presentation().verdict
+
+
 def test_the_verdict_is_a_sentence() -> None:
     figures = analysis()
-    assert verdict(figures) == "draft auto is fastest: 2.50 times plain decoding."
-    assert verdict(figures) in page(figures, setting())
+    assert verdict_of(figures) == "draft auto is fastest: 2.50 times plain decoding."
+    assert verdict_of(figures) in page(figures, setting())
 
     def at(name: str, ratio: float) -> Figures:
         figure = next(one for one in figures.methods if one.name == name)
         return replace(figure, speed_up=SpeedUp(Value(ratio), Value(ratio)))
 
     several = (figures.methods[0], at("draft 1", 0.9), at("draft auto", 1.2), at("draft 3", 1.6))
-    assert verdict(replace(figures, methods=several)) == (
+    assert verdict_of(replace(figures, methods=several)) == (
         "draft 3 is fastest: 1.60 times plain decoding; draft auto reaches 0.75 of it."
     )
-    assert "Nothing is faster" in verdict(replace(figures, methods=several[:2]))
-    assert verdict(replace(figures, methods=several[:1])) == ""
+    assert "Nothing is faster" in verdict_of(replace(figures, methods=several[:2]))
+    assert verdict_of(replace(figures, methods=several[:1])) == ""
 
 
 def picture(text: str) -> ElementTree.Element:
     encoded = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', text)
     assert encoded is not None
     return ElementTree.fromstring(b64decode(encoded[1]))
+
+
+def headline(figures: Analysis, chosen: Setting) -> str:
+    return report.headline(figures.presentation(), chosen)
 
 
 def test_the_page_begins_with_a_sentence_and_a_picture_that_stands_alone() -> None:

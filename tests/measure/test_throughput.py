@@ -17,8 +17,7 @@ from mlx_specdec.measure.baselines import (
     mlx_lm_file_methods,
 )
 from mlx_specdec.measure.methods import Sample
-from mlx_specdec.measure.report import charts, page
-from mlx_specdec.measure.table import verdict
+from mlx_specdec.measure.report import page
 from mlx_specdec.measure.throughput import (
     FileMethod,
     Prompts,
@@ -208,7 +207,7 @@ def test_mlx_lm_makes_the_same_texts_in_batches(eos: frozenset[int]) -> None:
 
 
 def test_the_verdict_says_what_speculation_brings_at_every_size() -> None:
-    assert verdict(figures()) == (
+    assert figures().presentation().verdict == (
         "plain, batch 4 is fastest: 4.00 times plain decoding of one text at a time; speculation "
         "over plain decoding by batch size: 2.00 with 4."
     )
@@ -224,7 +223,7 @@ def test_the_report_shows_throughput_by_batch_size() -> None:
     assert "<td>draft, batch 4</td><td>8.0</td>" in text
     assert "1 prompts were skipped; the first: too long" in text
     assert "draft, batch 4, prompt 4, token 1" in text and "mlx-lm is left out" in text
-    [chart] = charts(found)
+    [chart] = found.presentation().charts
     assert "<title>plain, 1: 1.60</title>" in text
     assert "<title>plain, 4: 4.00</title>" in text
     assert [one.name for one in chart.drawn] == ["plain", "draft", "transformers"]

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
 from mlx_specdec.measure.methods import Case, Length, Measurements, Method, Sample
-from mlx_specdec.measure.table import Setting
+from mlx_specdec.measure.report import Setting
 
 
 def sample(
