@@ -6,7 +6,7 @@ disabled the Hub."""
 import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -23,9 +23,8 @@ from ..checkpoints.source import as_directory, resolve_config
 from ..engine.pair import Pair
 from ..errors import first_line
 from ..models.cpu_layers import as_mlx_has_it
-from ..models.encoder_decoder.context import Network
+from ..models.families import is_encoder_decoder
 from ..models.number_format import expanded
-from ..models.t5 import T5
 from ..options import Options, own_layers
 from .methods import Length, Method, Runner, Sample, any_token, room
 from .throughput import FileMethod, Prompts, Texts
@@ -36,6 +35,8 @@ PREFILL_BATCH_SIZE = 8
 """Number of prompts that mlx-lm prefills together by default."""
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 HEAD = "lm_head.weight"
+T5 = "t5"
+"""The `model_type` of the network of T5, mT5 and UMT5."""
 _OURS = ("quantization", "quantization_config", "auto_map", "dtype", "torch_dtype")
 """Entries of config.json that transformers must not see: they describe stored weights, or code."""
 
@@ -103,14 +104,8 @@ def find_baselines(
     options: Options,
     over: Sequence[Length],
 ) -> tuple[list[T], list[str]]:
-    """Return the methods of other programs, and notes on their versions or why they cannot run.
-
-    Args:
-        mlx_lm, transformers: Return the methods of these programs.
-        pair: The models.
-        options: The settings.
-        over: Draft lengths, or batch sizes.
-    """
+    """Return the methods of other programs, which the first two functions return, and notes on
+    their versions or why they cannot run. `over` are draft lengths, or batch sizes."""
     methods: list[T] = []
     notes: list[str] = []
     try:
@@ -183,16 +178,13 @@ def _batches(network: Any, pair: Pair, options: Options, size: int, prompts: Pro
     rooms = [room(pair, options, prompt) for prompt in prompts]
     numbers = {uid: n for n, uid in enumerate(generator.insert(list(map(list, prompts)), rooms))}
     texts: list[list[int]] = [[] for _ in prompts]
-    try:
+    with closing(generator):
         while responses := generator.next_generated():
             for response in responses:
-                number = numbers[response.uid]
-                tokens = texts[number]
+                tokens = texts[numbers[response.uid]]
                 tokens.append(response.token)
                 if response.finish_reason is not None:
-                    yield number, Sample(tuple(tokens), len(tokens), 0.0)
-    finally:
-        generator.close()
+                    yield numbers[response.uid], Sample(tuple(tokens), len(tokens), 0.0)
 
 
 def _network(pair: Pair) -> Any:
@@ -250,22 +242,24 @@ def weights(network: nn.Module) -> dict[str, np.ndarray]:
     return {name: np.array(array.astype(mx.float32)) for name, array in arrays.items()}
 
 
-def settings(config: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
+def settings(config: Mapping[str, Any], network: Any) -> dict[str, Any]:
     """Return config.json for transformers, whose T5 scales outputs by tie_word_embeddings."""
     adapted = {name: value for name, value in config.items() if name not in _OURS}
-    if isinstance(network, T5):
+    if network.model_type == T5:
         adapted["tie_word_embeddings"] = network.config.scales_output
         adapted.pop("scale_decoder_outputs", None)
     return adapted
 
 
-def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -> Any:
+def build(hugging: HuggingFace, config: Mapping[str, Any], network: Any) -> Any:
     """Return the float32 model in transformers, on the CPU, with the weights of `network`. Raises
     NoBaselineError if transformers has no such model, or if its tensors differ."""
+    auto = hugging.transformers.AutoModelForCausalLM
+    if is_encoder_decoder(config):
+        auto = hugging.transformers.AutoModelForSeq2SeqLM
     adapted = settings(config, network)
-    kind = "AutoModelForSeq2SeqLM" if isinstance(network, Network) else "AutoModelForCausalLM"
     try:
-        model = getattr(hugging.transformers, kind).from_config(
+        model = auto.from_config(
             hugging.transformers.AutoConfig.for_model(**adapted),
             dtype=hugging.torch.float32,
             trust_remote_code=False,
@@ -287,7 +281,7 @@ def build(hugging: HuggingFace, config: Mapping[str, Any], network: nn.Module) -
     if HEAD in tensors:
         # transformers 5 ties every T5, whatever its configuration says.
         model.lm_head.weight = hugging.torch.nn.Parameter(tensors[HEAD], requires_grad=False)
-    if isinstance(network, T5):
+    if network.model_type == T5:
         # transformers 5 reads the configuration after the model was built, and wrongly: it creates
         # as many cache layers as the encoder has layers, although the decoder uses them.
         model.config.num_layers = network.config.num_decoder_layers
@@ -318,7 +312,7 @@ class _Generation:
         order = sorted(range(len(prompts)), key=lambda n: len(prompts[n]), reverse=True)
         for group in (order[start : start + size] for start in range(0, len(order), size)):
             # The longest prompt limits the number of generated tokens.
-            longest = len(prompts[group[0]])
+            longest, eos = len(prompts[group[0]]), self.pair.eos_token_ids
             settings = _settings(self.pair, self.options, prompts[group[0]])
             rows = [_padded(prompts[n], longest, settings["pad_token_id"], left) for n in group]
             mask = [_padded([1] * len(prompts[n]), longest, 0, left) for n in group]
@@ -326,7 +320,6 @@ class _Generation:
             for number, row in zip(group, made.tolist(), strict=True):
                 # The row begins with the padded prompt, or with the decoder's start token.
                 tokens = row[longest if left else 1 :]
-                eos = self.pair.eos_token_ids
                 ends = (at for at, token in enumerate(tokens, start=1) if token in eos)
                 tokens = tuple(tokens[: next(ends, len(tokens))])
                 yield number, Sample(tokens, len(tokens), 0.0)
@@ -397,27 +390,22 @@ def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
 
 
 def _settings(pair: Pair, options: Options, prompt: Sequence[int]) -> dict[str, Any]:
-    eos = sorted(pair.eos_token_ids)
+    """Return the settings of transformers, which applies filters in the same order."""
+    eos, sampled = sorted(pair.eos_token_ids), options.temperature > 0
+    names = ("temperature", "top_k", "top_p", *(["min_p"] if options.min_p else []))
     return {
         "max_new_tokens": room(pair, options, prompt),
         "eos_token_id": eos or None,
         "pad_token_id": eos[0] if eos else 0,
         "decoder_start_token_id": pair.target.prefix(prompt)[-1],
-        **sampling(options),
+        "do_sample": sampled,
+        **{name: value for name, value in vars(options).items() if sampled and name in names},
     }
 
 
 def _padded(row: Sequence[int], length: int, token: int, left: bool) -> list[int]:
     padding = [token] * (length - len(row))
     return [*padding, *row] if left else [*row, *padding]
-
-
-def sampling(options: Options) -> dict[str, Any]:
-    """Return the sampling settings of transformers, which applies filters in the same order."""
-    if options.temperature == 0:
-        return {"do_sample": False}
-    names = ("temperature", "top_k", "top_p", *(["min_p"] if options.min_p else []))
-    return {"do_sample": True, **{name: getattr(options, name) for name in names}}
 
 
 class Listener:

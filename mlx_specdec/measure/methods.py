@@ -34,15 +34,9 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sample:
-    """One output of one method.
-
-    Attributes:
-        tokens: The token ids, an EOS token included.
-        counted: The number of tokens that `seconds` cover. Baselines generate the first token in
-            their prefill.
-        rounds: The number of rounds and plain steps; None if a program does not report it.
-        stats: The statistics of this package's methods.
-    """
+    """One output of one method. `seconds` cover `counted` tokens, since baselines generate the
+    first token in their prefill. `rounds` includes plain steps, and is None if a program does not
+    report it. Only this package's methods have `stats`."""
 
     tokens: tuple[int, ...]
     counted: int
@@ -59,8 +53,7 @@ class Method:
     Attributes:
         family: The proposer ("plain", "draft", "ngram"), or another program ("mlx-lm").
         same_text: Whether the tokens must equal the tokens of plain decoding.
-        run: Decodes a prompt.
-        in_parts: Decodes a prompt with every round timed in parts.
+        in_parts: Decodes a prompt as `run` does, with every round timed in parts.
     """
 
     name: str
@@ -82,11 +75,9 @@ class Case:
 
 @dataclass
 class Measurements:
-    """The samples of a benchmark.
+    """The samples of a benchmark, by the method's name. Plain decoding is the first method.
 
     Attributes:
-        methods: The methods; the first one is plain decoding.
-        samples: The samples, by the method's name.
         parts: The samples with every round timed in parts, by the method's name and the case.
         prompts: The token ids of the prompts, by the number of the case.
         skipped: Why a model cannot take a prompt, by the number of the case.

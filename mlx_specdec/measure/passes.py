@@ -41,7 +41,6 @@ class PassCosts:
 
     Attributes:
         draft: A draft step over one token; None without a draft.
-        passes: A pass of the target, by its number of tokens.
         start: The additional time of the first pass of a round. No other pass runs while MLX
             builds its graph.
         step: A plain, pipelined step; 0 if it was not timed.

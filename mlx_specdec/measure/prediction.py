@@ -97,20 +97,11 @@ def expected_rounds(acceptance: Sequence[float], longest: int) -> list[float]:
 
 
 def shared(cost: RoundCost, share: float, network: float) -> RoundCost:
-    """Return the costs of a round on a cluster, in plain steps of the cluster.
-
-    Args:
-        cost: The costs of a round on one machine.
-        share: The time of a pass on the cluster without the network, relative to one machine.
-        network: The time that the network adds to a pass, in plain steps of one machine.
-    """
+    """Return the costs of a round on a cluster, in plain steps of the cluster, from the costs on
+    one machine. A pass takes `share` of its time there, and `network` plain steps more."""
     step = share + network
-    return RoundCost(
-        draft=cost.draft / step,
-        passes={m: (share * alone + network) / step for m, alone in cost.passes.items()},
-        start=cost.start / step,
-        replays=cost.replays,
-    )
+    passes = {m: (share * alone + network) / step for m, alone in cost.passes.items()}
+    return RoundCost(cost.draft / step, passes, cost.start / step, cost.replays)
 
 
 def break_even(cost: RoundCost, share: float, acceptance: Sequence[float]) -> float | None:
@@ -159,13 +150,8 @@ def best(cost: RoundCost, alpha: float, longest: int) -> BestLength:
 
 @dataclass(frozen=True)
 class Side:
-    """The size of one of the two models.
-
-    Attributes:
-        vocabulary: The number of logits.
-        layers: The number of layers of the decoder.
-        measured_layers: The two depths at which the model is timed; None for the whole model.
-    """
+    """The size of one of the two models. `vocabulary` is the number of logits. `measured_layers`
+    are the two depths of the decoder at which the model is timed; None for all of its layers."""
 
     name: str
     dtype: str
@@ -182,14 +168,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Speeds:
-    """The measured times of a pair, and the predictions that follow from them.
-
-    Attributes:
-        draft_cost: `draft_seconds`, the time of a draft step, in plain steps (c).
-        passes: Entry m - 1 is the cost of a pass over m tokens, V(m), in plain steps.
-        start: The cost of a round that belongs to neither model, in plain steps.
-        replays, samples, spread: See `PassCosts`.
-    """
+    """The measured times of a pair, and the predictions that follow from them. Costs are in plain
+    steps, as in `RoundCost`; entry m - 1 of `passes` is V(m). For the other fields, see
+    `PassCosts`."""
 
     step_seconds: float
     draft_seconds: float
@@ -214,14 +195,9 @@ class Link:
 
 @dataclass(frozen=True)
 class ClusterLength(BestLength):
-    """A speedup over plain decoding on the cluster.
-
-    Attributes:
-        break_even_us: The time of an exchange, in microseconds, above which speculation gains more
-            on the cluster than on one machine; None if it never does.
-        pays_below_us: The time of an exchange, in microseconds, below which rounds of this length
-            are faster on the cluster than on one machine.
-    """
+    """A speedup over plain decoding on the cluster. If an exchange takes more than `break_even_us`
+    microseconds, speculation gains more on the cluster than on one machine; with None it never
+    does. If it takes less than `pays_below_us`, rounds of this length are faster on the cluster."""
 
     break_even_us: float | None
     pays_below_us: float
@@ -316,11 +292,9 @@ class Estimate:
     """The memory and the predicted speed of a pair.
 
     Attributes:
-        proposer: The kind of drafter.
         prompt_tokens, max_tokens: The lengths of prompt and output that the caches hold.
         memory_limit_bytes: The memory that the machine has for a process.
         speeds: The measured times; None if the pair does not fit, or if `late`.
-        cluster: The machines that share the target; None for one machine.
         late: Whether the time did not suffice to measure.
         read_tokens: The length of the prompt after which passes were timed.
     """

@@ -35,15 +35,9 @@ DEVIATIONS = 2
 
 @dataclass(frozen=True)
 class Numbering:
-    """The acceptance counts for one choice of layers.
-
-    Attributes:
-        shift: The difference to the layers that the files name.
-        layers: The layers, counted from 0.
-        rounds: The number of rounds with draft tokens.
-        first: The number of rounds whose first draft token was accepted.
-        drafted, accepted: The numbers of tokens.
-    """
+    """The acceptance counts for one choice of layers, which are counted from 0. `shift` is the
+    difference to the layers that the files name. Of the rounds with draft tokens, `first` accepted
+    the first one."""
 
     shift: int
     layers: tuple[int, ...]
@@ -81,10 +75,8 @@ class Probe:
     @property
     def best(self) -> Numbering:
         """The numbering of the files, unless another one is clearly better."""
-        named, best = (
-            self.numberings[0],
-            max(self.numberings, key=lambda numbering: numbering.first_rate),
-        )
+        named = self.numberings[0]
+        best = max(self.numberings, key=lambda numbering: numbering.first_rate)
         variance = 0.0
         for numbering in (named, best):
             # Add one success and one failure, so that few rounds never look certain.
@@ -118,10 +110,12 @@ class Probe:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the payload of --json."""
-        numberings = [numbering.as_dict() for numbering in self.numberings]
-        best = self.best.shift if self.fits else None
-        more = {"numberings": numberings, "best_shift": best, "advice": self.advice}
-        return {**vars(self), **more}
+        return {
+            **vars(self),
+            "numberings": [numbering.as_dict() for numbering in self.numberings],
+            "best_shift": self.best.shift if self.fits else None,
+            "advice": self.advice,
+        }
 
 
 def probe(
