@@ -105,9 +105,14 @@ class CheckedModel:
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> CheckedContext:
         """Open a context and its shadow. The shadow does not use cached tokens."""
-        context = CheckedContext(self._model, prompt, cached)
-        self._opened.append(context)
-        return context
+        return self.open_batch([prompt], [cached])
+
+    def open_batch(
+        self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = (None,)
+    ) -> CheckedContext:
+        """See `open`; there is only one prompt."""
+        self._opened.append(CheckedContext(self._model, prompts[0], cached[0]))
+        return self._opened[-1]
 
     def forget(self) -> None:
         """Forget the contexts of earlier sequences."""

@@ -92,14 +92,11 @@ class Model(Protocol):
         model, the decoder's start token of an encoder-decoder model. Never empty."""
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        """Return a context for one sequence. `cached`, from `Context.reusable`, is the state of the
-        first tokens of `prefix(prompt)`, which need no prefill. An encoder-decoder model encodes
-        its source in the first pass. Raises PromptError if the prompt is empty or longer than
-        `max_length`."""
+        """Return the context of a batch of one sequence; see `open_batch`."""
 
     @property
     def batches(self) -> bool:
-        """Whether sequences of different lengths can go through one pass; see `open_batch`."""
+        """Whether sequences of different lengths can go through one pass."""
 
     @property
     def why_not_batched(self) -> str:
@@ -109,9 +106,16 @@ class Model(Protocol):
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:
-        """Return a context of several sequences, which further contexts may join. See `open`;
-        `cached` is empty if nothing is cached. Raises PromptError, and OptionError if the model
-        does not support batches."""
+        """Return a context of sequences, which further contexts may join if the model `batches`.
+        An encoder-decoder model encodes its sources in the first pass.
+
+        Args:
+            cached: For each sequence, the state of the first tokens of its prefix, which need no
+                prefill, from `Context.reusable`; empty if nothing is cached.
+        Raises:
+            PromptError: A prompt is empty or longer than `max_length`.
+            OptionError: There are several prompts, and the model does not support batches.
+        """
 
 
 class TargetModel(Model, Protocol):

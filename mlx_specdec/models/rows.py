@@ -4,7 +4,7 @@ them. Each sequence writes after its own end, and a mask hides older entries aft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import add
 from typing import Any
@@ -68,12 +68,12 @@ class Rows:
     """The lengths of `count` sequences, which the layers of a context share.
 
     Attributes:
-        mask_axes: Number of axes of the mask of an uneven pass. It is 5 if attention scores have an
-            axis for the heads that share keys.
+        mask_axes: Returns the number of axes of the mask of an uneven pass. It is 5 if attention
+            scores have an axis for the heads that share keys.
         ahead: For each sequence, the number of cache positions before its first token.
     """
 
-    def __init__(self, count: int, mask_axes: int = 4) -> None:
+    def __init__(self, count: int, mask_axes: Callable[[], int | None] = lambda: 4) -> None:
         self.mask_axes = mask_axes
         self.lengths = self.ahead = (0,) * count
         self.place = Place(self.lengths, 0)

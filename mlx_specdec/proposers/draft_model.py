@@ -207,10 +207,7 @@ class DraftModel(Proposer):
         if unopened := self._rows[self._opened :]:
             prompts = [self._draft_ids(row.prompt) for row in unopened]
             cached = [row.cached for row in unopened]
-            if len(unopened) == 1:
-                context = self.model.open(prompts[0], cached[0])
-            else:
-                context = self.model.open_batch(prompts, cached)
+            context = self.model.open_batch(prompts, cached)
             if self._context is None:
                 self._context = context
             else:

@@ -110,9 +110,9 @@ class Counted:
     def __getattr__(self, name: str):
         return getattr(self._model, name)
 
-    def open(self, prompt, cached=None):
+    def open_batch(self, prompts, cached):
         self.opened += 1
-        context = self._model.open(prompt, cached)
+        context = self._model.open_batch(prompts, cached)
         advance = context.advance
 
         def counted(*args, **named):

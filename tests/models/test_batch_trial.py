@@ -104,7 +104,7 @@ def test_families_that_take_one_sequence_say_why(family: str, reason: str) -> No
     model = model_of(family)
     assert not model.batches
     with pytest.raises(OptionError, match=rf"one sequence at a time: {reason}$"):
-        model.open_batch([PROMPT])
+        model.open_batch([PROMPT, PROMPT])
 
 
 def test_logits_that_are_no_numbers_prove_nothing_unless_only_the_batch_has_them() -> None:

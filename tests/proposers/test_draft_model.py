@@ -35,7 +35,7 @@ class Table:
     def prefix(self, prompt) -> list[int]:
         return list(prompt)
 
-    def open(self, prompt, cached=None) -> TableContext:
+    def open_batch(self, prompts, cached) -> TableContext:
         self.opened.append(TableContext())
         return self.opened[-1]
 
@@ -162,11 +162,11 @@ def worth(name: str) -> AutoLength:
 def test_a_draft_reads_a_long_prompt_after_the_first_token(tokens: int, late: bool) -> None:
     pair = decoder_only("llama")
     prompt = [1 + number % 40 for number in range(tokens)]
-    read, real = [], pair.draft.open
+    read, real = [], pair.draft.open_batch
     lengths = worth("draft")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            pair.draft, "open", lambda *given, **named: (read.append(1), real(*given, **named))[1]
+            pair.draft, "open_batch", lambda *prompts: (read.append(1), real(*prompts))[1]
         )
         run = stream_generate(pair, prompt, OPTIONS, draft_length=lengths)
         run.read_prompt()

@@ -127,11 +127,10 @@ class Follower:
 
     def do(self, order: Order, message: OrderMessage) -> None:
         if order.op is Op.OPEN:
-            joins, count, *rest = order.numbers
+            count, *rest = order.numbers
             ends = list(itertools.accumulate(rest[:count], initial=count))
             prompts = [rest[begin:end] for begin, end in itertools.pairwise(ends)]
-            opened = self._model.open_batch(prompts) if joins else self._model.open(prompts[0])
-            self._contexts[order.context] = opened
+            self._contexts[order.context] = self._model.open_batch(prompts)
         elif order.op is Op.CLOSE:  # a context that has joined another is already gone
             self._contexts.pop(order.context, None)
         elif order.op is Op.ADVANCE:
@@ -274,16 +273,14 @@ class LedModel:
     why_not_exact = "several machines share the model"
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        return self._led(self._model.open(prompt), [prompt], joins=False)
+        return self.open_batch([prompt])
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:
-        return self._led(self._model.open_batch(prompts), prompts, joins=True)
-
-    def _led(self, context: Context, prompts: Sequence[Sequence[int]], *, joins: bool) -> Context:
+        context = self._model.open_batch(prompts)
         number, lengths = next(self._leader.numbers), map(len, prompts)
-        numbers = (joins, len(prompts), *lengths, *itertools.chain.from_iterable(prompts))
+        numbers = (len(prompts), *lengths, *itertools.chain.from_iterable(prompts))
         self._leader.queue(Order(Op.OPEN, number, tuple(map(int, numbers))))
         return LedContext(self._leader, number, context, getattr(self._model, "tap", None))
 

@@ -66,7 +66,7 @@ class BatchedCache(KVCache):
         place = self._rows.place
         if not place.even:
             mask = place.visible(window_size)
-            return mask if self._rows.mask_axes == 4 else mask[:, None]
+            return mask if self._rows.mask_axes() == 4 else mask[:, None]
         # On a CPU every layer would turn "causal" into an array again: make the array once.
         as_array = return_array or (rows <= FEW_ROWS and on_cpu())
         return create_attention_mask(
@@ -103,10 +103,14 @@ class DecoderOnlyContext(RowsContext):
     Args:
         make: For each layer, the function that makes the layer's cache.
         count: Number of sequences.
-        mask_axes: Number of axes of masks; see `rows.Rows`."""
+        mask_axes: Returns the number of axes of masks; see `rows.Rows`."""
 
     def __init__(
-        self, model: TappedNetwork, make: Sequence[MakeCache], count: int, mask_axes: int = 4
+        self,
+        model: TappedNetwork,
+        make: Sequence[MakeCache],
+        count: int,
+        mask_axes: Callable[[], int | None] = lambda: 4,
     ) -> None:
         rows = Rows(count, mask_axes)
         super().__init__(rows, [make_cache(rows) for make_cache in make])
@@ -186,7 +190,7 @@ class ReplayingContext:
         mx.clear_cache()
 
     def join(self, other: Context) -> None:
-        raise TypeError("a context of one sequence: see DecoderOnlyModel.open_batch")
+        raise TypeError("a context of one sequence")
 
     def filter(self, keep: Sequence[int]) -> None:
         """Do nothing: the context holds one sequence."""

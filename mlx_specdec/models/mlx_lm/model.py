@@ -221,14 +221,7 @@ class DecoderOnlyModel(TappedNetwork):
         return list(prompt)
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        check_prompt(prompt, self.vocabulary, self.max_length)
-        if self._batched:
-            context = DecoderOnlyContext(self, self._batched, 1)
-            context.recall([cached])
-            return context
-        if isinstance(cached, Snapshot):
-            return ReplayingContext(self, restored(self._make_caches(), cached), cached.length)
-        return ReplayingContext(self, self._make_caches())
+        return self.open_batch([prompt], [cached])
 
     def caution(self, prompt_tokens: int) -> str:
         return ""
@@ -243,17 +236,25 @@ class DecoderOnlyModel(TappedNetwork):
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
-    ) -> DecoderOnlyContext:
+    ) -> Context:
         for prompt in prompts:
             check_prompt(prompt, self.vocabulary, self.max_length)
-        trial = self._batch_trial
-        if trial.mask_axes is None:
+        if len(prompts) > 1 and not self.batches:
             raise OptionError(
-                f"{type_name(self.network)} models decode one sequence at a time: {trial.reason}"
+                f"{type_name(self.network)} models decode one sequence at a time: "
+                f"{self.why_not_batched}"
             )
-        context = DecoderOnlyContext(self, self._batched, len(prompts), trial.mask_axes)
-        context.recall(cached)
-        return context
+        if self._batched:
+            # The trial runs only if sequences of different lengths share a pass.
+            context = DecoderOnlyContext(
+                self, self._batched, len(prompts), lambda: self._batch_trial.mask_axes
+            )
+            context.recall(cached)
+            return context
+        snapshot = next(iter(cached), None)
+        if isinstance(snapshot, Snapshot):
+            return ReplayingContext(self, restored(self._make_caches(), snapshot), snapshot.length)
+        return ReplayingContext(self, self._make_caches())
 
     @cached_property
     def _batch_trial(self) -> BatchTrial:

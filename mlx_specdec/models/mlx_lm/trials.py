@@ -119,7 +119,7 @@ def _batch_apart(
         mx.random.randint(0, model.vocabulary, (count,), mx.int32, key=key).tolist()  # type: ignore[misc]
         for key, (count, _) in zip(keys, TRIED, strict=True)
     ]
-    batch = DecoderOnlyContext(model, make, len(TRIED), axes)
+    batch = DecoderOnlyContext(model, make, len(TRIED), lambda: axes)
     fed_again = [row[-more:] for row, (_, more) in zip(tokens, TRIED, strict=True)]
     batch.advance(rectangle(tokens), proposed=max(map(len, tokens)))
     batch.rewind(tuple(count - more for count, more in TRIED))
