@@ -3,7 +3,7 @@
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,8 +13,9 @@ from ..interfaces import Progress, ignore_progress
 from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import DrafterNetwork
+from ..options import own_layers
 from ..proposers.documents import DocumentIndex, IndexKey, build, read
-from ..proposers.drafter import Trial
+from ..proposers.drafter import OWN_CAUSES, Drafter, Trial
 from ..proposers.text_index import History
 from ..sampling.constraint import Alphabet, Constraint
 from ..sampling.grammar import Grammar
@@ -76,6 +77,20 @@ class Pair:
     )
     learned: Memory = field(default_factory=Memory, compare=False, repr=False)
     sampling: Mapping[str, float] = field(default_factory=dict)
+
+    def cautions(
+        self, chosen: Sequence[Drafter], drafts: Sequence[tuple[str, int, int]]
+    ) -> Iterator[str]:
+        """Yield a warning, once per pair, about each drafter whose draft tokens are hardly ever
+        accepted. `drafts` is `Recorder.drafts` of a completion that these drafters drafted."""
+        # Rounds name their drafter only if there are several.
+        alone = chosen[0].name if len(chosen) == 1 else ""
+        for drafter in (drafter for drafter in chosen if drafter.nbytes):
+            rounds = [counts for who, *counts in drafts if (who or alone) == drafter.name]
+            shown = drafter.identity or f"{drafter.name} of {self.name}"
+            causes = drafter.causes if own_layers(drafter.identity) is None else OWN_CAUSES
+            if caution := self.trials[drafter.name].caution(rounds, shown, causes):
+                yield caution
 
     def constraint(
         self, grammar: Grammar | None, bias: Mapping[int, float] | None = None

@@ -12,10 +12,10 @@ from ..decoding.sequence import Sequence as Decoded
 from ..decoding.statistics import DAMAGED, Recorder, Statistics, Timed
 from ..draft_length.length import DraftLength
 from ..errors import DecodingError, OptionError
-from ..interfaces import FINAL, NoiseSource, Progress, Proposer, Rule
+from ..interfaces import NoiseSource, Progress, Proposer, Rule
 from ..models.base import check_prompt
-from ..options import Options, own_layers
-from ..proposers.drafter import CAUSES, OWN_CAUSES, Drafter
+from ..options import Options
+from ..proposers.drafter import Drafter
 from ..sampling.distribution import Distribution
 from ..sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from ..text.chat import Messages, check_settings
@@ -41,7 +41,6 @@ class Request:
 
     Attributes:
         prompt: A string, messages, or token ids; see `generate`.
-        options: The settings of this completion.
         prediction: Token ids that the completion may turn out to have. They are drafted if
             requests come one by one.
         top_logprobs: The number of most likely tokens that each emission lists with their
@@ -64,9 +63,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Overrides:
-    """Objects that replace the proposer, rule or draft length of the options. `timed` is the
-    choice of rounds that are timed in parts. `progress` is called with the number of prefilled
-    prompt tokens and their total."""
+    """Objects that replace the proposer, rule or draft length of the options. `timed` chooses the
+    rounds that are timed in parts. `progress` receives the number of prefilled prompt tokens."""
 
     proposer: Proposer | None = None
     rule: Rule | None = None
@@ -76,10 +74,8 @@ class Overrides:
 
 
 HOTTEST_TRIAL = 1.0
-"""Temperature above which a low acceptance rate is no sign of a wrong drafter."""
-LAYERS_COUNTED = (
-    ", or its config.json counts layers otherwise, which mlx-specdec inspect --probe tells"
-)
+"""Temperature above which a low acceptance rate is no sign of a wrong drafter. Neither is one under
+a constraint or with simulated acceptance."""
 
 
 def proposer_kind(chosen: Sequence[Drafter]) -> str:
@@ -90,16 +86,13 @@ def proposer_kind(chosen: Sequence[Drafter]) -> str:
 
 @dataclass(frozen=True)
 class Labels:
-    """The settings of a completion.
+    """The settings of a completion; see `Options`.
 
     Attributes:
         model, draft_model: The names that `load` was called with.
         proposer: The drafter's name, "auto" for several, or "none".
-        rule: The name of the acceptance rule.
         lossy: Whether the text may differ in distribution from the target's own.
-        delta, seed, num_draft, simulated_acceptance, exact: See `Options`.
-        prompt_tokens: The number of tokens of the prompt.
-        cached_tokens: How many of them came from the prefix cache.
+        cached_tokens: How many tokens of the prompt came from the prefix cache.
     """
 
     model: str
@@ -118,16 +111,9 @@ class Labels:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished completion.
-
-    Attributes:
-        text: The text, without EOS token and stop strings.
-        tokens: The token ids, an EOS token included.
-        finish_reason: "eos", "length" (`max_tokens` were generated), "stop" (a stop string), or
-            "interrupted".
-        labels: The settings.
-        stats: Counts, rates and times.
-    """
+    """A finished completion. `text` lacks the EOS token and stop strings, and `tokens` are the ids
+    with the EOS token. `finish_reason` is "eos", "length" (`max_tokens` were generated), "stop" (a
+    stop string), or "interrupted"."""
 
     text: str
     tokens: tuple[int, ...]
@@ -156,15 +142,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Part:
-    """The output of one step for one of many prompts; see `stream_many`.
+    """The output of one step for one of many prompts; see `stream_many`. The last part of a prompt
+    has either a result or an error, which says why there is none.
 
     Attributes:
         number: The number of the prompt, counted from 0.
         emission: The tokens and the text of the step.
-        result: The finished completion if this is its last part, otherwise None.
-        error: Why there is no completion if this is the last part, otherwise None.
-        drafted: The number of draft tokens of the step.
-        accepted: How many of them were accepted.
+        drafted, accepted: The number of draft tokens of the step, and how many were accepted.
     """
 
     number: int
@@ -189,7 +173,6 @@ class Job:
         reads_with: Equal for jobs whose prompts may be prefilled together.
         rule: Equal for jobs that may be decoded together.
         chosen: The drafters of all requests.
-        pieces, tokens: The text and the token ids that were emitted.
         began, read: The times on the clock, in seconds, when the prefill began and ended.
         drafting: The time of the drafters in the prefill, in seconds.
         behind: A job that this one waits for, since its prompt has a prefix in common.
@@ -226,8 +209,7 @@ class Job:
         overrides: Overrides = Overrides(),
     ) -> Self:
         """Create the job of a new request. `chosen` are the drafters of all requests. Raises
-        PromptError if the prompt is unusable, and OptionError if the options do not suit the model.
-        """
+        PromptError and OptionError."""
         ids, bound, options = prepared(pair, request.prompt, request.options)
         if request.ignore_eos:
             bound = replace(bound, eos_token_ids=frozenset())
@@ -253,34 +235,33 @@ class Job:
             simulated_acceptance=options.simulated_acceptance,
             exact=options.exact,
         )
-        rule = type(make_rule(options))
-        shown = {**shown_by(pair, ids, options), **request.shown}
-        sequence = Decoded(
-            prefix,
-            Distribution(options, bound.vocabulary, ids, constraint),
-            make_noise(bound, ids, options),
-            StopCriteria(
-                # EOS does not end a completion that only measures speed.
-                eos=() if options.simulated_acceptance is not None else bound.eos_token_ids,
-                remaining=min(options.max_tokens, room),
-                stream=TextStream(bound.tokenizer, shown, () if starts else prefix),
-                stops=StopStrings(tuple(options.stop)) if options.stop else None,
+        shown = special_texts(pair) if options.show_special_tokens else {}
+        if not shown and sentinels(pair, ids):
+            # Without sentinels, the answer to a prompt with sentinels is useless.
+            shown = sentinels(pair, pair.tokenizer.special_ids)
+        stop = StopCriteria(
+            # EOS does not end a completion that only measures speed.
+            eos=() if options.simulated_acceptance is not None else bound.eos_token_ids,
+            remaining=min(options.max_tokens, room),
+            stream=TextStream(
+                bound.tokenizer, {**shown, **request.shown}, () if starts else prefix
             ),
-            request.top_logprobs,
+            stops=StopStrings(tuple(options.stop)) if options.stop else None,
         )
+        distribution = Distribution(options, bound.vocabulary, ids, constraint)
+        noise = make_noise(bound, ids, options)
+        # At temperature 0, several rule names mean the same rule class.
+        rule = type(make_rule(options)), options.delta
+        alike = replace(options, seed=0, max_tokens=1, stop=())
         return cls(
-            pair,
-            number,
-            options,
-            ids,
-            sequence,
-            labels,
-            (replace(options, seed=0, max_tokens=1, stop=()), request.prediction, request.tenant),
-            # At temperature 0, several rule names mean the same rule class.
-            (rule, options.delta, options.posterior_threshold, options.posterior_alpha),
-            chosen,
-            tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
-            request.tenant,
+            *(pair, number, options, ids),
+            sequence=Decoded(prefix, distribution, noise, stop, request.top_logprobs),
+            labels=labels,
+            reads_with=(alike, request.prediction, request.tenant),
+            rule=(*rule, options.posterior_threshold, options.posterior_alpha),
+            chosen=chosen,
+            prediction=tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
+            tenant=request.tenant,
         )
 
     @property
@@ -295,8 +276,7 @@ class Job:
         emission = self._with_sentinels(emission)
         self.pieces += emission.pieces
         drafts, self.reported = self.recorder.drafts[self.reported :], len(self.recorder.drafts)
-        drafted = sum(count for _, count, _ in drafts)
-        accepted = sum(count for _, _, count in drafts)
+        drafted, accepted = sum(n for _, n, _ in drafts), sum(n for *_, n in drafts)
         part = Part(self.number, emission, drafted=drafted, accepted=accepted)
         if not self.sequence.ended:
             return part
@@ -319,7 +299,11 @@ class Job:
     def _result(self, reason: FinishReason | None, now: float) -> Result:
         if reason is None or reason in NO_TEXT:
             raise DecodingError(NO_TEXT.get(reason, DAMAGED))
-        self._warn_of_misfits()
+        options = self.options
+        decided = options.constraint is not None or options.simulated_acceptance is not None
+        if not decided and options.temperature <= HOTTEST_TRIAL:
+            for caution in self.pair.cautions(self.chosen, self.recorder.drafts):
+                warnings.warn(caution, RuntimeWarning, stacklevel=7)
         read = self.read or now  # an interrupt may come before the prompt was read
         load, prompt, decoding = self.pair.load_seconds, read - self.began, now - read
         stats = self.recorder.summary(
@@ -327,26 +311,6 @@ class Job:
         )
         text = "".join(piece.text for piece in self.pieces)
         return Result(text, tuple(self.tokens), reason, self.labels, stats)
-
-    def _warn_of_misfits(self) -> None:
-        """Warn once per pair of drafters whose draft tokens are hardly ever accepted. Requests at
-        high temperatures, with a constraint or with simulated acceptance do not count."""
-        options, network = self.options, self.pair.drafter_network
-        decided = options.constraint is not None or options.simulated_acceptance is not None
-        if decided or options.temperature > HOTTEST_TRIAL:
-            return
-        # Rounds name their drafter only if there are several.
-        alone = self.chosen[0].name if len(self.chosen) == 1 else ""
-        for drafter in (drafter for drafter in self.chosen if drafter.nbytes):
-            name = drafter.name
-            rounds = [counts for who, *counts in self.recorder.drafts if (who or alone) == name]
-            counted = network is not None and network.kind == name and FINAL not in network.taps
-            shown = drafter.identity or f"{name} of {self.pair.name}"
-            causes = CAUSES + LAYERS_COUNTED if counted else CAUSES
-            if own_layers(drafter.identity) is not None:
-                causes = OWN_CAUSES
-            if caution := self.pair.trials[name].caution(rounds, shown, causes):
-                warnings.warn(caution, RuntimeWarning, stacklevel=8)
 
 
 def special_texts(pair: Pair) -> dict[int, str]:
@@ -361,14 +325,6 @@ def sentinels(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
     pieces = pair.tokenizer.pieces()
     named = ((id, pieces[id] or "") for id in pair.tokenizer.special_ids.intersection(ids))
     return {id: piece for id, piece in named if SENTINEL.fullmatch(piece)}
-
-
-def shown_by(pair: Pair, ids: Sequence[int], options: Options) -> dict[int, str]:
-    """Return the strings of the special tokens that the output shows, by id. If the prompt with the
-    token ids `ids` has sentinels, they include sentinels, without which the output is useless."""
-    if options.show_special_tokens:
-        return special_texts(pair)
-    return sentinels(pair, pair.tokenizer.special_ids) if sentinels(pair, ids) else {}
 
 
 def most_drafted(options: Options) -> int:
@@ -401,8 +357,8 @@ def make_noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSour
 
 def prepared(pair: Pair, prompt: Prompt, options: Options) -> tuple[list[int], Pair, Options]:
     """Return the token ids of a prompt, then the pair and the options as `for_model` returns them.
-    Warns if the prompt is longer than the model was trained for. Raises PromptError if the prompt
-    is unusable, and OptionError if the options do not suit the model."""
+    Warns if the prompt is longer than the model was trained for. Raises PromptError and
+    OptionError."""
     pair, options = for_model(pair, options)
     ids = encode(pair, prompt, options)
     check_prompt(ids, pair.target.source_vocabulary or pair.vocabulary, pair.target.max_length)
@@ -460,8 +416,8 @@ def encode(pair: Pair, prompt: Prompt, options: Options) -> list[int]:
 
 
 def beginning(pair: Pair, ids: Sequence[int], options: Options) -> list[int]:
-    """Return the committed tokens before the first generated one, of a prompt with the token ids
-    `ids`. They may name the target language. Raises OptionError if the target does not have it."""
+    """Return the committed tokens before the first generated one, of a prompt with these ids. They
+    may name the target language. Raises OptionError if the target does not have it."""
     prefix, target = pair.target.prefix(ids), _languages(pair, options)[1]
     return prefix if pair.languages is None else pair.languages.prefix(prefix, target)
 

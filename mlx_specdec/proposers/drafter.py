@@ -84,7 +84,8 @@ class Drafter:
         most: Largest draft length to consider, in tokens.
         nbytes: Size of the weights in bytes; 0 means that drafting costs almost nothing.
         identity: Distinguishes drafters of the same name, such as draft models.
-        stops: Whether the proposer shortens its proposals by `Setup.prices`."""
+        stops: Whether the proposer shortens its proposals by `Setup.prices`.
+        causes: Why its draft tokens may hardly ever be accepted, for a warning."""
 
     name: str
     make: Callable[[Setup], Proposer]
@@ -92,6 +93,9 @@ class Drafter:
     nbytes: int = 0
     identity: str = ""
     stops: bool = False
+    causes: str = (
+        "was probably made for another target, or for the model that this one was fine-tuned from"
+    )
 
 
 TRIAL = 64
@@ -101,7 +105,6 @@ LEAST_VERIFIED = 16
 count as verified, so that long proposals weigh no more than short ones."""
 LEAST_ACCEPTED = 0.1
 """Least accepted share of the verified tokens. Useful proposers reach several times that."""
-CAUSES = "was probably made for another target, or for the model that this one was fine-tuned from"
 OWN_CAUSES = (
     "is a part of the target and rarely agrees with it as it is: take more layers or bits, or "
     "train a draft with mlx-specdec train-draft"
@@ -115,11 +118,9 @@ class Trial:
         self._drafted = self._verified = self._accepted = 0
         self._warned = False
 
-    def caution(self, rounds: Iterable[Sequence[int]], name: str, causes: str = CAUSES) -> str:
-        """Count further rounds, and return a warning once if the drafter fails the test.
-
-        Otherwise return an empty string. rounds: Numbers of drafted and accepted tokens. name,
-        causes: The name of the drafter and the probable cause, for the warning."""
+    def caution(self, rounds: Iterable[Sequence[int]], name: str, causes: str) -> str:
+        """Count further rounds, of drafted and accepted tokens. Return a warning once if the
+        drafter fails the test, with its name and the probable causes, and otherwise ""."""
         over = False
         for drafted, accepted in (*rounds, (0, 0)):
             over = self._drafted >= TRIAL and self._verified >= LEAST_VERIFIED

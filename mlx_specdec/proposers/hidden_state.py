@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..interfaces import Noise, Prices, Proposal, Proposer, Scores, no_proposal
+from ..interfaces import FINAL, Noise, Prices, Proposal, Proposer, Scores, no_proposal
 from ..interfaces.results import Cached, Reusable
 from ..models.drafters.network import DrafterNetwork
 from ..sampling.distribution import Distribution
@@ -17,6 +17,9 @@ from ..sampling.settings import Sampling
 from .draft_model import draw
 from .drafter import MOST_DRAFTED, Drafter, LoadedPair, Setup
 
+LAYERS_COUNTED = (
+    ", or its config.json counts layers otherwise, which mlx-specdec inspect --probe tells"
+)
 UNREAD = 64
 """Rows that may wait for the next guess. Those of a prompt that a drafter reads beside the target
 are read as they come."""
@@ -41,7 +44,7 @@ def drafter(pair: LoadedPair) -> Drafter | None:
         given = network, setup.sampling, pair.vocabulary, setup.prices
         return HiddenStateDrafter(*given, eager=setup.eager)
 
-    return Drafter(
+    made = Drafter(
         network.kind,
         make,
         most=min(network.most, MOST_DRAFTED),
@@ -49,6 +52,7 @@ def drafter(pair: LoadedPair) -> Drafter | None:
         nbytes=network.nbytes,
         identity=pair.draft_name or "",
     )
+    return made if FINAL in network.taps else replace(made, causes=made.causes + LAYERS_COUNTED)
 
 
 @dataclass(eq=False)
