@@ -58,8 +58,7 @@ class Node:
 
     @property
     def nbytes(self) -> int:
-        parts = (*self.columns.values(), *self.snapshots.values())
-        return sum(part.nbytes for part in parts)
+        return sum(part.nbytes for part in (*self.columns.values(), *self.snapshots.values()))
 
     def span(self, lag: int, end: int | None = None) -> tuple[int, int]:
         """Return the first column, and the end of the columns, that become final with the node's
@@ -316,12 +315,10 @@ class PromptCache:
         roots = [self._root(tenant) for tenant in {block.record.tenant for block in blocks}]
         ends = {root.text.hexdigest(): root for root in roots}
         nodes: dict[DiskBlock, Node] = {}
-
-        def rank(block: DiskBlock) -> tuple[bool, int, int]:
-            return block.record.snapshot, block.record.begin, len(block.record.tokens)
-
-        for block in sorted(blocks, key=rank):
-            record, parent = block.record, ends.get(block.record.before)
+        records = [(block.record, block) for block in blocks]
+        order = sorted(records, key=lambda r: (r[0].snapshot, r[0].begin, len(r[0].tokens)))
+        for record, block in order:
+            parent = ends.get(record.before)
             key = record.name, record.snapshot
             path = [] if parent is None or not record.tokens else self._grow(record.tokens, parent)
             ends |= {node.text.hexdigest(): node for node in path}
@@ -440,12 +437,9 @@ def common(tokens: Sequence[int], text: Sequence[int], begin: int = 0) -> int:
     most = min(len(tokens), len(text) - begin)
     # Python compares whole lists 20 times as fast as their elements one by one.
     for at in range(0, most, BLOCK):
-        block, there = tokens[at : at + BLOCK], text[begin + at : begin + at + BLOCK]
-        if block != there:
-            pairs = enumerate(zip(block, there, strict=False), at)
-            differs = next((place for place, (left, right) in pairs if left != right), None)
-            if differs is not None:
-                return differs
+        end = min(at + BLOCK, most)
+        if list(tokens[at:end]) != list(text[begin + at : begin + end]):
+            return next(place for place in range(at, end) if tokens[place] != text[begin + place])
     return max(0, most)
 
 

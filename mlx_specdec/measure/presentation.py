@@ -28,7 +28,7 @@ class Value:
         return "" if none else f"{self.low:.2f} to {self.high:.2f}"
 
 
-class Compared(Protocol):
+class MethodFigures(Protocol):
     """The figures of a method. `gain` is its speedup, or 0 if there is none."""
 
     @property
@@ -36,7 +36,7 @@ class Compared(Protocol):
     def cells(self) -> Mapping[str, str]: ...
 
 
-T = TypeVar("T", bound=Compared)
+T = TypeVar("T", bound=MethodFigures)
 
 
 def fastest(methods: Iterable[T]) -> T | None:
@@ -53,7 +53,7 @@ class Table:
     best: int | None = None
 
     @classmethod
-    def of(cls, methods: Sequence[Compared]) -> "Table":
+    def of(cls, methods: Sequence[MethodFigures]) -> "Table":
         """Return the table of all figures. A cell without a figure is empty."""
         rows, best = [method.cells() for method in methods], fastest(methods)
         place = next((at for at, method in enumerate(methods) if method is best), None)

@@ -186,7 +186,7 @@ def forcing(pair: LoadedPair) -> Drafter:
 
 def predicting(predicted: Sequence[int]) -> Drafter:
     """Return the drafter of one request. predicted: token ids; with none it abstains."""
-    return Drafter(PREDICTION, lambda setup: Prediction(predicted))
+    return Drafter(PREDICTION, lambda setup: PredictedText(predicted))
 
 
 class Forced(Continuation):
@@ -214,7 +214,7 @@ class Forced(Continuation):
         return self._constraint.forced()[:limit]
 
 
-class Prediction(Continuation):
+class PredictedText(Continuation):
     """Proposes what follows in the text that the client predicts."""
 
     def __init__(self, predicted: Sequence[int]) -> None:

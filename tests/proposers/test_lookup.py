@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
-from mlx_specdec.proposers.lookup import Prediction, PromptLookup
+from mlx_specdec.proposers.lookup import PredictedText, PromptLookup
 from mlx_specdec.proposers.text_index import BETWEEN, DEPTH, GRAMS, VOTERS, TextIndex
 from mlx_specdec.sampling.noise import SilentNoise
 
@@ -145,7 +145,7 @@ EXPECTED = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 9, 9]
 
 
 def predicted(*written: int, prompt: list[int] = PROMPT, prefix: list[int] = PROMPT) -> list[int]:
-    proposer = Prediction(EXPECTED)
+    proposer = PredictedText(EXPECTED)
     proposer.begin([prompt])
     proposal = proposer.propose([[*prefix, *written]], 3, SilentNoise())
     return proposal.tokens.tolist()[0]
@@ -173,7 +173,7 @@ def test_what_comes_next_is_proposed(written: list[int], next: list[int]) -> Non
 
 
 def test_it_reads_on_from_where_it_was() -> None:
-    proposer, written = Prediction(EXPECTED), list(PROMPT)
+    proposer, written = PredictedText(EXPECTED), list(PROMPT)
     proposer.begin([PROMPT])
     for token in EXPECTED:
         assert proposer.ready([written], 1)
@@ -183,7 +183,7 @@ def test_it_reads_on_from_where_it_was() -> None:
     assert proposer.propose([PROMPT], 2, SilentNoise()).tokens.tolist() == [[1, 2]]
 
 
-@pytest.mark.parametrize("make", [PromptLookup, lambda: Prediction([1, 2, 3, 4, 1, 2, 3, 5])])
+@pytest.mark.parametrize("make", [PromptLookup, lambda: PredictedText([1, 2, 3, 4, 1, 2, 3, 5])])
 def test_asking_whether_anything_would_be_drafted_changes_no_proposal(make) -> None:
     draws = random.Random(0)
     text = [draws.randrange(1, 5) for _ in range(80)]
