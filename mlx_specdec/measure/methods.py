@@ -197,9 +197,9 @@ def _runner(pair: Pair, options: Options, *, timed: Timed = "none") -> Runner:
 def pass_timer(
     pairs: Sequence[Pair], prompt: Sequence[int], lengths: Sequence[Length]
 ) -> PassTimer:
-    """Return a timer of passes after a prompt, those of the draft lengths among them. It includes
-    the draft model if there is exactly one, and if it can take the prompt. Raises PromptError if
-    the target cannot."""
+    """Return a timer of passes after a prompt, which include the passes of these draft lengths. It
+    includes the draft model if there is exactly one, and if it can take the prompt. Raises
+    PromptError if the target cannot."""
     draft = None
     drafts = [(model, pair.translation) for pair in pairs if (model := pair.draft) is not None]
     if len(drafts) == 1:

@@ -170,7 +170,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Presentation:
-    """What the terminal and the report show of a benchmark.
+    """The parts of a benchmark that the terminal and the report show.
 
     Attributes:
         title: The subject of the report.

@@ -20,7 +20,7 @@ DRAFTERS = {
 def find(name: str, pair: LoadedPair) -> Drafter | None:
     """Return the named drafter of a pair, or None if the pair does not have it."""
     made: Drafter | None = import_module(f".{DRAFTERS[name]}", __name__).drafter(pair)
-    # One module can serve several names, of which a pair has at most one.
+    # One module can serve several names, but a pair has at most one of them.
     return made if made is not None and made.name == name else None
 
 

@@ -1,4 +1,4 @@
-"""Proposers that are made of others: several in turn, one for each sequence, one with limits."""
+"""Proposers that contain proposers: several in turn, one for each sequence, one with limits."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,12 +11,12 @@ from ..interfaces import Noise, Prices, Proposal, Proposer, Scores, no_proposal
 from ..interfaces.results import Cached, Reusable
 
 Limit = Callable[[str, int, int], int]
-"""How many tokens a proposer may draft now, by its name, the most that are wanted, and the rows of
-the batch."""
+"""Returns how many tokens a proposer may draft now. Arguments: the proposer's name, the draft
+length, and the number of sequences."""
 
 
 class Delegating(Proposer):
-    """A proposer that passes everything on to its parts. A subclass adds `propose`."""
+    """A proposer that passes all calls on to its parts. A subclass adds `propose`."""
 
     batches = True
 
@@ -26,43 +26,42 @@ class Delegating(Proposer):
         self.needs = tuple(dict.fromkeys(name for part in self._parts for name in part.needs))
 
     def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
-        for part, its in self._given(lengths, cached):
-            part.recall(*its)
+        for part, arguments in self._shares(lengths, cached):
+            part.recall(*arguments)
 
     def reusable(self, sequence: int) -> Mapping[str, Reusable]:
         return {
-            name: each for part in self._parts for name, each in part.reusable(sequence).items()
+            name: state for part in self._parts for name, state in part.reusable(sequence).items()
         }
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        for part, its in self._given(prompts):
-            part.begin(*its)
+        for part, arguments in self._shares(prompts):
+            part.begin(*arguments)
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        return any(part.ready(its[0], limit) for part, its in self._given(committed))
+        return any(part.ready(tokens, limit) for part, [tokens] in self._shares(committed))
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
-        """See Proposer; all parts observe, whichever proposed."""
-        for part, its in self._given(tokens, scores):
-            part.observe(*its)
+        """See Proposer. All parts observe, whichever of them proposed."""
+        for part, arguments in self._shares(tokens, scores):
+            part.observe(*arguments)
 
     def join(self, other: Self) -> None:
-        for part, its in zip(self._parts, other._parts, strict=True):
-            part.join(its)
+        for part, joining in zip(self._parts, other._parts, strict=True):
+            part.join(joining)
 
     def filter(self, keep: Sequence[int]) -> None:
         for part in self._parts:
             part.filter(keep)
 
-    def _given(self, *lists: Sequence[Any]) -> Iterable[tuple[Proposer, Sequence[Any]]]:
-        """Yield each part with what it gets of lists that have one entry per sequence."""
+    def _shares(self, *lists: Sequence[Any]) -> Iterable[tuple[Proposer, Sequence[Any]]]:
+        """Yield each part with its share of lists that have one entry per sequence."""
         return ((part, lists) for part in self._parts)
 
 
 class FirstOf(Delegating):
-    """The first proposer that does not abstain proposes; cheap ones belong before dear ones.
-
-    proposers: by name, which the proposal has as its source. limit: for each of them."""
+    """A proposer that uses the first of several that does not abstain, so cheap proposers belong
+    before expensive ones. A proposal names its source."""
 
     def __init__(self, proposers: Mapping[str, Proposer], limit: Limit) -> None:
         super().__init__(proposers.values())
@@ -75,16 +74,16 @@ class FirstOf(Delegating):
         return any(count > 0 and part.ready(committed, count) for part, count in limits)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """Return the proposal of the first one that does not abstain. In a batch the next one
-        proposes for the sequences that have nothing yet."""
+        """See Proposer. In a batch, each part proposes for the sequences for which all parts before
+        it have abstained."""
         made, rows = no_proposal(len(committed)), range(len(committed))
         for name, part in self._named():
             count = self._limit(name, limit, len(committed))
             if count:
                 proposal = replace(part.propose(committed, count, noise), source=name)
                 if made.size and proposal.size:
-                    each = [(made if made.count(row) else proposal).of(row) for row in rows]
-                    made = replace(side_by_side(each), source=name)
+                    best = [(made if made.count(row) else proposal).of(row) for row in rows]
+                    made = replace(side_by_side(best), source=name)
                 elif proposal.size:
                     made = proposal
                 if made.size and all(map(made.count, rows)):
@@ -96,9 +95,12 @@ class FirstOf(Delegating):
 
 
 class RowByRow(Delegating):
-    """A proposer of a batch, with a proposer of one sequence for each. make: makes one. prices: of
-    rounds of so many rows; where the parts know their chances, they draft as far as that is worth
-    it for all rows together."""
+    """A proposer of a batch, with a proposer of one sequence for each row.
+
+    Args:
+        make: Makes a proposer of one sequence.
+        prices: Returns the costs of rounds by the number of rows. If all parts know the chances of
+            their drafts, they draft as far as it pays for all rows together."""
 
     def __init__(
         self,
@@ -117,13 +119,13 @@ class RowByRow(Delegating):
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         if not (most := self._most(committed, limit)):
             return no_proposal(len(committed))
-        rows = enumerate(self._given(committed))
-        made = [part.propose(its[0], limit, noise.of(row)) for row, (part, its) in rows]
-        return side_by_side([first(each, most) for each in made])
+        rows = enumerate(self._shares(committed))
+        made = [part.propose(tokens, limit, noise.of(row)) for row, (part, [tokens]) in rows]
+        return side_by_side([first(proposal, most) for proposal in made])
 
     def _most(self, committed: Sequence[Sequence[int]], limit: int) -> int:
         """Return how many tokens a row should draft at most."""
-        ready = [part for part, its in self._given(committed) if part.ready(its[0], limit)]
+        ready = [part for part, [row] in self._shares(committed) if part.ready(row, limit)]
         prices = self._prices(len(committed)) if ready else None
         if prices is None or not all(part.chances for part in ready):
             return limit if ready else 0
@@ -136,14 +138,14 @@ class RowByRow(Delegating):
     def filter(self, keep: Sequence[int]) -> None:
         self._parts = [self._parts[row] for row in keep]
 
-    def _given(self, *lists: Sequence[Any]) -> Iterable[tuple[Proposer, Sequence[Any]]]:
+    def _shares(self, *lists: Sequence[Any]) -> Iterable[tuple[Proposer, Sequence[Any]]]:
         self._parts += [self._make() for _ in range(len(lists[0]) - len(self._parts))]
         rows = zip(self._parts, *lists, strict=True)
-        return ((part, [[each] for each in its]) for part, *its in rows)
+        return ((part, [[entry] for entry in row]) for part, *row in rows)
 
 
 class Limited(Delegating):
-    """A proposer whose proposals are cut to limits of its sequences, in tokens a round."""
+    """A proposer whose proposals are cut to the limits of the sequences, in tokens per round."""
 
     def __init__(self, proposer: Proposer, limits: Sequence[int]) -> None:
         super().__init__([proposer])
@@ -181,32 +183,30 @@ def first(proposal: Proposal, count: int) -> Proposal:
 
 
 def side_by_side(proposals: Sequence[Proposal]) -> Proposal:
-    """Return one rectangle of proposals for one sequence each; shorter ones are filled up."""
-    size = max(each.size for each in proposals)
+    """Return one proposal for all rows, from proposals for one sequence each. Shorter proposals are
+    padded."""
+    size = max(proposal.size for proposal in proposals)
     if size == 0:
         return no_proposal(len(proposals))
-    tokens = mx.concatenate(
-        [mx.pad(each.tokens, [(0, 0), (0, size - each.size)]) for each in proposals]
-    )
-    sources = tuple(each.source for each in proposals)
+    padded = [mx.pad(row.tokens, [(0, 0), (0, size - row.size)]) for row in proposals]
+    tokens, sources = mx.concatenate(padded), tuple(proposal.source for proposal in proposals)
     return Proposal(
         tokens,
         _rows(proposals, tokens),
-        counts=tuple(each.count(0) for each in proposals),
+        counts=tuple(proposal.count(0) for proposal in proposals),
         sources=sources if any(sources) else None,
     )
 
 
 def _rows(proposals: Sequence[Proposal], tokens: mx.array) -> mx.array | None:
-    drawn = next((each.rows for each in proposals if each.rows is not None), None)
+    """Return the logits of all rows. The logits of certain tokens and of padding are one-hot."""
+    drawn = next((proposal.rows for proposal in proposals if proposal.rows is not None), None)
     if drawn is None:
         return None
     certain = mx.where(tokens[..., None] == mx.arange(drawn.shape[-1]), 0.0, -mx.inf)
-    return mx.concatenate(
-        [
-            certain[row : row + 1]
-            if each.rows is None
-            else mx.concatenate([each.rows, certain[row : row + 1, each.size :]], axis=1)
-            for row, each in enumerate(proposals)
-        ]
-    )
+    rows = []
+    for row, proposal in enumerate(proposals):
+        rows.append(certain[row : row + 1])
+        if proposal.rows is not None:
+            rows[-1] = mx.concatenate([proposal.rows, rows[-1][:, proposal.size :]], axis=1)
+    return mx.concatenate(rows)

@@ -1,5 +1,6 @@
-"""A hidden-state drafter proposes, and ends its drafts before the first token not worth verifying.
-Only chances that are known before a token is drawn decide that, so that every rule stays exact."""
+"""The proposer with a hidden-state drafter. A draft ends before the first token that is not worth
+verifying. Only chances that are known before a token is drawn decide that, which keeps every rule
+exact."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,18 +22,18 @@ LAYERS_COUNTED = (
     ", or its config.json counts layers otherwise, which mlx-specdec inspect --probe tells"
 )
 UNREAD = 64
-"""Rows that may wait for the next guess. Those of a prompt that a drafter reads beside the target
-are read as they come."""
+"""Number of hidden states that may wait for the next draft before the drafter reads them."""
 WAITING = 4096
-"""Rows of a prompt that may wait for the first guess: five states of 5,120 numbers each take 200
-MB in half precision."""
+"""Number of hidden states of a prompt that may wait for the first draft. With five layers of width
+5,120, they take 200 MB in half precision."""
 LEAST_CHANCE = 0.1
-"""Tokens with a smaller chance are so rare that looking for them, which waits for the draft, costs
-more than they do."""
+"""Least chance of a token for which the draft is cut. Tokens with a smaller chance are rare. To
+look for them, the host waits for the draft, which costs more than to verify them."""
 PRIOR = 8.0
-"""Tokens that a drafter's own estimate counts as much as."""
+"""Prior strength in tokens: the weight of the drafter's estimate against its measured
+acceptance."""
 MEMORY = 200.0
-"""Tokens after which earlier ones count a third (1 / e)."""
+"""Number of tokens after which the weight of earlier tokens falls to 1 / e."""
 
 
 def drafter(pair: LoadedPair) -> Drafter | None:
@@ -41,8 +42,8 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     network = pair.drafter_network
 
     def make(setup: Setup) -> HiddenStateDrafter:
-        given = network, setup.sampling, pair.vocabulary, setup.prices
-        return HiddenStateDrafter(*given, eager=setup.eager)
+        settings = setup.sampling, pair.vocabulary, setup.prices
+        return HiddenStateDrafter(network, *settings, eager=setup.eager)
 
     made = Drafter(
         network.kind,
@@ -57,7 +58,8 @@ def drafter(pair: LoadedPair) -> Drafter | None:
 
 @dataclass(eq=False)
 class HiddenStateDrafter(Proposer):
-    """Proposer of one sequence. settings, vocabulary: the target's. prices, eager: see Setup."""
+    """A proposer of one sequence. `settings` and `vocabulary` are the target's. Setup explains
+    `prices` and `eager`."""
 
     network: DrafterNetwork
     settings: Sampling
@@ -67,7 +69,7 @@ class HiddenStateDrafter(Proposer):
 
     def __post_init__(self) -> None:
         self.taps = self.network.taps
-        # The target shows no hidden states of tokens that it does not read again.
+        # The target returns no hidden states of tokens that come from its prefix cache.
         self.needs = (self.network.kind,)
         self._recalled: Cached | None = None
         self._confidence = Confidence()
@@ -85,21 +87,21 @@ class HiddenStateDrafter(Proposer):
             self._recalled = None
         self._hidden: list[mx.array] = []
         self._tokens: list[int] = []
-        # Chunks of a prompt that are read before the first guess.
+        # Chunks of a prompt that are read before the first draft.
         self._late: list[tuple[mx.array, mx.array]] = []
         self._confidence.forget()
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
-        """Collect the target's hidden states. Many of them are read at once, all but the last,
-        whose next token is not known."""
-        [accepted], [its] = tokens, scores
+        """Collect the target's hidden states. If many wait, read all but the last, whose next token
+        is not known."""
+        [accepted], [results] = tokens, scores
         if not accepted:
             return
-        if its.encoded and not self._attends:
+        if results.encoded and not self._attends:
             self._attends = True
-            self._reading.attend(its.encoded[0])
+            self._reading.attend(results.encoded[0])
         self._confidence.learn(len(accepted) - 1)
-        self._hidden.append(mx.concatenate([its.hidden[tap] for tap in self.taps], axis=-1))
+        self._hidden.append(mx.concatenate([results.hidden[tap] for tap in self.taps], axis=-1))
         self._tokens += accepted
         if len(self._tokens) > UNREAD:
             self._take()
@@ -107,8 +109,8 @@ class HiddenStateDrafter(Proposer):
                 self._read()
 
     def reusable(self, sequence: int) -> Mapping[str, Reusable]:
-        """See Proposer. Each column was made of a hidden state and the token after it. None for an
-        encoder-decoder target: another text has another source."""
+        """See Proposer. Each position depends on a hidden state and on the token after it. With an
+        encoder, nothing is reusable, since another prompt has another source."""
         if self._attends:
             return {}
         if len(self._tokens) > 1:
@@ -117,7 +119,7 @@ class HiddenStateDrafter(Proposer):
         return {self.network.kind: replace(self._reading.reusable(sequence), lag=1)}
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """See Proposer. Abstains where the target has not seen a token."""
+        """See Proposer. Abstains if the target has not processed a token."""
         self._read()
         if self._hidden:
             following = [*self._tokens[1:], committed[0][-1]]
@@ -143,19 +145,19 @@ class HiddenStateDrafter(Proposer):
         self._late = []
 
     def _take(self) -> None:
-        """Set the hidden states aside to be read, all but the last."""
+        """Set all hidden states but the last aside, to be read later."""
         hidden = mx.concatenate(self._hidden, axis=1)
         self._late.append((hidden[:, :-1], mx.array([self._tokens[1:]], dtype=mx.int32)))
-        # A copy, so that the memory of the others can be released.
+        # A copy, so that the memory of the earlier states can be released.
         newest = hidden[:, -1:] + 0
-        if self.eager:  # otherwise what only the drafter needs of the last layers waits too
+        if self.eager:  # otherwise, layers that only the drafter needs are computed later, too
             mx.eval(newest)
         self._hidden, self._tokens = [newest], self._tokens[-1:]
 
 
 class Confidence:
-    """Decides how many tokens of a finished draft are verified, and learns the ratio of accepted
-    tokens to those that the drafter expected to be accepted."""
+    """The choice of how many tokens of a draft are verified. It learns the ratio of accepted tokens
+    to the tokens that the drafter expected to be accepted."""
 
     def __init__(self) -> None:
         self._expected = self._accepted = 0.0
@@ -163,11 +165,11 @@ class Confidence:
 
     @property
     def scale(self) -> float:
-        """Accepted tokens per expected one."""
+        """The ratio of accepted tokens to expected ones."""
         return (self._accepted + PRIOR) / (self._expected + PRIOR)
 
     def forget(self) -> None:
-        """Drop the draft that waits for its verdict."""
+        """Forget the draft whose verdict is not known."""
         self._pending = 0.0
 
     def learn(self, accepted: int) -> None:
@@ -179,10 +181,9 @@ class Confidence:
         self._pending = 0.0
 
     def worth(self, chances: mx.array, prices: Prices) -> int:
-        """Return how many of the drafted tokens to verify, at least one.
-
-        chances: (1, count), each token's if all before it are accepted; read where the costs say
-        that it can matter."""
+        """Return how many of the draft tokens to verify, at least one. `chances`, (1, count), are
+        the probabilities of each token's acceptance if all tokens before it are accepted. They are
+        read only if the costs can make a difference."""
         count = chances.shape[1]
         wanted = least_chances(prices, count)
         if max(wanted[1:], default=0.0) < LEAST_CHANCE:
@@ -196,8 +197,8 @@ class Confidence:
 
 
 def least_chances(prices: Prices, count: int) -> Sequence[float]:
-    """Return how likely each of `count` tokens must be accepted to be worth its verification.
-    Costs need not be linear: a token may be the first of several for the price of one."""
+    """Return for each of `count` tokens the least probability of acceptance at which verification
+    pays. Costs need not be linear: several tokens may cost as much as one."""
     costs = prices.rounds[: count + 1]
     rises = (
         min((costs[end] - costs[at]) / (end - at) for end in range(at + 1, count + 1))

@@ -1,8 +1,6 @@
-"""Known continuations are proposed, in microseconds: what followed the end of the text where it
-occurred before, in the text, in earlier ones or in documents (lookup); what a grammar forces; what
-the client predicts.
-
-Source of the idea of the second: fast-forward tokens of llguidance (docs/fast_forward.md)."""
+"""Proposers that continue a sequence with known tokens, in microseconds. Lookup finds the end of
+the sequence earlier in it, in earlier sequences or in documents. A grammar leaves only one choice
+(llguidance, docs/fast_forward.md), or the client has predicted the text."""
 
 import functools
 import sys
@@ -19,11 +17,11 @@ from .drafter import Drafter, LoadedPair, Setup
 from .text_index import BETWEEN, DEPTH, GRAMS, Match, TextIndex
 
 GROWTH = 2
-"""Tokens proposed for each token of the match: a long match is likely to go on."""
+"""Number of proposed tokens for each token of the match. A long match is likely to continue."""
 ALONE, BEFORE_OTHERS = 2, 4
-"""Shortest match, in tokens, that is trusted: a shorter one is worse than a draft."""
+"""Least length of a match in tokens. A shorter match is worse than another proposer's draft."""
 MEMORY = 50.0
-"""Tokens after matches of a length in which the weight of one falls to 1/e."""
+"""Number of tokens after matches of one length in which the weight of a token falls to 1 / e."""
 
 
 def drafter(pair: LoadedPair) -> Drafter:
@@ -44,13 +42,12 @@ def drafter(pair: LoadedPair) -> Drafter:
 
 
 class Continuation(Proposer):
-    """Proposer of one sequence that continues its text with known tokens. Its proposals are
-    one-hot: they have no rows."""
+    """A proposer of one sequence that continues it with known tokens. The proposals are one-hot."""
 
     @abstractmethod
     def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
-        """Return at most `limit` tokens that follow the committed ones; none to abstain. It may
-        catch up with the text: the result depends on the committed tokens alone."""
+        """Return at most `limit` tokens that follow the committed ones; none to abstain. The result
+        depends on the committed tokens alone."""
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
         return bool(self.continuation(committed[0], limit))
@@ -61,7 +58,8 @@ class Continuation(Proposer):
 
 @dataclass(frozen=True)
 class Expected:
-    """A continuation. lengths: of the match before each token. chances: see Proposer."""
+    """A continuation, with the length of the match before each token. Proposer explains
+    `chances`."""
 
     tokens: list[int]
     lengths: list[int]
@@ -69,11 +67,11 @@ class Expected:
 
 
 class MatchAcceptance:
-    """How likely the token after a match is right, by the length of the match: learned from all
-    continuations that were looked up, proposed or not."""
+    """The probability that the token after a match is right, by the length of the match. It is
+    learned from all continuations that were found, whether they were proposed or not."""
 
     def __init__(self) -> None:
-        # With 1 instead of 2, simulated texts of new code lose 4 %; with 3, edits lose 2 %.
+        # With 1 instead of 2, simulations of new code are 4 % slower. With 3, edits are 2 % slower.
         self._shares = [length / (length + 2) for length in [*range(9), 16, DEPTH]]
 
     def chance(self, length: int) -> float:
@@ -89,16 +87,17 @@ class MatchAcceptance:
 
 @dataclass(eq=False)
 class PromptLookup(Continuation):
-    """Proposes what followed the longest match, at most GROWTH times as long as the match.
+    """A proposer that continues the longest match, with at most GROWTH tokens per token of the
+    match. Matches in the sequence, in documents and in the history compete by the number of tokens
+    that they are expected to bring.
 
-    least: shortest match to trust, in tokens. frequent: of several continuations take the most
-    frequent one instead of the latest. documents: searched as well, for longer matches than the
-    text has. history: returns earlier texts, None before there are any. accepted: of continuations.
-    prices: see Setup; where they are known, a proposal is as long as it is worth, and those that
-    are worth less than what others draft are not made.
-
-    Text, documents and history compete by the tokens that their continuations are expected to
-    bring."""
+    Attributes:
+        least: Least length of a match in tokens.
+        frequent: Whether the most frequent of several continuations is used, not the latest.
+        documents: They are searched for longer matches than the sequence has.
+        history: Returns earlier sequences, or None if there are none.
+        prices: See Setup. If the prices are known, a proposal is as long as it pays.
+    """
 
     least: int = ALONE
     frequent: bool = False
@@ -121,7 +120,7 @@ class PromptLookup(Continuation):
             self._catch_up(committed)
             self._limit = limit
             found = map(self._expect, self._matches(committed[-DEPTH:], limit))
-            self._expected = max(found, key=lambda each: sum(each.chances))
+            self._expected = max(found, key=lambda expected: sum(expected.chances))
             self.chances = self._expected.chances
         tokens = self._expected.tokens
         prices = self.prices() if self.prices is not None and tokens else None
@@ -153,7 +152,7 @@ class PromptLookup(Continuation):
 
     def _catch_up(self, committed: Sequence[int]) -> None:
         if self._read == 0:
-            # The source text of an encoder-decoder model is no part of its text.
+            # The source of an encoder-decoder model is no part of the sequence.
             apart = list(committed[: len(self._prompt)]) != self._prompt
             self._index.add([*self._prompt, BETWEEN, *committed] if apart else committed)
         else:
@@ -172,11 +171,11 @@ class PromptLookup(Continuation):
 FORCED = "forced"
 PREDICTION = "prediction"
 SHORTEST = 3
-"""Tokens that find a place in the predicted text."""
+"""Number of tokens that are looked up in the predicted text."""
 
 
 def forcing(pair: LoadedPair) -> Drafter:
-    """Return what every pair has; it abstains in texts without a constraint."""
+    """Return the drafter that every pair has. It abstains without a constraint."""
 
     def make(setup: Setup) -> Forced:
         return Forced(pair.target, lambda: pair.constraint(setup.grammar))
@@ -185,15 +184,16 @@ def forcing(pair: LoadedPair) -> Drafter:
 
 
 def predicting(predicted: Sequence[int]) -> Drafter:
-    """Return the drafter of one request. predicted: token ids; with none it abstains."""
+    """Return the drafter of one request. It abstains if no token ids are predicted."""
     return Drafter(PREDICTION, lambda setup: PredictedText(predicted))
 
 
 class Forced(Continuation):
-    """Proposes the tokens that a grammar leaves no choice about: keys, brackets, quotes.
+    """A proposer of tokens for which a grammar leaves no choice, such as keys, brackets and quotes.
 
-    target: tells where a text begins. make: makes a constraint of a text that has not begun, None
-    without a grammar."""
+    Args:
+        target: Returns the prefix of a prompt, after which the constraint begins.
+        make: Makes the constraint of a new sequence, or returns None without a grammar."""
 
     def __init__(self, target: Model, make: Callable[[], Constraint | None]) -> None:
         self._target = target
@@ -215,7 +215,7 @@ class Forced(Continuation):
 
 
 class PredictedText(Continuation):
-    """Proposes what follows in the text that the client predicts."""
+    """A proposer of the tokens that follow in the text that the client predicts."""
 
     def __init__(self, predicted: Sequence[int]) -> None:
         self._predicted = list(predicted)
@@ -234,9 +234,9 @@ class PredictedText(Continuation):
         if not self._predicted:
             return []
         if self._read is None:
-            # The prompt of an encoder-decoder model is no part of its text.
-            whole = list(committed[: len(self._prompt)]) == self._prompt
-            self._read = len(self._prompt) if whole else 1
+            # The source of an encoder-decoder model is no part of the sequence.
+            inside = list(committed[: len(self._prompt)]) == self._prompt
+            self._read = len(self._prompt) if inside else 1
         for end in range(self._read + 1, len(committed) + 1):
             self._follow(committed, end)
         self._read = len(committed)
