@@ -13,7 +13,7 @@ from mlx_specdec.decoding.loop import CHUNK, LARGE_CHUNK, Decoding, PromptReader
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.interfaces import Proposal, Rule
-from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
+from mlx_specdec.sampling.noise import IndependentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.verification.rules import BlockRule, TokenRule
 
@@ -63,28 +63,6 @@ def test_the_text_is_the_targets_own(seed: int, count: int, abstain: float) -> N
     assert tokens == expected
     assert reason == "length"
     assert text == "".join(chr(97 + token) for token in expected)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
-    "settings",
-    [
-        Sampling(temperature=1.0),
-        Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.3),
-        Sampling(repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.5),
-    ],
-)
-def test_speculation_does_not_change_a_sampled_or_penalised_text(
-    seed: int, settings: Sampling
-) -> None:
-    texts = []
-    for count in (0, 1, 4, 7):
-        context = TableContext(seed)
-        noise = CoupledNoise(seed, VOCABULARY) if settings.temperature > 0 else None
-        guesser = partly_right(texts[0] if texts else [], seed, abstain=0.2)
-        loop = decoding(context, guesser, count=count, room=ROOM, settings=settings, noise=noise)
-        texts.append(run(loop)[0])
-    assert all(text == texts[0] for text in texts)
 
 
 @pytest.mark.parametrize("place", range(12))

@@ -156,35 +156,6 @@ def test_dozens_of_rounds_keep_every_context_right(
     compare(family, "random", 25)
 
 
-def ends_inside(family: str, inside: int, seed: int) -> int:
-    """Two texts that end at row `inside` of a block that is not the first: by length and by an
-    end-of-sequence token. Returns the rounds they took, 0 where no token suits."""
-    pair, text = pair_for(family), plain_text(family, 40, seed)
-    # Rounds emit five tokens each: some token that comes for the first time in this place of one.
-    places = (k for k, t in enumerate(text) if k % (DRAFTED + 1) == inside and t not in text[:k])
-    place = max((k for k in places if k > DRAFTED), default=None)
-    if place is None:
-        return 0
-    result, by_length = forced(pair, text, "all", max_tokens=place + 1, seed=seed)
-    assert result.tokens == text[: place + 1] and result.finish_reason == "length"
-    ended = pair_of(pair.target, pair.draft, frozenset({text[place]}))
-    result, by_end = forced(ended, text, "all", max_tokens=40, seed=seed)
-    assert result.tokens == text[: place + 1] and result.finish_reason == "eos"
-    return by_length.rounds + by_end.rounds
-
-
-@pytest.mark.parametrize("inside", range(DRAFTED + 1))
-def test_a_text_that_ends_inside_a_block_ends_there(inside: int) -> None:
-    assert ends_inside("llama", inside, seed=0) > 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_texts_that_end_inside_blocks_end_there_in_every_family(family: str) -> None:
-    for inside in range(DRAFTED + 1):
-        assert any(ends_inside(family, inside, seed) > 2 for seed in range(8)), inside
-
-
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
 def test_recurrent_state_that_was_not_taken_back_is_noticed(
     monkeypatch: pytest.MonkeyPatch, family: str

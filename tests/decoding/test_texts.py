@@ -83,19 +83,6 @@ def test_plain_text_under_smaller_caches_is_that_of_mlx_lm(length: int) -> None:
     assert plain(CacheSettings(max_size=9)) == reference(prompt_cache=windows) != quantized
 
 
-@pytest.mark.parametrize("eos_after", [1, 2, 5, 9])
-def test_an_eos_ends_speculative_and_plain_text_alike(eos_after: int) -> None:
-    free = decoder_only("llama")
-    text = generate(free, PROMPT, Options(max_tokens=12, regular=True)).tokens
-    eos = text[eos_after]
-    pair = pair_of(free.target, free.draft, frozenset({eos}))
-    expected = text[: text.index(eos) + 1]
-    for num_draft in (0, 1, 4, 8):
-        result = generate(pair, PROMPT, Options(max_tokens=30, num_draft=num_draft))
-        assert result.tokens == expected
-        assert result.finish_reason == "eos"
-
-
 def test_lenience_accepts_more_and_says_so() -> None:
     pair = decoder_only("llama", 0.6)
     rates = []

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from mlx_specdec.interfaces import NO_TOKEN, Proposal
-from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
+from mlx_specdec.sampling.noise import IndependentNoise
 from mlx_specdec.verification import rules
-from mlx_specdec.verification.rules import BlockRule, TokenRule, one_hot
+from mlx_specdec.verification.rules import BlockRule, one_hot
 
 from ..support.block_enumeration import (
     SYMBOLS,
@@ -110,16 +110,3 @@ def test_for_one_hot_proposals_block_and_token_accept_alike() -> None:
         np.testing.assert_allclose(ratios, np.cumprod([1.0, *by_token]), rtol=1e-5)
         verdict = BlockRule().verify(law, proposal, source.at(0, 0))
         assert verdict.accepted.shape == (1, 3)
-
-
-def test_an_abstaining_round_draws_from_the_target_under_both_rules() -> None:
-    law = mx.log(mx.array([[[0.0, 1.0, 0.0]]]))
-    empty = Proposal(mx.zeros((1, 0), dtype=mx.int32))
-    for rule in (BlockRule(), TokenRule()):
-        assert rule.verify(law, empty, IndependentNoise(0, 3).at(0, 0)).next.tolist() == [1]
-
-
-def test_the_block_rule_refuses_to_work_without_random_numbers() -> None:
-    proposal = Proposal(mx.array([[1]], dtype=mx.int32))
-    with pytest.raises(ValueError, match="temperature 0"):
-        BlockRule().verify(mx.zeros((1, 2, 3)), proposal, SilentNoise())

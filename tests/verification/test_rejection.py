@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec.interfaces import Proposal
-from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise, noise_of
+from mlx_specdec.sampling.noise import IndependentNoise, noise_of
 from mlx_specdec.verification.rules import TokenRule, accept_probabilities, correction, one_hot
 
 from ..support.mocks import Given
@@ -58,25 +58,6 @@ def test_lenience_moves_the_law_by_at_most_delta(
     assert distance <= delta + 1e-5
 
 
-def test_two_tokens_in_a_row_follow_the_targets_joint_law() -> None:
-    """Over every draft of a two-token block: prefix emitted, then correction or bonus."""
-    generator = np.random.default_rng(0)
-    first_p, first_q = generator.dirichlet(np.ones(3)), generator.dirichlet(np.ones(3))
-    next_p, next_q = generator.dirichlet(np.ones(3), 3), generator.dirichlet(np.ones(3), 3)
-    joint = np.zeros((3, 3))
-    for x, y in itertools.product(range(3), repeat=2):
-        chance = first_q[x] * next_q[x, y]
-        p = mx.array(np.stack([first_p, next_p[x]])[None].astype(np.float32))
-        q = mx.array(np.stack([first_q, next_q[x]])[None].astype(np.float32))
-        accept = np.array(accept_probabilities(p, q, mx.array([[x, y]])))[0]
-        residual = np.array(correction(p, q), dtype=np.float64)[0]
-        joint[x, y] += chance * accept[0] * accept[1]
-        joint[x] += chance * accept[0] * (1 - accept[1]) * residual[1]
-        # A first token that was corrected is followed by a fresh draw from the target's own law.
-        joint += chance * (1 - accept[0]) * residual[0][:, None] * next_p
-    np.testing.assert_allclose(joint, first_p[:, None] * next_p, atol=2e-6)
-
-
 def test_equal_laws_accept_everything_and_the_empty_residual_falls_back_to_p() -> None:
     p = mx.array([[[0.2, 0.3, 0.5]]])
     assert accept_probabilities(p, p, mx.array([[1]])).item() == 1
@@ -108,20 +89,6 @@ def test_draws_of_the_whole_rule_follow_the_target(with_rows: bool) -> None:
     counts = np.bincount(np.array(chosen), minlength=4)
     bound = 4 * np.sqrt(p * (1 - p) / samples)
     assert (np.abs(counts / samples - p) < bound).all()
-
-
-def test_an_abstaining_round_draws_from_the_target() -> None:
-    law = mx.log(mx.array([[[0.0, 1.0, 0.0]]]))
-    empty = Proposal(mx.zeros((1, 0), dtype=mx.int32))
-    verdict = TokenRule().verify(law, empty, IndependentNoise(0, 3).at(0, 0))
-    assert verdict.next.tolist() == [1]
-    assert verdict.accepted.shape == (1, 0)
-
-
-def test_the_rule_refuses_to_work_without_random_numbers() -> None:
-    law = mx.zeros((1, 2, 3))
-    with pytest.raises(ValueError, match="temperature 0"):
-        TokenRule().verify(law, Proposal(mx.array([[1]], dtype=mx.int32)), SilentNoise())
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.2])

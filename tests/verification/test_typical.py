@@ -54,11 +54,3 @@ def test_the_next_token_is_the_targets_own_draw() -> None:
     own = mx.argmax(law[:, 1] + noise.correction(), axis=-1)
     assert verdict.accepted.tolist() == [[True]]
     assert verdict.next.tolist() == own.tolist()
-
-
-def test_an_abstaining_round_draws_from_the_target() -> None:
-    law = mx.log(mx.array([[[0.0, 1.0, 0.0]]]))
-    empty = Proposal(mx.zeros((1, 0), dtype=mx.int32))
-    verdict = TypicalRule(0.09, 0.3).verify(law, empty, IndependentNoise(0, 3).at(0, 0))
-    assert verdict.next.tolist() == [1]
-    assert verdict.accepted.shape == (1, 0)
