@@ -90,7 +90,7 @@ def default_budget(pair: Pair, cached: int) -> int:
 
 
 class MemoryBudget:
-    """The memory budget of all sequences, and estimates of what sequences need.
+    """The memory budget of all sequences, and estimates of their needs.
 
     Args:
         chosen: The drafters that are used.

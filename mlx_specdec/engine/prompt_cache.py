@@ -74,8 +74,8 @@ class PromptCache:
     Attributes:
         max_bytes: Limit of the cache's bytes in memory.
         nbytes: The cache's bytes in memory.
-        disk: A directory with blocks of all nodes, also of those that do not fit into memory.
-        lags: By name, the number of later tokens that each column depends on."""
+        disk: A directory with blocks of all nodes, which need not fit into memory.
+        lags: The number of later tokens that each column depends on, by name."""
 
     def __init__(self, max_bytes: int, disk: Directory | None = None) -> None:
         self.max_bytes = max_bytes

@@ -89,7 +89,7 @@ class Directory:
     Args:
         path: The directory, which exists.
         max_bytes: Limit of the bytes in all files.
-        models: By name, the digest that `Record.model` must have. Other blocks are not read."""
+        models: The digest that `Record.model` must have, by name. Other blocks are not read."""
 
     def __init__(self, path: Path, max_bytes: int, models: Mapping[str, str]) -> None:
         self.path, self.max_bytes, self.models = path, max_bytes, models

@@ -174,7 +174,7 @@ class Job:
         rule: Equal for jobs that may be decoded together.
         chosen: The drafters of all requests.
         began, read: The times on the clock, in seconds, when the prefill began and ended.
-        drafting: The time of the drafters in the prefill, in seconds.
+        drafting: The seconds that the drafters took in the prefill.
         behind: A job that this one waits for, since its prompt has a prefix in common.
         reported: The number of speculative rounds whose drafts earlier parts have counted.
     """

@@ -64,8 +64,8 @@ class ModelSource:
 def model_source(
     name: str, revision: str | None, dtype: str, q_bits: int | None, expand: bool | None
 ) -> ModelSource:
-    """Return the model that a name stands for: a directory, a GGUF file, or a repository of the
-    Hub, of which only the config.json is downloaded. For the numbers, see `NumberFormat`.
+    """Return a model by its name: a directory, a GGUF file, or a repository of the Hub. Only the
+    config.json of a repository is downloaded. `NumberFormat` explains the numbers.
 
     Raises:
         SourceError: There is no such model.
@@ -111,7 +111,7 @@ Prefill = Callable[[Base], Context]
 
 
 class SizedModel:
-    """A model without weights. Its time is measured with all its layers, or at two depths.
+    """A model without weights. It is timed with all layers, or at two depths.
 
     Attributes:
         most: The maximum number of draft tokens in a round; None if there is none.

@@ -104,8 +104,9 @@ def comparison(pair: Pair, options: Options) -> Compare:
 
 def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -> Margins | None:
     """Score the tokens that the pair has generated for a prompt, with the noise that they were
-    drawn with. Return None if they are not the largest entries of log p + noise: for the rules
-    token and block above temperature 0, the rule typical, and simulated acceptance."""
+    drawn with. Return None if they are not the largest entries of log p + noise. This is so
+    for the rules token and block above temperature 0, for the rule typical, and for simulated
+    acceptance."""
     name = options.rule_name
     if name in ("typical", "simulated") or (options.temperature > 0 and name != "coupled"):
         return None

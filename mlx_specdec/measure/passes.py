@@ -204,12 +204,12 @@ def measure(
     progress(total, total)
 
 
-def parts(outline: Outline, whole: int = WHOLE, least: int = LEAST) -> tuple[int, int] | None:
+def parts(outline: Outline, most: int = WHOLE, least: int = LEAST) -> tuple[int, int] | None:
     """Return two depths at which to measure a model, or None to measure it with all layers, since
-    it has at most `whole` bytes. Both depths include the irregular first layers, and then complete
+    it has at most `most` bytes. Both depths include the irregular first layers, and then complete
     periods of the layer pattern. `least` are the minimum bytes of layers; see LEAST."""
     depth = len(outline.layers)
-    if outline.nbytes <= whole or depth < 3:
+    if outline.nbytes <= most or depth < 3:
         return None
     irregular, period = pattern(outline.layers)
     weights = outline.layer_nbytes

@@ -169,8 +169,8 @@ class Side:
 @dataclass(frozen=True)
 class Speeds:
     """The measured times of a pair, and the predictions that follow from them. Costs are in plain
-    steps, as in `RoundCost`; entry m - 1 of `passes` is V(m). For the other fields, see
-    `PassCosts`."""
+    steps, as in `RoundCost`; entry m - 1 of `passes` is V(m). `PassCosts` explains the
+    other fields."""
 
     step_seconds: float
     draft_seconds: float

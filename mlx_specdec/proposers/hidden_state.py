@@ -24,8 +24,8 @@ LAYERS_COUNTED = (
 UNREAD = 64
 """Number of hidden states that may wait for the next draft before the drafter reads them."""
 WAITING = 4096
-"""Number of hidden states of a prompt that may wait for the first draft. With five layers of width
-5,120, they take 200 MB in half precision."""
+"""Number of hidden states of a prompt that may wait for the first draft. Those of five layers of
+width 5,120 take 200 MB in half precision."""
 LEAST_CHANCE = 0.1
 """Least chance of a token for which the draft is cut. Tokens with a smaller chance are rare. To
 look for them, the host waits for the draft, which costs more than to verify them."""

@@ -38,8 +38,8 @@ def test_nothing_behind_the_last_emitted_token_is_counted(room: int) -> None:
     tokens, _, _ = run(decoding(context, guesser, count=5, room=30, eos=[eos], recorder=recorder))
     stats = summary(recorder)
     assert len(tokens) == end
-    own = end // 6
-    assert stats.accepted == stats.drafted == end - own
+    rounds = end // 6
+    assert stats.accepted == stats.drafted == end - rounds
     assert stats.rounds == -(-end // 6)
     assert stats.acceptance_rate in (None, 1.0)
     assert sum(stats.accepted_by_position) == stats.accepted

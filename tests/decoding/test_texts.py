@@ -38,12 +38,12 @@ def test_top_choices_are_excluded_from_draft_and_target_alike(family: str) -> No
     sampling = {"temperature": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.02, "seed": 3}
     plain = Options(max_tokens=LENGTH, regular=True, **sampling)
     target = pair_for(family).target
-    own = pair_of(target, target)
+    pair = pair_of(target, target)
     without = replace(plain, xtc_probability=0.0)
-    assert generate(own, PROMPT, plain).tokens != generate(own, PROMPT, without).tokens
+    assert generate(pair, PROMPT, plain).tokens != generate(pair, PROMPT, without).tokens
     for rule in ("coupled", "token", "block"):
         options = replace(plain, regular=False, num_draft=4, proposer="draft", rule=rule)
-        assert generate(own, PROMPT, options).stats.acceptance_rate == 1.0
+        assert generate(pair, PROMPT, options).stats.acceptance_rate == 1.0
 
 
 def test_line_ends_and_what_ends_a_text_are_never_excluded() -> None:
@@ -105,20 +105,20 @@ def test_a_text_ends_where_the_models_positions_end() -> None:
 @pytest.mark.parametrize("family", ["llama", "mamba2", "own-head-scaled"])
 def test_documents_do_not_change_the_text(family: str, temperature: float) -> None:
     pair = pair_for(family)
-    given = {
+    settings = {
         "max_tokens": LONGER,
         "temperature": temperature,
         "seed": 2,
         "frequency_penalty": 2.0,
     }
-    plain = generate(pair, PROMPT, Options(regular=True, **given))
+    plain = generate(pair, PROMPT, Options(regular=True, **settings))
     helpful = [*PROMPT, *plain.tokens[:40], 3, 3]
-    misleading = [token for own in plain.tokens for token in (own, (own + 1) % SIZE)]
+    misleading = [token for drawn in plain.tokens for token in (drawn, (drawn + 1) % SIZE)]
     rounds = []
     for texts in ([helpful, misleading], [misleading]):
         tokens = backwards([np.array(text, np.int32) for text in texts], SIZE)
         index = DocumentIndex(order(tokens).data, stored(tokens))
-        options = Options(proposer="ngram", ngram_min=1, num_draft=4, **given)
+        options = Options(proposer="ngram", ngram_min=1, num_draft=4, **settings)
         result = generate(replace(pair, documents=index), PROMPT, options)
         assert result.tokens == plain.tokens
         assert result.stats.drafted > result.stats.accepted

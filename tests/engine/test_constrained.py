@@ -202,10 +202,12 @@ def test_what_ends_a_text_comes_before_what_cannot_follow_it(
     banned = Options(regex="(ab)?x{3}", logit_bias={1: -math.inf}, **settings)
     free = Options(max_tokens=20, **settings)
     requests = [Request(prompt, options) for options in (hello, short, banned, free)]
-    texts = [(each.text, each.finish_reason) for each in generate_many(translator, requests, free)]
-    plain = [replace(each.options, regular=True) for each in requests]
-    alone = [generate(translator, prompt, each) for each in plain]
-    assert texts == [(each.text, each.finish_reason) for each in alone]
+    texts = [
+        (result.text, result.finish_reason) for result in generate_many(translator, requests, free)
+    ]
+    plain = [replace(request.options, regular=True) for request in requests]
+    alone = [generate(translator, prompt, options) for options in plain]
+    assert texts == [(result.text, result.finish_reason) for result in alone]
     assert texts[0] == ("Bonjour, mon ", "stop")
     assert texts[1][1] == "length"
     assert texts[2] in [("xxx", "eos"), ("abxxx", "eos")]

@@ -151,8 +151,8 @@ def test_proposers_and_lengths_that_a_caller_passes_teach_nothing_of_the_pair(
     memory = saved.memory(pair_key(pair))
     before = json.dumps(memory.entries)
     [*_, draft] = drafters(pair, options)
-    own = draft.make(Setup(options))
-    for passed in ({"proposer": own}, {"draft_length": AutoLength()}):
+    made = draft.make(Setup(options))
+    for passed in ({"proposer": made}, {"draft_length": AutoLength()}):
         assert stream_generate(pair, "hello", options, **passed).result().tokens == text
     assert json.dumps(memory.entries) == before
 

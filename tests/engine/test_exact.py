@@ -72,10 +72,10 @@ def rows_of(context: Context, sizes: Iterator[int]) -> list[mx.array]:
         part = tokens[:, at : at + next(sizes)]
         count = part.shape[1]
         logits = context.advance(part, proposed=count - 1).logits[0]
-        kept = max(1, count - 2)
-        context.rewind((at + kept,))
-        rows += [logits[row] for row in range(kept)]
-        at += kept
+        stays = max(1, count - 2)
+        context.rewind((at + stays,))
+        rows += [logits[row] for row in range(stays)]
+        at += stays
     mx.eval(rows)
     return rows
 
@@ -152,7 +152,9 @@ def test_every_pass_has_two_to_five_rows(how: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         DecoderOnlyModel,
         "open",
-        lambda self, *given: Passes(real(self, *given), rows if self is pair.target else []),
+        lambda self, *arguments: Passes(
+            real(self, *arguments), rows if self is pair.target else []
+        ),
     )
     count = {"plain": 0, "drafted": 4, "auto": "auto"}[how]
     result = generate(pair, PROMPT, Options(max_tokens=60, num_draft=count, exact=True))
@@ -209,8 +211,8 @@ def test_single_rows_see_what_a_pass_of_their_own_would_show_them() -> None:
     mask = mx.arange(8) <= mx.arange(5, 8)[:, None]
     queries = mx.zeros((1, 2, 3, 1))
     for window, seen in ((None, [6, 7, 8]), (4, [4, 4, 4])):
-        for given in (mask[None, None], "causal"):
-            parts = list(in_single_rows(queries, keys, keys, given, window))
+        for shape in (mask[None, None], "causal"):
+            parts = list(in_single_rows(queries, keys, keys, shape, window))
             assert [part[1].shape[2] for part in parts] == seen
             assert [part[1][0, 0, -1, 0].item() for part in parts] == [5, 6, 7]
             assert all(part[3] is None or part[3].all() for part in parts)

@@ -62,45 +62,45 @@ SECONDS = 60
 
 @dataclass(frozen=True)
 class Boundary:
-    """A function that fails. own: whether it is about one sequence, which alone may end. at: the
-    call that fails, counted from 1. whole: whether ranks do it together. mends: whether nobody
+    """A function that fails. single: whether it is about one sequence, which alone may end. at: the
+    call that fails, counted from 1. shared: whether ranks do it together. mends: whether nobody
     needs to end."""
 
     name: str
     owner: Any
     function: str
-    own: bool = False
+    single: bool = False
     at: int = 2
-    whole: bool = False
+    shared: bool = False
     mends: bool = False
 
 
 BOUNDARIES = [
-    Boundary("prepare", Job, "of", own=True),
-    Boundary("recall", PromptCache, "beginning", own=True, mends=True),
+    Boundary("prepare", Job, "of", single=True),
+    Boundary("recall", PromptCache, "beginning", single=True, mends=True),
     Boundary("open", Opener, "open"),
     Boundary("open a context", DecoderOnlyModel, "open_batch"),
     Boundary("begin to draft", DraftModel, "begin"),
     Boundary("read a chunk", PromptReader, "step"),
-    Boundary("keep", PromptCache, "keep", own=True),
-    Boundary("keep in part", PromptCache, "put", own=True, at=3, mends=True),
-    Boundary("split what is kept", tree, "owned", own=True, mends=True),
+    Boundary("keep", PromptCache, "keep", single=True),
+    Boundary("keep in part", PromptCache, "put", single=True, at=3, mends=True),
+    Boundary("split what is kept", tree, "owned", single=True, mends=True),
     Boundary("choose a length", FixedLength, "choose", at=3),
     Boundary("noise", Sequence, "noise", at=4),
     Boundary("propose", DraftModel, "propose"),
     Boundary("cut", Batch, "cut"),
-    Boundary("submit", DecoderOnlyContext, "advance", at=3, whole=True),
+    Boundary("submit", DecoderOnlyContext, "advance", at=3, shared=True),
     Boundary("filter logits", Distribution, "before_filters", at=4),
     Boundary("verify", Coupled, "verify"),
     Boundary("read the verdict", Batch, "commit"),
-    Boundary("commit", Sequence, "commit", own=True, at=3),
-    Boundary("detokenize", TextStream, "push", own=True, at=3),
+    Boundary("commit", Sequence, "commit", single=True, at=3),
+    Boundary("detokenize", TextStream, "push", single=True, at=3),
     Boundary("logprobs", Batch, "with_logprobs"),
     Boundary("rewind", DecoderOnlyContext, "rewind"),
     Boundary("observe", DraftModel, "observe"),
     Boundary("end a round", Stopwatch, "finish"),
-    Boundary("statistics", Recorder, "on_round", own=True, at=3),
-    Boundary("trials", Trial, "caution", own=True, at=3),
+    Boundary("statistics", Recorder, "on_round", single=True, at=3),
+    Boundary("trials", Trial, "caution", single=True, at=3),
     Boundary("learn a length", FixedLength, "on_round"),
     Boundary("join", Batch, "join", at=1),
     Boundary("join contexts", DecoderOnlyContext, "join", at=1),
@@ -108,7 +108,7 @@ BOUNDARIES = [
     Boundary("leave", Batch, "filter", at=1),
     Boundary("leave contexts", DecoderOnlyContext, "filter", at=1),
     Boundary("leave drafts", DraftModel, "filter", at=1),
-    Boundary("finish", Job, "part", own=True, at=3),
+    Boundary("finish", Job, "part", single=True, at=3),
 ]
 FAULTS = {"before": RuntimeError, "after": MemoryError}
 
@@ -138,7 +138,7 @@ class World:
         # Other threads do not compute what this one has begun.
         mx.eval(target().network.parameters(), pair.draft.network.parameters())
         # Found out by passes of its own.
-        assert all(each.rows_agree and each.batches for each in (target(), pair.draft))
+        assert all(model.rows_agree and model.batches for model in (target(), pair.draft))
         self.cache = PromptCache(1 << 24)
         self.raised: BaseException | None = None
 
@@ -186,7 +186,7 @@ class Served(World):
             self._begin()
         ended, heard = [Ended() for _ in REQUESTS], queue.Queue()
         numbers = self.engine.submit(REQUESTS[:2], heard.put)
-        while not all(each.last for each in ended):
+        while not all(request.last for request in ended):
             part = heard.get(timeout=SECONDS)
             ended[part.number - numbers[0]].take(part)
             if len(numbers) < len(REQUESTS) and (part.emission.tokens or part.last):
@@ -194,10 +194,10 @@ class Served(World):
                     numbers += self.engine.submit(REQUESTS[2:], heard.put)
                 except RuntimeError:
                     numbers += [-1] * 3
-                    for each in ended[2:]:
-                        each.error, each.last = STOPPING, True
+                    for row in ended[2:]:
+                        row.error, row.last = STOPPING, True
         until(lambda: not self.engine._pending)
-        if any(each.error == STOPPING for each in ended):
+        if any(request.error == STOPPING for request in ended):
             assert self.engine.join(SECONDS)
             assert self.engine.trouble is not None
         self.raised = self.engine.problem
@@ -280,11 +280,11 @@ def planted(
         if now and when == "before":
             fired.append(calls)
             raise fault("planted")
-        given = shipped(*arguments, **named)
+        result = shipped(*arguments, **named)
         if now:
             fired.append(calls)
             raise fault("planted")
-        return given
+        return result
 
     with monkeypatch.context() as patch:
         # Bound already: a class method.
@@ -304,21 +304,21 @@ def target() -> DecoderOnlyModel:
 def alone() -> list[tuple[list[int], str]]:
     """What each request becomes by itself, plainly decoded."""
     pair, texts = decoder_only("llama"), []
-    for each in REQUESTS:
-        result = generate(pair, each.prompt, replace(each.options, regular=True))
+    for request in REQUESTS:
+        result = generate(pair, request.prompt, replace(request.options, regular=True))
         texts.append((list(result.tokens), result.text))
     return texts
 
 
 def check(ended: list[Ended], alone: list[tuple[list[int], str]]) -> list[int]:
     """Every text is what it is alone, up to where it ended; returns who got an error."""
-    for each, (tokens, text) in zip(ended, alone, strict=True):
-        if each.last and each.error is None:
-            assert (each.tokens, each.text) == (tokens, text)
-        if each.error != DAMAGED:  # which is found some tokens later
-            assert each.tokens == tokens[: len(each.tokens)]
-            assert text.startswith(each.text)
-    return [number for number, each in enumerate(ended) if each.error is not None]
+    for row, (tokens, text) in zip(ended, alone, strict=True):
+        if row.last and row.error is None:
+            assert (row.tokens, row.text) == (tokens, text)
+        if row.error != DAMAGED:  # which is found some tokens later
+            assert row.tokens == tokens[: len(row.tokens)]
+            assert text.startswith(row.text)
+    return [number for number, request in enumerate(ended) if request.error is not None]
 
 
 def go_through(
@@ -335,12 +335,12 @@ def go_through(
             ended = world.decode()
         assert fired, "the fault was never met"
         errors = check(ended, alone)
-        lost = driver == "ranks" and boundary.whole
+        lost = driver == "ranks" and boundary.shared
         if lost or not issubclass(fault, Exception):
             assert isinstance(world.raised, fault)
         else:
-            assert world.raised is None and all(each.last for each in ended)
-            most = 1 if boundary.own else 2 if driver == "list" else 4
+            assert world.raised is None and all(request.last for request in ended)
+            most = 1 if boundary.single else 2 if driver == "list" else 4
             assert (0 if boundary.mends else 1) <= len(errors) <= most
         if lost:
             assert world.pair.target.lost
@@ -352,7 +352,7 @@ def go_through(
         world.close()
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda each: each.name)
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda row: row.name)
 def test_what_fails_ends_its_own_requests(
     monkeypatch: pytest.MonkeyPatch, alone: list[tuple[list[int], str]], boundary: Boundary
 ) -> None:
@@ -361,7 +361,7 @@ def test_what_fails_ends_its_own_requests(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", FAULTS)
-@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda each: each.name)
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda row: row.name)
 def test_what_fails_in_a_server_ends_its_own_requests(
     monkeypatch: pytest.MonkeyPatch,
     alone: list[tuple[list[int], str]],
@@ -374,8 +374,8 @@ def test_what_fails_in_a_server_ends_its_own_requests(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "boundary",
-    [each for each in BOUNDARIES if each.owner not in (PromptCache, tree)],
-    ids=lambda each: each.name,
+    [boundary for boundary in BOUNDARIES if boundary.owner not in (PromptCache, tree)],
+    ids=lambda row: row.name,
 )
 def test_ranks_go_on_unless_they_have_lost_step(
     monkeypatch: pytest.MonkeyPatch, alone: list[tuple[list[int], str]], boundary: Boundary
@@ -385,7 +385,7 @@ def test_ranks_go_on_unless_they_have_lost_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("driver", "when"), [("list", "after"), ("engine", "before")])
-@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda each: each.name)
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda row: row.name)
 def test_an_interrupt_is_never_swallowed_and_leaves_nothing_wrong(
     monkeypatch: pytest.MonkeyPatch,
     alone: list[tuple[list[int], str]],
@@ -414,18 +414,18 @@ def nan(monkeypatch: pytest.MonkeyPatch, what: str, at: int) -> Iterator[list[in
 
     def damages(self: Any, *arguments: Any, **named: Any) -> Any:
         nonlocal calls
-        given = shipped(self, *arguments, **named)
+        result = shipped(self, *arguments, **named)
         if (self is not layer_of(model)) if inside else (self._model is not model):
-            return given
+            return result
         calls += 1
         if calls != at:
-            return given
+            return result
         fired.append(calls)
         if inside:
-            return given * mx.nan
-        rows = mx.arange(given.logits.shape[0])[:, None, None]
+            return result * mx.nan
+        rows = mx.arange(result.logits.shape[0])[:, None, None]
         all_rows = "one" not in what
-        return replace(given, logits=mx.where((rows == 0) | all_rows, mx.nan, given.logits))
+        return replace(result, logits=mx.where((rows == 0) | all_rows, mx.nan, result.logits))
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, damages)
@@ -442,7 +442,7 @@ def test_what_is_no_number_ends_the_texts_that_are_made_of_it(
     world = World(decoder_only("llama"))
     with nan(monkeypatch, what, at) as fired:
         ended = world.decode()
-    assert fired and world.raised is None and all(each.last for each in ended)
+    assert fired and world.raised is None and all(request.last for request in ended)
     errors = check(ended, alone)
     assert all(ended[number].error == DAMAGED for number in errors)
     assert len(errors) <= (0 if "draft" in what else 1 if "one" in what else 2)

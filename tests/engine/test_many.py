@@ -40,12 +40,12 @@ def request(seed: int, **settings) -> Request:
     """A prompt of its own with a length, a room and a seed of its own."""
     dice = random.Random(seed)
     prompt = [dice.randrange(3, SIZE) for _ in range(dice.choice([1, 2, 3, 9, 20, 41]))]
-    own = {"max_tokens": dice.choice([1, 5, 17, 30]), "seed": seed, "frequency_penalty": 1.0}
-    return Request(prompt, Options(cost_cache=False, **{**own, **settings}))
+    drawn = {"max_tokens": dice.choice([1, 5, 17, 30]), "seed": seed, "frequency_penalty": 1.0}
+    return Request(prompt, Options(cost_cache=False, **{**drawn, **settings}))
 
 
 def alone(pair: Pair, requests: list[Request]) -> list[tuple[str, str]]:
-    results = (generate(pair, each.prompt, each.options) for each in requests)
+    results = (generate(pair, request.prompt, request.options) for request in requests)
     return [(result.text, result.finish_reason) for result in results]
 
 
@@ -130,13 +130,13 @@ def test_no_more_go_through_a_pass_than_were_requested(
 
 def test_figures_of_a_text_are_its_own(pair: Pair) -> None:
     requests = [request(seed, num_draft=3, proposer="draft", temperature=0.8) for seed in range(6)]
-    for result, each in zip(
+    for result, sent in zip(
         generate_many(pair, requests, requests[0].options, batch_size=4), requests, strict=True
     ):
         assert sum(result.stats.drafted_by_position) == result.stats.drafted
         assert result.stats.accepted + result.stats.rounds >= len(result.tokens)
-        assert result.labels.prompt_tokens == len(each.prompt)
-        assert result.labels.seed == each.options.seed
+        assert result.labels.prompt_tokens == len(sent.prompt)
+        assert result.labels.seed == sent.options.seed
 
 
 def live(pair: Pair, options: Options, batch_size: int = 4) -> Scheduler:
@@ -169,8 +169,8 @@ def test_a_prompt_that_is_given_up_leaves_before_the_next_step(
     requests = [request(seed, max_tokens=9, **settings) for seed in range(7)]
     for given_up in ({0, 2}, {0, 1, 2, 3, 6}):
         run, texts = live(pair, requests[0].options), {}
-        for number, each in enumerate(requests):
-            run.add(number, each)
+        for number, prompt in enumerate(requests):
+            run.add(number, prompt)
         heard: list[int] = []
         for _ in range(steps):
             for part in run.step():
@@ -190,15 +190,15 @@ def test_a_prompt_that_is_given_up_leaves_before_the_next_step(
 
 def test_drafts_are_for_those_that_allow_them(pair: Pair) -> None:
     """Each in one batch with the others, and its text is the same."""
-    own: list[dict] = [{"regular": True}, {"num_draft": 1}, {}, {"proposer": "none"}]
+    changes: list[dict] = [{"regular": True}, {"num_draft": 1}, {}, {"proposer": "none"}]
     settings = {"num_draft": 3, "proposer": "draft", "temperature": 0.8, "max_tokens": 20}
-    requests = [request(seed, **{**settings, **own[seed % 4]}) for seed in range(8)]
+    requests = [request(seed, **{**settings, **changes[seed % 4]}) for seed in range(8)]
     options = request(0, **settings).options
     results = generate_many(pair, requests, options, batch_size=8)
-    assert [(each.text, each.finish_reason) for each in results] == alone(pair, requests)
+    assert [(one.text, one.finish_reason) for one in results] == alone(pair, requests)
     drafted = [result.stats.drafted_by_position for result in results]
-    assert all(len(each) <= 1 for each in (*drafted[1::4],))
-    assert all(len(each) == 3 for each in drafted[2::4])
+    assert all(len(counts) <= 1 for counts in (*drafted[1::4],))
+    assert all(len(counts) == 3 for counts in drafted[2::4])
     for seed in (0, 3, 4, 7):
         # What fills up the rectangle is the padding token, which is hardly ever right.
         assert results[seed].stats.drafted == results[seed].stats.accepted <= 2

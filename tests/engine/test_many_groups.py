@@ -141,8 +141,8 @@ def test_texts_do_not_depend_on_the_groups(family: str, pair: Pair) -> None:
         texts |= {part.number: part.result for part in run.step() if part.result}
         groups = max(groups, len(run._running))
     assert groups > 1
-    for number, each in enumerate(requests):
-        assert texts[number].tokens == generate(pair, each.prompt, each.options).tokens
+    for number, request in enumerate(requests):
+        assert texts[number].tokens == generate(pair, request.prompt, request.options).tokens
 
 
 def test_a_prompt_that_begins_as_one_that_is_being_read_waits_for_it_and_others_do_not(
@@ -175,7 +175,7 @@ def test_jobs_that_have_ended_are_not_held_by_those_that_waited_for_them(pair: P
 def test_requests_with_different_rules_run_side_by_side(pair: Pair) -> None:
     run = live(pair)
     arguments = [options(max_tokens=40), options(max_tokens=40, temperature=0.9, rule="token")]
-    for number, each in enumerate(arguments):
-        run.add(number, Request([5, 9, 11], each))
+    for number, argument in enumerate(arguments):
+        run.add(number, Request([5, 9, 11], argument))
     heard = [{part.number for part in run.step()} for _ in range(4)]
     assert heard[-1] == {0, 1}

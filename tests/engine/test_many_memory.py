@@ -59,8 +59,8 @@ def contexts(thing: object) -> Iterator[RowsContext]:
     if isinstance(thing, RowsContext):
         yield thing
     elif isinstance(thing, dict | list):
-        for each in thing.values() if isinstance(thing, dict) else thing:
-            yield from contexts(each)
+        for part in thing.values() if isinstance(thing, dict) else thing:
+            yield from contexts(part)
     elif isinstance(thing, Decoding) or hasattr(thing, "propose"):
         yield from contexts(vars(thing))
 
@@ -71,8 +71,8 @@ def held(run: Scheduler) -> int:
     for group in [*run._reading, *run._running]:
         for context in contexts(group.decoding):
             arrays += [array for cache in context._caches for array in cache.state]
-            if given := getattr(context, "_given", None):
-                arrays += [array for pair in given.projected for array in pair]
+            if encoded := getattr(context, "_given", None):
+                arrays += [array for pair in encoded.projected for array in pair]
     return sum(array.nbytes for array in arrays)
 
 

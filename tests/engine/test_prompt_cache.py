@@ -26,7 +26,7 @@ def memory(text: Sequence[int], lag: int = 0, length: int | None = None) -> Reus
     """Of the first `length` columns of a text, lazily and with others behind them."""
     arrays = columns_of(text, lag)
     count = arrays[0].shape[2] if length is None else length
-    return Reusable(count, lambda a, b: tuple(each[:, :, a:b] for each in arrays), lag)
+    return Reusable(count, lambda a, b: tuple(array[:, :, a:b] for array in arrays), lag)
 
 
 def keep(cache: PromptCache, text: Sequence[int], **memories: Reusable) -> None:
@@ -34,12 +34,12 @@ def keep(cache: PromptCache, text: Sequence[int], **memories: Reusable) -> None:
     cache.keep(text, [*text, 0], memories)
 
 
-def holds(kept: object, text: Sequence[int], count: int, lag: int = 0) -> bool:
+def holds(state: object, text: Sequence[int], count: int, lag: int = 0) -> bool:
     wanted = columns_of(text[: count + lag], lag)
     return (
-        isinstance(kept, KVSlice)
-        and kept.length == count
-        and all(map(mx.array_equal, kept.arrays, wanted))
+        isinstance(state, KVSlice)
+        and state.length == count
+        and all(map(mx.array_equal, state.arrays, wanted))
     )
 
 
@@ -62,9 +62,9 @@ def test_the_longest_beginning_is_found_whoever_wrote_it() -> None:
         ([1, 2, 3, 4, 8, 8], 4),
         ([1, 2, 7], 2),
     ):
-        known = cache.find(prompt, len(prompt) - 1)
-        assert holds(known.target, prompt, count), prompt
-        assert known.cached_tokens == count
+        found = cache.find(prompt, len(prompt) - 1)
+        assert holds(found.target, prompt, count), prompt
+        assert found.cached_tokens == count
     assert cache.find([2, 1], 1).target is None
     assert cache.find([1, 2, 3], 0).target is None
     check(cache)
@@ -86,15 +86,15 @@ def test_forced_collisions_and_evictions_never_mix_texts(seed: int) -> None:
         check(cache)
         prompt = [chance.randrange(2) for _ in range(chance.randrange(1, 14))]
         needs = chance.choice([(), ("eagle3",)])
-        known = cache.find(prompt, len(prompt) - 1, needs)
-        count = known.cached_tokens
-        if known.target is None:
+        found = cache.find(prompt, len(prompt) - 1, needs)
+        count = found.cached_tokens
+        if found.target is None:
             continue
-        assert holds(known.target, prompt, count)
-        assert not needs or known.proposer["eagle3"].length == count
-        for name, kept in known.proposer.items():
-            assert kept.length <= count
-            assert holds(kept, prompt, kept.length, lag=int(name == "eagle3"))
+        assert holds(found.target, prompt, count)
+        assert not needs or found.proposer["eagle3"].length == count
+        for name, state in found.proposer.items():
+            assert state.length <= count
+            assert holds(state, prompt, state.length, lag=int(name == "eagle3"))
         check(cache)
 
 
@@ -116,7 +116,7 @@ def test_what_was_used_longest_ago_goes_first() -> None:
 def test_trees_of_tenants_share_nothing_but_the_bound() -> None:
     cache = PromptCache(3 * 4 * COLUMN)
     for tenant in ("a", "b", "c", "d", "e"):
-        found = [cache.find([1, 1, 1, 1, 5], 4, (), each).cached_tokens for each in ("", tenant)]
+        found = [cache.find([1, 1, 1, 1, 5], 4, (), name).cached_tokens for name in ("", tenant)]
         assert found == [0, 0]
         assert cache.waits([1] * 300, [1] * 300, tenant)
         cache.keep([1, 1, 1, 1], [1, 1, 1, 1, 0], {"target": memory([1, 1, 1, 1])}, tenant)

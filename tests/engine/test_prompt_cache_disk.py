@@ -78,8 +78,8 @@ def test_a_restart_loses_nothing(kind: str, room: int, tmp_path: Path) -> None:
     again = opened(directory, pair, room)
     results = [run(pair, prompt, DRAFTING, again) for prompt in prompts]
     again.close()
-    assert [each.tokens for each in results] == plain
-    after = [each.labels.cached_tokens for each in results]
+    assert [result.tokens for result in results] == plain
+    after = [result.labels.cached_tokens for result in results]
     assert after == hits and (max(hits) > 8 or room < ROOM)
     assert again.nbytes <= room
 
@@ -153,14 +153,14 @@ def test_only_blocks_of_these_models_and_settings_are_read(tmp_path: Path) -> No
         (directory / "config.json").write_text(json.dumps({**config, **changes}))
         return pair_of(load_model(directory).model, None)
 
-    whole = len(TEXT) - 1
-    assert [hits(loaded()), hits(loaded())] == [0, whole]
+    most = len(TEXT) - 1
+    assert [hits(loaded()), hits(loaded())] == [0, most]
     for changes in (
         {"rope_theta": 50.0},
         {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
         {"rms_norm_eps": 0.1},
     ):
-        assert [hits(loaded(**changes)), hits(loaded())] == [0, whole]
+        assert [hits(loaded(**changes)), hits(loaded())] == [0, most]
     assert [hits(decoder("llama", seed=1)), hits(decoder("llama", seed=2))] == [0, 0]
 
 
@@ -170,9 +170,9 @@ def test_another_version_computes_anew(tmp_path: Path, monkeypatch: pytest.Monke
     run(pair, TEXT, DRAFTING, cache)
     cache.close()
     monkeypatch.setattr(prompt_cache_files, "__version__", "9.9")
-    other = opened(tmp_path, pair)
-    assert run(pair, TEXT, DRAFTING, other).labels.cached_tokens == 0
-    other.close()
+    again = opened(tmp_path, pair)
+    assert run(pair, TEXT, DRAFTING, again).labels.cached_tokens == 0
+    again.close()
 
 
 def sizes(directory: Path) -> int:
@@ -202,10 +202,10 @@ def test_within_their_bounds_memory_and_disk_never_mix_texts(seed: int, tmp_path
             assert sizes(tmp_path) <= bound
             cache = start()
         prompt: Sequence[int] = [chance.randrange(2) for _ in range(chance.randrange(1, 24))]
-        known = cache.find(prompt, len(prompt) - 1, chance.choice([(), ("eagle3",)]))
-        if known.target is not None:
-            assert holds(known.target, prompt, known.cached_tokens)
-            for name, part in known.proposer.items():
+        found = cache.find(prompt, len(prompt) - 1, chance.choice([(), ("eagle3",)]))
+        if found.target is not None:
+            assert holds(found.target, prompt, found.cached_tokens)
+            for name, part in found.proposer.items():
                 assert holds(part, prompt, part.length, lag=int(name == "eagle3"))
         check(cache)
     cache.close()
@@ -213,9 +213,9 @@ def test_within_their_bounds_memory_and_disk_never_mix_texts(seed: int, tmp_path
 
 def test_the_oldest_goes_first_and_strangers_before_it(tmp_path: Path) -> None:
     models = {"target": "a digest"}
-    other = PromptCache(ROOM, Directory(tmp_path, 9000, {"target": "another"}))
-    keep(other, [9, 9], target=memory([9, 9]))
-    other.close()
+    stranger = PromptCache(ROOM, Directory(tmp_path, 9000, {"target": "another"}))
+    keep(stranger, [9, 9], target=memory([9, 9]))
+    stranger.close()
     precious = tmp_path / "model.safetensors"
     mx.save_safetensors(str(precious), {"a": mx.zeros(3)})
     cache = PromptCache(ROOM, Directory(tmp_path, 9000, models))

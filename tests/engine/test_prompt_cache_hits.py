@@ -113,14 +113,14 @@ def test_a_hit_changes_nothing_but_what_is_read(
     first = generate(pair, SYSTEM + PROMPT, plain)
     assert len(set(first.tokens)) > 3, "a text of one token would prove little"
     turn = [*SYSTEM, *PROMPT, *first.tokens, 17, 44]
-    other = [*SYSTEM, 1, 2, 3]
-    again, another = (generate(pair, prompt, plain).tokens for prompt in (turn, other))
+    branch = [*SYSTEM, 1, 2, 3]
+    again, another = (generate(pair, prompt, plain).tokens for prompt in (turn, branch))
     cache = PromptCache(ROOM)
     hits = []
     for prompt, tokens in (
         (SYSTEM + PROMPT, first.tokens),
         (turn, again),
-        (other, another),
+        (branch, another),
         (turn, again),
     ):
         result = run(pair, prompt, drafting, cache)
@@ -141,9 +141,11 @@ def test_nobody_writes_into_what_is_kept(name: str, pairs: Callable[[str], Pair]
     pair, options, cache = pairs(name), make_options(0.0, num_draft=3), PromptCache(ROOM)
     first = run(pair, SYSTEM + PROMPT, options, cache)
     arrays = [
-        array for node in cache._order for own in node.columns.values() for array in own.arrays
+        array for node in cache._order for part in node.columns.values() for array in part.arrays
     ]
-    arrays += [a for n in cache._order for whole in n.snapshots.values() for a in whole.arrays]
+    arrays += [
+        a for n in cache._order for snapshot in n.snapshots.values() for a in snapshot.arrays
+    ]
     before = [array.tolist() for array in arrays]
     for tail in ([], [17, 44], [3]):
         run(pair, [*SYSTEM, *PROMPT, *first.tokens[:5], *tail], options, cache)

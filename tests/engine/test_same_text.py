@@ -102,8 +102,8 @@ def by_another(target: str, draft: str, **changes: Any) -> Row:
     """A draft of another architecture or vocabulary."""
 
     def make(path: Path) -> Pair:
-        other = DecoderOnlyModel(tiny.build(draft, **changes))
-        return lettered(pair_of(DecoderOnlyModel(tiny.build(target)), other))
+        network = DecoderOnlyModel(tiny.build(draft, **changes))
+        return lettered(pair_of(DecoderOnlyModel(tiny.build(target)), network))
 
     return Row(make)
 
@@ -334,14 +334,14 @@ def drafted_by(proposer: str, result: Result) -> int:
     """How many tokens it drafted, the grammar's own aside."""
     if result.labels.proposer == proposer:
         return result.stats.drafted
-    own = result.stats.by_source.get(proposer)
-    return own.drafted if own is not None else 0
+    figures = result.stats.by_source.get(proposer)
+    return figures.drafted if figures is not None else 0
 
 
 def outcomes(results: list[Any]) -> list[Outcome]:
     return [
-        each if isinstance(each, str) else (each.tokens, each.text, each.finish_reason)
-        for each in results
+        result if isinstance(result, str) else (result.tokens, result.text, result.finish_reason)
+        for result in results
     ]
 
 
@@ -351,25 +351,29 @@ def test_a_text_is_that_of_plain_decoding_alone(
 ) -> None:
     row, pair, dice = ROWS[name], pair_for(name), random.Random(f"{name} {proposer}")
     requests = [drawn(pair, row, number, dice) for number in range(row.requests)]
-    plain = outcomes([alone(pair, each, regular=True) for each in requests])
+    plain = outcomes([alone(pair, request, regular=True) for request in requests])
     drafting = [
-        replace(each, options=replace(each.options, proposer=proposer, num_draft=1 + number % 6))
-        for number, each in enumerate(requests)
+        replace(
+            request, options=replace(request.options, proposer=proposer, num_draft=1 + number % 6)
+        )
+        for number, request in enumerate(requests)
     ]
     cache = PromptCache(ROOM)
     results = [
-        alone(pair, each, (None, cache)[number % 2], draft_length=(None, Switching())[number % 2])
-        for number, each in enumerate(drafting)
+        alone(
+            pair, request, (None, cache)[number % 2], draft_length=(None, Switching())[number % 2]
+        )
+        for number, request in enumerate(drafting)
     ]
     assert outcomes(results) == plain
-    for each in (None, cache):
-        batch = together(pair, drafting, each, dice)
+    for store in (None, cache):
+        batch = together(pair, drafting, store, dice)
         assert outcomes(batch) == plain
         results += batch
-    whole = [each for each in results if isinstance(each, Result)]
-    assert sum(drafted_by(proposer, each) for each in whole) > 0
+    complete = [result for result in results if isinstance(result, Result)]
+    assert sum(drafted_by(proposer, result) for result in complete) > 0
     # Few short texts may all have ended before anything was worth keeping.
-    assert row.requests < 12 or sum(each.labels.cached_tokens for each in whole) > 0
+    assert row.requests < 12 or sum(result.labels.cached_tokens for result in complete) > 0
 
 
 RULES = [
@@ -410,12 +414,12 @@ def test_under_other_rules_a_text_is_what_the_same_drafts_give_alone(
         )
         for seed in range(5)
     ]
-    expected = [generate(free, each.prompt, each.options).tokens for each in requests]
+    expected = [generate(free, request.prompt, request.options).tokens for request in requests]
     results = generate_many(free, requests, Options(num_draft=4, **common), batch_size=5)
     assert [r.tokens[:-5] for r in results] == [tokens[:-5] for tokens in expected]
     cache = PromptCache(ROOM)
-    for each, tokens in zip(requests * 2, expected * 2, strict=True):
-        result = stream_generate(free, each.prompt, each.options, cache=cache).result()
+    for request, tokens in zip(requests * 2, expected * 2, strict=True):
+        result = stream_generate(free, request.prompt, request.options, cache=cache).result()
         assert result.tokens == tokens
 
 

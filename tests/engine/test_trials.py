@@ -34,9 +34,9 @@ def warnings_of(call: Callable[[], object]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    mine = [each for each in caught if HARDLY in str(each.message)]
-    assert all(each.category is RuntimeWarning for each in mine)
-    return [str(each.message) for each in mine]
+    mine = [warning for warning in caught if HARDLY in str(warning.message)]
+    assert all(warning.category is RuntimeWarning for warning in mine)
+    return [str(warning.message) for warning in mine]
 
 
 @pytest.fixture
@@ -107,6 +107,6 @@ def test_of_requests_that_come_one_by_one_it_is_named_once(wrong: Pair) -> None:
 
 def test_a_proposer_of_the_callers_own_is_not_judged(wrong: Pair) -> None:
     assert wrong.drafter_network is not None
-    own = HiddenStateDrafter(wrong.drafter_network, OPTIONS, SIZE)
-    run = stream_generate(wrong, PROMPT, OPTIONS, proposer=own, draft_length=FixedLength(4))
+    proposer = HiddenStateDrafter(wrong.drafter_network, OPTIONS, SIZE)
+    run = stream_generate(wrong, PROMPT, OPTIONS, proposer=proposer, draft_length=FixedLength(4))
     assert warnings_of(run.result) == []

@@ -50,11 +50,11 @@ def test_figures_of_one_method() -> None:
 
 
 def test_a_text_that_differs_is_reported_with_its_place_and_margin() -> None:
-    own = sample(1.0, tokens=(5, 6, 7))
+    same = sample(1.0, tokens=(5, 6, 7))
     found = measured(
         {
-            "plain": [own, own, own],
-            "draft 3": [own, sample(1.0, tokens=(5, 8, 7)), sample(1.0, tokens=(5, 6))],
+            "plain": [same, same, same],
+            "draft 3": [same, sample(1.0, tokens=(5, 8, 7)), sample(1.0, tokens=(5, 6))],
         },
         [PLAIN, DRAFT],
         [None] * 3,

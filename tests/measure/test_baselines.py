@@ -92,7 +92,7 @@ def test_transformers_gets_texts_of_like_length_in_one_call(pair: Pair) -> None:
     target.says = [[5, 6], [sorted(pair.eos_token_ids)[0], 7]]
     made = dict(methods[1].run([[3], [4, 5, 6], [8, 9]]))
     pad = target.calls[0]["generation_config"].pad_token_id
-    assert [each["tokens"].tolist() for each in target.calls] == [
+    assert [call["tokens"].tolist() for call in target.calls] == [
         [[4, 5, 6], [pad, 8, 9]],
         [[3]],
     ]
@@ -121,7 +121,7 @@ def test_a_program_that_cannot_batch_a_model_is_left_out_with_its_reason(
 ) -> None:
     fake, (target, _) = fake_for(pair)
 
-    def refuse(*given: Any, **fields: Any) -> None:
+    def refuse(*arguments: Any, **fields: Any) -> None:
         raise ValueError("no batches here\nbecause")
 
     if program == "transformers":
@@ -131,8 +131,8 @@ def test_a_program_that_cannot_batch_a_model_is_left_out_with_its_reason(
     monkeypatch.setattr(baselines, "hugging_face", lambda: fake.installed)
     programs = mlx_lm_file_methods, transformers_file_methods
     methods, notes = find_baselines(*programs, pair, Options(), [2])
-    other = {"mlx-lm", "transformers"} - {program}
-    assert {one.family for one in methods} == other
+    rest = {"mlx-lm", "transformers"} - {program}
+    assert {one.family for one in methods} == rest
     assert f"{program} is left out: it cannot generate: no batches here" in notes
 
 
@@ -151,8 +151,8 @@ def stored(name: str) -> dict[str, np.ndarray]:
     return {key: np.array(array.astype(mx.float32)) for key, array in read.items()}
 
 
-def shapes(given: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in given.items()}
+def shapes(arrays: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in arrays.items()}
 
 
 @pytest.mark.parametrize(
@@ -188,13 +188,13 @@ def test_the_scaling_is_said_where_transformers_looks_for_it(name: str, scales: 
 
 @pytest.mark.parametrize("change", ["missing", "strange", "shape"])
 def test_other_tensors_than_ours_are_refused_by_name(change: str) -> None:
-    ours = network("torch/llama")
-    given = shapes(weights(ours))
-    norm = given.pop("model.norm.weight")
+    llama = network("torch/llama")
+    tensors = shapes(weights(llama))
+    norm = tensors.pop("model.norm.weight")
     if change != "missing":
-        given["model.norm.weight"] = norm if change == "strange" else (3,)
+        tensors["model.norm.weight"] = norm if change == "strange" else (3,)
     if change == "strange":
-        given["model.more.weight"] = norm
-    fake = FakeHuggingFace(FakeModel(given))
+        tensors["model.more.weight"] = norm
+    fake = FakeHuggingFace(FakeModel(tensors))
     with pytest.raises(NoBaselineError, match=r"model\.(norm|more)\.weight"):
-        build(fake.installed, files.read_config(FIXTURES / "torch/llama"), ours)
+        build(fake.installed, files.read_config(FIXTURES / "torch/llama"), llama)

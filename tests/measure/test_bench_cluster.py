@@ -22,8 +22,8 @@ def on_machines(name: str, machines: int, us: float, *, parts: bool = True) -> A
     """What bench would measure where the closed form is right, one token a plain step."""
     step, exchanges, cost, _ = costs(name)
     drafted, tokens, draft = CASES[name][3], CASES[name][5], CASES[name][6]
-    own, network = share(name, machines), exchanges * us / 1000
-    plain, verify = own * step + network, own * step * cost.passes[drafted + 1] + network
+    part, network = share(name, machines), exchanges * us / 1000
+    plain, verify = part * step + network, part * step * cost.passes[drafted + 1] + network
     analysis = analyse(
         measured(
             {"plain": [sample(10 * plain / 1000)], "draft": [sample(1.0, [(drafted, 1)])]},
@@ -49,7 +49,7 @@ def figures(name: str, machines: int, us: float, **more: Any) -> Any:
     return found, replace(analysis, cluster=found)
 
 
-@pytest.mark.parametrize(("name", "machines", "even"), [each[:3] for each in THRESHOLDS])
+@pytest.mark.parametrize(("name", "machines", "even"), [threshold[:3] for threshold in THRESHOLDS])
 @pytest.mark.parametrize("us", [30, 300])
 def test_what_one_machine_gains_comes_out_again(
     name: str, machines: int, even: float, us: float

@@ -20,12 +20,12 @@ RDMA, WIFI = Link(2, 100e-6), Link(2, 5e-3)
 
 
 def test_all_but_what_belongs_to_tokens_is_divided() -> None:
-    known = outline(LLAMA, "llama")
+    llama = outline(LLAMA, "llama")
     table = 64 * 32 * 4
-    assert known.token_nbytes == [table, table]
-    report = cluster(Link(4, 1e-4), known, caches_bytes=4000)
-    assert report.target_bytes == 2 * table + (known.nbytes - 2 * table) / 4 + 1000
-    layers = sum(known.layer_nbytes)
+    assert llama.token_nbytes == [table, table]
+    report = cluster(Link(4, 1e-4), llama, caches_bytes=4000)
+    assert report.target_bytes == 2 * table + (llama.nbytes - 2 * table) / 4 + 1000
+    layers = sum(llama.layer_nbytes)
     divided = layers / (layers + table)
     assert report.share == pytest.approx(divided / 4 + 1 - divided)
     tied = outline({**LLAMA, "tie_word_embeddings": True}, "llama")
@@ -58,14 +58,16 @@ def test_a_target_that_two_machines_hold_is_measured_on_a_few_layers_or_not_at_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
-    whole = sum(each.outline().nbytes + each.outline().cache_nbytes(8, 8) for each in arguments)
-    monkeypatch.setattr("mlx_specdec.measure.estimate.usable_memory", lambda: whole - 1)
+    total = sum(
+        argument.outline().nbytes + argument.outline().cache_nbytes(8, 8) for argument in arguments
+    )
+    monkeypatch.setattr("mlx_specdec.measure.estimate.usable_memory", lambda: total - 1)
     less = {**QUICK, "link": RDMA}
     report = estimate(*arguments, **less, clock=ticking())
     assert report.fits and report.speeds is None and report.cluster.speeds is None
     assert any("one machine has to hold" in note for note in report.notes)
     monkeypatch.setattr(
-        "mlx_specdec.measure.passes.parts", lambda known: parts(known, whole=100_000, least=1)
+        "mlx_specdec.measure.passes.parts", lambda model: parts(model, most=100_000, least=1)
     )
     few = estimate(*arguments, **less, clock=ticking())
     assert few.speeds is not None and few.cluster.speeds is not None

@@ -56,15 +56,15 @@ def source_of(directory: Path, **numbers) -> DrafterSource:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_config_json_tells_what_the_files_hold(name: str, tmp_path: Path) -> None:
-    whole = KINDS[name](tmp_path / "whole", encoder=32)
-    files = read(whole)
-    known = outline(config_of(Path(shutil.copytree(whole, tmp_path / "config"))))
-    assert files is not None and known is not None
+    directory = KINDS[name](tmp_path / "whole", encoder=32)
+    files = read(directory)
+    described = outline(config_of(Path(shutil.copytree(directory, tmp_path / "config"))))
+    assert files is not None and described is not None
     # What is there by presence alone is norms and a head of a few numbers.
-    left = files.tensors.shapes.keys() - known.tensors.shapes.keys()
-    assert all(re.search(r"[qk]_norm\.weight|confidence_head", each) for each in left)
-    assert known.tensors.shapes.items() <= files.tensors.shapes.items()
-    assert known.facts() == files.facts()
+    left = files.tensors.shapes.keys() - described.tensors.shapes.keys()
+    assert all(re.search(r"[qk]_norm\.weight|confidence_head", name) for name in left)
+    assert described.tensors.shapes.items() <= files.tensors.shapes.items()
+    assert described.facts() == files.facts()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_drafter_is_measured_from_two_configurations(
     )
     assert report.proposer == ("eagle3" if name == "speculators" else name)
     assert report.speeds is not None and report.fits
-    longest = max(each.num_draft for each in report.speeds.predictions)
+    longest = max(prediction.num_draft for prediction in report.speeds.predictions)
     assert longest <= MOST.get(name, 16)
     assert report.draft.vocabulary == size
     assert report.draft.weights_bytes > 0 and report.draft.caches_bytes > 0
@@ -123,32 +123,32 @@ def test_a_drafter_is_computed_with_as_the_user_wants(
     taken: list[bool | None] = []
     monkeypatch.setattr(NumberFormat, "expands", lambda self, count: taken.append(self.expand))
     files = eagle3(tmp_path / "drafter")
-    source, known = source_of(config_of(files), expand=False), ModelSource("big", LLAMA).outline()
+    source, target = source_of(config_of(files), expand=False), ModelSource("big", LLAMA).outline()
     monkeypatch.setattr(source.files.tensors, "quantized", {"fc": Quantization(4, 32)})
-    DrafterOutline(source, known)
+    DrafterOutline(source, target)
     assert taken == [None, False]
 
 
 def test_an_assistant_of_gemma_is_known_by_config_json(tmp_path: Path) -> None:
-    whole, target = (GEMMA / "dense" / name for name in ("assistant", "target"))
-    files = read(whole)
-    its = source_of(config_of(Path(shutil.copytree(whole, tmp_path / "config"))))
+    directory, target = (GEMMA / "dense" / name for name in ("assistant", "target"))
+    files = read(directory)
+    source = source_of(config_of(Path(shutil.copytree(directory, tmp_path / "config"))))
     assert files is not None
-    assert its.files.tensors.shapes == files.tensors.shapes
-    assert its.files.facts() == files.facts()
+    assert source.files.tensors.shapes == files.tensors.shapes
+    assert source.files.facts() == files.facts()
     config = json.loads((target / "config.json").read_text())
-    report = estimate(ModelSource("target", config), its, **QUICK, clock=ticking())
+    report = estimate(ModelSource("target", config), source, **QUICK, clock=ticking())
     assert report.proposer == "gemma4_assistant" and report.speeds is not None
     ordered = shutil.copytree(GEMMA / "ordered" / "assistant", tmp_path / "ordered")
     assert outline(config_of(Path(ordered))) is not None
 
 
 def test_caches_hold_the_text_and_the_source(tmp_path: Path) -> None:
-    known = ModelSource("t5", T5).outline()
+    target = ModelSource("t5", T5).outline()
     width, size = T5["d_model"], T5["vocab_size"]
     shape = {"width": width, "vocabulary": size, "drafted": None}
     plain, encoder = (
-        DrafterOutline(source_of(config_of(eagle3(tmp_path / name, **shape, **more))), known)
+        DrafterOutline(source_of(config_of(eagle3(tmp_path / name, **shape, **more))), target)
         for name, more in (("plain", {}), ("encoder", {"encoder": width}))
     )
     position = 2 * KV_HEADS * HEAD_DIM * 4

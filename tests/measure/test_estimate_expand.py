@@ -39,7 +39,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     monkeypatch.setattr(estimating, "usable_memory", lambda: 1 << 30)
     monkeypatch.setattr("mlx_specdec.measure.passes.measure", lambda *_, **__: None)
     few = "mlx_specdec.measure.passes.parts"
-    monkeypatch.setattr(few, lambda known: parts(known, whole=30_000, least=1))
+    monkeypatch.setattr(few, lambda sizes: parts(sizes, most=30_000, least=1))
     return found
 
 
@@ -50,9 +50,9 @@ def test_the_size_of_the_whole_model_decides_for_the_layers_that_are_timed(
     config: dict, timed: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {**config, **ENTRY}
-    whole = 4 * count(outline(config, "whole").network)
-    assert 4 * count(outline(config, "part", depth=3).network) < whole / 2
-    for limit, quantized in ((whole, True), (whole + 4, False)):
+    size = 4 * count(outline(config, "whole").network)
+    assert 4 * count(outline(config, "part", depth=3).network) < size / 2
+    for limit, quantized in ((size, True), (size + 4, False)):
         monkeypatch.setattr(number_format.sizes, "memory", lambda limit=limit: 4 * limit)
         for expand, expected in ((None, quantized), (True, False), (False, True)):
             timed.clear()
@@ -67,8 +67,8 @@ def test_layers_of_the_target_draft_with_the_weights_that_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = {**LLAMA, **ENTRY}
-    whole = 4 * count(outline(config, "whole").network)
-    for limit, words in ((whole, "4-bit, float32"), (whole + 4, "float32")):
+    size = 4 * count(outline(config, "whole").network)
+    for limit, words in ((size, "4-bit, float32"), (size + 4, "float32")):
         monkeypatch.setattr(number_format.sizes, "memory", lambda limit=limit: 4 * limit)
         draft = own_draft(ModelSource("big", config), "self:2").outline()
         assert (draft.dtype, len(draft.layers)) == (words, 2)
@@ -82,8 +82,8 @@ def test_layers_that_are_quantized_in_their_own_way_are_found_by_name() -> None:
     # "mode" names no layer, although names of layers begin with these letters.
     entry = {"bits": 4, "group_size": 32, "mode": "affine"}
     plain = outline({**LLAMA, "quantization": entry}, "plain", expand=False)
-    own = {"model.layers.1.mlp.gate_proj": {"bits": 8, "group_size": 32}}
-    wider = outline({**LLAMA, "quantization": {**entry, **own}}, "wider", expand=False)
+    settings = {"model.layers.1.mlp.gate_proj": {"bits": 8, "group_size": 32}}
+    wider = outline({**LLAMA, "quantization": {**entry, **settings}}, "wider", expand=False)
     size = LLAMA["hidden_size"] * LLAMA["intermediate_size"]
     assert wider.nbytes - plain.nbytes == size * 4 // 8
     less = {**entry, "model.layers.1.mlp.gate_proj": False}
@@ -95,10 +95,10 @@ def test_layers_that_are_quantized_in_their_own_way_are_found_by_name() -> None:
 def test_a_gguf_file_is_outlined_as_it_loads(file: Path, expand: bool) -> None:
     with as_directory(file) as directory:
         loaded = load_model(directory, expand=expand)
-    known = outline(described(file), file.name, expand=expand)
-    assert known.nbytes == loaded.model.nbytes
-    assert known.vocabulary == loaded.model.vocabulary
-    assert known.dtype.rpartition(" ")[2] == loaded.dtype.rpartition(" ")[2]
+    outlined = outline(described(file), file.name, expand=expand)
+    assert outlined.nbytes == loaded.model.nbytes
+    assert outlined.vocabulary == loaded.model.vocabulary
+    assert outlined.dtype.rpartition(" ")[2] == loaded.dtype.rpartition(" ")[2]
 
 
 def test_a_gguf_file_says_the_dtype_of_what_it_does_not_quantize(tmp_path: Path) -> None:

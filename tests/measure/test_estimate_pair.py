@@ -56,8 +56,8 @@ def test_as_much_of_the_prompt_is_read_as_a_tenth_of_the_time_promises() -> None
     for seconds, notes in ((1e9, 0), (60.0, 1)):
         many = {**QUICK, "prompt_tokens": 64, "seconds": seconds, "turns": 1}
         found = estimate(model, model, **many, clock=ticking())
-        said = [note for note in found.notes if "of the prompt's 64 tokens" in note]
-        assert len(said) == notes
+        remarks = [note for note in found.notes if "of the prompt's 64 tokens" in note]
+        assert len(remarks) == notes
         assert "read_tokens" not in found.as_dict()
 
 
@@ -72,19 +72,19 @@ def test_every_time_of_a_model_is_extended_to_all_its_layers() -> None:
         )
 
     # A size that time sufficed for at one depth alone is no size.
-    whole = extended(costs(2), costs(5, (1, 4, 9)), (2, 5), 40)
-    assert whole.step == pytest.approx(costs(40).step)
-    assert whole.draft == pytest.approx(costs(40).draft)
-    assert whole.passes == pytest.approx(costs(40).passes)
-    assert whole.start == pytest.approx(costs(40).start)
-    assert whole.replays
+    full = extended(costs(2), costs(5, (1, 4, 9)), (2, 5), 40)
+    assert full.step == pytest.approx(costs(40).step)
+    assert full.draft == pytest.approx(costs(40).draft)
+    assert full.passes == pytest.approx(costs(40).passes)
+    assert full.start == pytest.approx(costs(40).start)
+    assert full.replays
 
 
 def test_times_that_vary_or_rest_on_one_sample_are_remarked_on() -> None:
     pair = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
-    known = estimate(*pair, **QUICK, clock=ticking())
-    assert known.speeds is not None and known.speeds.samples == 1
-    assert any("measured once" in note for note in known.notes)
+    measured = estimate(*pair, **QUICK, clock=ticking())
+    assert measured.speeds is not None and measured.speeds.samples == 1
+    assert any("measured once" in note for note in measured.notes)
     passes = dict.fromkeys(SIZES, 1.0)
     quiet = PassCosts(None, passes, step=1.0, spread=0.01, samples=5)
     draft = PassCosts(0.1, {}, spread=0.02, samples=4)
@@ -93,11 +93,13 @@ def test_times_that_vary_or_rest_on_one_sample_are_remarked_on() -> None:
     assert extended(quiet, replace(busy, samples=1), (1, 2), 3).samples == 1
     found = speeds(quiet, draft)
     assert (found.spread, found.samples) == (0.02, 4)
-    notes = replace(known, speeds=found).notes
+    notes = replace(measured, speeds=found).notes
     assert not any("busy" in note or "once" in note or "sufficed" in note for note in notes)
-    assert any("varied by 30%" in note for note in replace(known, speeds=speeds(busy, draft)).notes)
+    assert any(
+        "varied by 30%" in note for note in replace(measured, speeds=speeds(busy, draft)).notes
+    )
     short = speeds(replace(quiet, passes={1: 1.0, 3: 1.2}), draft)
-    assert any("up to 2 tokens" in note for note in replace(known, speeds=short).notes)
+    assert any("up to 2 tokens" in note for note in replace(measured, speeds=short).notes)
 
 
 @pytest.mark.parametrize("pair", [(T5, DRAFT_T5), (LLAMA, tiny.CONFIGS["llama"])])
@@ -132,7 +134,7 @@ def test_a_large_model_is_measured_on_a_few_layers_and_the_result_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "mlx_specdec.measure.passes.parts", lambda known: parts(known, whole=100_000, least=1)
+        "mlx_specdec.measure.passes.parts", lambda model: parts(model, most=100_000, least=1)
     )
     found = estimate(
         ModelSource("big", LLAMA),
@@ -172,12 +174,12 @@ def test_sizes_are_announced_before_anything_is_measured_and_the_time_is_kept() 
     clock, announced = ticking(), []
     pair = ModelSource("big", LLAMA), ModelSource("small", tiny.CONFIGS["llama"])
 
-    def announce(known: Estimate) -> None:
-        announced.append((known, clock()))
+    def announce(sizes: Estimate) -> None:
+        announced.append((sizes, clock()))
 
     found = estimate(*pair, **{**QUICK, "seconds": 12.0}, clock=clock, announce=announce)
-    [(known, at)] = announced
-    assert at == 0 and known.fits and known.speeds is None and known.target == found.target
+    [(first, at)] = announced
+    assert at == 0 and first.fits and first.speeds is None and first.target == found.target
     assert clock() < 12 + 4
     assert found.speeds is None
     *_, last = found.notes

@@ -126,9 +126,9 @@ def test_tokens_that_are_no_best_ones_have_no_margins(settings: dict) -> None:
 def test_two_outputs_part_at_the_first_token_that_differs(at: int) -> None:
     pair, settings = decoder_only("llama"), options(temperature=0.8)
     tokens = generate(pair, PROMPT, settings).tokens
-    other = [*tokens[:at], (tokens[at] + 1) % SIZE, *tokens[at + 1 :]]
+    changed = [*tokens[:at], (tokens[at] + 1) % SIZE, *tokens[at + 1 :]]
     margins = score(pair, settings, PROMPT, tokens)
-    found = comparison(pair, settings)(tuple(PROMPT), tokens, tuple(other))
+    found = comparison(pair, settings)(tuple(PROMPT), tokens, tuple(changed))
     assert found.position == at and found.tie is margins.ties[at]
     assert found.margin == pytest.approx(margins.values[at], abs=1e-4)
     shorter = compare(pair, settings, PROMPT, tokens[:at], tokens)
@@ -162,8 +162,8 @@ def margins(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.nd
 
 def choices(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.ndarray:
     """The tokens that rows (n, vocabulary) choose."""
-    kept = Distribution(settings, before.shape[-1]).apply_filters(mx.array(before), [])
-    return np.array(mx.argmax(kept + mx.array(gumbel), axis=-1))
+    filtered = Distribution(settings, before.shape[-1]).apply_filters(mx.array(before), [])
+    return np.array(mx.argmax(filtered + mx.array(gumbel), axis=-1))
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
@@ -182,9 +182,9 @@ def test_no_change_below_the_margin_changes_the_choice(filters: dict) -> None:
         signs = random.choice([-1, 1], size=before.shape)
         parts = 1.0 if turn % 2 else random.uniform(size=before.shape)
         shifted = (before + size * signs * parts).astype(np.float32)
-        other = choices(shifted, gumbel, settings) != chosen
+        changed = choices(shifted, gumbel, settings) != chosen
         change = 2 * np.abs(shifted - before).max(axis=1)
-        closest = np.where(other, np.minimum(closest, change), closest)
+        closest = np.where(changed, np.minimum(closest, change), closest)
     assert (closest >= most - 1e-5).all()
     # And it is not less than it has to be: for nearly all, chance finds a change of twice it.
     assert (closest <= 2.1 * most).mean() > 0.9

@@ -131,7 +131,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
 def test_every_draft_is_measured_and_what_needs_none_once(
     chosen: tuple[int, ...], proposers: list[str], expected: list[str], pairs: list[Pair]
 ) -> None:
-    methods = own_methods([pairs[each] for each in chosen], Options(), proposers, [3])
+    methods = own_methods([pairs[number] for number in chosen], Options(), proposers, [3])
     assert [method.name for method in methods] == ["plain", *expected]
 
 

@@ -15,10 +15,10 @@ def test_rates_are_those_worked_out_by_hand(
 ) -> None:
     step, exchanges, cost, acceptance = costs(name)
     network = us / 1000 * exchanges / step
-    own = share(name, machines)
-    rate = 1000 / step / (own + network)
+    part = share(name, machines)
+    rate = 1000 / step / (part + network)
     assert rate == pytest.approx(plain, abs=0.051)
-    speedup = speedups(shared(cost, own, network), acceptance)[-1]
+    speedup = speedups(shared(cost, part, network), acceptance)[-1]
     assert speedup == pytest.approx(gain, abs=0.0051)
     assert speedup * rate == pytest.approx(speculative, abs=0.051)
 
@@ -28,23 +28,23 @@ def test_thresholds_are_those_worked_out_by_hand(
     name: str, machines: int, even: float, plain: float, speculative: float
 ) -> None:
     step, exchanges, cost, acceptance = costs(name)
-    own, us = share(name, machines), 1000 * step / exchanges
-    network = break_even(cost, own, acceptance)
+    part, us = share(name, machines), 1000 * step / exchanges
+    network = break_even(cost, part, acceptance)
     assert network is not None and network * us == pytest.approx(even, abs=0.51)
-    assert pays_below(cost, own, ()) * us == pytest.approx(plain, abs=0.51)
-    assert pays_below(cost, own, acceptance) * us == pytest.approx(speculative, abs=0.51)
+    assert pays_below(cost, part, ()) * us == pytest.approx(plain, abs=0.51)
+    assert pays_below(cost, part, acceptance) * us == pytest.approx(speculative, abs=0.51)
 
 
 @pytest.mark.parametrize("replays", [False, True])
 @pytest.mark.parametrize("start", [0.0, 0.3])
 def test_at_the_thresholds_both_sides_are_equal(start: float, replays: bool) -> None:
     cost = RoundCost(0.08, {1: 1.0, 2: 1.05, 5: 1.4}, start, replays)
-    acceptance, own = [0.8, 0.64, 0.5, 0.4], 0.55
+    acceptance, part = [0.8, 0.64, 0.5, 0.4], 0.55
     alone = speedups(cost, acceptance)[-1]
-    network = break_even(cost, own, acceptance)
+    network = break_even(cost, part, acceptance)
     assert network is not None and network > 0
-    assert speedups(shared(cost, own, network), acceptance)[-1] == pytest.approx(alone)
-    assert speedups(shared(cost, own, 2 * network), acceptance)[-1] > alone
-    below = pays_below(cost, own, acceptance)
-    there = (own + below) * shared(cost, own, below).of(acceptance)
+    assert speedups(shared(cost, part, network), acceptance)[-1] == pytest.approx(alone)
+    assert speedups(shared(cost, part, 2 * network), acceptance)[-1] > alone
+    below = pays_below(cost, part, acceptance)
+    there = (part + below) * shared(cost, part, below).of(acceptance)
     assert there == pytest.approx(cost.of(acceptance))

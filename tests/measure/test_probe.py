@@ -53,7 +53,9 @@ def written(target: Path) -> tuple[Pair, list[tuple[list[int], list[int]]]]:
     """The prompts' tokens, and with them those that the target writes."""
     pair = load(target)
     prefixes = [list(encode(pair, prompt, SETTINGS)) for prompt in PROMPTS]
-    return pair, [(own, [*own, *generate(pair, own, SETTINGS).tokens]) for own in prefixes]
+    return pair, [
+        (prefix, [*prefix, *generate(pair, prefix, SETTINGS).tokens]) for prefix in prefixes
+    ]
 
 
 def drafter(directory: Path, target: Path, layer: int, named: int) -> Path:
@@ -97,8 +99,10 @@ def test_the_layers_that_a_drafter_was_made_for_are_named(
     named = layer - shift
     measured = probe(load(target, drafter(tmp_path / "drafter", target, layer, named)), PROMPTS)
     exist = [at for at in (0, -1, 1) if 0 <= named + at < LAYERS]
-    assert [each.shift for each in measured.numberings] == exist
-    assert [each.layers for each in measured.numberings] == [(named + at,) for at in exist]
+    assert [numbering.shift for numbering in measured.numberings] == exist
+    assert [numbering.layers for numbering in measured.numberings] == [
+        (named + at,) for at in exist
+    ]
     assert measured.best.shift == shift and measured.fits
 
 
@@ -111,7 +115,7 @@ def test_every_kind_is_probed_on_both_families(kind: str, family: str, tmp_path:
         warnings.simplefilter("error")
         measured = probe(pair, ["5 9 12 7", "33 5 41"])
     assert measured.kind == kind
-    assert [each.shift for each in measured.numberings] == [0]
+    assert [numbering.shift for numbering in measured.numberings] == [0]
     assert measured.numberings[0].drafted > 3
 
 
@@ -140,8 +144,8 @@ def test_another_numbering_has_to_be_clearly_better(
     firsts: tuple[int, int, int], best: int | None, part: str
 ) -> None:
     rows = zip((0, -1, 1), firsts, strict=True)
-    each = tuple(numbering(shift, 100, first) for shift, first in rows)
-    measured = Probe("target", "drafter", "dflash", 2, each)
+    numberings = tuple(numbering(shift, 100, first) for shift, first in rows)
+    measured = Probe("target", "drafter", "dflash", 2, numberings)
     assert part in measured.advice
     assert measured.as_dict()["best_shift"] == best
     if best:
@@ -163,8 +167,8 @@ def test_what_the_command_advises_mends_the_files(run: Run, target: Path, tmp_pa
     (directory / "config.json").write_text(json.dumps(mended))
     measured = strict(run(*arguments, "--json").out)
     assert (measured["kind"], measured["texts"], measured["best_shift"]) == ("eagle3", 2, 0)
-    assert [each["layers"] for each in measured["numberings"]] == [[2], [1], [3]]
-    rates = [each["first_token_acceptance"] for each in measured["numberings"]]
+    assert [row["layers"] for row in measured["numberings"]] == [[2], [1], [3]]
+    rates = [row["first_token_acceptance"] for row in measured["numberings"]]
     assert max(rates) == rates[0] > 0.5
 
 

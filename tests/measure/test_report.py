@@ -158,8 +158,10 @@ def test_the_page_begins_with_a_sentence_and_a_picture_that_stands_alone() -> No
     )
     assert text.index("<h1>Drafts made big") < text.index("<figure>") < text.index("<h2>")
     drawn = picture(text)
-    said = [" ".join(each.itertext()) for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert " ".join(said[:2]) == sentence and "2.50 ×" in said and "plain" in said
+    texts = [
+        " ".join(element.itertext()) for element in drawn.iter("{http://www.w3.org/2000/svg}text")
+    ]
+    assert " ".join(texts[:2]) == sentence and "2.50 ×" in texts and "plain" in texts
     bars = {one.get("class"): one for one in drawn.iter("{http://www.w3.org/2000/svg}rect")}
     assert float(bars["bar best"].get("width", 0)) == 630
     slow = [replace(one, speed_up=None) for one in analysis().methods]

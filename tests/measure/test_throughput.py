@@ -93,7 +93,7 @@ def test_methods_take_turns_over_the_whole_file() -> None:
 
 def test_figures_are_medians_and_ratios_are_taken_within_a_repeat() -> None:
     found = figures()
-    plain, four, draft, other = found.methods
+    plain, four, draft, transformers = found.methods
     # Eight tokens and four texts.
     assert [one.tokens_per_second for one in found.methods] == [1.6, 4, 8, 1]
     assert [one.texts_per_second for one in found.methods] == [0.8, 2, 4, 0.5]
@@ -101,18 +101,18 @@ def test_figures_are_medians_and_ratios_are_taken_within_a_repeat() -> None:
     assert (four.speed_up, four.over_plain) == (4, None)
     # 2, 2 and 1/2 over plain decoding of the same size; 4, 8 and 5/2 over one text at a time.
     assert (draft.speed_up, draft.over_plain) == (4, 2)
-    assert other.peak_memory_bytes is None and plain.peak_memory_bytes is not None
+    assert transformers.peak_memory_bytes is None and plain.peak_memory_bytes is not None
     assert (found.texts, found.repeats, found.skipped) == (4, 3, {2: "too long"})
     # Texts that are not those of one at a time are named.
     assert (plain.compared, plain.differences) == (12, ())
-    places = [(each.prompt, each.position) for each in draft.differences]
+    places = [(difference.prompt, difference.position) for difference in draft.differences]
     assert places == [(0, 1), (1, 1), (3, 1), (4, 1)] * 3
 
 
 @pytest.mark.parametrize(
-    ("texts", "known"), [(5, ()), (2 + 4, ("plain",)), (2 + 9, ("plain", "x"))]
+    ("texts", "complete"), [(5, ()), (2 + 4, ("plain",)), (2 + 9, ("plain", "x"))]
 )
-def test_ctrl_c_keeps_the_runs_that_were_complete(texts: int, known: tuple[str, ...]) -> None:
+def test_ctrl_c_keeps_the_runs_that_were_complete(texts: int, complete: tuple[str, ...]) -> None:
     left = iter(range(texts))
 
     def interrupt() -> None:
@@ -122,11 +122,11 @@ def test_ctrl_c_keeps_the_runs_that_were_complete(texts: int, known: tuple[str, 
     bench = Bench(before=interrupt)
     methods = [bench.method("plain", 1, [1] * 9), bench.method("x", 1, [1] * 9)]
     found = bench.measure(methods, repeats=3, warmup=1)
-    if not known:
+    if not complete:
         assert found is None
         return
     assert found is not None and found.interrupted
-    assert tuple(one.family for one in found.methods if one.speed_up is not None) == known
+    assert tuple(one.family for one in found.methods if one.speed_up is not None) == complete
 
 
 def prompts_of(count: int) -> list[list[int]]:
@@ -162,8 +162,8 @@ def test_every_batch_size_makes_the_texts_of_plain_decoding_alone(
     ]
     assert all(one.same_text for one in methods)
     prompts = prompts_of(6)
-    alone, *others = (texts_of(method, prompts) for method in methods)
-    assert all(texts == alone for texts in others)
+    alone, *batched = (texts_of(method, prompts) for method in methods)
+    assert all(texts == alone for texts in batched)
     turns = (
         "texts were made in turns: target cannot take several sequences in one pass: its caches of "
         "type RotatingKVCache hold one sequence"
@@ -184,7 +184,7 @@ def test_what_the_model_cannot_take_is_skipped_with_its_reason() -> None:
 def baselines(pair: Pair, sizes: Sequence[int]) -> tuple[list[FileMethod], list[str]]:
     """Those that run without torch."""
 
-    def missing(*given: Any) -> list[FileMethod]:
+    def missing(*arguments: Any) -> list[FileMethod]:
         raise NoBaselineError("torch is not installed")
 
     return find_baselines(mlx_lm_file_methods, missing, pair, GREEDY, sizes)
@@ -201,9 +201,9 @@ def test_mlx_lm_makes_the_same_texts_in_batches(eos: frozenset[int]) -> None:
     ]
     assert notes == ["transformers is left out: torch is not installed"]
     prompts = prompts_of(7)
-    own = texts_of(file_methods(pair, GREEDY, None, "auto", [1])[0][0], prompts)
-    assert any(len(text) < 8 for text in own) == bool(eos)
-    assert all(one.same_text and texts_of(one, prompts) == own for one in methods)
+    expected = texts_of(file_methods(pair, GREEDY, None, "auto", [1])[0][0], prompts)
+    assert any(len(text) < 8 for text in expected) == bool(eos)
+    assert all(one.same_text and texts_of(one, prompts) == expected for one in methods)
 
 
 def test_the_verdict_says_what_speculation_brings_at_every_size() -> None:

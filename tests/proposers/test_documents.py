@@ -148,8 +148,8 @@ def test_what_was_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -
         built(key)
         os.utime(key.file, (1000 + age, 1000 + age))
     assert works(document_cache.read(keys[0]))  # and is the newest by that
-    whole = sum(file.stat().st_size for file in user_cache.directory("documents").iterdir())
-    monkeypatch.setattr(document_cache, "MOST_BYTES", whole)
+    total = sum(file.stat().st_size for file in user_cache.directory("documents").iterdir())
+    monkeypatch.setattr(document_cache, "MOST_BYTES", total)
     built()
     there = [key.file.exists() for key in (*keys, KEY)]
     assert there == [True, False, True, True]

@@ -86,9 +86,9 @@ def test_in_a_batch_the_next_one_proposes_where_the_first_has_nothing() -> None:
 
 def test_rows_of_a_batch_draft_what_is_worth_it_for_all_of_them() -> None:
     def made(chances: list[list[float]], token: float) -> tuple[Proposal, bool]:
-        parts = [Scripted(list(range(len(its)))) for its in chances]
-        for part, its in zip(parts, chances, strict=True):
-            part.chances = its
+        parts = [Scripted(list(range(len(row)))) for row in chances]
+        for part, row in zip(parts, chances, strict=True):
+            part.chances = row
         makes = iter(parts)
         rounds = [1.0, 1.3, 1.8, 2.4]
         rows = RowByRow(lambda: next(makes), lambda count: Prices(rounds, token))

@@ -125,9 +125,9 @@ def test_an_ordering_that_names_a_token_twice_is_refused(tmp_path: Path) -> None
     directory = tmp_path / "drafter"
     shutil.copytree(FIXTURES / "ordered" / "assistant", directory)
     file = directory / "model.safetensors"
-    whole = dict(mx.load(str(file)))
-    mx.eval(list(whole.values()))
-    damaged = {**whole, "masked_embedding.token_ordering": mx.zeros(40, mx.int64)}
+    tensors = dict(mx.load(str(file)))
+    mx.eval(list(tensors.values()))
+    damaged = {**tensors, "masked_embedding.token_ordering": mx.zeros(40, mx.int64)}
     mx.save_safetensors(str(file), damaged)
     with pytest.raises(CheckpointError, match="does not name every token once"):
         read(directory)
@@ -151,7 +151,7 @@ def test_another_target_is_refused() -> None:
     files.check_config({"model_type": "gemma4", "text_config": {"hidden_size": 24}})
     with pytest.raises(CheckpointError, match=r"has no \w+_attention for"):
         attach(files, llama(), NumberFormat())
-    other = replace(files, head_dims={**files.head_dims, "full_attention": 8})
+    changed = replace(files, head_dims={**files.head_dims, "full_attention": 8})
     target = load_model(FIXTURES / "dense" / "target", dtype="float32").model
     with pytest.raises(CheckpointError, match="no full_attention for 4 heads of width 8"):
-        attach(other, target, NumberFormat())
+        attach(changed, target, NumberFormat())

@@ -31,7 +31,7 @@ def test_a_text_that_was_written_before_takes_fewer_rounds(pair: Pair, temperatu
     pair = with_history(pair)
     first, again = (generate(pair, PROMPT, options) for _ in range(2))
     many = generate_many(pair, [Request(PROMPT, options), PROMPT[1:], PROMPT], options)
-    assert {plain.tokens} == {each.tokens for each in (first, again, many[0], many[2])}
+    assert {plain.tokens} == {result.tokens for result in (first, again, many[0], many[2])}
     assert again.stats.rounds < 0.6 * first.stats.rounds
     assert again.stats.accepted > first.stats.accepted
 
@@ -48,7 +48,7 @@ def test_nobody_drafts_from_anothers_texts(pair: Pair) -> None:
     assert drafted("b") == alone
     assert drafted("a")[1] > alone[1] < drafted("b")[1]
     both = [Request(PROMPT, options, tenant=tenant) for tenant in ("a", "c", "b", "d")]
-    accepted = [each.stats.accepted for each in generate_many(pair, both, options)]
+    accepted = [result.stats.accepted for result in generate_many(pair, both, options)]
     assert 2 * max(accepted[1::2]) < min(accepted[::2])
 
 

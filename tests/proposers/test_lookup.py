@@ -130,8 +130,8 @@ def test_a_full_index_finds_the_newest_texts_and_never_a_mixture_of_two() -> Non
                 match = index.find(text[max(0, end - DEPTH) : end], 4, 2)
                 tail = text[max(0, end - DEPTH) : end][-match.length :]
                 for following in match.following:
-                    known = bytes([*tail, *following])
-                    assert any(known in bytes(other) for other in written)
+                    around = bytes([*tail, *following])
+                    assert any(around in bytes(earlier) for earlier in written)
         newest = written[-1][-DEPTH:]
         assert index.find(newest[:-1], 1, 2).length >= len(newest) - 1 or len(newest) < 3
     assert index.nbytes == nbytes
@@ -194,6 +194,8 @@ def test_asking_whether_anything_would_be_drafted_changes_no_proposal(make) -> N
         for seen in range(end - 2, end + 1):
             ready = often.ready([text[: max(seen, 5)]], 4)
         noise = SilentNoise().at(0, 0)
-        both = [each.propose([text[:end]], 4, noise).tokens.tolist() for each in (often, never)]
+        both = [
+            proposer.propose([text[:end]], 4, noise).tokens.tolist() for proposer in (often, never)
+        ]
         assert both[0] == both[1]
         assert ready == bool(both[0][0])

@@ -55,9 +55,9 @@ def test_a_directory_of_heads_loads_its_base_by_itself(
     assert (plain.labels.proposer, result.labels.proposer) == ("none", "auto")
     assert result.stats.drafted > 0
     found = mx.load(str(directory / "medusa_lm_head.safetensors"))
-    kept = pair.heads.tensors()
-    assert kept.keys() == found.keys()
-    assert all(mx.array_equal(kept[name], found[name]) for name in found)
+    tensors = pair.heads.tensors()
+    assert tensors.keys() == found.keys()
+    assert all(mx.array_equal(tensors[name], found[name]) for name in found)
 
 
 def refused(directory: Path, match: str) -> None:

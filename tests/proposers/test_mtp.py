@@ -51,13 +51,16 @@ def logits_of(pair: Pair, length: int = 12, count: int = 3) -> mx.array:
     return mx.concatenate(rows, axis=1)
 
 
-def apart(one: mx.array, other: mx.array) -> float:
-    return mx.max(mx.abs(one - other)).item()  # type: ignore[return-value]
+def apart(one: mx.array, two: mx.array) -> float:
+    return mx.max(mx.abs(one - two)).item()  # type: ignore[return-value]
 
 
 def slow_but(*fast: str) -> list:
     """All families, of which the suite for every day tries some."""
-    return [pytest.param(each, marks=() if each in fast else pytest.mark.slow) for each in FAMILIES]
+    return [
+        pytest.param(family, marks=() if family in fast else pytest.mark.slow)
+        for family in FAMILIES
+    ]
 
 
 @pytest.mark.parametrize("family", slow_but("qwen3_next"))
@@ -97,13 +100,13 @@ def test_folders_that_hold_the_layer_alone_draft_as_it_does(family: str, tmp_pat
 def test_fewer_bits_are_taken_for_the_layer(tmp_path: Path) -> None:
     wide = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64}
     source = target("glm4_moe", tmp_path / "source", **wide)
-    whole, small = loading.load(source), loading.load(source, draft_q_bits=8)
-    assert whole.drafter_network is not None and small.drafter_network is not None
-    assert small.draft_bytes < whole.draft_bytes / 2
+    full, small = loading.load(source), loading.load(source, draft_q_bits=8)
+    assert full.drafter_network is not None and small.drafter_network is not None
+    assert small.draft_bytes < full.draft_bytes / 2
     assert not hasattr(small.drafter_network.fc, "bits"), (
         "all that it knows of the target goes through"
     )
-    assert 0 < apart(logits_of(small, count=1), logits_of(whole, count=1)) < 0.5
+    assert 0 < apart(logits_of(small, count=1), logits_of(full, count=1)) < 0.5
 
 
 @pytest.mark.parametrize("part", ["self_attn.q_proj", "eh_proj"])
@@ -122,8 +125,8 @@ def test_layers_that_mlx_has_quantized_are_read(part: str, tmp_path: Path) -> No
 
 def test_a_draft_that_is_named_drafts_in_the_layers_place(tmp_path: Path) -> None:
     source = target("glm4_moe", tmp_path / "source")
-    other = speculators.eagle3(tmp_path / "drafter", vocabulary=SIZE)
-    pair = loading.load(source, other)
+    drafter = speculators.eagle3(tmp_path / "drafter", vocabulary=SIZE)
+    pair = loading.load(source, drafter)
     assert pair.drafter_network is not None and pair.drafter_network.kind == "eagle3"
     with pytest.raises(OptionError, match="or another drafter was named"):
         generate(pair, TEXT, Options(proposer="mtp"))

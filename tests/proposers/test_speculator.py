@@ -28,10 +28,10 @@ def test_every_state_is_read_once_with_the_token_after_it() -> None:
     [notes] = network.readings
     assert notes.rows == [], "the target's states wait for the next guess"
     # Uneven rounds, plain steps among them; each time the target has seen all but the newest.
-    for kept in (1, 4, 1, 1, 3):
+    for count in (1, 4, 1, 1, 3):
         assert drafted(proposer, text, 3) == [(text[-1] + n) % SIZE for n in (1, 2, 3)]
         assert notes.rows == list(itertools.pairwise(text))
-        new = [(7 * len(text) + n) % SIZE for n in range(kept)]
+        new = [(7 * len(text) + n) % SIZE for n in range(count)]
         see(proposer, [text[-1], *new[:-1]])
         text += new
     assert drafted(proposer, text, 1) == [(text[-1] + 1) % SIZE]
@@ -168,10 +168,10 @@ def test_what_is_emitted_has_the_targets_law_wherever_drafts_end(rule) -> None:
             proposal = Proposal(tokens, mx.broadcast_to(log_q, wide))
             row = mx.broadcast_to(log_p, (len(group), size + 1, 3))
             verdict = rule.verify(row, proposal, Drawn(generator, len(group), 3))
-            for seed, kept, following in zip(
+            for seed, accepted, following in zip(
                 group, verdict.accepted.sum(axis=1).tolist(), verdict.next.tolist(), strict=True
             ):
-                texts[seed] += [*drawn[seed, :kept].tolist(), following]
+                texts[seed] += [*drawn[seed, :accepted].tolist(), following]
     counts = np.zeros((3, 3))
     for text in texts:
         counts[text[0], text[1]] += 1

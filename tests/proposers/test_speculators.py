@@ -73,9 +73,9 @@ def test_a_kind_that_the_pair_lacks_is_refused(kind: str, tmp_path: Path) -> Non
     plain = Pair("target", None, target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
     with pytest.raises(OptionError, match="no such drafter"):
         generate(plain, PROMPT, Options(proposer=kind))
-    other = next(each for each in KINDS if each != kind)
+    lacking = next(name for name in KINDS if name != kind)
     with pytest.raises(OptionError, match="no such drafter"):
-        generate(made(kind, "llama", tmp_path), PROMPT, Options(proposer=other))
+        generate(made(kind, "llama", tmp_path), PROMPT, Options(proposer=lacking))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -98,8 +98,8 @@ def test_a_draft_that_ends_where_it_is_not_sure_changes_no_text(
 def test_medusa_heads_and_a_drafter_share_a_target(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     vocabulary = loading.load(make_llama(tmp_path / "base")).target.vocabulary
-    given = heads.write(tmp_path / "heads", "../base")
-    pair = loading.load(given, speculators.dflash(tmp_path / "dflash", vocabulary=vocabulary))
+    directory = heads.write(tmp_path / "heads", "../base")
+    pair = loading.load(directory, speculators.dflash(tmp_path / "dflash", vocabulary=vocabulary))
     options = Options(max_tokens=8, num_draft=2, cost_cache=False)
     plain = generate(pair, "some text", replace(options, regular=True))
     for proposer in ("medusa", "dflash"):
@@ -107,7 +107,7 @@ def test_medusa_heads_and_a_drafter_share_a_target(tmp_path: Path) -> None:
         assert (result.tokens, result.labels.proposer) == (plain.tokens, proposer)
         assert result.stats.drafted > 0
     with pytest.raises(CheckpointError, match="hidden states of width 48"):
-        loading.load(given, speculators.eagle3(tmp_path / "wrong", width=48))
+        loading.load(directory, speculators.eagle3(tmp_path / "wrong", width=48))
 
 
 def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:
@@ -138,17 +138,17 @@ def test_fewer_bits_are_taken_for_all_but_the_way_in(tmp_path: Path) -> None:
     base = make_llama(tmp_path / "base")
     vocabulary = loading.load(base).target.vocabulary
     directory = speculators.eagle3(tmp_path / "eagle3", vocabulary=vocabulary, drafted=32)
-    whole = loading.load(base, directory)
+    full = loading.load(base, directory)
     narrow = speculators.dflash(tmp_path / "dflash", vocabulary=vocabulary)
     with pytest.raises(OptionError, match="multiple of 64"):
         loading.load(base, narrow, draft_q_bits=4)
-    assert whole.drafter_network is not None
+    assert full.drafter_network is not None
     options = Options(max_tokens=16, num_draft=3, cost_cache=False)
     files = read(directory)
     assert files is not None
-    small = attach(files, whole.target, NumberFormat(q_bits=4, q_group_size=32))
+    small = attach(files, full.target, NumberFormat(q_bits=4, q_group_size=32))
     assert not hasattr(small.fc, "bits") and hasattr(small.lm_head, "bits")
-    assert small.nbytes < whole.drafter_network.nbytes
-    result = generate(replace(whole, drafter_network=small), "some text", options)
-    assert result.tokens == generate(whole, "some text", replace(options, regular=True)).tokens
+    assert small.nbytes < full.drafter_network.nbytes
+    result = generate(replace(full, drafter_network=small), "some text", options)
+    assert result.tokens == generate(full, "some text", replace(options, regular=True)).tokens
     assert result.stats.drafted > 0

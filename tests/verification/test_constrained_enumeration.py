@@ -89,8 +89,8 @@ def emitted(
             verified[guess[: cut(constraint, guess)]] += chance * drafted
         for size in {len(x) for x in verified}:
             drafts = [x for x in verified if len(x) == size]
-            own = np.array([[target(prefix + x[:i]) for i in range(size + 1)] for x in drafts])
-            p = restricted(own, constraint, drafts)
+            laws = np.array([[target(prefix + x[:i]) for i in range(size + 1)] for x in drafts])
+            p = restricted(laws, constraint, drafts)
             q = np.array([[draft(prefix + x[:i]) for i in range(size)] for x in drafts])
             rules = rule(p, q, np.array(drafts)) if size else (np.ones((1, 1)), p)
             for x, lengths, after in zip(drafts, *rules, strict=True):
@@ -118,8 +118,8 @@ def plain(pattern: str, target: Model, tokens: int) -> dict[Text, float]:
     return texts
 
 
-def total_variation(one: dict[Text, float], other: dict[Text, float]) -> float:
-    return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other}) / 2
+def total_variation(one: dict[Text, float], two: dict[Text, float]) -> float:
+    return sum(abs(one.get(key, 0.0) - two.get(key, 0.0)) for key in {*one, *two}) / 2
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

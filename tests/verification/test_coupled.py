@@ -28,13 +28,13 @@ def test_every_possible_draft_gives_a_prefix_of_the_targets_own_choices(
     law = laws(length + 1, seed)
     noise = source.at(0, 0)
     gumbel = noise.target(length + 1)
-    own = mx.argmax(law if gumbel is None else law + gumbel, axis=-1)[0].tolist()
+    choices = mx.argmax(law if gumbel is None else law + gumbel, axis=-1)[0].tolist()
     for draft in itertools.product(range(VOCABULARY), repeat=length):
         verdict = Coupled().verify(law, Proposal(mx.array([draft], dtype=mx.int32)), noise)
-        kept = int(mx.sum(verdict.accepted).item())
-        emitted = [*draft[:kept], verdict.next.item()]
-        assert emitted == own[: kept + 1]
-        assert kept == length or draft[kept] != own[kept]
+        accepted = int(mx.sum(verdict.accepted).item())
+        emitted = [*draft[:accepted], verdict.next.item()]
+        assert emitted == choices[: accepted + 1]
+        assert accepted == length or draft[accepted] != choices[accepted]
 
 
 class BatchNoise:

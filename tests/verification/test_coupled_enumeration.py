@@ -84,12 +84,12 @@ def test_what_is_decided_does_not_depend_on_later_noise() -> None:
     rows = mx.array(generator.normal(size=(200, 4, SYMBOLS)).astype(np.float32))
     drafted = Proposal(mx.array(generator.integers(0, SYMBOLS, (200, 3)), dtype=mx.int32))
     noise = generator.gumbel(size=(200, 4, SYMBOLS)).astype(np.float32)
-    other = generator.gumbel(size=(200, 4, SYMBOLS)).astype(np.float32)
+    second = generator.gumbel(size=(200, 4, SYMBOLS)).astype(np.float32)
     first = Coupled().verify(rows, drafted, Given(mx.array(noise)))
     counts = np.array(first.accepted).sum(axis=1)
     assert set(counts.tolist()) == {0, 1, 2, 3}
     later = np.arange(4)[None, :, None] > counts[:, None, None]
-    again = Coupled().verify(rows, drafted, Given(mx.array(np.where(later, other, noise))))
+    again = Coupled().verify(rows, drafted, Given(mx.array(np.where(later, second, noise))))
     assert mx.array_equal(first.accepted, again.accepted)
     assert mx.array_equal(first.next, again.next)
 
@@ -112,10 +112,10 @@ def ratio_test(
     n = proposal.size
     p_x = mx.take_along_axis(mx.softmax(rows[:, :n], axis=-1), x, axis=-1)[..., 0]
     q_x = mx.take_along_axis(mx.softmax(draft_rows, axis=-1), x, axis=-1)[..., 0]
-    kept = mx.cumprod((p_x >= q_x).astype(mx.int32), axis=-1)
-    own = choose(rows + gumbel, None)
-    following = mx.take_along_axis(own, mx.sum(kept, axis=-1, keepdims=True), axis=1)[:, 0]
-    return Verdict(kept.astype(mx.bool_), following)
+    accepted = mx.cumprod((p_x >= q_x).astype(mx.int32), axis=-1)
+    choice = choose(rows + gumbel, None)
+    following = mx.take_along_axis(choice, mx.sum(accepted, axis=-1, keepdims=True), axis=1)[:, 0]
+    return Verdict(accepted.astype(mx.bool_), following)
 
 
 def bonus_from_the_row_before(
@@ -130,11 +130,11 @@ def accepts_behind_a_difference(
     rows: mx.array, draft_rows: mx.array, proposal: Proposal, gumbel: mx.array
 ) -> Verdict:
     """Mutation: a last token that matches is kept although one before it does not."""
-    own = choose(rows + gumbel, None)
-    same = own[:, : proposal.size] == proposal.tokens
-    kept = mx.broadcast_to(same[:, -1:], same.shape) | (mx.cumprod(same, axis=-1) > 0)
-    count = mx.sum(kept.astype(mx.int32), axis=-1, keepdims=True)
-    return Verdict(kept, mx.take_along_axis(own, count, axis=1)[:, 0])
+    choice = choose(rows + gumbel, None)
+    same = choice[:, : proposal.size] == proposal.tokens
+    accepted = mx.broadcast_to(same[:, -1:], same.shape) | (mx.cumprod(same, axis=-1) > 0)
+    count = mx.sum(accepted.astype(mx.int32), axis=-1, keepdims=True)
+    return Verdict(accepted, mx.take_along_axis(choice, count, axis=1)[:, 0])
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ def verdicts(probability: float, seed: int, rounds: int, size: int = 4) -> list[
 
 
 def test_each_token_stays_with_the_requested_probability_while_those_before_it_stay() -> None:
-    kept = verdicts(0.7, 0, 4000)
-    assert all(row == sorted(row, reverse=True) for row in kept)
+    accepted = verdicts(0.7, 0, 4000)
+    assert all(row == sorted(row, reverse=True) for row in accepted)
     for place in range(4):
-        share = sum(row[place] for row in kept) / len(kept)
+        share = sum(row[place] for row in accepted) / len(accepted)
         assert share == pytest.approx(0.7 ** (place + 1), abs=0.03)
 
 

@@ -157,9 +157,9 @@ def with_noise_keyed_by_position(rule: Kept, target: Model, draft: Model) -> dic
             law[x[0], y] = law.get((x[0], y), 0.0) + chance * lengths[1] * after[1, y]
             again = np.array(x[1:])
             rows = np.stack([target((y,)), target((y, x[1]))])
-            kept, following = one(rows, draft((y,))[None], again)
+            accepted, following = one(rows, draft((y,))[None], again)
             for z in range(SYMBOLS):
-                second = (kept[1] if z == x[1] else 0.0) + kept[0] * following[0, z]
+                second = (accepted[1] if z == x[1] else 0.0) + accepted[0] * following[0, z]
                 more = chance * lengths[0] * after[0, y] * second
                 law[y, z] = law.get((y, z), 0.0) + more
     return law

@@ -48,7 +48,7 @@ def test_damaged_rows_of_a_draft_do_not_change_what_is_emitted(
     if damaged == 1:
         tokens[:, 0] = generator.choice(SYMBOLS, size=samples, p=q)
     noise = Drawn(generator, samples, SYMBOLS)
-    many = [mx.array(np.repeat(each[None], samples, axis=0)) for each in (law, rows)]
+    many = [mx.array(np.repeat(array[None], samples, axis=0)) for array in (law, rows)]
     verdict = rule.verify(many[0], Proposal(mx.array(tokens), many[1]), noise)
     emitted = np.where(np.array(verdict.accepted)[:, 0], tokens[:, 0], np.array(verdict.next))
     counts = np.bincount(emitted, minlength=SYMBOLS)

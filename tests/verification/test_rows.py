@@ -55,12 +55,12 @@ def test_a_row_that_proposed_less_is_decided_as_alone(rule: Rule, one_hot: bool)
         noises = [source(row, SYMBOLS).at(seed, 2 * row) for row in range(ROWS)]
         together = rule.verify(log_p, proposal.for_rules(), noise_of(noises))
         for row, (count, noise) in enumerate(zip(counts, noises, strict=True)):
-            own = log_p[row : row + 1, : count + 1]
-            alone = rule.verify(own, proposal.of(row), noise)
-            kept = together.accepted[row].tolist()
-            assert kept == [*alone.accepted[0].tolist(), *[False] * (size - count)]
+            rows_alone = log_p[row : row + 1, : count + 1]
+            alone = rule.verify(rows_alone, proposal.of(row), noise)
+            accepted = together.accepted[row].tolist()
+            assert accepted == [*alone.accepted[0].tolist(), *[False] * (size - count)]
             assert together.next[row].item() == alone.next[0].item()
-            lengths.add(sum(kept))
+            lengths.add(sum(accepted))
     assert {0, 1, 2} <= lengths
 
 

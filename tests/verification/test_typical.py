@@ -21,15 +21,15 @@ def test_the_threshold_falls_with_entropy_and_never_exceeds_epsilon() -> None:
     assert threshold(sure, 0.9, 0.3).item() == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("token", "kept"), [(0, True), (1, True), (2, False), (3, False)])
-def test_judge_accepts_above_the_threshold_and_not_below(token: int, kept: bool) -> None:
+@pytest.mark.parametrize(("token", "accepted"), [(0, True), (1, True), (2, False), (3, False)])
+def test_judge_accepts_above_the_threshold_and_not_below(token: int, accepted: bool) -> None:
     p = [0.62, 0.21, 0.15, 0.02]
     limit = threshold(mx.array(p), 0.9, 0.5).item()
     assert 0.15 < limit < 0.21
     law = mx.log(mx.array([[p, p]]))
     proposal = Proposal(mx.array([[token]], dtype=mx.int32))
     verdict = TypicalRule(0.9, 0.5).verify(law, proposal, SilentNoise())
-    assert verdict.accepted.tolist() == [[kept]]
+    assert verdict.accepted.tolist() == [[accepted]]
     assert verdict.next.tolist() == [0]
 
 
@@ -51,6 +51,6 @@ def test_the_next_token_is_the_targets_own_draw() -> None:
     law = mx.random.normal((1, 2, 5), key=mx.random.key(1))
     noise = IndependentNoise(4, 5).at(0, 0)
     verdict = TypicalRule(0.0, 0.3).verify(law, Proposal(mx.array([[2]], dtype=mx.int32)), noise)
-    own = mx.argmax(law[:, 1] + noise.correction(), axis=-1)
+    choice = mx.argmax(law[:, 1] + noise.correction(), axis=-1)
     assert verdict.accepted.tolist() == [[True]]
-    assert verdict.next.tolist() == own.tolist()
+    assert verdict.next.tolist() == choice.tolist()
