@@ -6,6 +6,7 @@ and times their passes."""
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -151,31 +152,6 @@ class SizedModel:
         return passes.extended(first, next(measured), self.measured_layers, depth)
 
 
-class UnbuiltTarget:
-    """An interfaces.TargetModel for a drafter, which exists before the target is built. The
-    attribute `model` is the target, or None until then."""
-
-    def __init__(self, target: Outline, files: DrafterFiles) -> None:
-        self.layers = len(target.layers)
-        self.vocabulary = target.vocabulary
-        self.width = files.target_width
-        self.network = target.network
-        self.model: Base | None = None
-
-    @property
-    def state_dtype(self) -> mx.Dtype:
-        return mx.float32 if self.model is None else self.model.state_dtype
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        if self.model is None:
-            return mx.zeros((*tokens.shape, self.width))
-        return self.model.embed(tokens)
-
-    def head(self, states: mx.array) -> mx.array:
-        assert self.model is not None, "drafts are timed once there is a target"
-        return self.model.head(states)
-
-
 class DrafterOutline:
     """A hidden-state drafter without weights, with the methods of a `SizedModel` and the attributes
     of an `Outline`."""
@@ -189,7 +165,15 @@ class DrafterOutline:
         self.proposer = files.kind
         self.vocabulary = files.vocabulary
         self._encodes = target.kind == "encoder-decoder"
-        self._target = UnbuiltTarget(target, files)
+        # The drafter exists before the target is built, whose embedding suffices for its shapes.
+        self._target = SimpleNamespace(
+            layers=len(target.layers),
+            vocabulary=target.vocabulary,
+            width=files.target_width,
+            network=target.network,
+            state_dtype=mx.float32,
+            embed=lambda tokens: mx.zeros((*tokens.shape, files.target_width)),
+        )
         files.check(None, self._target.layers, self.vocabulary)
         self._network: DrafterNetwork = on_target(files, self._target)
         numbers = NumberFormat(source.dtype, source.q_bits, expand=source.expand)
@@ -210,7 +194,8 @@ class DrafterOutline:
     ) -> Iterator[PassTimer]:
         """Yield a timer of drafts after a prompt. A partial target suffices, since it has the
         embedding and the head of the full model."""
-        self._target.model = target
+        parts = {"embed": target.embed, "head": target.head, "state_dtype": target.state_dtype}
+        vars(self._target).update(parts)
         fill(self._network, 0, {})
 
         def states(rows: int, width: int) -> mx.array:

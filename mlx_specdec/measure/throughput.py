@@ -282,8 +282,8 @@ def _figures(
         name=f"{method.name}, batch {method.batch_size}",
         family=method.family,
         batch_size=method.batch_size,
-        tokens_per_second=_median(run.tokens_per_second for run in runs),
-        texts_per_second=_median(len(run.samples) / run.seconds for run in runs),
+        tokens_per_second=_median([run.tokens_per_second for run in runs]),
+        texts_per_second=_median([len(run.samples) / run.seconds for run in runs]),
         speed_up=_ratio(runs, first),
         over_plain=_ratio(runs, plain) if runs is not plain else None,
         tokens_per_round=tokens_per_round(s for run in runs for s in run.samples.values()),
@@ -295,10 +295,9 @@ def _figures(
 
 def _ratio(runs: Runs, base: Runs) -> float | None:
     """Return the median of the ratios of the repeats, in which drifts of the machine cancel."""
-    ratios = (a.tokens_per_second / b.tokens_per_second for a, b in zip(runs, base, strict=False))
-    return _median(ratios)
+    pairs = zip(runs, base, strict=False)
+    return _median([run.tokens_per_second / plain.tokens_per_second for run, plain in pairs])
 
 
-def _median(values: Iterator[float]) -> float | None:
-    listed = list(values)
-    return median(listed) if listed else None
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
