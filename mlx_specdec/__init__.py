@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from .engine.pair import with_documents as with_documents
     from .engine.pair import with_history as with_history
     from .engine.prompt_cache import PromptCache as PromptCache
-    from .engine.request import Labels as Labels
-    from .engine.request import Part as Part
     from .engine.request import Request as Request
-    from .engine.request import Result as Result
+    from .engine.results import Labels as Labels
+    from .engine.results import Part as Part
+    from .engine.results import Result as Result
     from .engine.scheduler import Scheduler as Scheduler
     from .errors import CheckpointError as CheckpointError
     from .errors import DecodingError as DecodingError
@@ -64,19 +64,19 @@ _HOMES = {
     "DocumentError": "errors",
     "DraftLength": "draft_length.length",
     "Emission": "decoding.sequence",
-    "Labels": "engine.request",
+    "Labels": "engine.results",
     "OptionError": "errors",
     "Options": "options",
     "OutputError": "errors",
     "Pair": "engine.pair",
-    "Part": "engine.request",
+    "Part": "engine.results",
     "Piece": "decoding.sequence",
     "PromptCache": "engine.prompt_cache",
     "PromptError": "errors",
     "Proposer": "interfaces",
     "ConversionReport": "conversion.report",
     "Request": "engine.request",
-    "Result": "engine.request",
+    "Result": "engine.results",
     "RewindError": "errors",
     "Rule": "interfaces",
     "Run": "engine.generate",

@@ -16,7 +16,8 @@ from ..sampling.settings import integer
 from .memory import AutoBatchSize, BatchSize
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import Overrides, Part, Prompt, Request, Result, encode, for_model
+from .request import Overrides, Prompt, Request, encode, for_model
+from .results import Part, Result
 from .scheduler import Scheduler
 
 

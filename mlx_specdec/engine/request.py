@@ -1,15 +1,15 @@
-"""Requests, their state while they are decoded, and their results."""
+"""Requests, and their state while they are decoded."""
 
 import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self, cast
+from dataclasses import dataclass, field, replace
+from typing import Self, cast
 
 from ..decoding.sequence import Emission, FinishReason, Piece, StopCriteria
 from ..decoding.sequence import Sequence as Decoded
-from ..decoding.statistics import DAMAGED, Recorder, Statistics, Timed
+from ..decoding.statistics import DAMAGED, Recorder, Timed
 from ..draft_length.length import DraftLength
 from ..errors import DecodingError, OptionError
 from ..interfaces import NoiseSource, Progress, Proposer, Rule
@@ -25,14 +25,13 @@ from ..text.tokenizer import SENTINEL, ids_by_piece
 from ..verification import rules
 from .memory import Extent
 from .pair import Pair
+from .results import NO_TEXT
+from .results import STUCK as STUCK
+from .results import Labels as Labels
+from .results import Part as Part
+from .results import Result as Result
 
 Prompt = str | Sequence[int] | Messages
-STUCK = (
-    "the text cannot go on as json-schema, regex or grammar demands: the model has no token for "
-    "what must follow, logit-bias bans it, or the grammar is too complex; make it simpler"
-)
-NO_TEXT: dict[FinishReason | None, str] = {"damaged": DAMAGED, "stuck": STUCK}
-"""The error messages of completions that failed, by finish reason."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class Request:
 
     Attributes:
         prompt: A string, messages, or token ids; see `generate`.
+        options: The settings of this completion.
         prediction: Token ids that the completion may turn out to have. They are drafted if
             requests come one by one.
         top_logprobs: The number of most likely tokens that each emission lists with their
@@ -82,86 +82,6 @@ def proposer_kind(chosen: Sequence[Drafter]) -> str:
     """Return the name of the only drafter, "auto" for several drafters, or "none"."""
     names = [drafter.name for drafter in chosen]
     return "auto" if len(names) > 1 else "".join(names) or "none"
-
-
-@dataclass(frozen=True)
-class Labels:
-    """The settings of a completion; see `Options`.
-
-    Attributes:
-        model, draft_model: The names that `load` was called with.
-        proposer: The drafter's name, "auto" for several, or "none".
-        lossy: Whether the text may differ in distribution from the target's own.
-        cached_tokens: How many tokens of the prompt came from the prefix cache.
-    """
-
-    model: str
-    draft_model: str | None
-    proposer: str
-    rule: str
-    lossy: bool
-    delta: float
-    seed: int
-    num_draft: int | str
-    prompt_tokens: int
-    cached_tokens: int = 0
-    simulated_acceptance: float | None = None
-    exact: bool = False
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished completion. `text` lacks the EOS token and stop strings, and `tokens` are the ids
-    with the EOS token. `finish_reason` is "eos", "length" (`max_tokens` were generated), "stop" (a
-    stop string), or "interrupted"."""
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    labels: Labels
-    stats: Statistics
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the payload of `--json`."""
-        labels = asdict(self.labels)
-        simulated = labels.pop("simulated_acceptance")
-        # The output is meaningless if acceptance is simulated, so that it is left out.
-        mark = {} if simulated is None else {"simulated_acceptance": simulated}
-        return {
-            **mark,
-            "text": self.text if simulated is None else None,
-            "tokens": list(self.tokens) if simulated is None else None,
-            "finish_reason": self.finish_reason,
-            "prompt_tokens": labels.pop("prompt_tokens"),
-            "cached_tokens": labels.pop("cached_tokens"),
-            "generated_tokens": len(self.tokens),
-            **labels,
-            "stats": self.stats.as_dict(),
-        }
-
-
-@dataclass(frozen=True)
-class Part:
-    """The output of one step for one of many prompts; see `stream_many`. The last part of a prompt
-    has either a result or an error, which says why there is none.
-
-    Attributes:
-        number: The number of the prompt, counted from 0.
-        emission: The tokens and the text of the step.
-        drafted, accepted: The number of draft tokens of the step, and how many were accepted.
-    """
-
-    number: int
-    emission: Emission
-    result: Result | None = None
-    error: str | None = None
-    drafted: int = 0
-    accepted: int = 0
-
-    @property
-    def last(self) -> bool:
-        """Whether no other part of this prompt follows."""
-        return self.result is not None or self.error is not None
 
 
 @dataclass(eq=False)

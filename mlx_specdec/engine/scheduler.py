@@ -20,7 +20,8 @@ from .memory import BatchSize, Extent, MemoryBudget, even
 from .opening import Opener
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import Job, Overrides, Part, Request
+from .request import Job, Overrides, Request
+from .results import Part
 
 BROKEN = "this text could not go on, since something failed inside"
 WINDOW = 8

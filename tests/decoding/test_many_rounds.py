@@ -14,7 +14,7 @@ import pytest
 
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.request import Result
+from mlx_specdec.engine.results import Result
 from mlx_specdec.errors import RewindError
 from mlx_specdec.interfaces import Model, Noise, Proposal, Proposer, Scores
 from mlx_specdec.models.cache_settings import CacheSettings

@@ -31,7 +31,8 @@ from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.opening import Opener
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.engine.request import Job, Part, Request
+from mlx_specdec.engine.request import Job, Request
+from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.models.distributed.leader import Channel, Follower, Leader, Op, Order, led

@@ -32,7 +32,7 @@ from mlx_specdec import (
 )
 from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.engine.request import Part
+from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
