@@ -92,9 +92,11 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     if machines.distributed is not None and machines.link_us is not None:
         link = Link(machines.distributed, 1e-6 * machines.link_us, machines.pipeline)
 
-    def announce(known: Estimate) -> None:
+    def announce(estimate: Estimate) -> None:
         if not output.json:
-            render.write(sys.stdout, render.laid_out(sys.stdout, _sides(known), _verdict(known)))
+            render.write(
+                sys.stdout, render.laid_out(sys.stdout, _sides(estimate), _verdict(estimate))
+            )
 
     with render.progress("measuring") as report:
         how = vars(effort)
@@ -128,8 +130,8 @@ def _sides(found: Estimate) -> Table:
 def _verdict(found: Estimate) -> str:
     need, limit = show(found.memory_bytes), show(found.memory_limit_bytes)
     if found.fits:
-        each = f"on each of {found.cluster.machines} machines, " if found.cluster else ""
-        return f"Fits: {each}{need} of the {limit} that models may take here."
+        share = f"on each of {found.cluster.machines} machines, " if found.cluster else ""
+        return f"Fits: {share}{need} of the {limit} that models may take here."
     return (
         f"NO: it would not fit. Weights and caches take {need}, and models may take {limit} here. "
         "Smaller models need less, and so do fewer bits (--q-bits, --draft-q-bits)."

@@ -19,7 +19,7 @@ from ..checkpoints.files import whole_number
 from ..checkpoints.quantization import PARTS
 from ..checkpoints.tensors import MOST_LAYERS, same
 from ..errors import CheckpointError
-from ..text.languages import Encode, Languages, Tags
+from ..text.languages import Encode, Languages, LanguageTags
 from ..text.tokenizer import Tokenizer
 from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
@@ -427,7 +427,7 @@ class BartFamily(EncoderDecoderFamily):
     def languages(self, network: Bart, tokenizer: Tokenizer) -> Languages | None:
         kind = network.config.switches.positions
         if kind == "marian":
-            return Tags.of(tokenizer, ">>{}<<")
+            return LanguageTags.of(tokenizer, ">>{}<<")
         pieces = tokenizer.pieces()
         matches = ((id, _CODE.fullmatch(pieces[id] or "")) for id in tokenizer.special_ids)
         codes = {match[1] or match[2]: id for id, match in matches if match}

@@ -18,7 +18,7 @@ from ..checkpoints.files import whole_number
 from ..checkpoints.quantization import PARTS
 from ..checkpoints.tensors import MOST_LAYERS, same
 from ..errors import CheckpointError
-from ..text.languages import Languages, Tags
+from ..text.languages import Languages, LanguageTags
 from ..text.tokenizer import Tokenizer
 from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
@@ -424,7 +424,7 @@ class T5Family(EncoderDecoderFamily):
     def languages(self, network: Network, tokenizer: Tokenizer) -> Languages | None:
         """See `families.Family`. MADLAD-400 has a tag for every language (Kudugunta et al., arXiv
         2309.04662)."""
-        return Tags.of(tokenizer, "<2{}>")
+        return LanguageTags.of(tokenizer, "<2{}>")
 
     def with_width(self, config: Config, width: int) -> dict[str, Any]:
         share = width / config["d_model"]

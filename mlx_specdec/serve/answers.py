@@ -123,9 +123,9 @@ class Writer(ABC):
 
     def cached_tokens(self, choices: Sequence[Choice]) -> int:
         """Return how many of the prompts' tokens the prompt cache had, each prompt counted once."""
-        labels = [each.result.labels for each in choices if each.result is not None]
-        read_by_choices = sum(each.prompt_tokens for each in labels)
-        cached = sum(each.cached_tokens for each in labels)
+        labels = [choice.result.labels for choice in choices if choice.result is not None]
+        read_by_choices = sum(label.prompt_tokens for label in labels)
+        cached = sum(label.cached_tokens for label in labels)
         return cached * self.request.prompt_tokens // max(1, read_by_choices)
 
 

@@ -16,11 +16,11 @@ from .events import Arguments, Call, Event, joined
 from .models import (
     ChatRequest,
     Content,
+    ContentPart,
     Generated,
     MaxTokens,
     Name,
     Parameters,
-    Part,
     Role,
     SchemaFormat,
     Stops,
@@ -91,7 +91,7 @@ class RedactedThinking(Fields):
 
 
 Block = Annotated[
-    Annotated[Part, Tag("<text>")]
+    Annotated[ContentPart, Tag("<text>")]
     | Annotated[Document, Tag("<document>")]
     | Annotated[ToolUse, Tag("<tool_use>")]
     | Annotated[ToolResult, Tag("<tool_result>")]
@@ -186,7 +186,7 @@ def count_tokens(parser: RequestParser, body: Body) -> Payload:
 
 def _as_chat(body: Body) -> dict[str, Any]:
     """Return what makes the prompt, as fields of a chat completion."""
-    messages = [one for each in body["messages"] for one in _messages_of(each)]
+    messages = [part for message in body["messages"] for part in _messages_of(message)]
     if "system" in body:
         messages = [{"role": "system", "content": body["system"]}, *messages]
     last = messages[-1]
@@ -195,9 +195,9 @@ def _as_chat(body: Body) -> dict[str, Any]:
     return {
         "messages": messages,
         "tools": [
-            {"function": {name: each.get(given) for name, given in FUNCTION.items()}}
-            for each in body.get("tools", ())
-            if each.get("type", "custom") == "custom"  # others run on Anthropic's servers
+            {"function": {name: tool.get(field) for name, field in FUNCTION.items()}}
+            for tool in body.get("tools", ())
+            if tool.get("type", "custom") == "custom"  # others run on Anthropic's servers
         ],
         **_tool_choice(body.get("tool_choice", {})),
         "thinking": body.get("thinking"),
@@ -221,21 +221,21 @@ def _messages_of(message: Body) -> list[dict[str, Any]]:
     if isinstance(blocks, str):
         return [dict(message)]
     of_type: dict[str, list[Body]] = {}
-    for each in blocks:
-        of_type.setdefault(each["type"], []).append(each)
+    for block in blocks:
+        of_type.setdefault(block["type"], []).append(block)
     results = []
-    for each in of_type.get("tool_result", ()):
-        result = {"role": "tool", "content": text_of(each.get("content", ""))}
-        results.append({**result, "tool_call_id": each.get("tool_use_id")})
+    for block in of_type.get("tool_result", ()):
+        result = {"role": "tool", "content": text_of(block.get("content", ""))}
+        results.append({**result, "tool_call_id": block.get("tool_use_id")})
     if results and not of_type.keys() & {"text", "document", "thinking", "tool_use"}:
         return results
-    texts = [_text_part(each) for each in blocks if each["type"] in ("text", "document")]
+    texts = [_text_part(block) for block in blocks if block["type"] in ("text", "document")]
     rest = {**message, "content": texts or ""}
     if thoughts := of_type.get("thinking"):
-        rest["reasoning_content"] = "".join(each.get("thinking", "") for each in thoughts)
-    for each in of_type.get("tool_use", ()):
-        function = {"name": each["name"], "arguments": each.get("input")}
-        rest.setdefault("tool_calls", []).append({"id": each.get("id"), "function": function})
+        rest["reasoning_content"] = "".join(block.get("thinking", "") for block in thoughts)
+    for block in of_type.get("tool_use", ()):
+        function = {"name": block["name"], "arguments": block.get("input")}
+        rest.setdefault("tool_calls", []).append({"id": block.get("id"), "function": function})
     return [*results, rest]
 
 
@@ -259,8 +259,8 @@ class MessagesWriter(Writer):
     def parse(self, body: Body) -> ParsedRequest:
         chat = {name: body[name] for name in SAME if name in body} | _as_chat(body)
         # `effort`, which output_config has as well, is a hint.
-        given = body.get("output_config", {}).get("format") or body.get("output_format")
-        chat["response_format"] = given
+        answer_format = body.get("output_config", {}).get("format") or body.get("output_format")
+        chat["response_format"] = answer_format
         return self.parser.chat(self.parser.check(ChatRequest, chat))
 
     @staticmethod
@@ -279,11 +279,11 @@ class MessagesWriter(Writer):
         [choice] = choices
         blocks: list[Payload] = []
         events = self.piece(choice, NOTHING, joined(choice.events))
-        for each in [*events, *self.end(choice)]:
-            if each["type"] == "content_block_start":
-                blocks.append(each["content_block"])
-            elif each["type"] == "content_block_delta":
-                _, (name, text) = each["delta"].items()
+        for payload in [*events, *self.end(choice)]:
+            if payload["type"] == "content_block_start":
+                blocks.append(payload["content_block"])
+            elif payload["type"] == "content_block_delta":
+                _, (name, text) = payload["delta"].items()
                 blocks[-1][name] = blocks[-1].get(name, "") + text
         for block in blocks:
             if arguments := block.pop("partial_json", ""):

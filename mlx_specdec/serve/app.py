@@ -129,7 +129,7 @@ def _signature(endpoint: Endpoint) -> Callable[..., None]:
         names["body"] = endpoint.body
     kind = inspect.Parameter.KEYWORD_ONLY
     answer.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, kind, annotation=each) for name, each in names.items()]
+        [inspect.Parameter(name, kind, annotation=annotation) for name, annotation in names.items()]
     )
     answer.__name__ = re.sub(r"\W+", "_", f"{endpoint.method.lower()}{endpoint.path}").strip("_")
     return answer
@@ -140,8 +140,8 @@ def _of_starlette(request: Request, problem: Exception) -> Response:
     headers = dict(problem.headers or {})
     if problem.status_code == 405:
         # Starlette names only the methods of the first route with this path.
-        fitting = [each for each in request.app.routes if each.matches(request.scope)[0].value]
-        headers["Allow"] = ", ".join(sorted(set().union(*(each.methods for each in fitting))))
+        fitting = [route for route in request.app.routes if route.matches(request.scope)[0].value]
+        headers["Allow"] = ", ".join(sorted(set().union(*(route.methods for route in fitting))))
     messages = {
         404: "nothing is served at this path: /openapi.json lists what is",
         405: f"this path does not take {request.method:.20}: use {headers.get('Allow')}",
@@ -199,9 +199,9 @@ class Guard:
             return Problem(403, error, code="origin_not_allowed")
         method, path = scope["method"], scope["path"]
         public = path in PUBLIC or (method, path) in PAGE or method == "OPTIONS"
-        given = _key_of(headers)
-        known = [hmac.compare_digest(given, key) for key in self._keys]
-        if any(known) or not known or public:
+        sent = _key_of(headers)
+        matches = [hmac.compare_digest(sent, key) for key in self._keys]
+        if any(matches) or not matches or public:
             return None
         error = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
         return Problem(401, error, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
@@ -218,8 +218,8 @@ class Guard:
 
 
 def _key_of(headers: Headers) -> bytes:
-    given = headers.get("authorization", "")
-    kind, _, key = given.partition(" ")
+    header = headers.get("authorization", "")
+    kind, _, key = header.partition(" ")
     key = key.strip(" \t") if kind.lower() == "bearer" else headers.get("x-api-key", "")
     return key.encode("latin-1")  # as starlette decodes headers
 

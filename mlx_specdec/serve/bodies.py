@@ -71,8 +71,8 @@ def worded(words: str, *, inside: bool = False) -> WrapValidator:
             return validate(value)
         except ValidationError as error:
             errors = error.errors()
-            deeper = not inside and any(_path(each["loc"], value) for each in errors)
-            if deeper or any(each["type"] in ("rule", "unsupported") for each in errors):
+            deeper = not inside and any(_path(inner["loc"], value) for inner in errors)
+            if deeper or any(inner["type"] in ("rule", "unsupported") for inner in errors):
                 raise
             raise PydanticCustomError("words", "{words}", {"words": words}) from None
 
@@ -148,8 +148,8 @@ class Fields(BaseModel):
     def _refuse(cls, data: Any) -> Any:
         names = data.keys() & cls.refused.keys() if isinstance(data, dict) else ()
         if cls.closed and isinstance(data, dict):
-            known = {field.alias or name for name, field in cls.model_fields.items()}
-            names = data.keys() - known
+            declared = {field.alias or name for name, field in cls.model_fields.items()}
+            names = data.keys() - declared
         for name in sorted(names):
             if data[name] is not None and not _among(data[name], cls.refused.get(name, ())):
                 raise PydanticCustomError("unsupported", "{field}", {"field": name})
@@ -191,7 +191,8 @@ class Fields(BaseModel):
 def _among(value: object, values: Sequence[object]) -> bool:
     """Return whether a value is one of others. In JSON, true is not 1."""
     return any(
-        value == other and isinstance(value, bool) == isinstance(other, bool) for other in values
+        value == harmless and isinstance(value, bool) == isinstance(harmless, bool)
+        for harmless in values
     )
 
 
@@ -225,7 +226,7 @@ def _problem(
     client meant. Branches of a union that fail at the same place are joined by "or"."""
     paths = [_error_path(error, body) for error in errors]
     path = max(paths, key=len)
-    found = [error for error, each in zip(errors, paths, strict=True) if each == path]
+    found = [error for error, place in zip(errors, paths, strict=True) if place == path]
     first, context = found[0], found[0].get("ctx", {})
     if first["type"] == "rule":
         return invalid(context["rule"], context["param"])

@@ -67,7 +67,7 @@ class ChannelReader(Reader):
         places = [(place, end) for end in ENDS if (place := self._text.find(end)) >= 0]
         place, end = min(places, default=(len(self._text), ""))
         if not end and not over:
-            place -= max(overlap(self._text, each) for each in ENDS)
+            place -= max(overlap(self._text, marker) for marker in ENDS)
         text, self._text = self._text[:place], self._text[place:]
         if self._part == "arguments":
             events.append(Arguments(self.count - 1, text))
@@ -83,4 +83,4 @@ def _may_begin(text: str, *, over: bool) -> bool:
     """Return whether a header may begin with a text. over: Nothing follows the text."""
     if text.startswith(BEGINNINGS):
         return True
-    return not over and any(each.startswith(text) for each in BEGINNINGS)
+    return not over and any(beginning.startswith(text) for beginning in BEGINNINGS)

@@ -54,7 +54,7 @@ class Tools:
     has to be called; empty where the model may answer without. most_calls: None for any number.
     schema: JSON schema of an answer without a call, if it has one."""
 
-    given: tuple[Tool, ...] = ()
+    listed: tuple[Tool, ...] = ()
     must: tuple[str, ...] = ()
     most_calls: int | None = None
     schema: str = ""
@@ -62,22 +62,24 @@ class Tools:
 
 def tools_of(body: Body) -> Tools:
     """Return the tools of a chat; a later one replaces one of the same name. Raises Problem."""
-    given = [each["function"] for each in body.get("tools", ())] or body.get("functions", ())
+    listed = [tool["function"] for tool in body.get("tools", ())] or body.get("functions", ())
     choice = body.get("tool_choice", body.get("function_call", "auto"))
     functions = {
-        each["name"]: {
-            name: value for name, value in each.items() if value is not None and name not in UNSEEN
+        function["name"]: {
+            name: value
+            for name, value in function.items()
+            if value is not None and name not in UNSEEN
         }
-        for each in given
+        for function in listed
     }
     allowed = choice.get("allowed_tools") if isinstance(choice, dict) else None
     if allowed is not None:
-        names = {each["function"]["name"] for each in allowed["tools"]}
-        functions = {name: each for name, each in functions.items() if name in names}
+        names = {tool["function"]["name"] for tool in allowed["tools"]}
+        functions = {name: function for name, function in functions.items() if name in names}
         choice = allowed["mode"]
         if not functions:
             raise invalid("tool_choice allows none of the functions in tools", "tool_choice")
-    tools = tuple({"type": "function", "function": each} for each in functions.values())
+    tools = tuple({"type": "function", "function": function} for function in functions.values())
     most = None if body.get("parallel_tool_calls", True) else 1
     if choice == "none" or (choice == "auto" and not tools):
         # The model does not call a tool that is not in its prompt.

@@ -15,7 +15,7 @@ from ..options import Options
 from ..sampling.grammar import JSON_STYLE, compiled, enforceable, rule_of
 from ..text.markers import NONE, Markers, typed
 from ..text.messages import Tool, log_once
-from ..text.tool_formats import BEGIN, CHANNEL, END, Parts, Tags
+from ..text.tool_formats import BEGIN, CHANNEL, END, ArgumentTags, Parts
 from .bodies import Body
 from .chat import Tools
 from .problems import Problem, invalid, unsupported
@@ -41,12 +41,14 @@ def after_thought(options: Options, markers: Markers, thought: Thought) -> Optio
     """Return options whose constraint binds only what follows the thought. A grammar that writes
     the markers itself stays as it is. Raises Problem."""
     written = f"{options.regex or ''}{options.grammar or ''}"
-    marks = [each.text for each in (markers.think_begin, markers.think_end) if each is not None]
+    marks = [
+        marker.text for marker in (markers.think_begin, markers.think_end) if marker is not None
+    ]
     if markers.channels is not None:
         marks.append(CHANNEL)
     (thoughts, rules), header = _thoughts(markers, thought), _answer_header(markers, thought)
     before, grammar = f"{thoughts} {header}".strip(), options.constraint
-    if grammar is None or not before or any(each in written for each in marks):
+    if grammar is None or not before or any(mark in written for mark in marks):
         return options
     text = "\n".join([f"start: {before} answer", rule_of("answer", grammar), *rules])
     try:
@@ -66,13 +68,13 @@ def calls_constraint(
 ) -> Constraint:
     """Return the constraint of a text that calls a tool or fits `tools.schema`. Raises Problem."""
     if tools.must:
-        _check_size("tools", {"json_schema": json.dumps(tools.given)}, limits)
+        _check_size("tools", {"json_schema": json.dumps(tools.listed)}, limits)
     write, field = (grammar_of, "tools") if tools.must else (_call_or_schema, "response_format")
     grammar = {"grammar": write(tools, markers, thought=thought)}
     try:
         return _checked(pair, options, field, grammar, limits)
     except Problem:
-        for tool in tools.given if tools.must else ():
+        for tool in tools.listed if tools.must else ():
             _check_parameters(tool["function"])
         raise
 
@@ -103,18 +105,20 @@ def _check_size(field: str, constraint: Constraint, limits: Limits) -> None:
     if len(text.encode()) > limits.schema_bytes:
         raise invalid(f"{field} has more than {limits.schema_bytes} bytes: shorten it", field)
     outside_strings = re.sub(r'"(?:[^"\\]|\\.)*"', "", text) if kind == "json_schema" else ""
-    depths = accumulate((each in "[{") - (each in "]}") for each in outside_strings)
+    depths = accumulate((character in "[{") - (character in "]}") for character in outside_strings)
     if max(depths, default=0) > limits.schema_depth:
         raise invalid(f"{field} is nested more than {limits.schema_depth} deep", field)
 
 
-def _response_format(given: Body) -> Constraint:
+def _response_format(response_format: Body) -> Constraint:
     """OpenAI's. llama.cpp has the schema one level further out, where TGI calls it value."""
-    if given["type"] == "text":
+    if response_format["type"] == "text":
         return {}
-    if given["type"] == "json_object":
-        return _json_schema(given.get("schema") or given.get("value") or {"type": "object"})
-    return _json_schema(given.get("json_schema", given)["schema"])
+    if response_format["type"] == "json_object":
+        return _json_schema(
+            response_format.get("schema") or response_format.get("value") or {"type": "object"}
+        )
+    return _json_schema(response_format.get("json_schema", response_format)["schema"])
 
 
 def _json_schema(schema: str | Body) -> Constraint:
@@ -131,7 +135,9 @@ KINDS: Mapping[str, Callable[[Any], Constraint]] = {
 FIELDS: Mapping[str, Callable[[Any], Constraint]] = {
     "response_format": _response_format,
     # vLLM's, which has one field.
-    "structured_outputs": lambda given: next(KINDS[kind](each) for kind, each in given.items()),
+    "structured_outputs": lambda outputs: next(
+        KINDS[kind](value) for kind, value in outputs.items()
+    ),
     "regex": KINDS["regex"],
     "grammar": KINDS["grammar"],
     **{f"guided_{kind}": read for kind, read in KINDS.items()},
@@ -161,24 +167,24 @@ def _lark(parts: Parts, name: str = "", markers: Markers = NONE) -> str:
     )
 
 
-def tagged_arguments(tags: Tags, rule: str, tool: Tool) -> list[str]:
+def tagged_arguments(tags: ArgumentTags, rule: str, tool: Tool) -> list[str]:
     """Return the rules of arguments between tags, of which `rule` is the first: the properties in
     the schema's order, and no others. Raises Problem for schemas that no tags can hold."""
     function = tool["function"]
     parameters = enforceable(function.get("parameters") or {}) or {}
     where = f"the parameters of {function['name']}"
     properties = parameters.get("properties", {})
-    properties = {key: each for key, each in properties.items() if each is not False}
+    properties = {key: schema for key, schema in properties.items() if schema is not False}
     elsewhere = ELSEWHERE if properties else (*ELSEWHERE, "anyOf", "oneOf")
     if hidden := [key for key in elsewhere if key in parameters]:
         message = f"{where} cannot be bound to {hidden[0]} in calls of this model"
         raise unsupported("tools", f"{message}: leave it out, or let tool_choice be auto")
     _log_ignored(parameters, OF_ALL, where)
     required = parameters.get("required", [])
-    if missing := [each for each in required if each not in properties]:
+    if missing := [key for key in required if key not in properties]:
         raise unsupported("tools", f"{where} require {missing[0]}, which has no schema")
-    each = [f"{rule}_{at}{'' if key in required else '?'}" for at, key in enumerate(properties)]
-    rules = [f"{rule}: {' '.join(each) or json.dumps('')}"]
+    names = [f"{rule}_{at}{'' if key in required else '?'}" for at, key in enumerate(properties)]
+    rules = [f"{rule}: {' '.join(names) or json.dumps('')}"]
     for at, (key, schema) in enumerate(properties.items()):
         if not KEY.fullmatch(key):
             raise unsupported("tools", f"{where} have a name that no tag has: {key:.80}")
@@ -189,7 +195,7 @@ def tagged_arguments(tags: Tags, rule: str, tool: Tool) -> list[str]:
 
 
 def _tagged_argument(
-    tags: Tags, rule: str, key: str, schema: object, root: Mapping[str, Any], where: str
+    tags: ArgumentTags, rule: str, key: str, schema: object, root: Mapping[str, Any], where: str
 ) -> Iterator[str]:
     resolved = typed(schema, root)
     kind = resolved.get("type")
@@ -198,15 +204,15 @@ def _tagged_argument(
     behind = json.dumps(tags.behind)
     yield f"{rule}: {_lark(tags.before, key)} {rule}_value {behind}"
     if kind != "string":
-        whole = {"$defs": root.get("$defs", {}), "definitions": root.get("definitions", {})}
-        given = schema if isinstance(schema, Mapping) else {}
+        definitions = {"$defs": root.get("$defs", {}), "definitions": root.get("definitions", {})}
+        constraints = schema if isinstance(schema, Mapping) else {}
         yield f"{rule}_value: {rule}_json {json.dumps(tags.end)}"
-        yield _bound(f"{rule}_json", {**whole, **given})
+        yield _bound(f"{rule}_json", {**definitions, **constraints})
         return
     _log_ignored(resolved, OF_STRINGS, where)
     choices = [resolved["const"]] if "const" in resolved else resolved.get("enum")
     if isinstance(choices, list):
-        texts = " | ".join(json.dumps(each) for each in choices if isinstance(each, str))
+        texts = " | ".join(json.dumps(choice) for choice in choices if isinstance(choice, str))
         yield f"{rule}_value: ({texts}) {json.dumps(tags.end)}"
         return
     least, most = resolved.get("minLength", 0), resolved.get("maxLength", "")
@@ -218,9 +224,9 @@ def _tagged_argument(
     yield f"{rule}_value[suffix={json.dumps(tags.end)}]: {rule.upper()}"
 
 
-def _log_ignored(schema: Mapping[str, Any], known: set[str], where: str) -> None:
+def _log_ignored(schema: Mapping[str, Any], bound: set[str], where: str) -> None:
     """Log the keywords of a schema that calls in tags are not bound to."""
-    if unknown := [key[:80] for key in schema if key not in known]:
+    if unknown := [key[:80] for key in schema if key not in bound]:
         log_once("%s are not bound to %s in calls of this model", where, ", ".join(unknown))
 
 
@@ -250,8 +256,8 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
             "tool_choice must be auto or none",
         )
     parts = (shape.between, shape.first, shape.last, shape.behind)
-    between, first, last, behind = (_lark(each, markers=markers) for each in parts)
-    given = {each["function"]["name"]: each for each in tools.given}
+    between, first, last, behind = (_lark(part, markers=markers) for part in parts)
+    by_name = {tool["function"]["name"]: tool for tool in tools.listed}
     more = "" if tools.most_calls == 1 or shape.single else f"({between} call)*"
     if more and between and not shape.last:
         # A model that begins a new line after a call need not call again.
@@ -262,7 +268,7 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     tags = shape.tags
     for at, name in enumerate(tools.must):
         rules.append(f"call_{at}: {_lark(shape.before, name, markers)} arguments_{at} {behind}")
-        rule, tool = f"arguments_{at}", given[name]
+        rule, tool = f"arguments_{at}", by_name[name]
         rules += _json(rule, tool) if tags is None else tagged_arguments(tags, rule, tool)
     return "\n".join([*rules, *rules_of_thoughts])
 

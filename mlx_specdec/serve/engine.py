@@ -86,7 +86,7 @@ class Engine:
     def nbytes(self) -> tuple[int, int, int]:
         """Sizes of the prompt cache, of the texts that lookup searches, and of the budget."""
         held = (self._cache, self.pair.history, self.budget) if self.ready.is_set() else [None] * 3
-        cached, history, budget = (0 if each is None else each.nbytes for each in held)
+        cached, history, budget = (0 if holder is None else holder.nbytes for holder in held)
         return cached, history, budget
 
     @property
@@ -104,7 +104,7 @@ class Engine:
         if self.failures.passes >= FAILED_PASSES:
             return f"{self.failures.passes} passes have failed one after the other"
         with self._changed:
-            came = min((each.came for each in self._pending.values()), default=None)
+            came = min((request.came for request in self._pending.values()), default=None)
         if came is not None and time.perf_counter() - max(came, self._stepped) > STEP_SECONDS:
             return f"a step has not finished in {STEP_SECONDS:.0f} seconds"
         return None
@@ -133,10 +133,10 @@ class Engine:
     def cancel(self, numbers: Sequence[int]) -> None:
         """Cancel those of these requests that have not ended."""
         with self._changed:
-            known = [each for each in numbers if self._pending.pop(each, None) is not None]
-            self._cancelled += known
+            pending = [number for number in numbers if self._pending.pop(number, None) is not None]
+            self._cancelled += pending
             self._changed.notify()
-        self.metrics.count("cancelled", len(known))
+        self.metrics.count("cancelled", len(pending))
 
     def close(self) -> None:
         """Take no more requests, and end the pending ones with an error even if a step is long."""

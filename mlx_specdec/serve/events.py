@@ -49,12 +49,12 @@ def new_id() -> str:
 
 def joined(events: Iterable[Event]) -> Iterator[Event]:
     """Join the texts of one kind, and the arguments of one call, that follow each other."""
-    for _, each in groupby(events, lambda event: (type(event), getattr(event, "kind", None))):
-        first, *others = each
+    for _, group in groupby(events, lambda event: (type(event), getattr(event, "kind", None))):
+        first, *rest = group
         if isinstance(first, Call):
-            yield from (first, *others)
+            yield from (first, *rest)
         else:
-            texts = (other.text for other in others if not isinstance(other, Call))
+            texts = (event.text for event in rest if not isinstance(event, Call))
             yield replace(first, text="".join([first.text, *texts]))
 
 
@@ -265,7 +265,11 @@ def _begun_bare(text: str, beginnings: Iterable[str], *, over: bool) -> bool | N
     """Return whether a text begins a call without a marker; None if only more text can show it.
     over: Nothing follows the text."""
     compact = "".join(text.lstrip()[:MOST_BARE].split())
-    if any(compact.startswith(each) for each in beginnings):
+    if any(compact.startswith(beginning) for beginning in beginnings):
         return True
     undecided = compact and not over and len(text.lstrip()) < MOST_BARE
-    return None if undecided and any(each.startswith(compact) for each in beginnings) else False
+    return (
+        None
+        if undecided and any(beginning.startswith(compact) for beginning in beginnings)
+        else False
+    )

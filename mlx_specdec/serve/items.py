@@ -267,8 +267,8 @@ class ToolName:
 
 def items_of(body: Body) -> list[Body]:
     """Return the input of a request as items."""
-    given = body["input"]
-    return [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    items = body["input"]
+    return [{"role": "user", "content": items}] if isinstance(items, str) else list(items)
 
 
 def as_chat(body: Body, items: Iterable[Body]) -> dict[str, Any]:
@@ -326,10 +326,10 @@ def _text(content: str | Sequence[Body]) -> str:
     if isinstance(content, str):
         return content
     return lines_of(
-        each["text" if kind != "refusal" else kind]
-        if (kind := each["type"]) in PARTS
+        part["text" if kind != "refusal" else kind]
+        if (kind := part["type"]) in PARTS
         else f"[{kind[:LONGEST_NAME]} left out: this model reads only text]"
-        for each in content
+        for part in content
     )
 
 
@@ -338,11 +338,11 @@ def named_tools(body: Body) -> dict[ToolName, Body]:
     found: dict[ToolName, Body] = {}
     for tool in body.get("tools", ()):
         space = tool["name"] if tool["type"] == "namespace" else None
-        for each in (tool,) if space is None else tool["tools"]:
-            if each["type"] in KINDS:
-                found[ToolName(each["name"], space, each["type"] == "custom")] = each
+        for inner in (tool,) if space is None else tool["tools"]:
+            if inner["type"] in KINDS:
+                found[ToolName(inner["name"], space, inner["type"] == "custom")] = inner
             else:
-                log_once(SKIPPED, "a tool", each["type"][:LONGEST_NAME])
+                log_once(SKIPPED, "a tool", inner["type"][:LONGEST_NAME])
     return found
 
 
@@ -360,7 +360,7 @@ def _tool_choice(choice: str | Body) -> object:
     if isinstance(choice, str):
         return choice
     if choice["type"] == "allowed_tools":
-        allowed = [_called(each) for each in choice["tools"] if each["type"] in KINDS]
+        allowed = [_called(tool) for tool in choice["tools"] if tool["type"] in KINDS]
         return {**choice, "allowed_tools": {"mode": choice["mode"], "tools": allowed}}
     return _called(choice) if choice["type"] in KINDS else "auto"
 

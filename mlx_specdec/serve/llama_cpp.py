@@ -71,8 +71,8 @@ class TokenizeRequest(Templated):
 
     @model_validator(mode="after")
     def _check_texts(self) -> Self:
-        given = (self.messages, self.content, self.prompt)
-        if sum(each is not None for each in given) != 1:
+        sources = (self.messages, self.content, self.prompt)
+        if sum(source is not None for source in sources) != 1:
             raise broken("give exactly one of messages, content and prompt", "content")
         return self
 
@@ -111,9 +111,9 @@ class InfillWriter(Writer):
             "tokens_cached": self.cached_tokens([choice]),
             **timings([choice]),
         }
-        flat = {f"timings/{name}": each for name, each in answer.get("timings", {}).items()}
-        whole, wanted = {**answer, **flat}, self.body.get("response_fields") or ()
-        return {name: whole[name] for name in wanted if name in whole} or answer
+        flat = {f"timings/{name}": figure for name, figure in answer.get("timings", {}).items()}
+        fields, wanted = {**answer, **flat}, self.body.get("response_fields") or ()
+        return {name: fields[name] for name in wanted if name in fields} or answer
 
 
 def tokenize(parser: RequestParser, body: Body) -> Payload:

@@ -72,7 +72,7 @@ class Metrics:
         self._reasons: Counter[str] = Counter()
         self._first_token = Histogram(SECONDS, "From the request to its first token.")
         self._between_tokens = Histogram(TOKEN_SECONDS, "From token to token of a request.")
-        self._whole = Histogram(SECONDS, "From the request to its last token.")
+        self._answers = Histogram(SECONDS, "From the request to its last token.")
 
     def count(self, what: str, by: int = 1) -> None:
         """Count steps, or cancelled, rejected or failed requests."""
@@ -92,7 +92,7 @@ class Metrics:
         """Count a request that ended. seconds: since it came."""
         stats, labels = result.stats, result.labels
         with self._lock:
-            self._whole.observe(seconds)
+            self._answers.observe(seconds)
             self._reasons[result.finish_reason] += 1
             for what, by in (
                 ("prompt", labels.prompt_tokens),
@@ -117,8 +117,8 @@ class Metrics:
             lines.extend(_head(name, kind, description))
             vllm = [labels] if name.startswith("vllm") else []
             for label, value in values.items():
-                each = ",".join([*vllm, *filter(None, [label])])
-                lines.append(f"{name}{{{each}}} {value}" if each else f"{name} {value}")
+                joined = ",".join([*vllm, *filter(None, [label])])
+                lines.append(f"{name}{{{joined}}} {value}" if joined else f"{name} {value}")
 
         with self._lock:
             for name, (number, description) in gauges.items():
@@ -129,12 +129,12 @@ class Metrics:
             for server in ("llamacpp", "vllm"):
                 name = f"{server}:spec_decode_num_accepted_tokens_per_pos_total"
                 add(name, "counter", "Accepted tokens by their place in the draft.", places)
-            reasons = {f'finished_reason="{each}"': n for each, n in self._reasons.items()}
+            reasons = {f'finished_reason="{reason}"': n for reason, n in self._reasons.items()}
             name = "vllm:request_success_total"
             add(name, "counter", "Requests with a whole answer.", reasons)
             lines += self._first_token.lines("vllm:time_to_first_token_seconds", labels)
             lines += self._between_tokens.lines("vllm:inter_token_latency_seconds", labels)
-            lines += self._whole.lines("vllm:e2e_request_latency_seconds", labels)
+            lines += self._answers.lines("vllm:e2e_request_latency_seconds", labels)
         return "\n".join([*lines, ""])
 
 

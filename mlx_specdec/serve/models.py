@@ -46,7 +46,7 @@ Stops = Annotated[list[Stop], Field(max_length=Limits.stops)]
 OneOf = Literal["none", "auto", "required"]
 
 
-class Part(Fields):
+class ContentPart(Fields):
     """A part of a content."""
 
     type: Annotated[
@@ -55,7 +55,7 @@ class Part(Fields):
     text: String
 
 
-Content = String | list[Part]
+Content = String | list[ContentPart]
 
 
 class Thinking(Fields):
@@ -223,8 +223,8 @@ class StructuredOutputs(Fields):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = (self.json_, self.regex, self.grammar, self.choice)
-        if sum(each is not None for each in given) != 1:
+        kinds = (self.json_, self.regex, self.grammar, self.choice)
+        if sum(kind is not None for kind in kinds) != 1:
             field = "structured_outputs"
             rule = f"{field} must have exactly one of json, regex, grammar and choice"
             raise broken(rule, field)
@@ -291,7 +291,7 @@ class StreamOptions(Fields):
     include_drafted: Boolean | None = None
 
 
-class Prediction(Fields):
+class PredictedOutput(Fields):
     type: Literal["content"]
     content: Content
 
@@ -342,19 +342,19 @@ class Completion(Generated, Constrained):
     repeat_penalty: Repetition | None = None
     xtc_probability: Annotated[Number, Field(ge=0, le=1)] | None = None
     xtc_threshold: Annotated[Number, Field(ge=0, le=0.5)] | None = None
-    prediction: Prediction | None = None
+    prediction: PredictedOutput | None = None
     truncate_prompt_tokens: Annotated[StrictInt, Field(ge=1), whole] | None = None
     target_lang: String | None = None
     source_lang: String | None = None
 
     @model_validator(mode="after")
     def _check_constraints(self) -> Self:
-        given = self.constraints()
-        if len(given) > 1:
+        constraints = self.constraints()
+        if len(constraints) > 1:
             names = ", ".join(CONSTRAINTS)
             rule = f"at most one of {names} may be given: leave the others out"
             raise broken(rule, "response_format")
-        if given and self.ignore_eos:
+        if constraints and self.ignore_eos:
             rule = "ignore_eos cannot be combined with a format or grammar, which ends the text"
             raise broken(rule, "ignore_eos")
         return self
@@ -389,10 +389,10 @@ class ChatRequest(Completion, Templated):
     def _check_chat(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise broken("top_logprobs needs logprobs to be true", "top_logprobs")
-        for name, given in (("tool_choice", "tools"), ("function_call", "functions")):
+        for name, listed in (("tool_choice", "tools"), ("function_call", "functions")):
             asks = getattr(self, name) not in (None, "none", "auto")
-            if asks and (not getattr(self, given) or self.constraints()):
-                wanted = f"give {given}, and no format or grammar for the text"
+            if asks and (not getattr(self, listed) or self.constraints()):
+                wanted = f"give {listed}, and no format or grammar for the text"
                 raise broken(f"{name} asks for a call: {wanted}", name)
         return self
 

@@ -26,8 +26,8 @@ TEXTS = {"content": "content", "reasoning": "reasoning_content"}
 class CompletionWriter(Writer):
     """What both kinds of completions have in common. nothing: a chunk's content without a text."""
 
-    whole = ""
-    chunk = ""
+    answer_type = ""
+    chunk_type = ""
     prefix = ""
     nothing: ClassVar[Payload] = {}
     done = b"data: [DONE]\n\n"
@@ -49,10 +49,17 @@ class CompletionWriter(Writer):
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         listed = [
-            self._choice(each, self.content(each), self.logprobs(each, each), _reason(each))
-            for each in choices
+            self._choice(
+                choice, self.content(choice), self.logprobs(choice, choice), _reason(choice)
+            )
+            for choice in choices
         ]
-        return {**self._head, "object": self.whole, "choices": listed, **self._figures(choices)}
+        return {
+            **self._head,
+            "object": self.answer_type,
+            "choices": listed,
+            **self._figures(choices),
+        }
 
     def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
         """Return chunks of text; with include_drafted, at least one that counts the tokens."""
@@ -60,12 +67,12 @@ class CompletionWriter(Writer):
         if logprobs or (self.include_drafted and emission.tokens):
             contents = contents or [self.nothing]
         pieces = []
-        for at, each in enumerate(contents):
-            pieces.append(self._choice(choice, each, None if at else logprobs))
+        for at, content in enumerate(contents):
+            pieces.append(self._choice(choice, content, None if at else logprobs))
             if self.include_drafted:
                 tokens = 0 if at else len(emission.tokens)
                 pieces[at] |= {"drafted": emission.drafted > 0, "tokens": tokens}
-        return [self._chunk([each]) for each in pieces]
+        return [self._chunk([piece]) for piece in pieces]
 
     def end(self, choice: Choice) -> list[Payload]:
         last = self._choice(choice, self.nothing, None, _reason(choice))
@@ -77,10 +84,13 @@ class CompletionWriter(Writer):
         return [{**self._chunk([]), **self._figures(choices)}] if figures else []
 
     def _figures(self, choices: Sequence[Choice]) -> Payload:
-        prompt_tokens, generated = self.request.prompt_tokens, sum(each.tokens for each in choices)
-        sources = [each.result.stats.by_source for each in choices if each.result is not None]
-        predicted = [each[PREDICTION] for each in sources if PREDICTION in each]
-        accepted = sum(each.accepted for each in predicted)
+        prompt_tokens, generated = (
+            self.request.prompt_tokens,
+            sum(choice.tokens for choice in choices),
+        )
+        sources = [choice.result.stats.by_source for choice in choices if choice.result is not None]
+        predicted = [source[PREDICTION] for source in sources if PREDICTION in source]
+        accepted = sum(source.accepted for source in predicted)
         usage = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": generated,
@@ -88,14 +98,15 @@ class CompletionWriter(Writer):
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens(choices)},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": sum(each.drafted for each in predicted) - accepted,
+                "rejected_prediction_tokens": sum(source.drafted for source in predicted)
+                - accepted,
             },
         }
         metrics = speculative_decoding(choices) if self.parser.settings.metrics else {}
         return {"usage": usage, **timings(choices), **metrics}
 
     def _chunk(self, choices: list[Payload]) -> Payload:
-        chunk = {**self._head, "object": self.chunk, "choices": choices}
+        chunk = {**self._head, "object": self.chunk_type, "choices": choices}
         return {**chunk, "usage": None} if self._include_usage else chunk
 
     def _choice(
@@ -126,7 +137,7 @@ class CompletionWriter(Writer):
 class TextWriter(CompletionWriter):
     """/v1/completions."""
 
-    whole = chunk = "text_completion"
+    answer_type = chunk_type = "text_completion"
     prefix = "cmpl"
     nothing: ClassVar[Payload] = {"text": ""}
 
@@ -136,7 +147,7 @@ class TextWriter(CompletionWriter):
     def start(self, choice: Choice) -> list[Payload]:
         """Return the prompt, if `echo` is set."""
         echoed = self.request.echoed[choice.index :][:1]
-        return [self._chunk([self._choice(choice, {"text": each})]) for each in echoed]
+        return [self._chunk([self._choice(choice, {"text": text})]) for text in echoed]
 
     def content(self, choice: Choice) -> Payload:
         return {"text": "".join([*self.request.echoed[choice.index :][:1], *choice.texts])}
@@ -147,16 +158,18 @@ class TextWriter(CompletionWriter):
     def logprobs(self, choice: Choice, of: Choice | Emission) -> Payload | None:
         if not of.logprobs:
             return None
-        tokens = [self._token(each.token, each.logprob) for each in of.logprobs]
+        tokens = [self._token(token.token, token.logprob) for token in of.logprobs]
         offsets = []
-        for each in tokens:
+        for token in tokens:
             offsets.append(self._offsets[choice.index])
-            self._offsets[choice.index] += len(each["token"])
-        others = ([self._token(*other) for other in each.top] for each in of.logprobs)
+            self._offsets[choice.index] += len(token["token"])
+        likeliest = ([self._token(*top) for top in token.top] for token in of.logprobs)
         return {
-            "tokens": [_key(each) for each in tokens],
-            "token_logprobs": [each["logprob"] for each in tokens],
-            "top_logprobs": [{_key(one): one["logprob"] for one in each} for each in others],
+            "tokens": [_key(token) for token in tokens],
+            "token_logprobs": [token["logprob"] for token in tokens],
+            "top_logprobs": [
+                {_key(one): one["logprob"] for one in tokens_at} for tokens_at in likeliest
+            ],
             "text_offset": offsets,
         }
 
@@ -171,8 +184,8 @@ def _key(token: Payload) -> str:
 class ChatWriter(CompletionWriter):
     """/v1/chat/completions."""
 
-    whole = "chat.completion"
-    chunk = "chat.completion.chunk"
+    answer_type = "chat.completion"
+    chunk_type = "chat.completion.chunk"
     prefix = "chatcmpl"
     nothing: ClassVar[Payload] = {"delta": {}}
 
@@ -187,15 +200,15 @@ class ChatWriter(CompletionWriter):
         return {"message": _message(choice)}
 
     def contents(self, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        return [{"delta": _delta(each)} for each in events]
+        return [{"delta": _delta(event)} for event in events]
 
     def logprobs(self, choice: Choice, of: Choice | Emission) -> Payload | None:
         # OpenAI leaves out the token that ends a text.
         count = len(of.logprobs) - (of.finish_reason == "eos")
         content = [
-            self._token(each.token, each.logprob)
-            | {"top_logprobs": [self._token(*other) for other in each.top]}
-            for each in of.logprobs[:count]
+            self._token(token.token, token.logprob)
+            | {"top_logprobs": [self._token(*top) for top in token.top]}
+            for token in of.logprobs[:count]
         ]
         return {"content": content, "refusal": None} if content else None
 
@@ -235,33 +248,33 @@ def _reason(choice: Choice) -> str:
 
 def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
     """Return llama.cpp's figures of times and drafts; nothing where every choice was cut."""
-    results = [each.result for each in choices if each.result is not None]
+    results = [choice.result for choice in choices if choice.result is not None]
     if not results:
         return {}
-    prompt_ms = 1000 * max(each.stats.seconds.prompt for each in results)
-    predicted_ms = 1000 * max(each.stats.seconds.decoding for each in results)
-    cache_n = sum(each.labels.cached_tokens for each in results)
-    prompt_n = sum(each.labels.prompt_tokens for each in results) - cache_n
-    predicted_n = sum(len(each.tokens) for each in results)
+    prompt_ms = 1000 * max(result.stats.seconds.prompt for result in results)
+    predicted_ms = 1000 * max(result.stats.seconds.decoding for result in results)
+    cache_n = sum(result.labels.cached_tokens for result in results)
+    prompt_n = sum(result.labels.prompt_tokens for result in results) - cache_n
+    predicted_n = sum(len(result.tokens) for result in results)
     figures: Payload = {"cache_n": cache_n}
     for name, n, ms in (("prompt", prompt_n, prompt_ms), ("predicted", predicted_n, predicted_ms)):
         figures[f"{name}_n"], figures[f"{name}_ms"] = n, round(ms, 3)
         figures[f"{name}_per_token_ms"] = _ratio(ms, n)
         figures[f"{name}_per_second"] = _ratio(1000 * n, ms)
-    if any(each.labels.proposer != "none" for each in results):
-        figures["draft_n"] = sum(each.stats.drafted for each in results)
-        figures["draft_n_accepted"] = sum(each.stats.accepted for each in results)
+    if any(result.labels.proposer != "none" for result in results):
+        figures["draft_n"] = sum(result.stats.drafted for result in results)
+        figures["draft_n_accepted"] = sum(result.stats.accepted for result in results)
     return {"timings": figures}
 
 
 def speculative_decoding(choices: Sequence[Choice]) -> dict[str, Payload]:
     """Return the figures of drafting under vLLM's names; nothing where no choice had drafts. Entry
     i of the histogram counts the rounds of which i drafted tokens were accepted."""
-    stats = [each.result.stats for each in choices if each.result is not None]
-    drafted = _sums(each.drafted_by_position for each in stats)
+    stats = [choice.result.stats for choice in choices if choice.result is not None]
+    drafted = _sums(row.drafted_by_position for row in stats)
     if not drafted:
         return {}
-    accepted = _sums(each.accepted_by_position for each in stats)
+    accepted = _sums(row.accepted_by_position for row in stats)
     # In so many rounds, the first i drafted tokens were accepted.
     reached = [drafted[0], *accepted, 0]
     rounds, num_accepted, num_drafted = drafted[0], sum(accepted), sum(drafted)
@@ -277,12 +290,12 @@ def speculative_decoding(choices: Sequence[Choice]) -> dict[str, Payload]:
     return {"metrics": {"speculative_decoding": figures}}
 
 
-def _sums(each: Iterable[Sequence[int]]) -> list[int]:
-    return [sum(column) for column in zip_longest(*each, fillvalue=0)]
+def _sums(rows: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
 
 
-def _ratio(part: float, whole: float) -> float:
-    return round(part / whole, 3) if whole else 0.0
+def _ratio(part: float, total: float) -> float:
+    return round(part / total, 3) if total else 0.0
 
 
 def models(service: Service, request: Request) -> Payload:

@@ -80,7 +80,7 @@ class RequestParser:
     def longest(self) -> int:
         """Most tokens of a prompt and its answer together; of each in an encoder-decoder."""
         bounds = [self.pair.target.max_length, self.settings.limits.context]
-        return min((each for each in bounds if each is not None), default=ENDLESS)
+        return min((bound for bound in bounds if bound is not None), default=ENDLESS)
 
     def check(self, model: type[Fields], body: Body) -> Body:
         """Return the canonical form of a body. model: of the body. Raises Problem."""
@@ -104,43 +104,47 @@ class RequestParser:
         markers = self._markers(tools)
         if markers.channels is not None and markers.calls is not None:
             end = markers.calls.end.ids[0]
-            known = end in self.pair.eos_token_ids
-            speaking = speaking if known else speaking._ending(str(end))
+            ends_at_call = end in self.pair.eos_token_ids
+            speaking = speaking if ends_at_call else speaking._ending(str(end))
         parsed = speaking._parsed(body, [speaking.chat_ids(body)], top, tools, markers)
         answers = not body.get("continue_final_message")
-        requests = [replace(each, answers=answers) for each in parsed.requests]
+        requests = [replace(request, answers=answers) for request in parsed.requests]
         return replace(parsed, requests=requests)
 
     def completions(self, body: Body) -> ParsedRequest:
         """Parse a checked body for /v1/completions. Raises Problem."""
-        given = body["prompt"]
+        prompt_field = body["prompt"]
         # A text, token ids, or a list of either.
-        prompts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
+        prompts = (
+            [prompt_field]
+            if isinstance(prompt_field, str) or isinstance(prompt_field[0], int)
+            else prompt_field
+        )
         top = body.get("logprobs", False)
         speaking, suffix = self._speaking(body), body.get("suffix")
         if suffix:
-            if not all(isinstance(each, str) for each in prompts):
+            if not all(isinstance(prompt, str) for prompt in prompts):
                 raise invalid("suffix needs a prompt of text, not of token ids", "suffix")
             speaking = speaking._filling("suffix")
         read = functools.partial(speaking.infill_ids, after=suffix) if suffix else speaking.text_ids
         for prompt in prompts:
             if not isinstance(prompt, str):
                 self.check_ids(prompt, "prompt")
-        ids = [read(each) if isinstance(each, str) else each for each in prompts]
+        ids = [read(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         parsed = speaking._parsed(body, ids, None if top is False else top, Tools(), NONE)
         if not body.get("echo"):
             return parsed
         decode = self.pair.tokenizer.decode
-        texts = [each if isinstance(each, str) else decode(each) for each in prompts]
+        texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
         choices = len(parsed.requests) // len(prompts)
-        return replace(parsed, echoed=tuple(each for each in texts for _ in range(choices)))
+        return replace(parsed, echoed=tuple(text for text in texts for _ in range(choices)))
 
     def infill(self, body: Body) -> ParsedRequest:
         """Parse a checked body for /infill. Raises Problem."""
         parser = self._filling("input_suffix")
         before = body.get("input_prefix", "") + body.get("prompt", "")
         after, extra = body.get("input_suffix", ""), body.get("input_extra", [])
-        files = [(each.get("filename", "tmp"), each["text"]) for each in extra]
+        files = [(file.get("filename", "tmp"), file["text"]) for file in extra]
         # Editors send what is around the cursor, however much that is.
         wanted, most = body.get("max_tokens", self.options.max_tokens), self.longest // 4
         room = self.longest - (max(1, min(wanted, most)) if wanted >= 0 else most)
@@ -170,8 +174,8 @@ class RequestParser:
 
     def _ending(self, *tokens: str | int) -> Self:
         """Return the parser of texts that also end at these tokens."""
-        given = cast(tuple[str | int, ...], self.options.extra_eos_token)
-        return replace(self, options=replace(self.options, extra_eos_token=(*given, *tokens)))
+        extra = cast(tuple[str | int, ...], self.options.extra_eos_token)
+        return replace(self, options=replace(self.options, extra_eos_token=(*extra, *tokens)))
 
     def _speaking(self, body: Body) -> Self:
         """Return the parser with the languages of a body, in which its prompts are read."""
@@ -181,9 +185,9 @@ class RequestParser:
     def chat_ids(self, body: Body) -> list[int]:
         """Return the token ids of a checked body's messages and tools. Raises Problem."""
         self._check_characters([body.get(name) for name in TEMPLATE_FIELDS], "messages")
-        given, reads = body["messages"], chat_format(self.pair, self.options)
-        given = given if self.settings.keep_billing else without_volatile(given)
-        messages = messages_of(given)
+        listed, reads = body["messages"], chat_format(self.pair, self.options)
+        listed = listed if self.settings.keep_billing else without_volatile(listed)
+        messages = messages_of(listed)
         variables = chat.template_settings(body)
         ending = chat.ending_of(body, messages)
         if ending != "answer" and reads.way == "single user message":
@@ -192,7 +196,7 @@ class RequestParser:
             ids = reads.ids(messages, variables, ending)
         except PromptError as error:
             raise invalid(str(error), "messages") from None
-        tools = chat.tools_of(body).given
+        tools = chat.tools_of(body).listed
         if not tools:
             return ids
         variables["tools"] = in_order(list(tools))
@@ -229,7 +233,7 @@ class RequestParser:
             raise invalid(message, "best_of")
         options = self._options(body)
         prompts = [ids[-body.get("truncate_prompt_tokens", 0) :] for ids in prompts]
-        if tools.given and not tools.must and isinstance(options.json_schema, str):
+        if tools.listed and not tools.must and isinstance(options.json_schema, str):
             tools = replace(tools, schema=options.json_schema)
         thought = self._thought(body, markers, prompts[0])
         if tools.must or tools.schema:
@@ -257,7 +261,7 @@ class RequestParser:
         reader = functools.partial(
             Reader if markers.channels is None else form,
             markers,
-            tools.given,
+            tools.listed,
             thinking=thinking,
             most_calls=tools.most_calls,
         )
@@ -308,7 +312,7 @@ class RequestParser:
         template = chat_format(self.pair, self.options).way == "template"
         parser = self.settings.tool_call_parser
         markers = markers_of(self.pair.tokenizer, parser) if template else NONE
-        if not tools.given:
+        if not tools.listed:
             return markers.without_calls()
         if not template:
             raise unsupported("tools", "tools need a chat template, and this model has none")

@@ -94,7 +94,7 @@ class ResponsesWriter(Writer):
     def __init__(self, parser: RequestParser, body: Body) -> None:
         super().__init__(parser, body)
         options = self.request.requests[0].options
-        self._names = {each.shown: each for each in named_tools(body)}
+        self._names = {tool.shown: tool for tool in named_tools(body)}
         self._events = 0
         self._reasoning_tokens = 0
         self._output: list[Payload] = []
@@ -110,7 +110,7 @@ class ResponsesWriter(Writer):
             **ECHOED,
             **{name: body[name] for name in ECHOED if name in body},
             **FIXED,
-            "tools": [{**OPTIONAL.get(each["type"], {}), **each} for each in body.get("tools", ())],
+            "tools": [{**OPTIONAL.get(tool["type"], {}), **tool} for tool in body.get("tools", ())],
             "text": {**text, "format": text.get("format") or {"type": "text"}},
             **{name: getattr(options, name) for name in SAMPLED},
         }
@@ -167,8 +167,8 @@ class ResponsesWriter(Writer):
         more: Payload = why if cut else {"completed_at": int(time.time())}
         response = self._response(status, usage=usage, **more)
         if self.body.get("store", True):
-            given, parser = items_of(self.body), self.parser
-            parser.responses.put(response, self._before, given, parser.tenant)
+            items, parser = items_of(self.body), self.parser
+            parser.responses.put(response, self._before, items, parser.tenant)
         last = self._event(f"response.{status}", response=response)
         return [*payloads, {**last, **timings([choice])}]
 

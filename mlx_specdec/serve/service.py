@@ -203,10 +203,10 @@ class ResponseStream:
         writer = self._writer
 
         def sent(payloads: Sequence[Payload]) -> bytes:
-            return b"".join(server_sent_event(each, named=writer.named) for each in payloads)
+            return b"".join(server_sent_event(payload, named=writer.named) for payload in payloads)
 
         try:
-            yield sent([each for choice in self.choices for each in writer.start(choice)])
+            yield sent([payload for choice in self.choices for payload in writer.start(choice)])
             async for step in self._steps(HEARTBEAT_SECONDS):
                 if step is None:
                     yield sent(writer.silence()) or HEARTBEAT
@@ -268,7 +268,7 @@ class ResponseStream:
                 yield choice, None, await _read(choice, None)
         cut = list(self._open.values())
         self.close()
-        if cut and not any(each.tokens for each in self.choices):
+        if cut and not any(choice.tokens for choice in self.choices):
             message = "the time of this request was over before it had a token: try again later"
             raise Problem(503, message, code="timeout", headers={"Retry-After": "10"})
         for choice in cut:
@@ -291,9 +291,9 @@ def _by_drafted(emission: Emission) -> list[Emission]:
     """Split what a step generated into accepted drafts and the target's own tokens."""
     count, parts = emission.drafted, []
     for at, drafted in ((slice(count), True), (slice(count, None), False)):
-        pieces = tuple(each for each in emission.pieces if each.drafted == drafted)
+        pieces = tuple(piece for piece in emission.pieces if piece.drafted == drafted)
         tokens, logprobs = emission.tokens[at], emission.logprobs[at]
         if tokens or pieces:
             parts.append(Emission(tokens, pieces, None, logprobs, count * drafted))
-    last = [replace(each, finish_reason=emission.finish_reason) for each in parts[-1:]]
+    last = [replace(part, finish_reason=emission.finish_reason) for part in parts[-1:]]
     return parts[:-1] + last

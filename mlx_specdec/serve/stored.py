@@ -36,12 +36,12 @@ class StoredResponses:
         self._stored: OrderedDict[str, Conversation] = OrderedDict()
 
     def put(
-        self, response: dict[str, Any], before: Conversation, given: Sequence[Body], tenant: str
+        self, response: dict[str, Any], before: Conversation, added: Sequence[Body], tenant: str
     ) -> None:
         """Store a tenant's response. before: what it continues. given: its input."""
         output = response["output"]
-        nbytes = before.nbytes + len(json.dumps([response, given, output]))
-        items = [*before.items, *given, *output]
+        nbytes = before.nbytes + len(json.dumps([response, added, output]))
+        items = [*before.items, *added, *output]
         with self._lock:
             self._stored[response["id"]] = Conversation(response, items, tenant, nbytes)
             self.nbytes += nbytes

@@ -107,16 +107,18 @@ class TgiWriter(Writer):
             self.stream = stream
 
     def parse(self, body: Body) -> ParsedRequest:
-        given = self._parameters
-        completion = {name: given[name] for name in SAME if name in given}
+        parameters = self._parameters
+        completion = {name: parameters[name] for name in SAME if name in parameters}
         # As in TGI, whatever shapes the distribution also turns sampling on.
-        shaped = any(completion.get(name, 0) not in (each, 0) for name, each in NEUTRAL.items())
-        if given.get("do_sample") or shaped:
+        shaped = any(
+            completion.get(name, 0) not in (neutral, 0) for name, neutral in NEUTRAL.items()
+        )
+        if parameters.get("do_sample") or shaped:
             completion.setdefault("temperature", 1.0)
-        elif completion.get("temperature") == 1 or given.get("do_sample") is False:
+        elif completion.get("temperature") == 1 or parameters.get("do_sample") is False:
             completion["temperature"] = 0.0
-        if "grammar" in given:
-            kind, value = given["grammar"]["type"], given["grammar"]["value"]
+        if "grammar" in parameters:
+            kind, value = parameters["grammar"]["type"], parameters["grammar"]["value"]
             if kind == "json_schema":
                 kind, value = "json", value["schema"]
             completion["structured_outputs"] = {kind: value}
@@ -133,21 +135,21 @@ class TgiWriter(Writer):
         [choice] = choices
         answer: Payload = {"generated_text": self._text(choice)}
         if self._parameters.get("details"):
-            tokens = [self._token(each) for each in choice.logprobs]
+            tokens = [self._token(token) for token in choice.logprobs]
             answer["details"] = {**self._end(choice), "prefill": [], "tokens": tokens}
         return [answer] if self._listed else answer
 
     def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
         """Return a payload for each token; the very last one has the whole text."""
-        tokens = [self._token(each) for each in emission.logprobs]
-        if "".join(each["text"] for each in tokens) != emission.text and tokens:
+        tokens = [self._token(token) for token in emission.logprobs]
+        if "".join(token["text"] for token in tokens) != emission.text and tokens:
             # Parts of characters, and text that was held back: the last token that is not special
             # gets the text, as clients skip special tokens.
-            for each in tokens:
-                each["text"] = ""
-            last = next((each for each in reversed(tokens) if not each["special"]), tokens[-1])
+            for token in tokens:
+                token["text"] = ""
+            last = next((token for token in reversed(tokens) if not token["special"]), tokens[-1])
             last |= {"text": emission.text, "special": False}
-        payloads = [self._payload(each) for each in tokens]
+        payloads = [self._payload(token) for token in tokens]
         if payloads and choice.finish_reason is not None:
             payloads[-1] |= self._last(choice)
         return payloads
@@ -179,14 +181,14 @@ class TgiWriter(Writer):
         before = self.body["inputs"] if self._parameters.get("return_full_text") else ""
         return "".join([before, *choice.texts])
 
-    def _token(self, each: TokenLogprob) -> Payload:
+    def _token(self, token: TokenLogprob) -> Payload:
         tokenizer = self.parser.pair.tokenizer
-        pieces, special = token_pieces(tokenizer), each.token in tokenizer.special_ids
-        piece = (pieces[each.token] if each.token < len(pieces) else None) or b""
+        pieces, special = token_pieces(tokenizer), token.token in tokenizer.special_ids
+        piece = (pieces[token.token] if token.token < len(pieces) else None) or b""
         return {
-            "id": each.token,
+            "id": token.token,
             "text": "" if special else piece.decode("utf-8", "replace"),
-            "logprob": max(LEAST_LOGPROB, each.logprob),
+            "logprob": max(LEAST_LOGPROB, token.logprob),
             "special": special,
         }
 

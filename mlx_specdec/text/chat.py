@@ -63,11 +63,13 @@ def apply(
     """Return the token ids of messages, or of a text as the user's only one. Raises CheckpointError
     if the template fails or takes too much. chat: called with whether there are tools. settings:
     variables of the template, and "tools"."""
-    given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    conversation = (
+        [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    )
     try:
         source, special, encode = chat((settings or {}).get("tools") is not None)
         # Copies: objects may have methods that the sandbox does not know.
-        messages, variables = json.loads(json.dumps([given, settings or {}], default=str))
+        messages, variables = json.loads(json.dumps([conversation, settings or {}], default=str))
         variables = {"tools": None, "documents": None, **special, **variables}
         variables["add_generation_prompt"] = ending == "answer"
         return list(encode(_rendered(source, messages, variables, ending == "continue")))
@@ -83,16 +85,16 @@ def apply(
 def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bool) -> str:
     template = _compiler()(_GENERATION.sub(r"\1with", source))
     for place, message in enumerate(messages):
-        given = {name: value for name, value in message.items() if value is not None}
+        filled = {name: value for name, value in message.items() if value is not None}
         names = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
-        for thoughts in [given[name] for name in names if name in given][:1]:
-            given = {"thinking": thoughts, **given, "reasoning_content": thoughts}
-        messages[place] = given
+        for thoughts in [filled[name] for name in names if name in filled][:1]:
+            filled = {"thinking": thoughts, **filled, "reasoning_content": thoughts}
+        messages[place] = filled
     if goes_on:
         last, name = messages[-1], "content"
         if isinstance(last[name], list):
-            last, name = next(each for each in reversed(last[name]) if "text" in each), "text"
-        known, last[name] = last[name], last[name] + TAG
+            last, name = next(part for part in reversed(last[name]) if "text" in part), "text"
+        continued, last[name] = last[name], last[name] + TAG
     pieces: list[str] = []
     deadline, left = time.thread_time() + SECONDS, MOST_CHARACTERS
     for piece in template.generate({_DEADLINE: deadline, "messages": messages, **variables}):
@@ -103,7 +105,7 @@ def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bo
     text = "".join(pieces)
     if not goes_on:
         return text
-    if not (known.strip() in text and TAG.strip() in text and "content" in source):
+    if not (continued.strip() in text and TAG.strip() in text and "content" in source):
         raise ValueError("it does not write the last message as it is")
     end = text.rindex(TAG.strip())
     return text[:end] if text.startswith(TAG, end) else text[:end].rstrip()

@@ -88,7 +88,7 @@ def infill_of(tokenizer: Tokenizer) -> Infill | None:
         named = [mark for mark in marks if mark]
         if all(mark in ids for mark in named):
             found = tuple(ids[mark] for mark in named)
-            files = [ids[each] for each in FILES if each in ids]
+            files = [ids[name] for name in FILES if name in ids]
             ends = {*found, *(ids[name] for name in ENDS if name in ids)}
             special = tokenizer.special_ids
             ends |= {ids[name] for name in ENDS_OF_SEQUENCES if ids.get(name) in special}

@@ -16,8 +16,8 @@ class Languages:
 
     required = False
 
-    def __init__(self, known: Mapping[str, int]) -> None:
-        self.known = known
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self.known = ids
 
     def source(
         self, text: str, encode: Encode, source: str | None, target: str | None
@@ -44,11 +44,11 @@ class Languages:
         return begun[0]
 
 
-class Tags(Languages):
+class LanguageTags(Languages):
     """Languages whose tags are tokens that the source text begins with."""
 
-    def __init__(self, known: Mapping[str, int], form: str) -> None:
-        super().__init__(known)
+    def __init__(self, ids: Mapping[str, int], form: str) -> None:
+        super().__init__(ids)
         self._form = form
 
     @classmethod
@@ -58,8 +58,8 @@ class Tags(Languages):
         before, after = map(re.escape, form.split("{}"))
         tag = re.compile(rf"{before}(\w{{2,}}){after}", re.ASCII)
         found = ((tag.fullmatch(piece or ""), id) for id, piece in enumerate(tokenizer.pieces()))
-        known = {match[1]: id for match, id in found if match}
-        return cls(known, form) if len(known) > 1 else None
+        ids = {match[1]: id for match, id in found if match}
+        return cls(ids, form) if len(ids) > 1 else None
 
     def source(
         self, text: str, encode: Encode, source: str | None, target: str | None

@@ -14,7 +14,7 @@ from .tool_formats import (
     NOT_READ,
     START,
     VLLM_NAMES,
-    Shape,
+    CallGrammar,
     ToolFormat,
     format_in,
     format_named,
@@ -40,7 +40,7 @@ def typed(schema: object, root: Schema) -> dict[str, Any]:
         found = {**found, **inner}
     kinds = found.get("type") or _enumerated(found)
     several = kinds if isinstance(kinds, list) else [kinds]
-    names = [each for each in several if each != "null"]
+    names = [name for name in several if name != "null"]
     return {**found, "type": names[0]} if len(names) == 1 and isinstance(names[0], str) else found
 
 
@@ -51,7 +51,7 @@ def with_types(tools: Sequence[Any]) -> list[Any]:
         parameters = tool["function"].get("parameters") or {}
         properties = parameters.get("properties")
         if isinstance(properties, Mapping):
-            properties = {name: typed(each, parameters) for name, each in properties.items()}
+            properties = {name: typed(schema, parameters) for name, schema in properties.items()}
             function = {**tool["function"], "parameters": {**parameters, "properties": properties}}
             tool = {**tool, "function": function}
         found.append(tool)
@@ -64,9 +64,9 @@ def _inner(schema: dict[str, Any], root: Schema) -> Schema | None:
     if isinstance(reference, str):
         return _at(root, reference)
     for name in ("anyOf", "oneOf", "allOf"):
-        given = schema.get(name)
-        branches = given if isinstance(given, list) else []
-        left = [each for each in branches if each not in EMPTY]
+        branches = schema.get(name)
+        branches = branches if isinstance(branches, list) else []
+        left = [branch for branch in branches if branch not in EMPTY]
         if len(left) == 1 and isinstance(left[0], Mapping):
             del schema[name]
             return left[0]
@@ -83,8 +83,8 @@ def _at(root: Schema, reference: str) -> Schema | None:
 
 def _enumerated(schema: Schema) -> list[str]:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    given = values if isinstance(values, list) else []
-    return sorted({NAMES.get(type(each), "") for each in given if each is not None})
+    listed = values if isinstance(values, list) else []
+    return sorted({NAMES.get(type(value), "") for value in listed if value is not None})
 
 
 SEED_THOUGHT = ("<seed:think>", "</seed:think>")
@@ -118,7 +118,7 @@ class CallFormat:
     inner: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def shape(self) -> Shape | None:
+    def shape(self) -> CallGrammar | None:
         """The grammar of demanded calls, None if they cannot be demanded."""
         without = self.format.shape_without_inner
         return self.format.shape if self.inner or without is None else without
@@ -156,7 +156,7 @@ class Markers:
         if self.channels is not None:
             return replace(self, calls=None)
         thoughts = (self.think_begin, self.think_end)
-        ids = {id for each in thoughts if each is not None for id in each.ids}
+        ids = {id for marker in thoughts if marker is not None for id in marker.ids}
         special = {id: text for id, text in self.special.items() if id in ids}
         return replace(self, calls=None, special=special)
 
@@ -189,10 +189,10 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
     what the chat template shows."""
     if not isinstance(tokenizer, DirectoryTokenizer) or not tokenizer.has_chat_template:
         return NONE
-    known = _known.setdefault(tokenizer, {})
-    if parser not in known:
-        known[parser] = _markers(tokenizer, tokenizer.templated, parser)
-    return known[parser]
+    by_parser = _known.setdefault(tokenizer, {})
+    if parser not in by_parser:
+        by_parser[parser] = _markers(tokenizer, tokenizer.templated, parser)
+    return by_parser[parser]
 
 
 def _markers(tokenizer: Tokenizer, templated: Any, parser: str) -> Markers:

@@ -40,34 +40,34 @@ VOLATILE = (
 log_once = functools.lru_cache(maxsize=64)(logging.getLogger(__name__).info)
 
 
-def messages_of(given: Sequence[Message]) -> list[Message]:
+def messages_of(sent: Sequence[Message]) -> list[Message]:
     """Convert the messages of a request to those of chat templates, whose contents are strings."""
     messages = []
-    for each in given:
-        role = "system" if each["role"] in SYSTEM else each["role"]
-        message = {"role": role, "content": text_of(each.get("content", ""))}
-        message |= {name: each[name] for name in MESSAGE_FIELDS if name in each}
-        if role == "assistant" and each.get("tool_calls"):
-            message["tool_calls"] = [tool_call(call) for call in each["tool_calls"]]
+    for message_sent in sent:
+        role = "system" if message_sent["role"] in SYSTEM else message_sent["role"]
+        message = {"role": role, "content": text_of(message_sent.get("content", ""))}
+        message |= {name: message_sent[name] for name in MESSAGE_FIELDS if name in message_sent}
+        if role == "assistant" and message_sent.get("tool_calls"):
+            message["tool_calls"] = [tool_call(call) for call in message_sent["tool_calls"]]
         messages.append(message)
     return messages
 
 
-def without_volatile(given: Sequence[Message]) -> list[Message]:
+def without_volatile(sent: Sequence[Message]) -> list[Message]:
     """Leave out of system messages what clients change with every request and what tells the model
     nothing, so that prompts begin as earlier ones did. Texts of the user stay as they are."""
     left = []
-    for message in given:
+    for message in sent:
         content = message.get("content", "")
-        blocks = [content] if isinstance(content, str) else [each["text"] for each in content]
-        stable = ["" if COUNTDOWN.fullmatch(each) else BILLING.sub("", each) for each in blocks]
+        blocks = [content] if isinstance(content, str) else [part["text"] for part in content]
+        stable = ["" if COUNTDOWN.fullmatch(block) else BILLING.sub("", block) for block in blocks]
         if message["role"] not in SYSTEM or stable == blocks:
             left.append(message)
             continue
         log_once(VOLATILE)
         if text := lines_of(stable):
             left.append({**message, "content": text})
-    return left or [{**given[-1], "content": ""}]
+    return left or [{**sent[-1], "content": ""}]
 
 
 def with_late_system(messages: Sequence[Message]) -> list[Message]:
@@ -116,7 +116,7 @@ def renders_late_system(tokenizer: Tokenizer) -> bool:
 def in_order(value: Any) -> Any:
     """Return tools with the keys of their objects in one order, so that they give one prompt."""
     if isinstance(value, list):
-        return [in_order(each) for each in value]
+        return [in_order(item) for item in value]
     if not isinstance(value, dict):
         return value
     names = [*filter(value.__contains__, ORDER), *sorted(value.keys() - set(ORDER))]
@@ -125,7 +125,7 @@ def in_order(value: Any) -> Any:
 
 def text_of(content: str | Sequence[Message]) -> str:
     """Return the text of a content: a string, or a list of text parts, one a line."""
-    return content if isinstance(content, str) else lines_of(each["text"] for each in content)
+    return content if isinstance(content, str) else lines_of(part["text"] for part in content)
 
 
 def lines_of(parts: Iterable[str]) -> str:
@@ -133,10 +133,10 @@ def lines_of(parts: Iterable[str]) -> str:
     return "\n".join(filter(None, parts))
 
 
-def tool_call(given: Message) -> Message:
+def tool_call(call: Message) -> Message:
     """Return a call in an earlier message with its arguments as an object, as templates need it:
     that of the string where they are no JSON object, as in an answer that was cut."""
-    function = given["function"]
+    function = call["function"]
     arguments = text = function.get("arguments") or "{}"
     if isinstance(text, str):
         try:
@@ -146,7 +146,7 @@ def tool_call(given: Message) -> Message:
     if not isinstance(arguments, dict):
         arguments = {"arguments": text}
     called = {"name": function["name"], "arguments": arguments}
-    return {**given, "type": "function", "function": called}
+    return {**call, "type": "function", "function": called}
 
 
 def _with_text_arguments(message: Message) -> Message:
@@ -165,11 +165,11 @@ def with_tools_in_message(
 ) -> list[Message]:
     """Return messages whose first one, of the system, has the tools, where Phi-4's chat template
     reads them."""
-    functions = json.dumps([each["function"] for each in tools], ensure_ascii=False)
-    system, others = {"role": "system", "content": system_prompt or ""}, list(messages)
-    if others[0]["role"] == "system":
-        system, *others = others
-    return [{**system, "tools": functions}, *others]
+    functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    system, rest = {"role": "system", "content": system_prompt or ""}, list(messages)
+    if rest[0]["role"] == "system":
+        system, *rest = rest
+    return [{**system, "tools": functions}, *rest]
 
 
 def _thinks_aloud(message: Message) -> bool:

@@ -145,7 +145,7 @@ def prompt_ids(
     if messages is not None:
         raise PromptError("this model has no chat template: give the prompt as text")
     try:
-        return [operator.index(cast(int, each)) for each in prompt]
+        return [operator.index(cast(int, token)) for token in prompt]
     except TypeError:
         raise PromptError(NO_PROMPT) from None
 
@@ -162,7 +162,9 @@ def _messages(prompt: str | Sequence[int] | Messages) -> Messages | None:
     """A text as the user's only message, messages as they are, None for anything else."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    if all(isinstance(each, Mapping) and each.keys() >= {"role", "content"} for each in prompt):
+    if all(
+        isinstance(message, Mapping) and message.keys() >= {"role", "content"} for message in prompt
+    ):
         return cast(Messages, prompt)
     return None
 
@@ -177,11 +179,11 @@ def digest(files: Sequence[Path]) -> str:
     """Return a digest of the contents of documents, in this order. Raises DocumentError, also where
     all together are larger than LARGEST."""
     _check(files)
-    whole = hashlib.blake2b(digest_size=16)
+    hashed = hashlib.blake2b(digest_size=16)
     for file in files:
         with _readable(file), file.open("rb") as stream:
-            whole.update(hashlib.file_digest(stream, "blake2b").digest())
-    return whole.hexdigest()
+            hashed.update(hashlib.file_digest(stream, "blake2b").digest())
+    return hashed.hexdigest()
 
 
 def tokens(

@@ -137,10 +137,10 @@ class StopStrings:
         return held
 
 
-def common(text: str, other: str) -> int:
+def common(text: str, second: str) -> int:
     """Return the length of the longest common beginning of two texts."""
-    pairs = enumerate(zip(text, other, strict=False))
-    shorter = min(len(text), len(other))
+    pairs = enumerate(zip(text, second, strict=False))
+    shorter = min(len(text), len(second))
     return next((at for at, (mine, yours) in pairs if mine != yours), shorter)
 
 

@@ -163,12 +163,12 @@ class DirectoryTokenizer(Tokenizer):
 
     @property
     def digest(self) -> str:
-        whole = hashlib.blake2b(digest_size=16)
+        hashed = hashlib.blake2b(digest_size=16)
         found = {file for pattern in FILES for file in self._directory.glob(pattern)}
         for file in sorted(filter(Path.is_file, found)):
-            whole.update(file.name.encode() + b"\0")
-            whole.update(hashlib.blake2b(file.read_bytes()).digest())
-        return whole.hexdigest()
+            hashed.update(file.name.encode() + b"\0")
+            hashed.update(hashlib.blake2b(file.read_bytes()).digest())
+        return hashed.hexdigest()
 
     @functools.cached_property
     def templated(self) -> Any:
@@ -205,9 +205,13 @@ class DirectoryTokenizer(Tokenizer):
 
     def _chat(self, tools: bool) -> chat.Chat:
         """Return what writes and encodes messages, with or without tools."""
-        its = self.templated
-        encode = functools.partial(its.encode, add_special_tokens=False)
-        return its.get_chat_template(tools=[] if tools else None), its.special_tokens_map, encode
+        loaded = self.templated
+        encode = functools.partial(loaded.encode, add_special_tokens=False)
+        return (
+            loaded.get_chat_template(tools=[] if tools else None),
+            loaded.special_tokens_map,
+            encode,
+        )
 
 
 def read_sentence_piece(file: Path) -> Any:
@@ -270,19 +274,22 @@ class FileTokenizer(DirectoryTokenizer):
         return ids if ids and ids[-1:] == [*self._closing] else [*ids, *self._closing]
 
     def _chat(self, tools: bool) -> chat.Chat:
-        its, settings = self._directory, self._settings
-        older, others = its / "special_tokens_map.json", its / "additional_chat_templates"
-        template, file = settings.get("chat_template"), its / "chat_template.jinja"
+        directory, settings = self._directory, self._settings
+        older, additional = (
+            directory / "special_tokens_map.json",
+            directory / "additional_chat_templates",
+        )
+        template, file = settings.get("chat_template"), directory / "chat_template.jinja"
         if file.is_file():
             template = file.read_text(encoding="utf-8")
         if template is None:
-            template = template_in_json(its)
+            template = template_in_json(directory)
         wanted = {name: settings.get(name) for name in _SPECIAL.findall(str(template))}
         texts = {n: t.get("content") if isinstance(t, Mapping) else t for n, t in wanted.items()}
-        complete = all(isinstance(each, str) for each in (template, *texts.values()))
+        complete = all(isinstance(text, str) for text in (template, *texts.values()))
         complete &= "added_tokens_decoder" in settings or not older.is_file()
         as_is = READ_AS_IS.fullmatch(str(settings.get("tokenizer_class")))
-        if not (complete and as_is) or others.is_dir():
+        if not (complete and as_is) or additional.is_dir():
             return super()._chat(tools)  # which knows what else there may be
         encode = functools.partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
         return str(template), texts, lambda text: encode([text])[0].ids
@@ -350,8 +357,8 @@ class SentencePieceTokenizer(DirectoryTokenizer):
         full = isinstance(vocabulary, int) and self._count >= vocabulary
         extra = (0 if full or "<extra_id_" in last else EXTRA) if extra is None else extra
         if type(extra) is not int or not 0 <= extra <= MOST_EXTRA:
-            given = f"tokenizer_config.json has extra_ids {extra!r:.40}"
-            raise CheckpointError(f"{given}: need a number")
+            problem = f"tokenizer_config.json has extra_ids {extra!r:.40}"
+            raise CheckpointError(f"{problem}: need a number")
         self._extra: int = extra
         self.size = self._count + self._extra
         eos = self._processor.eos_id()
@@ -399,8 +406,8 @@ class NumberedTokenizer(DirectoryTokenizer):
         if file.name == "source.spm":
             self._target = read_sentence_piece(directory / "target.spm")
             self._ids = _vocabulary(directory / "vocab.json")
-            if (other := directory / "target_vocab.json").is_file():
-                written = _vocabulary(other)
+            if (target := directory / "target_vocab.json").is_file():
+                written = _vocabulary(target)
         elif file.name == "spiece.model":
             # Pegasus has ids for pretraining between its specials and the pieces.
             offset = settings.get("offset", 103)
@@ -411,16 +418,18 @@ class NumberedTokenizer(DirectoryTokenizer):
             self._ids = {name: id for id, name in enumerate([*special[:-1], *names[2:]])}
         elif (directory / "vocab.json").is_file():
             listed = WMT21 if settings.get("language_codes") == "wmt21" else M2M100
-            known = _vocabulary(directory / "vocab.json")
+            vocabulary = _vocabulary(directory / "vocab.json")
             tags = [f"__{code}__" for code in listed.split()]
             special += tags
-            self._ids = known | {tag: len(known) + place for place, tag in enumerate(tags)}
+            self._ids = vocabulary | {
+                tag: len(vocabulary) + place for place, tag in enumerate(tags)
+            }
         else:
             # fairseq puts its specials first, and languages last.
             named = directory / "special_tokens_map.json"
             both = settings, read_json(named) if named.is_file() else {}
             keys = ("additional_special_tokens", "extra_special_tokens")
-            lists = [each[key] for each in both for key in keys if isinstance(each.get(key), list)]
+            lists = [file[key] for file in both for key in keys if isinstance(file.get(key), list)]
             longest = map(str, max(lists, key=len, default=[]))
             codes = [code for code in longest if LANGUAGE.fullmatch(code)]
             ordered = [*special, *names[3:], *codes, "<mask>"]
@@ -429,7 +438,7 @@ class NumberedTokenizer(DirectoryTokenizer):
         written = self._ids if written is None else written
         self.size = max(written.values()) + 1
         self._pieces = _by_id(written, self.size)
-        self.special_ids = frozenset(written[each] for each in special if each in written)
+        self.special_ids = frozenset(written[name] for name in special if name in written)
         if not {"</s>", "<unk>"} <= self._ids.keys() & written.keys():
             raise CheckpointError(f"{directory} has a vocabulary without </s> and <unk>")
         self.eos_token_ids = (written["</s>"],)

@@ -23,7 +23,7 @@ LINE = r"/\n?/"
 
 
 @dataclass(frozen=True)
-class Tags:
+class ArgumentTags:
     """Arguments between tags, as Qwen3-Coder, GLM and MiniMax write them: strings as they are, and
     other values as JSON.
 
@@ -41,7 +41,7 @@ class Tags:
 
 
 @dataclass(frozen=True)
-class Shape:
+class CallGrammar:
     """The grammar of a section of calls, around the arguments.
 
     Attributes:
@@ -59,7 +59,7 @@ class Shape:
     between: Parts = ()
     first: Parts = ()
     last: Parts = ()
-    tags: Tags | None = None
+    tags: ArgumentTags | None = None
     single: bool = False
 
 
@@ -92,8 +92,8 @@ class ToolFormat:
     bare: Sequence[str] = ()
     sign: re.Pattern[str] | None = None
     head: re.Pattern[str] | None = None
-    shape: Shape | None = None
-    shape_without_inner: Shape | None = None
+    shape: CallGrammar | None = None
+    shape_without_inner: CallGrammar | None = None
 
 
 def json_calls(text: str, tools: Any) -> list[dict[str, Any]]:
@@ -160,12 +160,12 @@ _MISTRAL_HEAD = re.compile(
 
 _JSON_CALL = '{"name": "NAME", "arguments": '
 _GLM = ToolFormat(
-    shape=Shape(
+    shape=CallGrammar(
         (BEGIN, "NAME"),
         (LINE, END),
         between=(LINE,),
         # GLM 4.5 begins a line here, and GLM 4.7 does not.
-        tags=Tags((LINE, "<arg_key>NAME</arg_key>", LINE, "<arg_value>"), "</arg_value>"),
+        tags=ArgumentTags((LINE, "<arg_key>NAME</arg_key>", LINE, "<arg_value>"), "</arg_value>"),
     )
 )
 FORMATS: Mapping[str, ToolFormat] = {
@@ -175,7 +175,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         DEEPSEEK_INNER,
         sign=re.compile(f"{DEEPSEEK[0]}(?s:.)*```json"),
         head=_DEEPSEEK_HEAD,
-        shape=Shape(
+        shape=CallGrammar(
             (f"{_CALL}function{_SEPARATOR}NAME\n```json\n",),
             (f"\n```{_CALL_END}",),
             between=("\n",),
@@ -189,7 +189,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         DEEPSEEK_INNER,
         sign=re.compile(DEEPSEEK[0]),
         head=_DEEPSEEK_HEAD,
-        shape=Shape(
+        shape=CallGrammar(
             (f"{_CALL}NAME{_SEPARATOR}",),
             (_CALL_END,),
             first=(BEGIN,),
@@ -203,16 +203,16 @@ FORMATS: Mapping[str, ToolFormat] = {
         CALL,
         _no_calls,
         (CONSTRAIN, MESSAGE),
-        shape=Shape((BEGIN, f"NAME {CONSTRAIN}json{MESSAGE}"), single=True),
+        shape=CallGrammar((BEGIN, f"NAME {CONSTRAIN}json{MESSAGE}"), single=True),
     ),
     "json_tools": ToolFormat(
         head=_JSON_HEAD,
-        shape=Shape((BEGIN, f"\n{_JSON_CALL}"), ("}\n", END), between=("\n",)),
+        shape=CallGrammar((BEGIN, f"\n{_JSON_CALL}"), ("}\n", END), between=("\n",)),
     ),
     "kimi_k2": ToolFormat(
         inner=KIMI_INNER,
         head=_KIMI_HEAD,
-        shape=Shape(
+        shape=CallGrammar(
             (f"{_KIMI_CALL}functions.NAME:", "/[0-9]{1,3}/", _KIMI_ARGUMENTS),
             (_KIMI_CALL_END,),
             first=(BEGIN,),
@@ -228,22 +228,22 @@ FORMATS: Mapping[str, ToolFormat] = {
         sign=re.compile('"parameters": dictionary of argument name'),
         head=_JSON_HEAD,
         # The chat templates of Llama 3 refuse a message with several calls.
-        shape=Shape(('{"name": "NAME", "parameters": ',), ("}",), single=True),
+        shape=CallGrammar(('{"name": "NAME", "parameters": ',), ("}",), single=True),
     ),
     "minimax_m2": ToolFormat(
-        shape=Shape(
+        shape=CallGrammar(
             ('<invoke name="NAME">\n',),
             ("</invoke>\n",),
             first=(BEGIN, "\n"),
             last=(END,),
-            tags=Tags(('<parameter name="NAME">',), "</parameter>", "\n"),
+            tags=ArgumentTags(('<parameter name="NAME">',), "</parameter>", "\n"),
         )
     ),
     "mistral": ToolFormat(
         inner=("[ARGS]",),
         head=_MISTRAL_HEAD,
-        shape=Shape((BEGIN, "NAME[ARGS]")),
-        shape_without_inner=Shape(
+        shape=CallGrammar((BEGIN, "NAME[ARGS]")),
+        shape_without_inner=CallGrammar(
             (_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "/ ?/", "["), last=("]",)
         ),
     ),
@@ -254,7 +254,9 @@ FORMATS: Mapping[str, ToolFormat] = {
         also=("functools[",),
         sign=re.compile(r"<\|/tool(?:_call)?\|>|functools\["),
         head=_JSON_HEAD,
-        shape=Shape((_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]", END)),
+        shape=CallGrammar(
+            (_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]", END)
+        ),
     ),
     "granite": ToolFormat(
         "<|tool_call|>",
@@ -263,14 +265,14 @@ FORMATS: Mapping[str, ToolFormat] = {
         also=("<tool_call>",),
         sign=re.compile(r"<\|tool_call\|>"),
         head=_JSON_HEAD,
-        shape=Shape((_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",)),
+        shape=CallGrammar((_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",)),
     ),
     "qwen3_coder": ToolFormat(
-        shape=Shape(
+        shape=CallGrammar(
             (BEGIN, "\n<function=NAME>\n"),
             ("</function>\n", END),
             between=("\n",),
-            tags=Tags(("<parameter=NAME>\n",), "\n</parameter>", "\n", trimmed=False),
+            tags=ArgumentTags(("<parameter=NAME>\n",), "\n</parameter>", "\n", trimmed=False),
         )
     ),
     "seed_oss": ToolFormat(
@@ -278,11 +280,11 @@ FORMATS: Mapping[str, ToolFormat] = {
         "</seed:tool_call>",
         _tagged_calls,
         sign=re.compile("<seed:tool_call>"),
-        shape=Shape(
+        shape=CallGrammar(
             (BEGIN, "\n<function=NAME>\n"),
             ("</function>\n", END),
             between=("\n",),
-            tags=Tags(("<parameter=NAME>",), "</parameter>", "\n"),
+            tags=ArgumentTags(("<parameter=NAME>",), "</parameter>", "\n"),
         ),
     ),
 }
@@ -318,5 +320,5 @@ def parser_names() -> list[str]:
     roots = [] if spec is None else spec.submodule_search_locations or []
     places = [str(Path(root) / "tool_parsers") for root in roots]
     found = {module.name for module in pkgutil.iter_modules(places)} - NOT_READ
-    ours = {name for name, entry in FORMATS.items() if entry.parse is not None} - {"harmony"}
-    return sorted({*found, *ours, *VLLM_NAMES})
+    parsed = {name for name, entry in FORMATS.items() if entry.parse is not None} - {"harmony"}
+    return sorted({*found, *parsed, *VLLM_NAMES})

@@ -23,11 +23,11 @@ def common_size(target: Tokenizer, draft: Tokenizer, target_width: int, draft_wi
     tokenizer have. target_width, draft_width: columns of the models' logits. Raises VocabularyError
     for the first id with two meanings."""
     pairs = zip(target.pieces()[:target_width], draft.pieces()[:draft_width], strict=False)
-    for id, (ours, theirs) in enumerate(pairs):
-        if ours != theirs and ours is not None and theirs is not None:
+    for id, pieces in enumerate(pairs):
+        if None not in pieces and pieces[0] != pieces[1]:
             raise VocabularyError(
-                f"target and draft model have different tokenizers: token {id} is {ours!r} in "
-                f"the target and {theirs!r} in the draft; take a draft of the target's family"
+                f"target and draft model have different tokenizers: token {id} is {pieces[0]!r} in "
+                f"the target and {pieces[1]!r} in the draft; take a draft of the target's family"
             )
     return min(target_width, target.size)
 
@@ -71,9 +71,9 @@ def written_texts(tokenizer: Tokenizer) -> list[bytes | None]:
     """Return the bytes that each id writes; None for ids without a token, the unknown token, and
     byte pieces whose text another piece has."""
     read = [*zip(tokenizer.pieces(), token_bytes(tokenizer), strict=True)]
-    whole = {text for piece, text in read if not BYTE.fullmatch(piece or "")}
+    written = {text for piece, text in read if not BYTE.fullmatch(piece or "")}
     return [
-        None if piece == UNKNOWN or (BYTE.fullmatch(piece or "") and text in whole) else text
+        None if piece == UNKNOWN or (BYTE.fullmatch(piece or "") and text in written) else text
         for piece, text in read
     ]
 

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from mlx_specdec.options import Options
 from mlx_specdec.serve.constraints import tagged_arguments
 from mlx_specdec.serve.problems import Problem
-from mlx_specdec.text.tool_formats import FORMATS, Tags
+from mlx_specdec.text.tool_formats import FORMATS, ArgumentTags
 
 from ..support.serving import CHAT, COMPLETIONS, SCHEMA, client_of, ok, running, streamed
 from ..support.tooled import ANTHROPIC, NAMED, TEMPLATE, TOOLS, function, make_tooled
@@ -576,7 +576,7 @@ def test_calls_with_tags_can_be_requested(tmp_path: Path, family: str) -> None:
     ids=lambda each: str(each)[:40],
 )
 def test_what_tags_cannot_hold_is_refused_by_name(parameters: Any, said: str) -> None:
-    tags = Tags(("NAME",), "</x>")
+    tags = ArgumentTags(("NAME",), "</x>")
     with pytest.raises(Problem, match=said) as refused:
         tagged_arguments(tags, "arguments", function("keep", parameters))
     assert (refused.value.status, refused.value.param) == (400, "tools")
@@ -621,7 +621,7 @@ def test_a_schema_is_enforced_as_far_as_it_can_be(client: TestClient, asked: str
 
 
 def test_tags_hold_what_can_be_enforced_of_a_schema() -> None:
-    rules = tagged_arguments(Tags(("NAME",), "</x>"), "arguments", function("keep", ODD))
+    rules = tagged_arguments(ArgumentTags(("NAME",), "</x>"), "arguments", function("keep", ODD))
     assert rules[0] == "arguments: arguments_0 arguments_1 arguments_2?"
     assert '"pattern"' not in "".join(rules) and "[a-z]{1,4}" in "".join(rules)
 
