@@ -30,9 +30,6 @@ _TAG = re.compile(r">>[^<>\s]+<<")
 """A target language in front of a source."""
 LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", re.ASCII)
 """A code of mBART's or NLLB's."""
-READ_AS_IS = re.compile(r"PreTrainedTokenizerFast|TokenizersBackend|Qwen2Tokenizer(Fast)?")
-"""Classes of transformers that encode as tokenizer.json says; others rebuild it in their way."""
-_SPECIAL = re.compile(r"\b(?:bos|eos|unk|sep|pad|cls|mask)_token\b")
 SENTENCE_PIECE = ("spiece.model", "sentencepiece.bpe.model", "source.spm")
 M2M100, WMT21 = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
@@ -201,17 +198,7 @@ class DirectoryTokenizer(Tokenizer):
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
         with _no_panic(self._directory):
-            return chat.apply(self._chat, prompt, settings, ending=ending)
-
-    def _chat(self, tools: bool) -> chat.Chat:
-        """Return what writes and encodes messages, with or without tools."""
-        loaded = self.templated
-        encode = functools.partial(loaded.encode, add_special_tokens=False)
-        return (
-            loaded.get_chat_template(tools=[] if tools else None),
-            loaded.special_tokens_map,
-            encode,
-        )
+            return chat.apply(self.templated, prompt, settings, ending=ending)
 
 
 def read_sentence_piece(file: Path) -> Any:
@@ -257,7 +244,6 @@ class FileTokenizer(DirectoryTokenizer):
         end = self._tokenizer.token_to_id(eos if eos and isinstance(eos, str) else "</s>")
         self.eos_token_ids = () if end is None else (end,)
         self._closing = self.eos_token_ids if ends_with_eos else ()
-        self._settings = settings
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -272,27 +258,6 @@ class FileTokenizer(DirectoryTokenizer):
             [encoding] = self._tokenizer.encode_batch_fast([text])
             ids: list[int] = encoding.ids
         return ids if ids and ids[-1:] == [*self._closing] else [*ids, *self._closing]
-
-    def _chat(self, tools: bool) -> chat.Chat:
-        directory, settings = self._directory, self._settings
-        older, additional = (
-            directory / "special_tokens_map.json",
-            directory / "additional_chat_templates",
-        )
-        template, file = settings.get("chat_template"), directory / "chat_template.jinja"
-        if file.is_file():
-            template = file.read_text(encoding="utf-8")
-        if template is None:
-            template = template_in_json(directory)
-        wanted = {name: settings.get(name) for name in _SPECIAL.findall(str(template))}
-        texts = {n: t.get("content") if isinstance(t, Mapping) else t for n, t in wanted.items()}
-        complete = all(isinstance(text, str) for text in (template, *texts.values()))
-        complete &= "added_tokens_decoder" in settings or not older.is_file()
-        as_is = READ_AS_IS.fullmatch(str(settings.get("tokenizer_class")))
-        if not (complete and as_is) or additional.is_dir():
-            return super()._chat(tools)  # which knows what else there may be
-        encode = functools.partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
-        return str(template), texts, lambda text: encode([text])[0].ids
 
     def decode(self, ids: Sequence[int]) -> str:
         with _no_panic(self._directory):
