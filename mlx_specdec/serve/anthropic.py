@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from ..text.messages import text_of
 from . import answer_models
 from .answers import NOTHING, Choice, Payload, Writer
-from .bodies import Body, Boolean, Fields, Object, String, among, worded
+from .bodies import Body, Boolean, ByType, Fields, Object, String, worded
 from .events import Arguments, Call, Event, joined
 from .models import (
     ChatRequest,
@@ -91,16 +91,11 @@ class RedactedThinking(Fields):
 
 
 Block = Annotated[
-    Annotated[ContentPart, Tag("<text>")]
-    | Annotated[Document, Tag("<document>")]
-    | Annotated[ToolUse, Tag("<tool_use>")]
-    | Annotated[ToolResult, Tag("<tool_result>")]
-    | Annotated[ThinkingBlock, Tag("<thinking>")]
-    | Annotated[RedactedThinking, Tag("<redacted_thinking>")],
-    Discriminator(
-        among(("text", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"))
+    Any,
+    ByType(
+        *(ContentPart, Document, ToolUse, ToolResult, ThinkingBlock, RedactedThinking),
+        words="a block of text, thinking, tool_use or tool_result, or a document of text",
     ),
-    worded("a block of text, thinking, tool_use or tool_result, or a document of text"),
 ]
 
 

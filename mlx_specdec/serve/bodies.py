@@ -1,16 +1,16 @@
-"""What the models of request bodies have in common, and the words of validation errors.
-
-Fields without a type here are ignored, and so are optional fields that are null."""
+"""The base class and the types of the models of request bodies, and the words of their errors.
+Unknown fields are ignored, and so are optional fields that are null."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     StrictBool,
     StrictStr,
@@ -19,14 +19,14 @@ from pydantic import (
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from ..text.prompts import parse_json
 from .problems import Problem, invalid, unsupported
 
 Body = Mapping[str, Any]
 MOST_SHOWN = 60
-"""Characters of a wrong value that an error message repeats, and of a name in its path."""
+"""Largest number of characters that an error message repeats of a wrong value, and of a name."""
 WORDS = {
     "bool_type": "true or false",
     "dict_type": "an object",
@@ -43,7 +43,7 @@ WORDS = {
     "too_long": "a list of at most {max_length} entries",
     "too_short": "a list of at least {min_length} entries",
 }
-"""By pydantic's type of error, the words after "must be"."""
+"""The words after "must be" in an error message, by pydantic's type of error."""
 
 
 def _whole(value: Any) -> Any:
@@ -53,13 +53,13 @@ def _whole(value: Any) -> Any:
 String = StrictStr
 Boolean = StrictBool
 whole = BeforeValidator(_whole)
-"""An annotation of integers, which may be written as 2.0."""
+"""An annotation for integers. It accepts 2.0 as 2."""
 Number = Annotated[float, Field(strict=True)]
 Object = dict[str, Any]
 
 
 def worded(words: str, *, inside: bool = False) -> WrapValidator:
-    """Return an annotation that words the errors of a value.
+    """Return an annotation that sets the words of errors.
 
     Args:
         words: The words after "must be".
@@ -95,37 +95,46 @@ def zero_or(least: float, most: float) -> WrapValidator:
     return WrapValidator(check)
 
 
-def among(
-    kinds: Sequence[str] | Mapping[str, str],
-    *,
-    other: str | None = None,
-    untyped: str | None = None,
-    word: str | None = None,
-) -> Callable[[Any], str | None]:
-    """Return a function that names the branch of a union by the `type` of an object. Names are in
-    angle brackets, so that no field has them.
+class ByType:
+    """An annotation for objects whose model depends on their `type`.
 
     Args:
-        kinds: The types, or the branch of each type.
-        other: The branch of other types; None refuses them.
-        untyped: The branch of objects without a type.
-        word: The branch of strings.
+        models: The models, whose field `type` has a Literal as its annotation.
+        words: The words after "must be" in errors.
+        special: `fallback` is the model of all other types, `untyped` that of objects without a
+            type, and `word` the type of strings. Without them, such values are refused.
     """
-    branches = kinds if isinstance(kinds, Mapping) else {kind: f"<{kind}>" for kind in kinds}
 
-    def branch(value: Any) -> str | None:
+    def __init__(self, *models: type[BaseModel], words: str, **special: Any) -> None:
+        self._words = words
+        self._choices: dict[str, Any] = {}
+        for model in models:
+            names = get_args(model.model_fields["type"].annotation)
+            names = names if isinstance(names[0], str) else get_args(names[0])
+            self._choices |= {f"<{name}>": model for name in names}
+        self._choices |= {f"< {name}>": kind for name, kind in special.items()}
+
+    def choose(self, value: Any) -> str | None:
+        """Return the key of the value's model. Keys are in angle brackets, unlike fields."""
         if not isinstance(value, dict):
-            return word if isinstance(value, str) else None
+            return "< word>" if isinstance(value, str) else None
         kind = value.get("type")
-        if kind is None:
-            return untyped
-        return branches.get(kind, other) if isinstance(kind, str) else None
+        if kind is None or not isinstance(kind, str):
+            return "< untyped>" if kind is None else None
+        return f"<{kind}>" if f"<{kind}>" in self._choices else "< fallback>"
 
-    return branch
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return the schema of a tagged union. Called by pydantic."""
+        choices = {name: handler.generate_schema(kind) for name, kind in self._choices.items()}
+        union = core_schema.tagged_union_schema(choices, self.choose)
+        check: Any = worded(self._words).func
+        return core_schema.no_info_wrap_validator_function(check, union)
 
 
 def broken(rule: str, param: str) -> PydanticCustomError:
-    """Return the error for fields that do not go together. param: The field that it names."""
+    """Return the error for fields that contradict each other. param: The field that it names."""
     return PydanticCustomError("rule", "{rule}", {"rule": rule, "param": param})
 
 
@@ -134,7 +143,7 @@ class Fields(BaseModel):
 
     Attributes:
         same: Names of fields, and the names by which the program reads them.
-        refused: Unsupported fields, with the values besides null that change nothing.
+        refused: Unsupported fields, with the values, besides null, that are accepted.
         closed: Whether unknown fields are refused too.
     """
 
@@ -168,7 +177,7 @@ class Fields(BaseModel):
         return schema
 
     def as_body(self) -> dict[str, Any]:
-        """Return the fields that were given, without null, under the names of the program."""
+        """Return the fields that are not null, under the names by which the program reads them."""
         values = ((name, getattr(self, name)) for name in type(self).model_fields)
         fields = {
             type(self).model_fields[name].alias or name: _plain(value)
@@ -189,7 +198,7 @@ class Fields(BaseModel):
 
 
 def _among(value: object, values: Sequence[object]) -> bool:
-    """Return whether a value is one of others. In JSON, true is not 1."""
+    """Return whether a value is one of several values. Unlike in Python, True is not 1."""
     return any(
         value == harmless and isinstance(value, bool) == isinstance(harmless, bool)
         for harmless in values
@@ -206,7 +215,7 @@ def _plain(value: Any) -> Any:
 
 
 def parse(data: bytes) -> Body:
-    """Parse the JSON object in a body, and leave out fields that are null. Raises Problem."""
+    """Parse the JSON object in a body, and drop fields that are null. Raises Problem."""
     try:
         body = parse_json(data)
     except RecursionError:
@@ -222,8 +231,8 @@ def parse(data: bytes) -> Body:
 def _problem(
     errors: Sequence[ErrorDetails], body: Body, descriptions: Mapping[str, str | None]
 ) -> Problem:
-    """Return one error for all that pydantic found: the deepest, which most likely is what the
-    client meant. Branches of a union that fail at the same place are joined by "or"."""
+    """Return one error for all that pydantic found: the deepest one, since the client most likely
+    meant this branch of a union. Errors of several branches at one place are joined by "or"."""
     paths = [_error_path(error, body) for error in errors]
     path = max(paths, key=len)
     found = [error for error, place in zip(errors, paths, strict=True) if place == path]
@@ -262,7 +271,7 @@ def _words(error: ErrorDetails) -> str:
 
 
 def _path(place: Sequence[int | str], body: Any) -> tuple[int | str, ...]:
-    """Return a place in a body without the names of the branches of unions."""
+    """Return a place in a body without pydantic's names for the branches of unions."""
     path: list[int | str] = []
     for step in place:
         inside = isinstance(body, dict) and step in body
@@ -284,7 +293,7 @@ def _shown_path(path: Sequence[int | str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Show a wrong value in an error message: as JSON, or its beginning."""
+    """Return a wrong value, or its beginning, as JSON for an error message."""
     if isinstance(value, list) and value:
         return "a list of 1 entry" if len(value) == 1 else f"a list of {len(value)} entries"
     if isinstance(value, dict):

@@ -9,78 +9,79 @@ from ..text.stream import overlap
 from ..text.tool_formats import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START
 from .events import Arguments, Call, Event, Kind, Reader, Text, new_id
 
-Part = Literal["content", "reasoning", "arguments", "nothing"]
+MessageKind = Literal["content", "reasoning", "arguments", "nothing"]
 KINDS: Mapping[str, Kind] = {"analysis": "reasoning"}
-"""What a channel holds, if not content."""
+"""Kinds of the messages in a channel, by the channel's name. All other channels hold content."""
 ROLE = re.compile(rf"{re.escape(START)}\s*(\w+)")
 NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)")
 BEGINNINGS = (START, CHANNEL, MESSAGE, CONSTRAIN, "to=")
-"""How a header, or the rest of one, may begin."""
+"""Possible beginnings of a header, or of the rest of a header."""
 ENDS = (*MESSAGE_ENDS, START, CHANNEL)
-"""What ends a message. The last two begin the next header."""
+"""Texts that end a message. The last two begin the next header."""
 
 
 @dataclass
 class ChannelReader(Reader):
-    """Reads the messages of one choice. header: The text begins within the header of a message."""
+    """A reader of the messages of one choice. header: Whether the text begins within the header of
+    a message."""
 
     header: bool = True
 
     def __post_init__(self) -> None:
-        self._part: Part | None = None
+        self._kind: MessageKind | None = None
         if not self.header:
-            self._part = "reasoning" if self.thinking else "content"
+            self._kind = "reasoning" if self.thinking else "content"
         self._begun = not self.header
 
     def _read(self, events: list[Event], over: bool) -> None:
-        while (self._header if self._part is None else self._message)(events, over):
+        while (self._header if self._kind is None else self._message)(events, over):
             pass
 
     def _header(self, events: list[Event], over: bool) -> bool:
-        """Read a header. Returns whether it has ended."""
+        """Read a header, and return whether it has ended."""
         if not self._begun and not _may_begin(self._text.lstrip(), over=over):
             # A model that was trained on another format answers without a header.
-            self._part, self._begun = "content", True
+            self._kind, self._begun = "content", True
             return True
         header, found, rest = self._text.partition(MESSAGE)
         if not found:
             return False
-        self._text, self._begun, self._part = rest, True, self._part_of(header)
-        if self._part == "arguments":
+        self._text, self._begun, self._kind = rest, True, self._kind_of(header)
+        if self._kind == "arguments":
             name = RECIPIENT.findall(header)[-1]
             events.append(Call(self.count, new_id(), name))
             self.count += 1
         return True
 
-    def _part_of(self, header: str) -> Part:
-        """Return what the message with a header holds."""
+    def _kind_of(self, header: str) -> MessageKind:
+        """Return the kind of the message with this header."""
         role, channel = ROLE.search(header), NAME.search(header)
         if role is not None and role[1] != "assistant":
-            return "nothing"  # The model continues with what only others may write.
+            return "nothing"  # The model invents a message of the user or of a tool.
         if self.markers.calls is not None and RECIPIENT.search(header):
             return "arguments"
         return KINDS.get(channel[1], "content") if channel is not None else "content"
 
     def _message(self, events: list[Event], over: bool) -> bool:
-        """Read a message, or a piece of it. Returns whether it has ended."""
+        """Read a message or a piece of it, and return whether it has ended."""
         places = [(place, end) for end in ENDS if (place := self._text.find(end)) >= 0]
         place, end = min(places, default=(len(self._text), ""))
         if not end and not over:
             place -= max(overlap(self._text, marker) for marker in ENDS)
         text, self._text = self._text[:place], self._text[place:]
-        if self._part == "arguments":
+        if self._kind == "arguments":
             events.append(Arguments(self.count - 1, text))
-        elif self._part in ("content", "reasoning"):
-            events.append(Text(self._part, text))
+        elif self._kind in ("content", "reasoning"):
+            events.append(Text(self._kind, text))
         if end:
-            self._part = None
+            self._kind = None
             self._text = self._text if end in (START, CHANNEL) else self._text[len(end) :]
         return bool(end)
 
 
 def _may_begin(text: str, *, over: bool) -> bool:
-    """Return whether a header may begin with a text. over: Nothing follows the text."""
+    """Return whether a header may begin with a text. over: Whether the text is complete."""
     if text.startswith(BEGINNINGS):
         return True
     return not over and any(beginning.startswith(text) for beginning in BEGINNINGS)

@@ -10,14 +10,15 @@ from .bodies import Body
 from .problems import invalid
 
 UNSEEN = ("cache_control", "defer_loading", "eager_input_streaming")
-"""Keys of tools that say something to the server and nothing to the model."""
+"""Keys of tools that are meant for the server and not for the model."""
 THINKING = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
-"""Template variables for reasoning: of Qwen, GLM and others; of DeepSeek, Granite and Kimi."""
+"""Template variables that turn reasoning on or off: the first is that of Qwen, GLM and others, the
+second that of DeepSeek, Granite and Kimi."""
 
 
 def ending_of(body: Body, messages: list[Message]) -> Ending:
-    """Return how the prompt ends, by the fields that vLLM has for it. Raises Problem."""
+    """Return how the prompt ends, according to vLLM's fields for this. Raises Problem."""
     if not body.get("continue_final_message"):
         return "answer" if body.get("add_generation_prompt", True) else "closed"
     if messages[-1].get("tool_calls"):
@@ -27,7 +28,7 @@ def ending_of(body: Body, messages: list[Message]) -> Ending:
 
 
 def template_settings(body: Body) -> dict[str, Any]:
-    """Return the variables of a request for the chat template. Clients turn reasoning on or off by
+    """Return a request's variables for the chat template. Clients turn reasoning on or off by
     different fields; chat_template_kwargs takes precedence."""
     thinks: bool | None = THINKING.get(body.get("thinking", {}).get("type"))
     settings: dict[str, Any] = {}
@@ -50,9 +51,14 @@ def wants_no_thought(body: Body, options: Options) -> bool:
 
 @dataclass(frozen=True)
 class Tools:
-    """The tools that the model may call, in the format of chat templates. must: names of which one
-    has to be called; empty where the model may answer without. most_calls: None for any number.
-    schema: JSON schema of an answer without a call, if it has one."""
+    """The tools that the model may call.
+
+    Attributes:
+        listed: The tools, in the format of chat templates.
+        must: Names of the tools of which one must be called, or () if no call is demanded.
+        most_calls: Largest number of calls, or None for any number.
+        schema: JSON schema of an answer without a call, or "" for a free answer.
+    """
 
     listed: tuple[Tool, ...] = ()
     must: tuple[str, ...] = ()
@@ -61,7 +67,7 @@ class Tools:
 
 
 def tools_of(body: Body) -> Tools:
-    """Return the tools of a chat; a later one replaces one of the same name. Raises Problem."""
+    """Return the tools of a chat. A later tool replaces a tool of the same name. Raises Problem."""
     listed = [tool["function"] for tool in body.get("tools", ())] or body.get("functions", ())
     choice = body.get("tool_choice", body.get("function_call", "auto"))
     functions = {

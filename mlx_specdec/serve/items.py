@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from ..text.messages import lines_of, log_once
-from .bodies import Body, Boolean, Fields, Object, String, among, worded
+from .bodies import Body, Boolean, ByType, Fields, Object, String
 from .models import (
     LONGEST_NAME,
     Generated,
@@ -44,10 +44,6 @@ CUSTOM: Body = {
 SKIPPED = "skipped %s of the type %r, which this server does not know"
 
 
-OTHER = "<other>"
-"""The branch of a union for unknown types."""
-
-
 class Other(Fields):
     """A part, an item or a tool of an unknown type."""
 
@@ -64,14 +60,14 @@ class Refusal(Fields):
     refusal: String
 
 
-TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-PARTS = (*TEXTS, "refusal")
+PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 ResponsePart = Annotated[
-    Annotated[TextPart, Tag("<text>")]
-    | Annotated[Refusal, Tag("<refusal>")]
-    | Annotated[Other, Tag(OTHER)],
-    Discriminator(among({**dict.fromkeys(TEXTS, "<text>"), "refusal": "<refusal>"}, other=OTHER)),
-    worded("a part with a type, such as input_text with a text"),
+    Any,
+    ByType(
+        *(TextPart, Refusal),
+        fallback=Other,
+        words="a part with a type, such as input_text with a text",
+    ),
 ]
 ResponseContent = String | list[ResponsePart]
 
@@ -90,17 +86,18 @@ class ReasoningItem(Fields):
 
 
 class CallItem(Fields):
-    type: Literal["function_call", "custom_tool_call"]
     name: String
     namespace: String | None = None
     call_id: String
 
 
 class FunctionCall(CallItem):
+    type: Literal["function_call"]
     arguments: String
 
 
 class CustomCall(CallItem):
+    type: Literal["custom_tool_call"]
     input: String
 
 
@@ -110,22 +107,16 @@ class CallOutput(Fields):
     output: ResponseContent
 
 
-BRANCHES = {
-    **{kind: f"<{kind}>" for kind in ITEMS[:-2]},
-    **dict.fromkeys(ITEMS[-2:], "<output>"),
-}
 ResponseItem = Annotated[
-    Annotated[MessageItem, Tag("<message>")]
-    | Annotated[ReasoningItem, Tag("<reasoning>")]
-    | Annotated[FunctionCall, Tag("<function_call>")]
-    | Annotated[CustomCall, Tag("<custom_tool_call>")]
-    | Annotated[CallOutput, Tag("<output>")]
-    | Annotated[Other, Tag(OTHER)],
-    Discriminator(among(BRANCHES, other=OTHER, untyped="<message>")),
-    worded("a message with role and content, or an item with a type and its fields"),
+    Any,
+    ByType(
+        *(MessageItem, ReasoningItem, FunctionCall, CustomCall, CallOutput),
+        fallback=Other,
+        untyped=MessageItem,
+        words="a message with role and content, or an item with a type and its fields",
+    ),
 ]
 KINDS = ("function", "custom")
-CALLABLE = dict.fromkeys(KINDS, "<callable>")
 
 
 class CustomFormat(Fields):
@@ -142,24 +133,16 @@ class CallableTool(Fields):
     format: CustomFormat | None = None
 
 
+TOOL = "a tool with a type, such as a function with name and parameters"
+
+
 class Namespace(Fields):
     type: Literal["namespace"]
     name: Name
-    tools: list[
-        Annotated[
-            Annotated[CallableTool, Tag("<callable>")] | Annotated[Other, Tag(OTHER)],
-            Discriminator(among(CALLABLE, other=OTHER)),
-        ]
-    ]
+    tools: list[Annotated[Any, ByType(CallableTool, fallback=Other, words=TOOL)]]
 
 
-ResponseTool = Annotated[
-    Annotated[CallableTool, Tag("<callable>")]
-    | Annotated[Namespace, Tag("<namespace>")]
-    | Annotated[Other, Tag(OTHER)],
-    Discriminator(among({**CALLABLE, "namespace": "<namespace>"}, other=OTHER)),
-    worded("a tool with a type, such as a function with name and parameters"),
-]
+ResponseTool = Annotated[Any, ByType(CallableTool, Namespace, fallback=Other, words=TOOL)]
 
 
 class CalledTool(Fields):
@@ -172,25 +155,19 @@ class AllowedTools(Fields):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[
-        list[
-            Annotated[
-                Annotated[CalledTool, Tag("<callable>")] | Annotated[Other, Tag(OTHER)],
-                Discriminator(among(CALLABLE, other=OTHER)),
-            ]
-        ],
+        list[Annotated[Any, ByType(CalledTool, fallback=Other, words=TOOL)]],
         Field(min_length=1),
     ]
 
 
 ResponseChoice = Annotated[
-    Annotated[OneOf, Tag("<word>")]
-    | Annotated[CalledTool, Tag("<callable>")]
-    | Annotated[AllowedTools, Tag("<allowed_tools>")]
-    | Annotated[Other, Tag(OTHER)],
-    Discriminator(
-        among({**CALLABLE, "allowed_tools": "<allowed_tools>"}, other=OTHER, word="<word>")
+    Any,
+    ByType(
+        *(CalledTool, AllowedTools),
+        fallback=Other,
+        word=OneOf,
+        words='"none", "auto", "required", or a tool such as {"type": "function", "name": ...}',
     ),
-    worded('"none", "auto", "required", or a tool such as {"type": "function", "name": ...}'),
 ]
 
 
@@ -215,11 +192,11 @@ class InputTokensRequest(Fields):
 class TextSettings(Fields):
     format: (
         Annotated[
-            Annotated[TextFormat, Tag("<text>")]
-            | Annotated[ObjectFormat, Tag("<json_object>")]
-            | Annotated[SchemaFormat, Tag("<json_schema>")],
-            Discriminator(among(("text", "json_object", "json_schema"))),
-            worded('of the type "text", "json_object" or "json_schema"'),
+            Any,
+            ByType(
+                *(TextFormat, ObjectFormat, SchemaFormat),
+                words='of the type "text", "json_object" or "json_schema"',
+            ),
         ]
         | None
     ) = None

@@ -15,7 +15,7 @@ from pydantic import (
 from ..options import MOST_DRAFTED
 from ..sampling.settings import LARGEST, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURES
 from ..text.chat import RESERVED
-from .bodies import Boolean, Fields, Number, Object, String, among, broken, whole, worded, zero_or
+from .bodies import Boolean, ByType, Fields, Number, Object, String, broken, whole, worded, zero_or
 from .settings import Limits
 
 UNNAMED = ("", "default_model", "dummy", "tgi")
@@ -195,23 +195,14 @@ class SchemaFormat(InnerSchema):
     type: Literal["json_schema"]
 
 
-def _form(value: Any) -> str | None:
-    kind = among(("text", "json_object", "json_schema"))(value)
-    nested = isinstance(value, dict) and value.get("json_schema") is not None
-    return "<openai>" if kind == "<json_schema>" and nested else kind
+class _FormatByType(ByType):
+    def choose(self, value: Any) -> str | None:
+        chosen = super().choose(value)
+        nested = chosen == "<json_schema>" and value.get("json_schema") is not None
+        return "< nested>" if nested else chosen
 
 
-ResponseFormat = Annotated[
-    Annotated[TextFormat, Tag("<text>")]
-    | Annotated[ObjectFormat, Tag("<json_object>")]
-    | Annotated[OpenAIFormat, Tag("<openai>")]
-    | Annotated[SchemaFormat, Tag("<json_schema>")],
-    Discriminator(_form),
-    worded(
-        '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
-        '{"schema": {...}}}'
-    ),
-]
+FORMAT = '{"type": "json_schema", "json_schema": {"schema": {...}}}'
 
 
 class StructuredOutputs(Fields):
@@ -234,7 +225,17 @@ class StructuredOutputs(Fields):
 class Constrained(Fields):
     """At most one of these fields may be given."""
 
-    response_format: ResponseFormat | None = None
+    response_format: (
+        Annotated[
+            Any,
+            _FormatByType(
+                *(TextFormat, ObjectFormat, SchemaFormat),
+                nested=OpenAIFormat,
+                words=f'{{"type": "text"}}, {{"type": "json_object"}} or {FORMAT}',
+            ),
+        ]
+        | None
+    ) = None
     structured_outputs: StructuredOutputs | None = None
     regex: Written | None = None
     grammar: Written | None = None
@@ -370,13 +371,12 @@ class ChatRequest(Completion, Templated):
     tools: ToolList | None = None
     tool_choice: (
         Annotated[
-            Annotated[OneOf, Tag("<word>")]
-            | Annotated[FunctionChoice, Tag("<function>")]
-            | Annotated[AllowedChoice, Tag("<allowed_tools>")],
-            Discriminator(among(("function", "allowed_tools"), word="<word>")),
-            worded(
-                '"none", "auto", "required", or a function such as {"type": "function", '
-                '"function": {"name": ...}}'
+            Any,
+            ByType(
+                *(FunctionChoice, AllowedChoice),
+                word=OneOf,
+                words='"none", "auto", "required", or a function such as {"type": "function", '
+                '"function": {"name": ...}}',
             ),
         ]
         | None

@@ -1,5 +1,5 @@
-"""Errors of requests, in OpenAI's format: a status and {"error": {...}}. Clients retry 429, and
-statuses from 500 on: a request that the client has to change gets a 400."""
+"""Errors of requests, in OpenAI's format: a status and {"error": {...}}. Clients repeat a request
+after 429 and 5xx, so a request that must be changed gets 400."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -17,7 +17,8 @@ CONTEXT = "context_length_exceeded"
 
 @dataclass(eq=False)
 class Problem(Exception):
-    """An error response. param: the field that is wrong. code: a word for programs."""
+    """An error response. param: The name of the wrong field. code: A name of the error for
+    programs."""
 
     status: int
     message: str
@@ -54,5 +55,5 @@ def busy(message: str, status: int = 503, code: str | None = None) -> Problem:
 
 
 def failed(message: str) -> Problem:
-    """Return the error for a request that fails here, and would again."""
+    """Return the error for a request that would fail again if it were repeated."""
     return Problem(500, message, headers={"x-should-retry": "false"})

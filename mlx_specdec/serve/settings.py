@@ -5,14 +5,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one request may take, so that none can stop the others.
+    """How much one request may take, so that no request can stop the others.
 
-    body_bytes: size of one body. large_bytes: size of all bodies that are being received and
-    tokenized, beyond 64 KiB each. waiting: requests in the queue. seconds, body_seconds: for an
-    answer, and for receiving a body. choices, stops, biases, tools: entries of these fields.
-    stop_length: characters of a stop string. schema_bytes, schema_depth: size and nested brackets
-    of a schema or a grammar. context: tokens of a prompt and its answer together, where that is
-    less than the model's context."""
+    Attributes:
+        body_bytes: Size of one body.
+        large_bytes: Size of all bodies that are being received and tokenized, without the first
+            64 KiB of each.
+        waiting: Requests in the queue.
+        seconds: Time for a completion.
+        body_seconds: Time to receive a body.
+        choices: Completions of one request.
+        stops: Entries of `stop`.
+        stop_length: Characters of a stop string.
+        biases: Entries of `logit_bias`.
+        schema_bytes: Size of a schema or a grammar.
+        schema_depth: Nested brackets of a schema.
+        tools: Entries of `tools`.
+        context: Tokens of a prompt and its completion together, if that is less than the model's
+            context.
+    """
 
     body_bytes: int = 16 << 20
     large_bytes: int = 64 << 20
@@ -33,11 +44,15 @@ class Limits:
 class ServiceSettings:
     """How requests are read and answered.
 
-    drawn_seeds: a request without a seed gets a random one instead of that of the options. metrics:
-    answers include vLLM's figures of speculative decoding. keep_billing: billing lines and
-    countdowns of Claude Code stay in system prompts. strict_model: requests that name another model
-    are refused. aliases: other names of this model, which requests may use. tool_call_parser: the
-    name of the format of tool calls; empty for what the chat template shows."""
+    Attributes:
+        drawn_seeds: Draw a random seed for a request without one, instead of the server's default.
+        metrics: Add vLLM's figures of speculative decoding to answers.
+        keep_billing: Keep billing lines and countdowns of Claude Code in system prompts.
+        strict_model: Refuse requests that name another model.
+        aliases: Further names of this model.
+        tool_call_parser: Name of the format of tool calls, or "" for the format that the chat
+            template shows.
+    """
 
     limits: Limits = Limits()
     drawn_seeds: bool = True

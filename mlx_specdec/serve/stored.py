@@ -1,4 +1,4 @@
-"""Responses that clients can continue or fetch by their ids, in memory and within a bound."""
+"""Responses that clients can continue or fetch by id. They are kept in memory, up to a size."""
 
 import json
 import threading
@@ -11,13 +11,18 @@ from .bodies import Body
 from .problems import Problem
 
 STORED_BYTES = 64 << 20
-"""Bound of all stored responses, as JSON."""
+"""Largest size of all stored responses together, as JSON."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A response, with all items of its conversation up to its output. tenant: whose it is.
-    nbytes: of response and items as JSON."""
+    """A response and its conversation.
+
+    Attributes:
+        items: All items of the conversation, including the response's output.
+        tenant: The tenant who sent the request.
+        nbytes: Size of the response and the items as JSON.
+    """
 
     response: dict[str, Any] = field(default_factory=dict)
     items: Sequence[Body] = ()
@@ -26,8 +31,8 @@ class Conversation:
 
 
 class StoredResponses:
-    """Responses by their ids, the oldest of which go first; used by several threads. Each counts
-    all items of its conversation, although those that continue one another share them."""
+    """Responses by id, for several threads. The oldest responses are dropped first. The size of a
+    response includes its whole conversation, although responses of one conversation share items."""
 
     def __init__(self, most_bytes: int = STORED_BYTES) -> None:
         self.nbytes = 0
@@ -38,7 +43,12 @@ class StoredResponses:
     def put(
         self, response: dict[str, Any], before: Conversation, added: Sequence[Body], tenant: str
     ) -> None:
-        """Store a tenant's response. before: what it continues. given: its input."""
+        """Store a response.
+
+        Args:
+            before: The conversation that the request continued.
+            added: The items of the request's input.
+        """
         output = response["output"]
         nbytes = before.nbytes + len(json.dumps([response, added, output]))
         items = [*before.items, *added, *output]
@@ -49,8 +59,8 @@ class StoredResponses:
                 self.nbytes -= self._stored.popitem(last=False)[1].nbytes
 
     def get(self, id: str, tenant: str, *, delete: bool = False) -> Conversation:
-        """Return a tenant's response, which `delete` removes; those that continue it stay. Raises
-        Problem where there is none."""
+        """Return a response, and delete it if `delete` is set. Responses that continue it stay.
+        Raises Problem if the tenant has no response with this id."""
         with self._lock:
             found = self._stored.get(id)
             if found is not None and found.tenant == tenant:

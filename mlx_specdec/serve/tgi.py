@@ -2,16 +2,16 @@
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, StrictInt, Tag
+from pydantic import Field, StrictInt
 from starlette.requests import Request
 
 from ..decoding.sequence import Emission, TokenLogprob
 from ..version import __version__
 from . import answer_models
 from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
-from .bodies import Body, Boolean, Fields, among, whole, worded
+from .bodies import Body, Boolean, ByType, Fields, whole
 from .events import Event
 from .models import (
     InnerSchema,
@@ -75,11 +75,11 @@ class GenerateParameters(Sampled):
     return_full_text: Boolean | None = None
     grammar: (
         Annotated[
-            Annotated[RegexGrammar, Tag("<regex>")]
-            | Annotated[JsonGrammar, Tag("<json>")]
-            | Annotated[SchemaGrammar, Tag("<json_schema>")],
-            Discriminator(among(("regex", "json", "json_schema"))),
-            worded('{"type": "json" or "regex", "value": ...}'),
+            Any,
+            ByType(
+                *(RegexGrammar, JsonGrammar, SchemaGrammar),
+                words='{"type": "json" or "regex", "value": ...}',
+            ),
         ]
         | None
     ) = None
