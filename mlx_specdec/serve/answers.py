@@ -19,19 +19,25 @@ from .requests import ParsedRequest, RequestParser
 Payload = dict[str, Any]
 FINGERPRINT = f"mlx-specdec-{__version__}"
 LEAST_LOGPROB = -9999.0
-"""JSON has no infinity."""
+"""The logprob that is sent in place of minus infinity, which JSON lacks."""
 NOTHING = Emission((), ())
 token_pieces = functools.lru_cache(maxsize=1)(token_bytes)
-"""Returns the bytes of each id of a Tokenizer; None for ids without a text."""
+"""Returns the bytes of each id of a Tokenizer, or None for ids without a text."""
 
 
 @dataclass
 class Choice:
-    """One text of an answer, as far as it was generated.
+    """One completion of an answer, as far as it was generated.
 
-    index: its place among the choices. drafted, accepted: numbers of draft tokens. finish_reason:
-    as the engine calls it, "length" for a text that was cut; None while the text goes on. stop: the
-    stop string that ended it. result: set when the engine has ended it."""
+    Attributes:
+        index: Index among the choices of the answer.
+        drafted: Number of draft tokens.
+        accepted: Number of accepted draft tokens.
+        finish_reason: The engine's reason, or None before the end. It is "length" for a completion
+            that was cut because of the time limit.
+        stop: The stop string that ended the completion, or "".
+        result: The engine's result, or None before the end and for a completion that was cut.
+    """
 
     index: int = 0
     reader: Reader = field(default_factory=Reader)
@@ -59,17 +65,23 @@ class Choice:
             self.finish_reason = part.result.finish_reason
 
     def read(self, text: str | None) -> list[Event]:
-        """Add and return the events of a further piece of the text; None is its end."""
+        """Add and return the events of the next piece of text. None is the end of the text."""
         events = self.reader.read(text)
         self.events += events
         return events
 
 
 class Writer(ABC):
-    """Reads a checked body and writes the answer to it: as a whole, or as the payloads of a stream.
+    """The wire format of one request: it reads the checked body, and writes a complete answer or
+    the payloads of a stream.
 
-    done: the bytes that end a stream. named: the events of a stream are named after their type.
-    include_drafted: the payloads of a stream say whether drafts wrote them. Raises Problem."""
+    Attributes:
+        done: Bytes that end a stream.
+        named: Whether the events of a stream are named after their type.
+        include_drafted: Whether payloads of a stream say if their text was drafted.
+    Raises:
+        Problem: If the request is wrong.
+    """
 
     done = b""
     named = False
@@ -82,7 +94,7 @@ class Writer(ABC):
 
     @abstractmethod
     def parse(self, body: Body) -> ParsedRequest:
-        """Return what has to be generated. Raises Problem."""
+        """Return the requests to the engine. Raises Problem."""
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
@@ -94,19 +106,19 @@ class Writer(ABC):
         return [self.error(problem)[1]]
 
     def silence(self) -> list[Payload]:
-        """Return the payloads of a stream that is silent; without any, a comment is sent."""
+        """Return the payloads for a silent stream. If there are none, a comment is sent."""
         return []
 
     @abstractmethod
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
-        """Return the whole answer."""
+        """Return the complete answer."""
 
     def start(self, choice: Choice) -> list[Payload]:
         """Return the payloads before the first text of a choice."""
         return []
 
     def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        """Return the payloads of what a step generated. events: those of its text."""
+        """Return the payloads of one emission. events: The events in the emission's text."""
         return [payload for event in events for payload in self.event(event)]
 
     def event(self, event: Event) -> list[Payload]:
@@ -122,15 +134,15 @@ class Writer(ABC):
         return []
 
     def cached_tokens(self, choices: Sequence[Choice]) -> int:
-        """Return how many of the prompts' tokens the prompt cache had, each prompt counted once."""
+        """Return the number of cached prompt tokens, counting each prompt once."""
         labels = [choice.result.labels for choice in choices if choice.result is not None]
-        read_by_choices = sum(label.prompt_tokens for label in labels)
-        cached = sum(label.cached_tokens for label in labels)
-        return cached * self.request.prompt_tokens // max(1, read_by_choices)
+        prompt_tokens = sum(label.prompt_tokens for label in labels)
+        cached_tokens = sum(label.cached_tokens for label in labels)
+        return cached_tokens * self.request.prompt_tokens // max(1, prompt_tokens)
 
 
 def server_sent_event(payload: Payload, *, named: bool = False) -> bytes:
-    """Serialize a payload of a stream. named: after its type."""
+    """Serialize a payload of a stream. named: Whether the event is named after its type."""
     name = f"event: {payload['type']}\n" if named else ""
-    # In ASCII: clients that ask httpx for lines also end them at U+0085, U+2028 and U+2029.
+    # JSON is written in ASCII, because httpx ends lines at U+0085, U+2028 and U+2029 too.
     return f"{name}data: {json.dumps(payload)}\n\n".encode()

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: read as a chat of OpenAI's, answered with blocks of content."""
+"""Anthropic's Messages API. A request is translated into a chat of OpenAI's API."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from ..text.messages import text_of
-from . import answer_models
+from .answer_models import CountAnswer, MessageAnswer
 from .answers import NOTHING, Choice, Payload, Writer
 from .bodies import Body, Boolean, ByType, Fields, Object, String, worded
 from .events import Arguments, Call, Event, joined
@@ -32,23 +32,23 @@ from .service import Endpoint
 from .settings import Limits
 
 SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "speculative")
-"""Fields that a chat completion has as well."""
+"""Fields that a chat completion of OpenAI's API has as well."""
 FUNCTION = {"name": "name", "description": "description", "parameters": "input_schema"}
-"""OpenAI's fields of a function -> Anthropic's of a tool."""
+"""Names of the fields of Anthropic's tools, by the names of the fields of OpenAI's functions."""
 TOOL_CHOICES: Mapping[object, object] = {"auto": "auto", "any": "required", "none": "none"}
 ERRORS = {404: "not_found_error", 413: "request_too_large"}
 ERRORS |= {500: "api_error", 503: "overloaded_error"}
-"""Names of errors that differ from OpenAI's, by their status."""
+"""Anthropic's names of errors, by status, if they differ from OpenAI's names."""
 REASONS = {"eos": "end_turn", "stop": "stop_sequence"}
-"""Anthropic's names of the reasons why a text ends; all others are "max_tokens"."""
+"""Anthropic's names of finish reasons. All other reasons are "max_tokens"."""
 EMPTY: Payload = {"type": "text", "text": "", "citations": None}
 THINKING: Payload = {"type": "thinking", "thinking": "", "signature": ""}
 BLOCKS = {"content": EMPTY, "reasoning": THINKING}
-"""How a block of each kind begins; its deltas are named after its type."""
+"""The empty block of each kind. Deltas are named after the block's type."""
 UNUSED: Payload = dict.fromkeys(
     ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier")
 )
-"""Fields of a usage that Anthropic's schema requires and that mean nothing here."""
+"""Fields of a usage that Anthropic's schema requires, and that have no meaning here."""
 
 
 class TextSource(Fields):
@@ -180,7 +180,7 @@ def count_tokens(parser: RequestParser, body: Body) -> Payload:
 
 
 def _as_chat(body: Body) -> dict[str, Any]:
-    """Return what makes the prompt, as fields of a chat completion."""
+    """Return the fields of a chat completion that decide the prompt."""
     messages = [part for message in body["messages"] for part in _messages_of(message)]
     if "system" in body:
         messages = [{"role": "system", "content": body["system"]}, *messages]
@@ -211,7 +211,7 @@ def _tool_choice(choice: Body) -> Body:
 
 
 def _messages_of(message: Body) -> list[dict[str, Any]]:
-    """Return a message in OpenAI's format, after a message for each result of a tool."""
+    """Return a message in OpenAI's format. Results of tools come first, each as a message."""
     blocks = message["content"]
     if isinstance(blocks, str):
         return [dict(message)]
@@ -235,7 +235,7 @@ def _messages_of(message: Body) -> list[dict[str, Any]]:
 
 
 def _text_part(block: Body) -> Body:
-    """Return a block of text, or a document of text as one."""
+    """Return the block of text for a block of text or a document."""
     if block["type"] == "text":
         return block
     source = block["source"]
@@ -245,7 +245,7 @@ def _text_part(block: Body) -> Body:
 
 
 class MessagesWriter(Writer):
-    """Writes a message, which has one choice."""
+    """The wire format of messages, which have one choice."""
 
     named = True
     _block = -1
@@ -253,7 +253,7 @@ class MessagesWriter(Writer):
 
     def parse(self, body: Body) -> ParsedRequest:
         chat = {name: body[name] for name in SAME if name in body} | _as_chat(body)
-        # `effort`, which output_config has as well, is a hint.
+        # The field `effort` of output_config is only a hint.
         answer_format = body.get("output_config", {}).get("format") or body.get("output_format")
         chat["response_format"] = answer_format
         return self.parser.chat(self.parser.check(ChatRequest, chat))
@@ -261,7 +261,7 @@ class MessagesWriter(Writer):
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
         too_long = problem.code == CONTEXT and problem.param in ("messages", "prompt")
-        # Anthropic's API begins this error with these words, which clients may look for.
+        # Clients may look for these words of Anthropic's API.
         message = f"prompt is too long: {problem.message}" if too_long else problem.message
         kind = ERRORS.get(problem.status, problem.type)
         return problem.status, {"type": "error", "error": {"type": kind, "message": message}}
@@ -270,7 +270,7 @@ class MessagesWriter(Writer):
         return [{"type": "ping"}]
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
-        """Return the message that a stream of these events would make."""
+        """Return the message that the events of a stream add up to."""
         [choice] = choices
         blocks: list[Payload] = []
         events = self.piece(choice, NOTHING, joined(choice.events))
@@ -282,7 +282,7 @@ class MessagesWriter(Writer):
                 blocks[-1][name] = blocks[-1].get(name, "") + text
         for block in blocks:
             if arguments := block.pop("partial_json", ""):
-                with contextlib.suppress(ValueError):  # where they were cut
+                with contextlib.suppress(ValueError):  # the arguments may have been cut
                     block["input"] = json.loads(arguments)
         return {**self._message(blocks, choice), **_end(choice)}
 
@@ -337,7 +337,7 @@ class MessagesWriter(Writer):
         }
 
     def _usage(self, choice: Choice) -> Payload:
-        """Count tokens as Anthropic does: cached ones are not among the input tokens."""
+        """Return the numbers of tokens. As in Anthropic's API, input tokens exclude cached ones."""
         cached = self.cached_tokens([choice])
         return {
             "input_tokens": self.request.prompt_tokens - cached,
@@ -355,16 +355,9 @@ def _end(choice: Choice) -> Payload:
     return {"stop_reason": reason, "stop_sequence": choice.stop or None}
 
 
-ENDPOINTS = tuple(
-    Endpoint(f"/v1/messages{path}", handler, answer, summary, body, error=MessagesWriter.error)
-    for path, handler, answer, summary, body in (
-        (
-            "",
-            MessagesWriter,
-            answer_models.MessageAnswer,
-            "Answers Anthropic's clients",
-            MessagesRequest,
-        ),
-        ("/count_tokens", count_tokens, answer_models.CountAnswer, "Counts tokens", CountRequest),
-    )
+ERROR, PATH = MessagesWriter.error, "/v1/messages"
+COUNT, SUMMARY = f"{PATH}/count_tokens", "Answers Anthropic's clients"
+ENDPOINTS = (
+    Endpoint(PATH, MessagesWriter, MessageAnswer, SUMMARY, MessagesRequest, error=ERROR),
+    Endpoint(COUNT, count_tokens, CountAnswer, "Counts tokens", CountRequest, error=ERROR),
 )

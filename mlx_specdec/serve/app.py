@@ -44,15 +44,20 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-"""The page sends requests to this server alone, and no other page may have it in a frame."""
+"""The page may send requests only to this server, and no other page may show it in a frame."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may send requests. keys: any of them; without one all may. origins: web pages
-    that may. loopback_name: the loopback host that the server listens on, which Host headers are
-    checked against; None takes any Host header."""
+    """Access control.
+
+    Attributes:
+        keys: API keys. A request needs one of them, unless there are none.
+        origins: Origins of web pages that may send requests.
+        loopback_name: The loopback host that the server listens on, if Host headers are checked,
+            or None.
+    """
 
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
@@ -90,8 +95,8 @@ def make_app(service: Service, access: Access) -> FastAPI:
 
 
 def _add(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
-    """Add the routes of an endpoint. FastAPI describes them in /openapi.json; the service reads the
-    bodies, within limits of size and time that FastAPI does not have."""
+    """Add the routes of an endpoint. FastAPI describes them in /openapi.json, but the service reads
+    the bodies, since FastAPI has no limits of size and time."""
 
     class Served(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -102,7 +107,7 @@ def _add(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
         answers[200] = {"content": {endpoint.media: {"schema": {"type": "string"}}}}
     elif endpoint.body is not None:
         answers[200] = {"content": {EVENTS: {}}}
-    # Clients leave out "/v1". Where GET is answered, so is HEAD.
+    # Some clients leave out "/v1". Every path with GET also has HEAD.
     paths = dict.fromkeys((endpoint.path, endpoint.path.removeprefix("/v1")))
     for path in paths:
         for method in (endpoint.method, *(("HEAD",) if endpoint.method == "GET" else ())):
@@ -120,7 +125,7 @@ def _add(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
 
 
 def _signature(endpoint: Endpoint) -> Callable[..., None]:
-    """Return a function with the parameters of an endpoint, which FastAPI describes."""
+    """Return a function with the parameters of an endpoint, for FastAPI's description."""
 
     def answer(**parameters: Any) -> None: ...
 
@@ -163,8 +168,8 @@ ENDPOINTS = (
 
 
 class Guard:
-    """Refuses requests without a key and those that a foreign web page sends. Names the tenant of
-    the others, by a digest of the key that they were sent with."""
+    """Middleware that refuses requests without a key and requests of foreign web pages. It sets the
+    tenant of other requests, which is a digest of the key."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -207,8 +212,8 @@ class Guard:
         return Problem(401, error, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def _is_local(self, host: str) -> bool:
-        """Return True for a Host header that a foreign web page cannot have: such a page reaches
-        this server by a name of the public DNS."""
+        """Return whether a Host header cannot come from a foreign web page, which would reach this
+        server by a name in the public DNS."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
             local = name in self._names or name.endswith((".localhost", ".internal"))
@@ -225,21 +230,21 @@ def _key_of(headers: Headers) -> bytes:
 
 
 class AccessLog:
-    """Logs a line for each request: client, path, status, seconds and numbers of tokens. Gives each
-    answer an id, under the names that OpenAI's and Anthropic's clients read."""
+    """Middleware that logs a line for each request: client, path, status, seconds and numbers of
+    tokens. It adds an id to each answer, in the headers of OpenAI's and of Anthropic's API."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Monitoring asks for these every few seconds.
+        # Monitoring requests these paths every few seconds.
         level = logging.DEBUG if scope.get("path") in WATCHED else logging.INFO
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started, fields = time.perf_counter(), scope.setdefault("log_fields", {})
         id = f"req_{uuid.uuid4().hex}"
-        status = 500  # Starlette's answer to an exception, sent when all middleware has been left
+        status = 500  # After an exception, Starlette sends 500 outside of all middleware.
 
         async def listen(message: Message) -> None:
             nonlocal status

@@ -13,8 +13,8 @@ UNSEEN = ("cache_control", "defer_loading", "eager_input_streaming")
 """Keys of tools that are meant for the server and not for the model."""
 THINKING = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
-"""Template variables that turn reasoning on or off: the first is that of Qwen, GLM and others, the
-second that of DeepSeek, Granite and Kimi."""
+"""Template variables that turn reasoning on or off: the first one in templates of Qwen, GLM and
+others, the second one in templates of DeepSeek, Granite and Kimi."""
 
 
 def ending_of(body: Body, messages: list[Message]) -> Ending:

@@ -1,5 +1,5 @@
-"""Constraints of the generated text: the JSON schemas, expressions, grammars and choices that
-requests give, and the grammars of tool calls that they demand."""
+"""Constraints on completions: JSON schemas, regular expressions, grammars and choices of requests,
+and grammars of demanded tool calls."""
 
 import json
 import re
@@ -22,15 +22,15 @@ from .problems import Problem, invalid, unsupported
 from .settings import Limits
 
 Constraint = dict[str, Any]
-"""The one option that constrains a text, by its name; empty where none does."""
+"""The option with the constraint, by the option's name, or {} for no constraint."""
 Thought = Literal["begun", "none", "optional", "open", "close"]
-"""What precedes an answer: nothing, since the prompt has begun it; no thought; a thought, if the
-model opens one; the rest of the thought that the prompt has opened; only the end of that thought,
-since the request wants none."""
+"""The text before an answer: nothing, since the prompt already begins the answer; no thought; a
+thought, if the model opens one; the rest of a thought that the prompt has opened; or only the end
+of such a thought, since the request turns reasoning off."""
 
 
 def constraint_of(body: Body, pair: Pair, options: Options, limits: Limits) -> Constraint:
-    """Return the constraint of a body. options: of the server. Raises Problem with the field."""
+    """Return the constraint of a body. options: The server's defaults. Raises Problem."""
     for name, read in FIELDS.items():
         if name in body and (constraint := read(body[name])):
             return _checked(pair, options, name, constraint, limits)
@@ -38,8 +38,8 @@ def constraint_of(body: Body, pair: Pair, options: Options, limits: Limits) -> C
 
 
 def after_thought(options: Options, markers: Markers, thought: Thought) -> Options:
-    """Return options whose constraint binds only what follows the thought. A grammar that writes
-    the markers itself stays as it is. Raises Problem."""
+    """Return options whose constraint begins after the thought. A grammar that contains the markers
+    is not changed. Raises Problem."""
     written = f"{options.regex or ''}{options.grammar or ''}"
     marks = [
         marker.text for marker in (markers.think_begin, markers.think_end) if marker is not None
@@ -66,7 +66,8 @@ def calls_constraint(
     *,
     thought: Thought,
 ) -> Constraint:
-    """Return the constraint of a text that calls a tool or fits `tools.schema`. Raises Problem."""
+    """Return the constraint for completions that must call a tool or match `tools.schema`. Raises
+    Problem."""
     if tools.must:
         _check_size("tools", {"json_schema": json.dumps(tools.listed)}, limits)
     write, field = (grammar_of, "tools") if tools.must else (_call_or_schema, "response_format")
@@ -90,7 +91,8 @@ def _check_parameters(function: Body) -> None:
 def _checked(
     pair: Pair, options: Options, field: str, constraint: Constraint, limits: Limits
 ) -> Constraint:
-    """Return a constraint that this model can satisfy. field: that errors name."""
+    """Check that the model can satisfy a constraint, and return it. Raises Problem, which names the
+    field."""
     _check_size(field, constraint, limits)
     try:
         for_model(pair, replace(options, **constraint))
@@ -100,7 +102,7 @@ def _checked(
 
 
 def _check_size(field: str, constraint: Constraint, limits: Limits) -> None:
-    """Refuse a constraint that would take long to compile. Raises Problem."""
+    """Raise Problem for a constraint that would take long to compile."""
     [(kind, text)] = constraint.items()
     if len(text.encode()) > limits.schema_bytes:
         raise invalid(f"{field} has more than {limits.schema_bytes} bytes: shorten it", field)
@@ -111,7 +113,8 @@ def _check_size(field: str, constraint: Constraint, limits: Limits) -> None:
 
 
 def _response_format(response_format: Body) -> Constraint:
-    """OpenAI's. llama.cpp has the schema one level further out, where TGI calls it value."""
+    """Return the constraint of OpenAI's response_format. In llama.cpp's form, `schema` is one level
+    higher; in TGI's form, it is called `value`."""
     if response_format["type"] == "text":
         return {}
     if response_format["type"] == "json_object":
@@ -134,29 +137,28 @@ KINDS: Mapping[str, Callable[[Any], Constraint]] = {
 }
 FIELDS: Mapping[str, Callable[[Any], Constraint]] = {
     "response_format": _response_format,
-    # vLLM's, which has one field.
-    "structured_outputs": lambda outputs: next(
-        KINDS[kind](value) for kind, value in outputs.items()
-    ),
+    # vLLM's object with one field.
+    "structured_outputs": lambda outputs: next(KINDS[kind](outputs[kind]) for kind in outputs),
     "regex": KINDS["regex"],
     "grammar": KINDS["grammar"],
     **{f"guided_{kind}": read for kind, read in KINDS.items()},
 }
 KEY = re.compile(r"[A-Za-z0-9_.-]+")
 NOTES = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "strict"}
-"""Keywords of a schema that constrain nothing."""
+"""Keywords of a schema that are no constraints."""
 OF_ALL = NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 ELSEWHERE = ("$ref", "allOf")
-"""Keywords of parameters that may hide properties: without these, no call would fit."""
+"""Keywords of parameters that may contain properties. Without these properties, no call would match
+the schema."""
 OF_STRINGS = NOTES | {"type", "enum", "const", "minLength", "maxLength", "pattern", "nullable"}
 ANYTHING = r"(.|\n)*"
 NULL = "~/[nN][uU][lL][lL]/"
-"""Parsers read it as null, whatever the type."""
+"""Excludes the text null, which parsers read as null even if the type is string."""
 TRIMMED = rf"~/\s{ANYTHING}/ & ~/{ANYTHING}\s/"
 
 
 def _lark(parts: Parts, name: str = "", markers: Markers = NONE) -> str:
-    """Return a sequence in Lark. markers: of the model, with what BEGIN and END stand for."""
+    """Return a sequence in Lark's syntax. markers: The model's markers, for BEGIN and END."""
     calls = markers.calls
     marks = {} if calls is None else {BEGIN: calls.begin.text, END: calls.end.text}
     return " ".join(
@@ -168,8 +170,14 @@ def _lark(parts: Parts, name: str = "", markers: Markers = NONE) -> str:
 
 
 def tagged_arguments(tags: ArgumentTags, rule: str, tool: Tool) -> list[str]:
-    """Return the rules of arguments between tags, of which `rule` is the first: the properties in
-    the schema's order, and no others. Raises Problem for schemas that no tags can hold."""
+    """Return the rules for arguments between tags. They allow only the schema's properties, in the
+    schema's order.
+
+    Args:
+        rule: The name of the first rule.
+    Raises:
+        Problem: If arguments between tags cannot be constrained to the schema.
+    """
     function = tool["function"]
     parameters = enforceable(function.get("parameters") or {}) or {}
     where = f"the parameters of {function['name']}"
@@ -201,8 +209,7 @@ def _tagged_argument(
     kind = resolved.get("type")
     if not isinstance(kind, str):
         raise unsupported("tools", f"{where} must have one type: these calls do not tell types")
-    behind = json.dumps(tags.behind)
-    yield f"{rule}: {_lark(tags.before, key)} {rule}_value {behind}"
+    yield f"{rule}: {_lark(tags.before, key)} {rule}_value {json.dumps(tags.after)}"
     if kind != "string":
         definitions = {"$defs": root.get("$defs", {}), "definitions": root.get("definitions", {})}
         constraints = schema if isinstance(schema, Mapping) else {}
@@ -225,13 +232,13 @@ def _tagged_argument(
 
 
 def _log_ignored(schema: Mapping[str, Any], bound: set[str], where: str) -> None:
-    """Log the keywords of a schema that calls in tags are not bound to."""
+    """Log the keywords of a schema that arguments between tags are not constrained to."""
     if unknown := [key[:80] for key in schema if key not in bound]:
         log_once("%s are not bound to %s in calls of this model", where, ", ".join(unknown))
 
 
 def _pattern(pattern: str) -> str:
-    """Turn the pattern of a schema, which may match anywhere, into one of the whole string."""
+    """Turn a schema's pattern, which may match any part, into one that matches the full string."""
     begun, ended = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith(r"\$")
     inner = re.sub(r"(?<!\\)/", r"\/", pattern[begun : len(pattern) - ended])
     return f"/{'' if begun else ANYTHING}({inner}){'' if ended else ANYTHING}/"
@@ -240,41 +247,41 @@ def _pattern(pattern: str) -> str:
 NO_PARAMETERS: Body = {"type": "object", "properties": {}, "additionalProperties": False}
 ANY_TEXT = r"/(.|\n)*/"
 LINES = r"/\n{0,2}/"
-"""After the reasoning."""
+"""Line breaks after the reasoning."""
 
 
 def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
-    """Return the grammar of a text that calls one of `tools.must`. Raises Problem for calls that no
-    grammar describes."""
+    """Return the grammar of completions that call one of `tools.must`. Raises Problem if there is
+    no grammar for the model's format of calls."""
     calls = markers.calls
     assert calls is not None, "markers_of found no format of calls"
-    shape = calls.shape
-    if shape is None:
+    grammar = calls.grammar
+    if grammar is None:
         raise unsupported(
             "tool_choice",
             f"calls as this model writes them ({calls.name}) can be read, and not be asked for: "
             "tool_choice must be auto or none",
         )
-    parts = (shape.between, shape.first, shape.last, shape.behind)
-    between, first, last, behind = (_lark(part, markers=markers) for part in parts)
+    parts = (grammar.between, grammar.first, grammar.last, grammar.after)
+    between, first, last, after = (_lark(part, markers=markers) for part in parts)
     by_name = {tool["function"]["name"]: tool for tool in tools.listed}
-    more = "" if tools.most_calls == 1 or shape.single else f"({between} call)*"
-    if more and between and not shape.last:
-        # A model that begins a new line after a call need not call again.
+    more = "" if tools.most_calls == 1 or grammar.single else f"({between} call)*"
+    if more and between and not grammar.last:
+        # After a call, a model may begin a new line and then end.
         more += f" ({between})?"
     thoughts, rules_of_thoughts = _thoughts(markers, thought)
     rules = [f"start: {thoughts} {first} call {more} {last}"]
     rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(tools.must))))
-    tags = shape.tags
+    tags = grammar.tags
     for at, name in enumerate(tools.must):
-        rules.append(f"call_{at}: {_lark(shape.before, name, markers)} arguments_{at} {behind}")
+        rules.append(f"call_{at}: {_lark(grammar.before, name, markers)} arguments_{at} {after}")
         rule, tool = f"arguments_{at}", by_name[name]
         rules += _json(rule, tool) if tags is None else tagged_arguments(tags, rule, tool)
     return "\n".join([*rules, *rules_of_thoughts])
 
 
 def _call_or_schema(tools: Tools, markers: Markers, *, thought: Thought) -> str:
-    """Return the grammar of a text that fits `tools.schema` or is a call, which is free."""
+    """Return the grammar of completions that match `tools.schema` or are unconstrained calls."""
     assert markers.calls is not None, "markers_of found no format of calls"
     thoughts, rules = _thoughts(markers, thought)
     answer = f"{_answer_header(markers, thought)} schema"
@@ -292,7 +299,7 @@ def _bound(rule: str, schema: Body) -> str:
 
 
 def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:
-    """Return what precedes an answer or a call, and the rules that this refers to."""
+    """Return the terms before an answer or a call, and the rules that these terms refer to."""
     begin, end = markers.think_begin, markers.think_end
     if begin is None or end is None or thought in ("begun", "none"):
         return "", []
@@ -307,14 +314,14 @@ def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:
 
 
 def _answer_header(markers: Markers, thought: Thought) -> str:
-    """Return the rule of what begins an answer in a channel."""
+    """Return the term for the header of an answer in a channel, or "" without channels."""
     if markers.channels is None or thought == "begun":
         return ""
     return _literal(markers.channels.answer.text, markers)
 
 
 def _literal(text: str, markers: Markers) -> str:
-    """Return the rule of a text: special tokens by their ids, the rest as strings."""
+    """Return the terms for a text: special tokens by their ids, and other parts as strings."""
     ids = {piece: id for id, piece in markers.special.items() if piece}
     parts = re.split(f"({'|'.join(map(re.escape, ids))})", text) if ids else [text]
     return " ".join(

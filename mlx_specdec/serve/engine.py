@@ -1,5 +1,5 @@
-"""The thread that owns the models and decodes. Other threads submit requests and get their parts;
-none of them touches an array."""
+"""The thread that owns the models and decodes. Other threads submit requests and receive parts of
+completions. They never touch an array."""
 
 import logging
 import threading
@@ -21,8 +21,8 @@ from ..options import Options
 from .metrics import Metrics
 
 Listener = Callable[[Part], None]
-"""Called with every part of a request, by the engine's thread or by whoever closes the engine; it
-must return at once."""
+"""A callback for the parts of a request, which must return at once. It is called by the engine's
+thread, or by the thread that closes the engine."""
 STOPPING = "the server is shutting down"
 FAILED_PASSES = 3
 """Number of failed passes in a row, without a token in between, that make /health report 503."""
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Pending:
-    """A request that has not ended. came: its time of arrival. newest: that of its last tokens."""
+    """A request that has not ended. came: Time of arrival. newest: Time of the last tokens."""
 
     listener: Listener
     came: float
@@ -41,12 +41,18 @@ class _Pending:
 
 
 class Engine:
-    """Decodes requests until it is closed.
+    """A scheduler that decodes requests in a thread of its own until it is closed.
 
-    load: returns the models and the default options; called in the thread. batch_size, waiting:
-    numbers of requests. store: keeps the prompt cache; None caches nothing. memory_budget: as
-    Scheduler has it. ready: set when `pair`, `options` and `budget` can be read. problem: what
-    ended the engine early."""
+    Args:
+        load: Returns the models and the default options. It is called in the thread.
+        batch_size: Largest number of requests in a batch.
+        waiting: Largest number of requests that wait.
+        store: The files of the prompt cache, or None for no prompt cache.
+        memory_budget: Bytes for all sequences, or None for the scheduler's default.
+    Attributes:
+        ready: Set when `pair`, `options` and `budget` can be read.
+        problem: The exception that ended the engine early, or None.
+    """
 
     pair: Pair
     options: Options
@@ -84,21 +90,22 @@ class Engine:
 
     @property
     def nbytes(self) -> tuple[int, int, int]:
-        """Sizes of the prompt cache, of the texts that lookup searches, and of the budget."""
+        """Bytes of the prompt cache, of the completions that lookup searches, and of the budget."""
         held = (self._cache, self.pair.history, self.budget) if self.ready.is_set() else [None] * 3
         cached, history, budget = (0 if holder is None else holder.nbytes for holder in held)
         return cached, history, budget
 
     @property
     def requests(self) -> tuple[int, int]:
-        """The numbers of requests that are running and that are waiting."""
+        """The number of running requests and the number of waiting requests."""
         with self._changed:
             waiting = self._waiting + len(self._arrived)
             return max(0, len(self._pending) - waiting), waiting
 
     @property
     def trouble(self) -> str | None:
-        """Why texts make no progress, None when they do. To be read once the models are loaded."""
+        """The reason why requests make no progress, or None. Read this only after `ready` is
+        set."""
         if self.problem is not None or self._thread is None or not self._thread.is_alive():
             return "the engine has ended"
         if self.failures.passes >= FAILED_PASSES:
@@ -110,12 +117,17 @@ class Engine:
         return None
 
     def start(self, then: Callable[[], None] = lambda: None) -> None:
-        """Load the models, then decode. then: called when they are loaded, and after a problem."""
+        """Load the models, then decode. then: Called after loading, and again after a problem."""
         self._thread = threading.Thread(target=self._work, args=[then], name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[int]:
-        """Take all requests or none, and return their numbers. Raises queue.Full, RuntimeError."""
+        """Accept all requests or none, and return their numbers.
+
+        Raises:
+            queue.Full: If too many requests wait.
+            RuntimeError: If the engine is closed.
+        """
         with self._changed:
             if self._closed:
                 raise RuntimeError(STOPPING)
@@ -131,7 +143,7 @@ class Engine:
         return numbers
 
     def cancel(self, numbers: Sequence[int]) -> None:
-        """Cancel those of these requests that have not ended."""
+        """Cancel requests, except for requests that have ended."""
         with self._changed:
             pending = [number for number in numbers if self._pending.pop(number, None) is not None]
             self._cancelled += pending
@@ -139,14 +151,14 @@ class Engine:
         self.metrics.count("cancelled", len(pending))
 
     def close(self) -> None:
-        """Take no more requests, and end the pending ones with an error even if a step is long."""
+        """Accept no more requests, and end pending requests with an error at once."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._publish(self._all_with(STOPPING))
 
     def join(self, seconds: float) -> bool:
-        """Wait for the thread. Returns True when it has ended."""
+        """Wait for the end of the thread, and return whether it has ended."""
         assert self._thread is not None, "the engine was not started"
         self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -164,7 +176,7 @@ class Engine:
             then()
             self._decode(scheduler)
         except BaseException as problem:
-            # Reported by whoever started the engine.
+            # The caller of `start` reports it.
             self.problem = problem
             self.close()
             then()
@@ -173,8 +185,8 @@ class Engine:
             self._cache.close()
 
     def _decode(self, scheduler: Scheduler) -> None:
-        """Decode until the engine is closed. A step that fails as a whole ends the requests that
-        are pending; ranks that are out of step cannot continue at all."""
+        """Decode until the engine is closed. An error in a step ends all pending requests. An error
+        that leaves the ranks of a distributed target out of step ends the engine."""
         while True:
             with self._changed:
                 while scheduler.idle and not (self._arrived or self._cancelled or self._closed):
@@ -210,7 +222,7 @@ class Engine:
         return scheduler
 
     def _all_with(self, error: str) -> list[Part]:
-        """Return parts that end all requests."""
+        """Return parts that end all pending requests with an error."""
         with self._changed:
             self._arrived = []
             return [Part(number, Emission((), ()), error=error) for number in self._pending]

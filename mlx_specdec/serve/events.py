@@ -1,4 +1,4 @@
-"""Reads content, reasoning and tool calls from the text of an answer while it is generated."""
+"""Streaming readers of completions: they find content, reasoning and tool calls in a text."""
 
 import json
 import math
@@ -16,7 +16,7 @@ Kind = Literal["content", "reasoning"]
 
 @dataclass(frozen=True)
 class Text:
-    """A piece of the answer or of the reasoning before it."""
+    """A piece of content or of reasoning."""
 
     kind: Kind
     text: str
@@ -24,7 +24,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Call:
-    """The beginning of a tool call. index: its place among the calls, from 0."""
+    """The beginning of a tool call. index: The number of earlier calls in the completion."""
 
     index: int
     id: str
@@ -33,7 +33,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Arguments:
-    """A piece of the arguments of the call with this index; the pieces together are JSON."""
+    """A piece of the arguments of the call with this index. All pieces together are JSON."""
 
     index: int
     text: str
@@ -48,7 +48,7 @@ def new_id() -> str:
 
 
 def joined(events: Iterable[Event]) -> Iterator[Event]:
-    """Join the texts of one kind, and the arguments of one call, that follow each other."""
+    """Join consecutive texts of one kind, and consecutive arguments of one call."""
     for _, group in groupby(events, lambda event: (type(event), getattr(event, "kind", None))):
         first, *rest = group
         if isinstance(first, Call):
@@ -59,16 +59,21 @@ def joined(events: Iterable[Event]) -> Iterator[Event]:
 
 
 MOST_HEAD = 1024
-"""Characters that a search goes back, enough for the longest head."""
+"""Characters of earlier text in which a search for a head begins: more than the longest head."""
 MOST_BARE = 64
-"""Characters within which a call without a marker shows that it is one."""
+"""Characters after which it is certain whether an answer begins with a call without a marker."""
 MOST_PARSED = 1 << 16
-"""Maximum characters of a section for mlx-lm's parsers, some of which take quadratic time."""
+"""Largest number of characters for mlx-lm's parsers, some of which take quadratic time."""
 
 
 class Section:
-    """The text between the markers of a tool call. begun: The text that began it. count: number of
-    calls in the answer so far."""
+    """A reader of a section of tool calls.
+
+    Args:
+        begun: The marker that began the section.
+        tools: The tools, in the format of chat templates.
+        count: Number of calls before the section.
+    """
 
     def __init__(self, calls: CallFormat, begun: str, tools: Sequence[Any], count: int) -> None:
         self.count = count
@@ -80,13 +85,16 @@ class Section:
         self._text = ""
         self._at = 0
         self._searched = 0
-        # Within arguments in JSON, the number of open brackets.
+        # The number of open brackets in arguments that are JSON, or None outside of arguments.
         self._depth: int | None = None
         self._quoted = self._escaped = False
 
     def push(self, text: str, *, over: bool) -> tuple[list[Event], str | None]:
-        """Read a further piece. Returns its events, and the text after the section: None while the
-        section goes on. over: the answer has ended."""
+        """Read the next piece of text. over: Whether the completion has ended.
+
+        Returns:
+            The events, and the text after the section, or None if the section has not ended.
+        """
         self._text += text
         events: list[Event] = []
         while True:
@@ -110,18 +118,18 @@ class Section:
                 return events + (self._rest(limit) if over else []), "" if over else None
 
     def _read_arguments(self) -> bool:
-        """Read on. Returns True at the end of the JSON, or at a letter that it cannot have."""
+        """Read arguments. Return True at the end of the JSON, or at a character outside of JSON."""
         assert self._depth is not None
         for at in range(self._at, len(self._text)):
-            letter = self._text[at]
+            character = self._text[at]
             if self._quoted:
-                self._quoted = self._escaped or letter != '"'
-                self._escaped = letter == "\\" and not self._escaped
+                self._quoted = self._escaped or character != '"'
+                self._escaped = character == "\\" and not self._escaped
                 continue
-            self._quoted = letter == '"'
-            self._depth += (letter in "{[") - (letter in "}]")
-            if letter == "<" or self._depth == 0:
-                self._at, self._depth = at + (letter != "<"), None
+            self._quoted = character == '"'
+            self._depth += (character in "{[") - (character in "}]")
+            if character == "<" or self._depth == 0:
+                self._at, self._depth = at + (character != "<"), None
                 return True
         self._at = len(self._text)
         return False
@@ -135,7 +143,7 @@ class Section:
         return call
 
     def _rest(self, limit: int, end: str = "") -> list[Event]:
-        """Return a section without a head: as mlx-lm's parser reads it, or as content."""
+        """Parse a section without a head, and return its calls, or content if it has none."""
         if self.count > self._before:
             return []
         text = self._text[:limit]
@@ -159,10 +167,16 @@ class Section:
 
 @dataclass
 class Reader:
-    """Reads the text of one choice. markers: how the model marks reasoning and calls. tools: in the
-    format of chat templates. thinking: the text continues the reasoning. most_calls: further calls
-    are dropped. section: of calls, whose end may take long to read; None outside of one. count:
-    number of calls so far."""
+    """A reader of one choice.
+
+    Attributes:
+        markers: The markers of reasoning and tool calls.
+        tools: The tools, in the format of chat templates.
+        thinking: Whether the text begins within reasoning.
+        most_calls: Largest number of calls. Further calls are dropped.
+        section: The current section of calls, or None. The end of a section may take long to read.
+        count: Number of calls so far.
+    """
 
     markers: Markers = NONE
     tools: Sequence[Any] = ()
@@ -175,11 +189,11 @@ class Reader:
     def __post_init__(self) -> None:
         # White space next to a marker belongs to the marker.
         self._at_mark = self.thinking
-        # Whether a call without a marker may begin: the answer has no content so far.
+        # Whether a call without a marker may begin, because there is no content so far.
         self._fresh = True
 
     def read(self, text: str | None) -> list[Event]:
-        """Return the events of a further piece of the text. None is its end."""
+        """Return the events of the next piece of text. None is the end of the text."""
         self._text += text or ""
         events: list[Event] = []
         self._read(events, text is None)
@@ -188,8 +202,7 @@ class Reader:
         return [event for event in filled if isinstance(event, Text) or event.index < most]
 
     def _read(self, events: list[Event], over: bool) -> None:
-        """Add the events of the text so far, as far as they are certain. over: the answer has
-        ended."""
+        """Add the events that are certain. over: Whether the completion has ended."""
         while True:
             if self.section is None:
                 if not self._outside(events, over):
@@ -203,7 +216,7 @@ class Reader:
             self.section, self._at_mark = None, True
 
     def _outside(self, events: list[Event], over: bool) -> bool:
-        """Read up to the next marker. Returns True when there was one."""
+        """Read up to the next marker, and return whether there was a marker."""
         calls = self.markers.calls
         if calls is not None and calls.format.bare and self._fresh and not self.thinking:
             begun = _begun_bare(self._text, calls.format.bare, over=over)
@@ -241,7 +254,7 @@ class Reader:
         self._fresh = False
 
     def _marks(self) -> Mapping[str, Kind | CallFormat]:
-        """Return the markers that may come next, and what begins after each."""
+        """Return the markers that may come next, each with the kind of text that it begins."""
         begin, end = self.markers.think_begin, self.markers.think_end
         if self.thinking:
             return {} if end is None else {end.text: "content"}
@@ -255,21 +268,18 @@ class Reader:
 
 
 def _certain(text: str, marks: Iterable[str]) -> int:
-    """Return the length of the text that cannot belong to a marker that follows."""
+    """Return the length of the text before a possible beginning of a marker."""
     held = max((overlap(text, mark) for mark in marks), default=0)
     sure = len(text) - held
     return len(text[:sure].rstrip()) if list(marks) else sure
 
 
 def _begun_bare(text: str, beginnings: Iterable[str], *, over: bool) -> bool | None:
-    """Return whether a text begins a call without a marker; None if only more text can show it.
-    over: Nothing follows the text."""
+    """Return whether a text begins a call without a marker, or None if this is not certain yet.
+    over: Whether the text is complete."""
     compact = "".join(text.lstrip()[:MOST_BARE].split())
     if any(compact.startswith(beginning) for beginning in beginnings):
         return True
     undecided = compact and not over and len(text.lstrip()) < MOST_BARE
-    return (
-        None
-        if undecided and any(beginning.startswith(compact) for beginning in beginnings)
-        else False
-    )
+    may_begin = any(beginning.startswith(compact) for beginning in beginnings)
+    return None if undecided and may_begin else False

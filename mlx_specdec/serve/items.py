@@ -27,7 +27,8 @@ from .models import (
 from .settings import Limits
 
 ENCRYPTED = "mlx-specdec reasoning: "
-"""How `encrypted_content` of reasoning begins that this server wrote; the rest is the text."""
+"""The beginning of the `encrypted_content` that this server writes for reasoning. The text of the
+reasoning follows."""
 ITEMS: tuple[str, ...] = ("message", "reasoning", "function_call", "custom_tool_call")
 ITEMS += ("function_call_output", "custom_tool_call_output")
 """Types of items that are read. Others are skipped, because clients often add new types."""
@@ -40,7 +41,7 @@ CUSTOM: Body = {
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
 }
-"""Parameters of a custom tool, whose input is a text, as the model sees them."""
+"""Parameters of a custom tool in the prompt. Custom tools have a text as input."""
 SKIPPED = "skipped %s of the type %r, which this server does not know"
 
 
@@ -229,7 +230,7 @@ class ResponsesRequest(Generated, InputTokensRequest):
 
 @dataclass(frozen=True)
 class ToolName:
-    """How a client names a tool. custom: its input is a text instead of JSON."""
+    """The client's name of a tool. custom: Whether the tool's input is a text instead of JSON."""
 
     name: str
     namespace: str | None = None
@@ -249,7 +250,8 @@ def items_of(body: Body) -> list[Body]:
 
 
 def as_chat(body: Body, items: Iterable[Body]) -> dict[str, Any]:
-    """Return what makes the prompt, as fields of a chat completion. items: of the conversation."""
+    """Return the fields of a chat completion that decide the prompt. items: The items of the
+    conversation."""
     instructions = body.get("instructions")
     messages = [{"role": "system", "content": instructions}] if instructions else []
     for item in items:
@@ -264,8 +266,8 @@ def as_chat(body: Body, items: Iterable[Body]) -> dict[str, Any]:
 
 
 def _add(messages: list[dict[str, Any]], item: Body) -> None:
-    """Add an item to messages. What the assistant says, thinks and calls without anybody else in
-    between is one message, so that results follow the message with their calls."""
+    """Add an item to messages. Consecutive items of the assistant become one message, so that the
+    results of calls follow the message with the calls."""
     kind = item.get("type", "message")
     if kind == "message" and item["role"] != "assistant":
         messages.append({"role": item["role"], "content": _text(item["content"])})
@@ -298,8 +300,8 @@ def _reasoning(item: Body) -> str:
 
 
 def _text(content: str | Sequence[Body]) -> str:
-    """Return the text of a content. What is no text is named: refusing it would end a conversation
-    whose client sends the whole history again."""
+    """Return the text of a content, with a note in place of each part that is not text. An error
+    would end the conversation, since clients send its history with every request."""
     if isinstance(content, str):
         return content
     return lines_of(
@@ -311,7 +313,7 @@ def _text(content: str | Sequence[Body]) -> str:
 
 
 def named_tools(body: Body) -> dict[ToolName, Body]:
-    """Return the tools that the model can call, those in namespaces included."""
+    """Return the tools that the model can call, including tools in namespaces."""
     found: dict[ToolName, Body] = {}
     for tool in body.get("tools", ()):
         space = tool["name"] if tool["type"] == "namespace" else None

@@ -1,4 +1,4 @@
-"""Endpoints of llama.cpp's server: tokens and texts, properties, health and metrics."""
+"""Endpoints of llama.cpp's server: infill, tokenization, properties, health and metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Literal, Self
@@ -11,13 +11,7 @@ from ..decoding.sequence import Emission
 from ..engine.chat import chat_format
 from ..text.tokenizer import DirectoryTokenizer
 from .answer_models import Anything, DetokenizedAnswer, TokensAnswer
-from .answers import (
-    FINGERPRINT,
-    Choice,
-    Payload,
-    Writer,
-    token_pieces,
-)
+from .answers import FINGERPRINT, Choice, Payload, Writer, token_pieces
 from .bodies import Body, Boolean, Fields, String, broken
 from .engine import STOPPING
 from .events import Event
@@ -84,7 +78,7 @@ class DetokenizeRequest(Fields):
 
 
 class InfillWriter(Writer):
-    """/infill: the text under llama.cpp's names."""
+    """The wire format of /infill."""
 
     def parse(self, body: Body) -> ParsedRequest:
         return self.parser.infill(body)
@@ -126,7 +120,7 @@ def tokenize(parser: RequestParser, body: Body) -> Payload:
 
 
 def apply_template(parser: RequestParser, body: Body) -> Payload:
-    """Return the text of messages, as the model reads it, with its special tokens."""
+    """Return the prompt of messages as text, with special tokens."""
     ids = parser.chat_ids(body)
     tokenizer = parser.pair.tokenizer
     texts, names, special = token_pieces(tokenizer), tokenizer.pieces(), tokenizer.special_ids
@@ -173,7 +167,7 @@ def props(service: Service, request: Request) -> Payload:
 
 
 def health(service: Service, request: Request) -> Payload:
-    """Say whether requests are taken and make progress."""
+    """Report whether requests are accepted and make progress. Raises Problem if not."""
     service.parser()
     engine = service.engine
     if service.stopping:

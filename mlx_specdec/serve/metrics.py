@@ -35,11 +35,11 @@ COUNTERS = {
         )
     },
 }
-"""The name of a metric -> what it counts, and its description."""
+"""The key of the count and the description of each counter, by the counter's name."""
 
 
 class Histogram:
-    """Counts observations up to each of `edges`, and beyond."""
+    """The number of observations up to each of `edges`, and above the last one."""
 
     def __init__(self, edges: tuple[float, ...], description: str) -> None:
         self.edges = edges
@@ -53,7 +53,7 @@ class Histogram:
         self.sum += times * value
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
-        """Return the lines of a metric of this name."""
+        """Yield the lines of the metric with this name."""
         yield from _head(name, "histogram", self.description)
         totals = accumulate(self.counts)
         for edge, total in zip([*self.edges, "+Inf"], totals, strict=True):
@@ -63,7 +63,7 @@ class Histogram:
 
 
 class Metrics:
-    """Counts what the engine does. Any thread may write and read it."""
+    """The engine's counters and histograms, for several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,7 +80,7 @@ class Metrics:
             self._counts[what] += by
 
     def tokens(self, count: int, seconds: float, *, first: bool) -> None:
-        """Count new tokens. seconds: since the request's last tokens, or since it came."""
+        """Count new tokens. seconds: Time since the request's last tokens, or since its arrival."""
         with self._lock:
             self._counts["generated"] += count
             if first:
@@ -89,7 +89,7 @@ class Metrics:
                 self._between_tokens.observe(seconds / count, count)
 
     def finished(self, result: Result, seconds: float) -> None:
-        """Count a request that ended. seconds: since it came."""
+        """Count a request that ended. seconds: Time since its arrival."""
         stats, labels = result.stats, result.labels
         with self._lock:
             self._answers.observe(seconds)
@@ -108,7 +108,7 @@ class Metrics:
             self._accepted_at.update(dict(enumerate(stats.accepted_by_position)))
 
     def as_text(self, model: str, gauges: Mapping[str, tuple[float, str]]) -> str:
-        """Return all metrics. gauges: further numbers and their descriptions, by name."""
+        """Return all metrics. gauges: Further numbers and their descriptions, by name."""
         escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         labels = f'model_name="{escaped}",engine="0"'
         lines: list[str] = []

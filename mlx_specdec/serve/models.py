@@ -1,16 +1,9 @@
-"""The bodies of chat and text completions, and what the bodies of other wire formats share with
-them."""
+"""Models of the bodies of chat and text completions, and models that other wire formats share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    Discriminator,
-    Field,
-    StrictInt,
-    Tag,
-    model_validator,
-)
+from pydantic import Discriminator, Field, StrictInt, Tag, model_validator
 
 from ..options import MOST_DRAFTED
 from ..sampling.settings import LARGEST, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURES
@@ -19,12 +12,12 @@ from .bodies import Boolean, ByType, Fields, Number, Object, String, broken, who
 from .settings import Limits
 
 UNNAMED = ("", "default_model", "dummy", "tgi")
-"""Names that clients of mlx_lm.server and of Hugging Face's servers send for "no model named"."""
+"""Names that clients of mlx_lm.server and of Hugging Face's servers send if no model is named."""
 TOP_LOGPROBS = 20
 LONGEST_NAME = 64
 
 
-# What several fields have in common.
+# Types of several fields.
 Written = Annotated[String, Field(pattern=r"\S"), worded("a non-blank string")]
 Name = Annotated[
     String,
@@ -161,7 +154,7 @@ class Templated(Fields):
         return self
 
 
-# What constrains a text.
+# Constraints.
 Choices = Annotated[
     list[String],
     Field(min_length=1),
@@ -190,7 +183,7 @@ class OpenAIFormat(Fields):
 
 
 class SchemaFormat(InnerSchema):
-    """A format as Anthropic and llama.cpp have it."""
+    """The format of Anthropic's API and of llama.cpp."""
 
     type: Literal["json_schema"]
 
@@ -223,7 +216,7 @@ class StructuredOutputs(Fields):
 
 
 class Constrained(Fields):
-    """At most one of these fields may be given."""
+    """The fields with constraints, of which a body may have one."""
 
     response_format: (
         Annotated[
@@ -245,7 +238,7 @@ class Constrained(Fields):
     guided_choice: Choices | None = None
 
     def constraints(self) -> list[str]:
-        """Return the names of the fields that constrain the text."""
+        """Return the names of the fields that contain a constraint."""
         names = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         return [
             name
@@ -257,7 +250,7 @@ class Constrained(Fields):
 CONSTRAINTS = tuple(Constrained.model_fields)
 
 
-# What is generated.
+# Sampling and generation.
 class Sampled(Fields):
     seed: Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1), whole] | None = None
     temperature: (
@@ -273,7 +266,7 @@ class Speculative(Fields):
 
 
 class Generated(Sampled):
-    """Fields of all requests for a text."""
+    """Fields of all requests for completions."""
 
     model: String | None = None
     stream: Boolean | None = None
@@ -298,7 +291,7 @@ class PredictedOutput(Fields):
 
 
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
-# A bias may be as low as one likes, which bans a token.
+# There is no lower limit: a very low bias excludes a token.
 Biases = Annotated[
     dict[TokenId, Annotated[Number, Field(le=LARGEST)]],
     Field(max_length=Limits.biases),
@@ -398,7 +391,7 @@ class ChatRequest(Completion, Templated):
 
 
 def _prompt(value: Any) -> str:
-    """Return the branch of a prompt: a text, token ids, or a list of either."""
+    """Return the key of a prompt's type: a text, token ids, or a list of either."""
     if not isinstance(value, list):
         return "<text>"
     first = value[0] if value else None
@@ -438,7 +431,7 @@ class TextRequest(Completion):
 
     @model_validator(mode="after")
     def _check_echo(self) -> Self:
-        # A logprobs of 0 asks for the token's own.
+        # A value of 0 requests only the logprobs of the generated tokens.
         if self.echo and self.logprobs is not None and self.logprobs is not False:
             rule = "echo and logprobs cannot be combined: prompts have no logprobs here"
             raise broken(f"{rule}, leave one out", "echo")

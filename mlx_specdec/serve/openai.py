@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from ..decoding.sequence import Emission
 from ..proposers.lookup import PREDICTION
-from . import answer_models
+from .answer_models import CompletionAnswer, ModelAnswer, Models
 from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
 from .bodies import Body
 from .events import Call, Event, Text, joined
@@ -24,7 +24,14 @@ TEXTS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 class CompletionWriter(Writer):
-    """What both kinds of completions have in common. nothing: a chunk's content without a text."""
+    """The common base of chat and text completions.
+
+    Attributes:
+        answer_type: The field "object" of a complete answer.
+        chunk_type: The field "object" of a chunk.
+        prefix: The beginning of ids.
+        nothing: The content of a chunk without text.
+    """
 
     answer_type = ""
     chunk_type = ""
@@ -62,7 +69,7 @@ class CompletionWriter(Writer):
         }
 
     def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        """Return chunks of text; with include_drafted, at least one that counts the tokens."""
+        """Return chunks of text. With include_drafted, there is always one, with token counts."""
         contents, logprobs = self.contents(emission, events), self.logprobs(choice, emission)
         if logprobs or (self.include_drafted and emission.tokens):
             contents = contents or [self.nothing]
@@ -116,11 +123,11 @@ class CompletionWriter(Writer):
 
     @abstractmethod
     def content(self, choice: Choice) -> Payload:
-        """Return the content of a whole choice."""
+        """Return the content of a complete choice."""
 
     @abstractmethod
     def contents(self, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        """Return the contents of the chunks of what a step generated."""
+        """Return the contents of the chunks of one emission."""
 
     @abstractmethod
     def logprobs(self, choice: Choice, of: Choice | Emission) -> Payload | None:
@@ -128,7 +135,7 @@ class CompletionWriter(Writer):
 
     def _token(self, id: int, logprob: float) -> Payload:
         piece = self._pieces[id] if id < len(self._pieces) else None
-        # Logits may be wider than the vocabulary. vLLM names tokens without a text like this.
+        # Logits may be wider than the vocabulary. This is vLLM's name for a token without text.
         token = f"token_id:{id}" if piece is None else piece.decode("utf-8", "replace")
         logprob = max(LEAST_LOGPROB, logprob)
         return {"token": token, "logprob": logprob, "bytes": list(piece or b"")}
@@ -175,7 +182,7 @@ class TextWriter(CompletionWriter):
 
 
 def _key(token: Payload) -> str:
-    """Return a unique name: parts of characters, which look alike, are named by their bytes."""
+    """Return a unique key of a token. Parts of characters look alike, so their bytes are used."""
     if "\ufffd" in token["token"]:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in bytes(token["bytes"]))
     return str(token["token"])
@@ -225,7 +232,7 @@ def _delta(event: Event) -> Payload:
 
 
 def _message(choice: Choice) -> Payload:
-    """Return a whole message, which its deltas add up to."""
+    """Return the complete message of a choice, which is the sum of the deltas."""
     message: Payload = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
     calls: list[Payload] = []
     for delta in map(_delta, joined(choice.events)):
@@ -247,7 +254,7 @@ def _reason(choice: Choice) -> str:
 
 
 def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
-    """Return llama.cpp's figures of times and drafts; nothing where every choice was cut."""
+    """Return llama.cpp's figures of times and drafts, or {} if every choice was cut."""
     results = [choice.result for choice in choices if choice.result is not None]
     if not results:
         return {}
@@ -268,14 +275,14 @@ def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
 
 
 def speculative_decoding(choices: Sequence[Choice]) -> dict[str, Payload]:
-    """Return the figures of drafting under vLLM's names; nothing where no choice had drafts. Entry
-    i of the histogram counts the rounds of which i drafted tokens were accepted."""
+    """Return the figures of drafting under vLLM's names, or {} if there were no draft tokens. Entry
+    i of the histogram is the number of rounds in which i draft tokens were accepted."""
     stats = [choice.result.stats for choice in choices if choice.result is not None]
     drafted = _sums(row.drafted_by_position for row in stats)
     if not drafted:
         return {}
     accepted = _sums(row.accepted_by_position for row in stats)
-    # In so many rounds, the first i drafted tokens were accepted.
+    # Entry i: the number of rounds in which at least i draft tokens were accepted.
     reached = [drafted[0], *accepted, 0]
     rounds, num_accepted, num_drafted = drafted[0], sum(accepted), sum(drafted)
     figures = {
@@ -299,10 +306,9 @@ def _ratio(part: float, total: float) -> float:
 
 
 def models(service: Service, request: Request) -> Payload:
-    """List the one model: `data` as OpenAI and Anthropic do, `models` as Codex reads it."""
+    """List the one model: in `data` for OpenAI's and Anthropic's clients, in `models` for Codex."""
     model = _model(service)
-    # An entry of Codex's catalogue is dropped where a field is missing (ollama/ollama,
-    # cmd/launch/codex.go).
+    # Codex drops an entry that lacks a field (ollama/ollama, cmd/launch/codex.go).
     codex = {
         **dict.fromkeys(("slug", "display_name", "description"), service.name),
         **dict.fromkeys(("supported_reasoning_levels", "experimental_supported_tools"), ()),
@@ -335,27 +341,15 @@ def _model(service: Service) -> Payload:
     model |= {"owned_by": "mlx-specdec", "type": "model", "display_name": service.name}
     if not service.engine.ready.is_set():
         return model
-    # The names of vLLM, of OpenRouter and of llama.cpp.
+    # vLLM, OpenRouter and llama.cpp have different names for the context length.
     longest = service.parser().longest
     lengths = dict.fromkeys(("max_model_len", "context_length"), longest)
     return {**model, **lengths, "meta": {"n_ctx_train": longest}}
 
 
 ENDPOINTS = (
-    Endpoint(
-        "/v1/chat/completions",
-        ChatWriter,
-        answer_models.CompletionAnswer,
-        "Answers messages",
-        ChatRequest,
-    ),
-    Endpoint(
-        "/v1/completions",
-        TextWriter,
-        answer_models.CompletionAnswer,
-        "Goes on with a text",
-        TextRequest,
-    ),
-    Endpoint("/v1/models", models, answer_models.Models, "The one model, in a list"),
-    Endpoint("/v1/models/{id:path}", model, answer_models.ModelAnswer, "The one model"),
+    Endpoint("/v1/chat/completions", ChatWriter, CompletionAnswer, "Answers messages", ChatRequest),
+    Endpoint("/v1/completions", TextWriter, CompletionAnswer, "Goes on with a text", TextRequest),
+    Endpoint("/v1/models", models, Models, "The one model, in a list"),
+    Endpoint("/v1/models/{id:path}", model, ModelAnswer, "The one model"),
 )

@@ -1,4 +1,4 @@
-"""Parses the bodies of requests: what is generated from which prompts, with which options."""
+"""Translation of request bodies into requests to the engine: prompts and options."""
 
 import functools
 import json
@@ -38,23 +38,27 @@ from .stored import StoredResponses
 LANGUAGES = ("target_lang", "source_lang")
 SAME: tuple[str, ...] = ("temperature", "top_p", "min_p", "xtc_probability", "xtc_threshold")
 SAME += (*LANGUAGES, "repetition_penalty", "presence_penalty", "frequency_penalty")
-"""Fields that mean what the options of the same name mean."""
+"""Fields with the meaning of the option of the same name."""
 TEMPLATE_FIELDS = ("messages", "tools", "functions", "chat_template_kwargs", "reasoning_effort")
 """Fields that chat templates read."""
 MOST_CHARACTERS = 32
-"""Maximum characters of a prompt per token of the context, where usual texts have 3 to 5. A longer
-prompt is refused before it is tokenized, which takes a second for a million characters."""
+"""Largest number of characters of a prompt per token of the context; usual texts have 3 to 5. A
+longer prompt is refused before tokenization, which takes a second per million characters."""
 ENDLESS = 4096
-"""Context of a model without a longest position: what it takes grows with the square of it."""
+"""Context, in tokens, of a model without a maximum position. The cost of such a model grows with
+the square of the length."""
 
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A client's request, read and checked.
+    """A client's request after all checks.
 
-    requests: one for each choice, prompt by prompt. prompt_tokens: of all prompts, each counted
-    once. reader: makes the reader of a choice's text. echoed: the text before each choice, if echo
-    is set."""
+    Attributes:
+        requests: The engine's requests, one for each choice, prompt by prompt.
+        prompt_tokens: Number of tokens of all prompts, counting each prompt once.
+        reader: Returns a new reader for the text of a choice.
+        echoed: The text to repeat before each choice, or () if echo is not set.
+    """
 
     requests: Sequence[Request]
     prompt_tokens: int
@@ -64,9 +68,15 @@ class ParsedRequest:
 
 @dataclass(frozen=True)
 class RequestParser:
-    """Parses the bodies of requests for a model. name: as clients see it. options: the defaults.
-    budget: of memory; None takes any request. responses: those that a request may continue.
-    tenant: who sends requests."""
+    """A parser of request bodies.
+
+    Attributes:
+        options: The defaults of requests.
+        name: The model's name for clients.
+        budget: The memory budget, or None for no limit.
+        responses: The responses that a request may continue.
+        tenant: The sender of the requests.
+    """
 
     pair: Pair
     options: Options
@@ -78,12 +88,13 @@ class RequestParser:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a prompt and its answer together; of each in an encoder-decoder."""
+        """Largest number of tokens of a prompt and its completion together, or of each of them in
+        an encoder-decoder."""
         bounds = [self.pair.target.max_length, self.settings.limits.context]
         return min((bound for bound in bounds if bound is not None), default=ENDLESS)
 
     def check(self, model: type[Fields], body: Body) -> Body:
-        """Return the canonical form of a body. model: of the body. Raises Problem."""
+        """Check a body, and return its canonical form. Raises Problem."""
         served = (self.name, *self.settings.aliases, *UNNAMED)
         named = body.get("model", self.name)
         if self.settings.strict_model and named not in served:
@@ -91,7 +102,7 @@ class RequestParser:
         return model.read(body)
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
-        """Raise Problem for ids that are no tokens. field: The field of the ids."""
+        """Raise Problem, which names the field, for ids that are not in the vocabulary."""
         size = self.pair.vocabulary
         if ids and not (min(ids) >= 0 and max(ids) < size):
             at = next(place for place, id in enumerate(ids) if not 0 <= id < size)
@@ -104,8 +115,8 @@ class RequestParser:
         markers = self._markers(tools)
         if markers.channels is not None and markers.calls is not None:
             end = markers.calls.end.ids[0]
-            ends_at_call = end in self.pair.eos_token_ids
-            speaking = speaking if ends_at_call else speaking._ending(str(end))
+            if end not in self.pair.eos_token_ids:
+                speaking = speaking._ending(str(end))
         parsed = speaking._parsed(body, [speaking.chat_ids(body)], top, tools, markers)
         answers = not body.get("continue_final_message")
         requests = [replace(request, answers=answers) for request in parsed.requests]
@@ -114,12 +125,9 @@ class RequestParser:
     def completions(self, body: Body) -> ParsedRequest:
         """Parse a checked body for /v1/completions. Raises Problem."""
         prompt_field = body["prompt"]
-        # A text, token ids, or a list of either.
-        prompts = (
-            [prompt_field]
-            if isinstance(prompt_field, str) or isinstance(prompt_field[0], int)
-            else prompt_field
-        )
+        # A text, token ids, or a list of texts or of token ids.
+        single = isinstance(prompt_field, str) or isinstance(prompt_field[0], int)
+        prompts = [prompt_field] if single else prompt_field
         top = body.get("logprobs", False)
         speaking, suffix = self._speaking(body), body.get("suffix")
         if suffix:
@@ -145,7 +153,7 @@ class RequestParser:
         before = body.get("input_prefix", "") + body.get("prompt", "")
         after, extra = body.get("input_suffix", ""), body.get("input_extra", [])
         files = [(file.get("filename", "tmp"), file["text"]) for file in extra]
-        # Editors send what is around the cursor, however much that is.
+        # Editors send the text around the cursor, however long it is.
         wanted, most = body.get("max_tokens", self.options.max_tokens), self.longest // 4
         room = self.longest - (max(1, min(wanted, most)) if wanted >= 0 else most)
         prompt = parser.infill_ids(before, after, files, room)
@@ -158,7 +166,7 @@ class RequestParser:
         files: Sequence[tuple[str, str]] = (),
         room: int | None = None,
     ) -> list[int]:
-        """Return the token ids of a prompt for the text between two others, at most `room`. Raises
+        """Return the token ids, at most `room`, of a prompt for the text between two texts. Raises
         Problem."""
         self._check_characters([before, after, files], "prompt")
         infill = infill_of(self.pair.tokenizer)
@@ -166,28 +174,28 @@ class RequestParser:
         return infill.prompt(before, after, files, room)
 
     def _filling(self, field: str) -> Self:
-        """Return the parser of texts that end at a suffix. Raises Problem where none can."""
+        """Return a parser whose completions end before a suffix. Raises Problem if the model cannot
+        fill in."""
         infill = infill_of(self.pair.tokenizer)
         if infill is None:
             raise unsupported(field, "this model has no tokens that mark prefix and suffix")
         return self._ending(*infill.ends)
 
     def _ending(self, *tokens: str | int) -> Self:
-        """Return the parser of texts that also end at these tokens."""
+        """Return a parser whose completions also end at these tokens."""
         extra = cast(tuple[str | int, ...], self.options.extra_eos_token)
         return replace(self, options=replace(self.options, extra_eos_token=(*extra, *tokens)))
 
     def _speaking(self, body: Body) -> Self:
-        """Return the parser with the languages of a body, in which its prompts are read."""
+        """Return a parser with the languages that a body names."""
         named = {name: body[name] for name in LANGUAGES if name in body}
         return replace(self, options=replace(self.options, **named)) if named else self
 
     def chat_ids(self, body: Body) -> list[int]:
         """Return the token ids of a checked body's messages and tools. Raises Problem."""
         self._check_characters([body.get(name) for name in TEMPLATE_FIELDS], "messages")
-        listed, reads = body["messages"], chat_format(self.pair, self.options)
-        listed = listed if self.settings.keep_billing else without_volatile(listed)
-        messages = messages_of(listed)
+        sent, reads = body["messages"], chat_format(self.pair, self.options)
+        messages = messages_of(sent if self.settings.keep_billing else without_volatile(sent))
         variables = chat.template_settings(body)
         ending = chat.ending_of(body, messages)
         if ending != "answer" and reads.way == "single user message":
@@ -211,7 +219,7 @@ class RequestParser:
         return with_tools
 
     def text_ids(self, text: str) -> list[int]:
-        """Return the token ids of a text outside of any chat template. Raises Problem."""
+        """Return the token ids of a text without a chat template. Raises Problem."""
         options = replace(self.options, system_prompt=None, chat_template_config={})
         single = chat_format(self.pair, options).way == "single user message"
         self._check_characters(text, "prompt")
@@ -221,8 +229,14 @@ class RequestParser:
     def _parsed(
         self, body: Body, prompts: list[list[int]], top: int | None, tools: Tools, markers: Markers
     ) -> ParsedRequest:
-        """Parse what chats and texts have in common. top: number of the logprobs of other tokens,
-        None without any logprobs. tools, markers: of a chat."""
+        """Parse the fields that chats and text completions share.
+
+        Args:
+            prompts: The token ids of each prompt.
+            top: Number of alternatives with their logprobs, or None for no logprobs at all.
+            tools: The tools of a chat.
+            markers: The markers of reasoning and tool calls in the completions of a chat.
+        """
         count, most = body.get("n", 1), self.settings.limits.choices
         if len(prompts) * count > most:
             param = "n" if count > most else "prompt"
@@ -268,7 +282,7 @@ class RequestParser:
         return ParsedRequest(requests, sum(map(len, prompts)), reader)
 
     def _thought(self, body: Body, markers: Markers, prompt: list[int]) -> Thought:
-        """Return which thought precedes the answer to a prompt."""
+        """Return the kind of thought that precedes the answer to a prompt."""
         unwanted = chat.wants_no_thought(body, self.options)
         if markers.thinks_after(prompt):
             return "close" if unwanted else "open"
@@ -281,14 +295,14 @@ class RequestParser:
         """Return the options of a request. Raises Problem, OptionError."""
         changes: dict[str, Any] = {name: body[name] for name in SAME if name in body}
         if body.get("top_p") == 0:
-            changes["top_p"] = LEAST_TOP_P  # which leaves the likeliest token alone
+            changes["top_p"] = LEAST_TOP_P  # only the likeliest token remains
         changes["top_k"] = max(0, body.get("top_k", self.options.top_k))
         if "stop" in body:
             stop = body["stop"]
             stops = [stop] if isinstance(stop, str) else stop
             changes["stop"] = (*self.options.stop, *filter(None, stops))
         if "logit_bias" in body:
-            # Ids beyond the vocabulary have no logits to bias.
+            # Ids outside of the vocabulary have no logits.
             biases = ((int(token), bias) for token, bias in body["logit_bias"].items())
             changes["logit_bias"] = {
                 token: -math.inf if bias < -LARGEST else bias
@@ -304,11 +318,12 @@ class RequestParser:
             changes["num_draft"] = speculative["max"]
         limits = self.settings.limits
         changes |= constraints.constraint_of(body, self.pair, self.options, limits)
-        # The chat template has been applied to the prompt.
+        # The prompts are token ids, so these options have had their effect.
         return replace(self.options, system_prompt=None, chat_template_config={}, **changes)
 
     def _markers(self, tools: Tools) -> Markers:
-        """Return how the model marks reasoning and calls. Raises Problem if it cannot call."""
+        """Return the markers of reasoning and tool calls. Raises Problem if the request has tools
+        and the model cannot call them."""
         template = chat_format(self.pair, self.options).way == "template"
         parser = self.settings.tool_call_parser
         markers = markers_of(self.pair.tokenizer, parser) if template else NONE
@@ -325,7 +340,7 @@ class RequestParser:
         return markers
 
     def _check_characters(self, value: object, field: str) -> None:
-        """Raise Problem for a text, or a JSON value, that has too many characters to fit."""
+        """Raise Problem if a text, or a JSON value, has too many characters for the context."""
         most = MOST_CHARACTERS * self.longest
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if len(text) > most:
@@ -335,7 +350,8 @@ class RequestParser:
             )
 
     def _with_room(self, ids: list[int], options: Options, body: Body) -> Options:
-        """Return the options with max_tokens cut to what fits after the prompt. Raises Problem."""
+        """Return the options with max_tokens limited by the context and the memory budget. Raises
+        Problem."""
         target, longest = self.pair.target, self.longest
         prompt = "messages" if "messages" in body else "prompt"
         if len(ids) >= longest:

@@ -1,6 +1,5 @@
-"""OpenAI's Responses API: items in, items out, whole or as a stream of named events. Which fields
-clients need: openresponses/openresponses, openai/codex (codex-rs/codex-api/src/sse/responses.rs).
-"""
+"""OpenAI's Responses API, whose input and output are items. For the fields that clients need, see
+openresponses/openresponses and openai/codex (codex-rs/codex-api/src/sse/responses.rs)."""
 
 import functools
 import json
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from . import answer_models
+from .answer_models import Anything, CountAnswer, ResponseAnswer
 from .answers import NOTHING, Choice, Payload, Writer
 from .bodies import Body
 from .events import Arguments, Call, Event, joined
@@ -33,9 +32,9 @@ from .service import Endpoint, Service
 from .stored import Conversation
 
 PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
-"""Fields of a chat -> those of a Response."""
+"""Names of fields of a Responses request, by the names of the same fields of a chat."""
 PREFIX = "resp_"
-"""Of ids, so that no other path below /v1/responses is taken for one."""
+"""The beginning of ids. It distinguishes ids from other paths below /v1/responses."""
 INCLUDE_REASONING = "reasoning.encrypted_content"
 ECHOED: Payload = {
     **dict.fromkeys(("instructions", "max_output_tokens", "max_tool_calls", "user")),
@@ -48,22 +47,22 @@ ECHOED: Payload = {
     "tools": [],
     "truncation": "disabled",
 }
-"""Fields of a response that repeat those of the request, with their defaults."""
+"""Fields that a response copies from the request, with their defaults."""
 FIXED = {"background": False, "service_tier": "default", "top_logprobs": 0}
-"""Fields of a response that are always the same here."""
+"""Fields of a response that always have the same value."""
 SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 OPTIONAL: Payload = {"function": dict.fromkeys(("description", "parameters", "strict"))}
-"""Fields of a tool, by its type, that a response repeats without a value."""
+"""Fields of a tool, by the tool's type, that a response must have even if they are null."""
 KINDS = {"content": "message", "reasoning": "reasoning"}
-"""Kinds of texts -> types of items."""
+"""Types of items by the kinds of texts."""
 ITEMS: dict[str, tuple[str, str, str, Payload]] = {
     "message": ("msg", "output_text", "text", {"role": "assistant", "content": []}),
     "reasoning": ("rs", "reasoning_text", "text", {"summary": [], "content": []}),
     "function_call": ("fc", "function_call_arguments", "arguments", {"arguments": ""}),
     "custom_tool_call": ("ctc", "custom_tool_call_input", "input", {"input": ""}),
 }
-"""By type of item: how ids begin, how the events of its text are named, the field of the whole text
-in the last of them, and the item without a text."""
+"""For each type of item: the beginning of ids, the name in events about the item's text, the field
+of the complete text in the last of these events, and the fields of an item without text."""
 
 
 def count_tokens(parser: RequestParser, body: Body) -> Payload:
@@ -74,7 +73,7 @@ def count_tokens(parser: RequestParser, body: Body) -> Payload:
 
 
 def _before(parser: RequestParser, body: Body) -> Conversation:
-    """Return what a request continues. Raises Problem where that is not stored."""
+    """Return the conversation that a request continues. Raises Problem if it is not stored."""
     id = body.get("previous_response_id")
     return Conversation() if id is None else parser.responses.get(id, parser.tenant)
 
@@ -98,7 +97,7 @@ class ResponsesWriter(Writer):
         self._events = 0
         self._reasoning_tokens = 0
         self._output: list[Payload] = []
-        # The type of the last item and the pieces of its text; None when it is done.
+        # The type of the last item and the pieces of its text, or None if the item has ended.
         self._kind = ""
         self._pieces: list[str] | None = None
         text = body.get("text", {})
@@ -119,7 +118,7 @@ class ResponsesWriter(Writer):
         self._before = _before(self.parser, body)
         chat = {name: body[name] for name in SAME if name in body}
         chat |= as_chat(body, [*self._before.items, *items_of(body)])
-        # Codex counts an answer that was cut as a failure: by default, only the context cuts one.
+        # Codex treats a cut answer as a failure, so the default for max_tokens is no limit.
         chat["max_tokens"] = body.get("max_output_tokens", -1)
         chat["response_format"] = body.get("text", {}).get("format")
         return self.parser.chat(self.parser.check(ChatRequest, chat))
@@ -129,7 +128,7 @@ class ResponsesWriter(Writer):
         payload = problem.as_dict()
         error = payload["error"]
         error["param"] = PARAMS.get(error["param"], error["param"])
-        # Codex tries again after a 503, and never after a 429.
+        # Codex repeats a request after 503, but never after 429.
         return 503 if problem.status == 429 else problem.status, payload
 
     def failed(self, problem: Problem) -> list[Payload]:
@@ -184,7 +183,7 @@ class ResponsesWriter(Writer):
         assert self._pieces is not None, "arguments came before their call"
         self._pieces.append(event.text)
         if self._kind == "custom_tool_call":
-            return begun  # what is within the JSON string is known at its end
+            return begun  # the JSON string around the input is parsed at the end
         more: Payload = {"logprobs": []} if self._kind == "message" else {}
         name = f"response.{ITEMS[self._kind][1]}.delta"
         return [*begun, self._of_item(name, delta=event.text, **more)]
@@ -234,7 +233,7 @@ class ResponsesWriter(Writer):
         return self._event(kind, item=item, output_index=len(self._output) - 1)
 
     def _of_item(self, kind: str, **fields: object) -> Payload:
-        """Return an event of the last item."""
+        """Return an event about the last item."""
         content = {"content_index": 0} if self._kind in ("message", "reasoning") else {}
         place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
         return self._event(kind, **place, **content, **fields)
@@ -255,8 +254,8 @@ def _output_text(text: str) -> Payload:
 
 def custom_input(arguments: str) -> str:
     """Return the text in the arguments of a custom tool, {"input": "..."}, which may be cut."""
-    letters = r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*'
-    text = re.match(rf'\s*\{{\s*"input"\s*:\s*("{letters})', arguments)
+    characters = r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*'
+    text = re.match(rf'\s*\{{\s*"input"\s*:\s*("{characters})', arguments)
     try:
         return arguments if text is None else str(json.loads(f'{text[1]}"', strict=False))
     except ValueError:
@@ -265,29 +264,11 @@ def custom_input(arguments: str) -> str:
 
 ERROR = ResponsesWriter.error
 PATH, STORED = "/v1/responses", f"/v1/responses/{PREFIX}{{response_id}}"
+TOKENS = f"{PATH}/input_tokens"
+delete = functools.partial(stored, delete=True)
 ENDPOINTS = (
-    Endpoint(
-        PATH,
-        ResponsesWriter,
-        answer_models.ResponseAnswer,
-        "Answers items",
-        ResponsesRequest,
-        error=ERROR,
-    ),
-    Endpoint(
-        f"{PATH}/input_tokens",
-        count_tokens,
-        answer_models.CountAnswer,
-        "Counts",
-        InputTokensRequest,
-        error=ERROR,
-    ),
-    Endpoint(STORED, stored, answer_models.ResponseAnswer, "A stored response"),
-    Endpoint(
-        STORED,
-        functools.partial(stored, delete=True),
-        answer_models.Anything,
-        "Deletes it",
-        verb="DELETE",
-    ),
+    Endpoint(PATH, ResponsesWriter, ResponseAnswer, "Answers items", ResponsesRequest, error=ERROR),
+    Endpoint(TOKENS, count_tokens, CountAnswer, "Counts", InputTokensRequest, error=ERROR),
+    Endpoint(STORED, stored, ResponseAnswer, "A stored response"),
+    Endpoint(STORED, delete, Anything, "Deletes it", verb="DELETE"),
 )

@@ -1,6 +1,6 @@
-"""The server's process. After a signal, no connection is accepted, pending requests have some
-seconds to finish, the rest gets an error, and the process exits with 0. After SIGTERM, /health may
-say so for some seconds first, in which proxies learn to send requests elsewhere."""
+"""The server's process. After a signal, the server accepts no connections, gives pending requests
+some seconds to finish, ends the other ones with an error, and exits with 0. With a drain time,
+SIGTERM first lets /health report the end, so that proxies send requests elsewhere."""
 
 import asyncio
 import contextlib
@@ -30,16 +30,17 @@ from .service import Service
 from .settings import ServiceSettings
 
 FINISH_SECONDS = 20.0
-"""Time to finish the answers that are being generated when the server ends."""
+"""Seconds to finish pending answers when the server ends."""
 CUT_SECONDS = 2
-"""Time to send the end of answers that were cut."""
+"""Seconds to send the end of answers that were cut."""
 WRITE_SECONDS = 300
-"""Time for the last step and for writing the prompt cache to disk."""
+"""Seconds for the last step and for writing the prompt cache to disk."""
 MOST_CONNECTIONS = 1024
 FILES = 4096
-"""Open files: connections, those that wait to be accepted, and weights."""
+"""Largest number of open files: accepted and waiting connections, and weights."""
 KEEP_ALIVE = 75
-"""Seconds that an idle connection stays open; clients are asked to drop theirs a little earlier."""
+"""Seconds that an idle connection stays open. The header Keep-Alive names 5 s less, so that clients
+close a connection before the server does."""
 log = logging.getLogger(__name__)
 
 
@@ -56,9 +57,15 @@ def serve(
     memory_budget: int | None = None,
     drain_seconds: float = 0.0,
 ) -> None:
-    """Serve until a signal comes. model: its name or directory. load, batch_size, store,
-    memory_budget: as Engine has them. drain_seconds: time after SIGTERM in which connections are
-    accepted. Raises OptionError when the port cannot be used, and what `load` raises."""
+    """Serve until a signal comes.
+
+    Args:
+        model: The model's name or directory.
+        load: An argument of Engine, like batch_size, store and memory_budget.
+        drain_seconds: Seconds after SIGTERM in which connections are accepted.
+    Raises:
+        OptionError: If the port cannot be used. Errors of `load` are raised, too.
+    """
     names, listener = names_of(model), _listen(host, port)
     waiting = settings.limits.waiting
     engine = Engine(
@@ -117,7 +124,7 @@ def serve(
 
 
 def configuration(url: str, model: str, key: str | None) -> str:
-    """Return the lines by which clients use this server, as docs/agents.md explains them."""
+    """Return lines with the configuration of clients; see docs/agents.md."""
     word = "unused" if key is None else "$MLX_SPECDEC_API_KEY"
     env_key = "" if key is None else ', env_key="MLX_SPECDEC_API_KEY"'
     provider = f'{{name="local", base_url="{url}/v1", wire_api="responses"{env_key}}}'
@@ -136,9 +143,13 @@ opencode     {{"provider": {{"local": {{{package}, {options}}}}}}}
 
 
 class Connection(H11Protocol):
-    """A connection to a client, closed when the client is silent for too long. head_seconds: time
-    for the headers of a request, and for the rest of a body that has been answered already.
-    stall_seconds: time in which a client has to read some of an answer."""
+    """A connection to a client, which is closed if the client is silent for too long.
+
+    Attributes:
+        head_seconds: Seconds for the headers of a request, and for the rest of a body that was
+            answered early.
+        stall_seconds: Seconds in which a client must read a part of the answer.
+    """
 
     head_seconds = 10.0
     stall_seconds = 30.0
@@ -147,10 +158,10 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # So that any unread byte calls pause_writing.
+        # With this limit, pause_writing is called for any unread byte.
         transport.set_write_buffer_limits(high=0)
-        # asyncio sets it only for sockets that name their protocol. On macOS it fails where the
-        # client has already closed the connection.
+        # asyncio sets TCP_NODELAY only for sockets that name their protocol. On macOS, this call
+        # fails if the client has already closed the connection.
         with contextlib.suppress(OSError):
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._late = self.loop.call_later(self.head_seconds, transport.abort)
@@ -207,13 +218,13 @@ class _Server(uvicorn.Server):
             self.should_exit = True
         else:
             log.info("ready")
-            # An agent can do nothing with a model for one task, such as the shipped translator.
+            # A model for one task, such as the shipped translator, is useless for agents.
             count = 2 if self._engine.pair.task_prefix else None
             print(*self._configuration.splitlines()[:count], sep="\n", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at a signal, which uvicorn would raise again at the end. The second signal ends the
-        time for proxies, and the one after that the time for answers."""
+        """Stop at a signal. The second signal ends the drain time, and the next one ends pending
+        answers. Called instead of uvicorn's method, which would raise the signal again."""
         if self.should_exit and not self._draining:
             asyncio.get_running_loop().call_soon_threadsafe(self._cut)
         self.should_exit = self._service.stopping = True
@@ -226,7 +237,7 @@ class _Server(uvicorn.Server):
         return time.monotonic() < self._accepts_until
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether uvicorn, which calls this ten times a second, stops accepting."""
+        """Return whether to accept no more connections. Called by uvicorn ten times a second."""
         return await super().on_tick(counter) and not self._draining
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
@@ -241,8 +252,8 @@ class _Server(uvicorn.Server):
         cut.cancel()
 
     def _cut(self) -> None:
-        """End all answers with an error, and close the connections that do not take it in time.
-        Canceling the tasks instead would log a traceback for each."""
+        """End all answers with an error, and close connections whose clients do not read it in
+        time. Cancelling the tasks would log a traceback for each of them."""
         self._engine.close()
         asyncio.get_running_loop().call_later(CUT_SECONDS, self._abort_connections)
 

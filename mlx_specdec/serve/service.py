@@ -1,4 +1,5 @@
-"""What all endpoints need: bodies within the limits, the engine, and answers over HTTP."""
+"""The service behind all endpoints: it reads bodies within limits, submits requests to the engine,
+and sends answers over HTTP."""
 
 import asyncio
 import contextlib
@@ -29,10 +30,10 @@ JSON, EVENTS = "application/json", "text/event-stream"
 SMALL_BODY = 1 << 16
 """Bytes of each body that do not count towards the limit of all bodies together."""
 HEARTBEAT_SECONDS = 15.0
-"""A silent stream sends a comment this often, for the proxies on its way."""
+"""Seconds between two comments in a silent stream. They keep proxies from closing it."""
 HEARTBEAT = b": keep-alive\n\n"
 POLL_SECONDS = 0.5
-"""Time between two looks whether a client that waits for a whole answer is still there."""
+"""Seconds between two checks whether a client that waits for a complete answer has left."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 Answer = Payload | Response | Writer
 
@@ -44,16 +45,16 @@ def error_response(problem: Problem) -> Response:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A path, how it is answered, and what /openapi.json says about it.
+    """A path with its handler and its description in /openapi.json.
 
     Attributes:
-        path: The path, as FastAPI has it.
-        handler: For a POST, called with a RequestParser and a checked Body, it returns the answer
-            or the Writer of the answer. For other methods, it is called with (Service, Request).
-        answer: The type of the answer; None if it is no JSON.
+        path: The path in FastAPI's syntax.
+        handler: For a POST, a function of a RequestParser and a checked Body that returns the
+            answer or the Writer of the answer. For other methods, a function of (Service, Request).
+        answer: The type of the answer, or None if it is not JSON.
         summary: A phrase for /openapi.json.
-        body: The model of the body; only a POST has one.
-        media: The type of the answer's content.
+        body: The model of the body, if the method is POST.
+        media: The content type of the answer.
         error: Returns the status and the payload of a Problem.
         verb: The method of a path without a body.
     """
@@ -74,13 +75,17 @@ class Endpoint:
 
 
 class Service:
-    """A model behind an engine. name: of the model, as clients see it. stopping: whether requests
-    will soon be refused, as /health says."""
+    """The engine and the settings that all endpoints share.
+
+    Attributes:
+        name: The model's name for clients.
+        stopping: Whether the server will soon refuse requests; /health reports this.
+    """
 
     def __init__(self, engine: Engine, name: str, settings: ServiceSettings) -> None:
         self.engine = engine
         self.name = name
-        # A request with more choices would find the queue full for ever.
+        # The queue would never have enough places for a request with more choices.
         most = engine.batch_size + settings.limits.waiting
         limits = replace(settings.limits, choices=min(settings.limits.choices, most))
         self.settings = replace(settings, limits=limits)
@@ -112,7 +117,8 @@ class Service:
             return JSONResponse(payload, status, problem.headers)
 
     async def _parse(self, request: Request, endpoint: Endpoint) -> Answer:
-        """Return what the handler makes of a body, in another thread. Raises Problem."""
+        """Read a body, and return the handler's answer. The handler runs in another thread. Raises
+        Problem."""
         parser = self.parser(request.scope.get("tenant", ""))
         limits = self.settings.limits
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
@@ -137,7 +143,7 @@ class Service:
             self._large_bytes -= large
 
     async def _generate(self, request: Request, writer: Writer) -> Response:
-        """Generate an answer, whole or as a stream. Raises Problem and ClientDisconnect."""
+        """Generate an answer, complete or as a stream. Raises Problem and ClientDisconnect."""
         stream = ResponseStream(self.engine, writer, self.settings.limits.seconds)
 
         async def end() -> None:
@@ -145,12 +151,12 @@ class Service:
             request.scope.setdefault("log_fields", {}).update(stream.figures())
 
         if writer.stream:
-            # The task also runs where the client has left.
+            # The task runs even if the client has left.
             return StreamingResponse(
                 stream.events(), 200, STREAM_HEADERS, EVENTS, background=BackgroundTask(end)
             )
         try:
-            answer = await stream.whole(request)
+            answer = await stream.complete(request)
         finally:
             await end()
         return await run_in_threadpool(JSONResponse, answer)
@@ -168,12 +174,12 @@ def _handled(endpoint: Endpoint, parser: RequestParser, data: bytes) -> Answer:
 
 
 Step = tuple[Choice, Emission | None, list[Event]]
-"""A choice, what it generated, None at its end, and the events in that."""
+"""A choice, its new emission (None at the end of the choice), and the events of the emission."""
 
 
 class ResponseStream:
-    """The answer to one request on its way from the engine, whose thread calls `_hear`, to one
-    client. Raises Problem when the engine takes no more requests."""
+    """The answer to one request, on its way from the engine to the client. Raises Problem if the
+    engine accepts no more requests."""
 
     def __init__(self, engine: Engine, writer: Writer, seconds: float) -> None:
         self._parsed = parsed = writer.request
@@ -184,15 +190,15 @@ class ResponseStream:
         self._deadline = self._loop.time() + seconds
         self._parts: asyncio.Queue[Part] = asyncio.Queue()
         try:
-            numbers = engine.submit(parsed.requests, self._hear)
+            numbers = engine.submit(parsed.requests, self._receive)
         except Full:
             raise busy("too many requests wait already: try again", 429, "queue_full") from None
         except RuntimeError:
             raise busy(STOPPING) from None
         self._open = dict(zip(numbers, self.choices, strict=True))
 
-    async def whole(self, request: Request) -> Payload | list[Payload]:
-        """Return the whole answer. Raises Problem, and ClientDisconnect when the client leaves."""
+    async def complete(self, request: Request) -> Payload | list[Payload]:
+        """Return the complete answer. Raises Problem, and ClientDisconnect if the client leaves."""
         async for _ in self._steps(POLL_SECONDS):
             if await request.is_disconnected():
                 raise ClientDisconnect
@@ -235,9 +241,9 @@ class ResponseStream:
         self._open = {}
 
     async def _steps(self, every: float) -> AsyncIterator[Step | None]:
-        """Yield what was generated, or None after every `every` seconds without anything. When the
-        time of the request is over, the texts are cut. Raises Problem where the engine fails, or
-        has generated nothing in that time."""
+        """Yield the steps of all choices, and None after each `every` seconds without a step. When
+        the time of the request is over, open choices are cut. Raises Problem if the engine fails or
+        has generated no token in this time."""
         while self._open:
             left = self._deadline - self._loop.time()
             if left <= 0:
@@ -275,20 +281,21 @@ class ResponseStream:
             choice.finish_reason = "length"
             yield choice, None, await _read(choice, None)
 
-    def _hear(self, part: Part) -> None:
-        # The loop may have ended meanwhile.
+    def _receive(self, part: Part) -> None:
+        """Put a part into the queue. Called by the engine's thread."""
+        # The event loop may have ended.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._parts.put_nowait, part)
 
 
 async def _read(choice: Choice, text: str | None) -> list[Event]:
-    """Read a further piece of a choice, in another thread where tool calls may take long."""
+    """Read the next piece of a choice. Tool calls, which may take long, are read in a thread."""
     calling = choice.reader.section is not None
     return await run_in_threadpool(choice.read, text) if calling else choice.read(text)
 
 
 def _by_drafted(emission: Emission) -> list[Emission]:
-    """Split what a step generated into accepted drafts and the target's own tokens."""
+    """Split an emission into accepted draft tokens and the target's own tokens."""
     count, parts = emission.drafted, []
     for at, drafted in ((slice(count), True), (slice(count, None), False)):
         pieces = tuple(piece for piece in emission.pieces if piece.drafted == drafted)

@@ -1,4 +1,5 @@
-"""The API of Hugging Face's text-generation-inference; texts never end with the stop string."""
+"""The API of Hugging Face's text-generation-inference. Unlike in TGI, completions never include the
+stop string."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,12 +31,12 @@ from .requests import ParsedRequest, RequestParser
 from .service import Endpoint, Service
 
 NEUTRAL = {"temperature": 1, "top_k": -1, "top_p": 1}
-"""Parameters that shape the distribution, and the values, besides 0, with which they do not."""
+"""Parameters that change the distribution, with the value, besides 0, that changes nothing."""
 SAME = (*NEUTRAL, "max_tokens", "seed", "stop", "frequency_penalty", "repetition_penalty")
 SAME += ("truncate_prompt_tokens",)
-"""Parameters that a text completion has as well."""
+"""Parameters that a text completion of OpenAI's API has as well."""
 REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
-"""TGI's names of the reasons why a text ends; all others are "length"."""
+"""TGI's names of finish reasons. All other reasons are "length"."""
 ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "generation")}
 
 
@@ -94,7 +95,8 @@ class GenerateRequest(Fields):
 
 
 class TgiWriter(Writer):
-    """Writes a text with its tokens. stream: None at "/", where the body says it; it has lists."""
+    """The wire format of TGI. stream: Whether the answer is a stream, or None at the path "/", at
+    which the body decides, and a complete answer is a list."""
 
     _index = 0
     _ended = False
@@ -109,7 +111,7 @@ class TgiWriter(Writer):
     def parse(self, body: Body) -> ParsedRequest:
         parameters = self._parameters
         completion = {name: parameters[name] for name in SAME if name in parameters}
-        # As in TGI, whatever shapes the distribution also turns sampling on.
+        # As in TGI, parameters that change the distribution also turn sampling on.
         shaped = any(
             completion.get(name, 0) not in (neutral, 0) for name, neutral in NEUTRAL.items()
         )
@@ -140,11 +142,11 @@ class TgiWriter(Writer):
         return [answer] if self._listed else answer
 
     def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        """Return a payload for each token; the very last one has the whole text."""
+        """Return a payload for each token. The last one also has the complete text."""
         tokens = [self._token(token) for token in emission.logprobs]
         if "".join(token["text"] for token in tokens) != emission.text and tokens:
-            # Parts of characters, and text that was held back: the last token that is not special
-            # gets the text, as clients skip special tokens.
+            # Tokens may be parts of characters, and text may have been held back. The last token
+            # that is not special gets the text, since clients skip special tokens.
             for token in tokens:
                 token["text"] = ""
             last = next((token for token in reversed(tokens) if not token["special"]), tokens[-1])
@@ -155,7 +157,7 @@ class TgiWriter(Writer):
         return payloads
 
     def end(self, choice: Choice) -> list[Payload]:
-        """Return the end of a text whose last token was not known to be the last."""
+        """Return the end of a text, unless the payload of the last token had it."""
         if self._ended:
             return []
         nothing = {"id": 0, "text": "", "logprob": 0.0, "special": True}

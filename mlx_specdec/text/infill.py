@@ -1,5 +1,5 @@
-"""Prompts for the middle of a text (FIM): which tokens a model marks prefix and suffix with.
-Sources: AutocompleteTemplate.ts of Continue, and format_prompt_infill of llama.cpp."""
+"""Prompts for the middle of a text (FIM), with a model's tokens for prefix and suffix. Sources:
+AutocompleteTemplate.ts of Continue, and format_prompt_infill of llama.cpp."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,18 +17,20 @@ MARKS = (
 )
 FILES = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
 ENDS = (*FILES, "<|repo_name|>", "<repo_name>", "<reponame>", "<|fim_pad|>", "<fim_pad>", "▁<EOT>")
-"""Further tokens that end a middle."""
+"""Further tokens that end the middle."""
 LETTER = "\u263a"
-"""Stands before a suffix, so that a tokenizer puts no space there."""
+"""A character that is put before a suffix, so that the tokenizer adds no space there."""
 
 
 @dataclass(frozen=True)
 class Infill:
-    """The ids of one model.
+    """The tokens of one model for prompts of this kind.
 
-    marks: The marks of prefix, suffix and middle; no middle if the suffix comes first.
-    file: The mark before each further file, None without one.
-    ends: The tokens that end the middle.
+    Attributes:
+        marks: The marks of prefix, suffix and middle, without the last if the suffix comes first.
+        file: The mark before each further file, or None.
+        ends: The tokens that end the middle.
+        spaced: Whether the tokenizer adds a space before a text.
     """
 
     tokenizer: Tokenizer
@@ -44,10 +46,17 @@ class Infill:
         files: Sequence[tuple[str, str]] = (),
         room: int | None = None,
     ) -> list[int]:
-        """Return the ids of a prompt, which is cut to `room` tokens: a quarter is the suffix's, or
-        what the prefix leaves, then comes the end of the prefix, then that of the files. The prefix
-        loses an eighth of them at a time, so that not every keystroke moves where it begins.
-        files: names and texts that come first."""
+        """Return the token ids of a prompt.
+
+        Args:
+            before: The text before the middle.
+            after: The text after the middle.
+            files: Names and texts of files that come first.
+            room: Largest number of tokens, or None for no limit. The suffix gets a quarter of them,
+                or what the prefix leaves. Then the beginnings of files, and after them that of the
+                prefix are cut. The prefix is cut in steps of an eighth, since every change of its
+                beginning defeats the prefix cache.
+        """
         encode, special = self.tokenizer.encode, self.tokenizer.special_ids
         alone = encode(LETTER)
         ids = alone[: next((at for at, id in enumerate(alone) if id not in special), 0)]
@@ -74,7 +83,7 @@ class Infill:
         return [*ids, first, *prefix, second, *suffix, *middle]
 
     def _inner(self, text: str) -> list[int]:
-        """Return the ids of a text without the special tokens around it."""
+        """Return the token ids of a text, without the special tokens around a prompt."""
         ids = self.tokenizer.encode(text)
         special = self.tokenizer.special_ids
         inner = [at for at, id in enumerate(ids) if id not in special]
@@ -82,7 +91,7 @@ class Infill:
 
 
 def infill_of(tokenizer: Tokenizer) -> Infill | None:
-    """Return how a model fills in, None where its vocabulary has no tokens for that."""
+    """Return the tokens of a model for filling in, or None if its vocabulary has none."""
     ids = ids_by_piece(tokenizer)
     for marks in MARKS:
         named = [mark for mark in marks if mark]

@@ -1,4 +1,4 @@
-"""The languages of a translation model: how a request's become parts of its prompt."""
+"""The languages of a translation model, and their place in prompts."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +11,12 @@ Encode = Callable[[str], list[int]]
 
 
 class Languages:
-    """The languages that a model names. A family says in a subclass where they go. known: code, as
-    users write it -> token id. required: whether a text needs a target language."""
+    """The languages of a model. Subclasses of model families put them into prompts.
+
+    Attributes:
+        known: Token ids by the codes that users write.
+        required: Whether a request needs a target language.
+    """
 
     required = False
 
@@ -22,17 +26,17 @@ class Languages:
     def source(
         self, text: str, encode: Encode, source: str | None, target: str | None
     ) -> list[int]:
-        """Return the token ids of a source text. encode: the tokenizer's. source, target: codes."""
+        """Return the token ids of a source text. source, target: Codes of the languages."""
         return encode(text)
 
     def prefix(self, start: Sequence[int], target: str | None) -> list[int]:
-        """Return the tokens that a text begins with, as many as `start`, those without a target
-        language."""
+        """Return the first tokens of a completion. start: The tokens without a target language, of
+        which there are as many."""
         return [*start]
 
     def find(self, option: str, name: str | None) -> str | None:
-        """Return the code that a user means: a known one, or the part of one alone before "_" where
-        no other begins so. Raises OptionError, with all codes, for another."""
+        """Return the code that a user means: a code, or the part of a code before "_" if no other
+        code begins with it. Raises OptionError, which lists all codes, for any other name."""
         if name is None or name in self.known:
             return name
         begun = [code for code in self.known if code.partition("_")[0] == name]
@@ -45,7 +49,7 @@ class Languages:
 
 
 class LanguageTags(Languages):
-    """Languages whose tags are tokens that the source text begins with."""
+    """Languages whose tags are tokens at the beginning of the source text."""
 
     def __init__(self, ids: Mapping[str, int], form: str) -> None:
         super().__init__(ids)
@@ -53,8 +57,8 @@ class LanguageTags(Languages):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, form: str) -> Self | None:
-        """Return the languages with tags of this form among the tokens; None for fewer than two.
-        form: a tag with {} in the place of the code."""
+        """Return the languages that have tags of this form among the tokens, or None if there are
+        fewer than two. form: A tag with {} in place of the code."""
         before, after = map(re.escape, form.split("{}"))
         tag = re.compile(rf"{before}(\w{{2,}}){after}", re.ASCII)
         found = ((tag.fullmatch(piece or ""), id) for id, piece in enumerate(tokenizer.pieces()))
@@ -64,5 +68,5 @@ class LanguageTags(Languages):
     def source(
         self, text: str, encode: Encode, source: str | None, target: str | None
     ) -> list[int]:
-        """The source's language is recognized by the model."""
+        """Return the token ids of a source text. The model recognizes the source language."""
         return encode(text if target is None else f"{self._form.format(target)} {text}")

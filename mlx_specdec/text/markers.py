@@ -1,5 +1,5 @@
-"""The markers of thoughts and tool calls that a model writes, and the types of tools' parameters:
-mlx-lm's parsers of calls that are no JSON read a parameter without a `type` as a string."""
+"""The markers that a model writes around thoughts and tool calls, and the types of parameters of
+tools. mlx-lm's parsers treat a parameter without a `type` as a string."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,15 +23,15 @@ from .tool_formats import (
 
 Schema = Mapping[str, Any]
 MOST_STEPS = 16
-"""Of references to one another: they may go round in circles."""
+"""Largest number of references that are followed, since references may form a circle."""
 EMPTY: tuple[Any, ...] = ({"type": "null"}, {"not": {}}, False)
-"""Branches of a schema that accept null alone, or nothing."""
+"""Branches of a schema that accept only null, or nothing."""
 NAMES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
 def typed(schema: object, root: Schema) -> dict[str, Any]:
-    """Return the schema with a `type` that is a name, if it has only one besides null. root: where
-    references begin."""
+    """Return the schema with a `type` that is a name, if it has only one type besides null. root:
+    The schema to which references are relative."""
     found: dict[str, Any] = dict(schema) if isinstance(schema, Mapping) else {}
     for _ in range(MOST_STEPS):
         inner = _inner(found, root)
@@ -45,7 +45,7 @@ def typed(schema: object, root: Schema) -> dict[str, Any]:
 
 
 def with_types(tools: Sequence[Any]) -> list[Any]:
-    """Return tools, as templates take them, whose parameters have types."""
+    """Return tools, in the format of chat templates, with types for their parameters."""
     found = []
     for tool in tools:
         parameters = tool["function"].get("parameters") or {}
@@ -59,7 +59,7 @@ def with_types(tools: Sequence[Any]) -> list[Any]:
 
 
 def _inner(schema: dict[str, Any], root: Schema) -> Schema | None:
-    """Take out of a schema what it refers to, or its one branch; None where it has neither."""
+    """Remove and return the reference of a schema, or its only branch. Return None without them."""
     reference = schema.pop("$ref", None)
     if isinstance(reference, str):
         return _at(root, reference)
@@ -74,7 +74,7 @@ def _inner(schema: dict[str, Any], root: Schema) -> Schema | None:
 
 
 def _at(root: Schema, reference: str) -> Schema | None:
-    """The schema at `#/$defs/name` and the like."""
+    """Return the schema at a reference such as `#/$defs/name`, or None."""
     here: Any = root
     for part in reference.removeprefix("#/").split("/"):
         here = here.get(part) if isinstance(here, Mapping) else None
@@ -88,12 +88,12 @@ def _enumerated(schema: Schema) -> list[str]:
 
 
 SEED_THOUGHT = ("<seed:think>", "</seed:think>")
-"""Tokens around the thoughts of Seed-OSS, which mlx-lm does not know."""
+"""Tokens around the thoughts of a Seed-OSS, which mlx-lm does not recognize."""
 
 
 @dataclass(frozen=True)
 class Marker:
-    """A text that begins or ends a part, and the tokens in which models write it."""
+    """A text that begins or ends a part of a completion, and its tokens."""
 
     text: str
     ids: tuple[int, ...]
@@ -105,10 +105,10 @@ class CallFormat:
 
     Attributes:
         name: The name of the format.
-        format: The format's entry in the table, complete.
+        format: The format's entry in the table, with its parser.
         begin: The marker before a section of calls.
-        end: The marker after a section of calls; its text is empty if there is none.
-        inner: Special tokens within a section, by their texts, as far as the tokenizer has them.
+        end: The marker after a section of calls. Its text is empty if there is none.
+        inner: Ids of the tokenizer's special tokens within a section, by their texts.
     """
 
     name: str
@@ -118,10 +118,10 @@ class CallFormat:
     inner: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def shape(self) -> CallGrammar | None:
-        """The grammar of demanded calls, None if they cannot be demanded."""
-        without = self.format.shape_without_inner
-        return self.format.shape if self.inner or without is None else without
+    def grammar(self) -> CallGrammar | None:
+        """The grammar of demanded calls, or None if calls cannot be demanded."""
+        without = self.format.grammar_without_inner
+        return self.format.grammar if self.inner or without is None else without
 
     def parse(self, text: str, tools: Sequence[Any]) -> Any:
         """Return the call or the calls in a section. Raises an exception if there are none."""
@@ -131,9 +131,13 @@ class CallFormat:
 
 @dataclass(frozen=True)
 class Channels:
-    """The headers of a model whose whole output is messages in channels, as Harmony has them.
-    header: begins a message of the model. message: ends a header. answer: the rest of the header of
-    an answer."""
+    """The markers of a model whose completions are messages in Harmony's channels.
+
+    Attributes:
+        header: The beginning of a message of the model.
+        message: The end of a header.
+        answer: The rest of the header of an answer.
+    """
 
     header: Marker
     message: Marker
@@ -142,8 +146,8 @@ class Channels:
 
 @dataclass(frozen=True)
 class Markers:
-    """The markers of one model, None where it has none. special: the texts of special tokens among
-    them, by their ids."""
+    """The markers of one model. special: The texts of the special tokens in markers, by their
+    ids."""
 
     think_begin: Marker | None = None
     think_end: Marker | None = None
@@ -166,13 +170,13 @@ class Markers:
         return _last(prompt, self.think_begin.ids) > _last(prompt, self.think_end.ids)
 
     def in_header(self, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt ends within the header of a message."""
+        """Return whether the completion of a prompt begins within the header of a message."""
         if self.channels is None:
             return False
         return _last(prompt, self.channels.header.ids) > _last(prompt, self.channels.message.ids)
 
     def has_thought(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-        """Return whether a prompt ends with a thought, so that the answer begins after it."""
+        """Return whether a prompt ends with a complete thought."""
         at = -1 if self.think_end is None else _last(prompt, self.think_end.ids)
         if self.think_end is None or at < 0:
             return False
@@ -184,9 +188,9 @@ _known: WeakKeyDictionary[Tokenizer, dict[str, Markers]] = WeakKeyDictionary()
 
 
 def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
-    """Return the markers of a tokenizer's model, NONE without a chat template. The first time takes
-    up to seconds. parser: The name of the format of tool calls, one of `parser_names`; empty for
-    what the chat template shows."""
+    """Return the markers of a tokenizer's model, or NONE without a chat template. The first call
+    takes up to seconds. parser: One of `parser_names`, or "" for the format of tool calls that the
+    chat template shows."""
     if not isinstance(tokenizer, DirectoryTokenizer) or not tokenizer.has_chat_template:
         return NONE
     by_parser = _known.setdefault(tokenizer, {})
@@ -239,6 +243,6 @@ def _call_format(
 
 
 def _last(tokens: Sequence[int], part: Sequence[int]) -> int:
-    """The last place of `part` in `tokens`, -1 where it is not in them."""
+    """Return the last index of `part` in `tokens`, or -1."""
     places = range(len(tokens) - len(part), -1, -1)
     return next((at for at in places if tuple(tokens[at : at + len(part)]) == tuple(part)), -1)

@@ -1,5 +1,5 @@
-"""The messages of a chat turned into token ids: by the model's chat template, by the role prefixes
-of mlx_lm.server, or as the one source of an encoder-decoder."""
+"""Token ids of the messages of a chat: by the model's chat template, by the role prefixes of
+mlx_lm.server, or as the source of an encoder-decoder."""
 
 import functools
 import json
@@ -16,18 +16,18 @@ from .prompts import parse_json
 from .tokenizer import Tokenizer
 
 BILLING = re.compile(r"^x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
-"""Claude Code's attribution, as it begins the first block of its system prompt:
+"""Claude Code's billing line, at the beginning of its system prompt:
 `x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch=a5145;`
 (musistudio/claude-code-router issue 1220, vllm-project/vllm pull request 36829). `cch` changes with
-every request, so that the prompt cache finds nothing after it. No line break need follow."""
+every request, so the prefix cache would find nothing after it. A line break need not follow."""
 COUNTDOWN = re.compile(r"\s*<total_tokens>[\d,.]+ tokens left</total_tokens>\s*")
-"""Claude Code's budget, a system message or a block of one after prompts and results of tools
-(anthropics/claude-code issue 90018, farion1231/cc-switch issue 7428)."""
+"""Claude Code's token budget: a system message, or a block of a system message, after prompts and
+results of tools (anthropics/claude-code issue 90018, farion1231/cc-switch issue 7428)."""
 SYSTEM = ("system", "developer")
 ORDER = ("type", "function", "name", "description", "parameters", "properties", "required")
-"""Keys of tools, in the order of prompts; all others follow in the order of the alphabet."""
+"""Keys of tools, in their order in prompts. All other keys follow in alphabetical order."""
 Way = Literal["template", "role prefixes", "single user message"]
-"""How a model reads messages."""
+"""The form in which a model reads messages."""
 Message = dict[str, Any]
 Tool = dict[str, Any]
 PREFIXES = {"system": "ASSISTANT's RULE: ", "user": "USER: ", "assistant": "ASSISTANT: "}
@@ -41,21 +41,21 @@ log_once = functools.lru_cache(maxsize=64)(logging.getLogger(__name__).info)
 
 
 def messages_of(sent: Sequence[Message]) -> list[Message]:
-    """Convert the messages of a request to those of chat templates, whose contents are strings."""
+    """Convert messages of a request to messages of chat templates, whose contents are strings."""
     messages = []
-    for message_sent in sent:
-        role = "system" if message_sent["role"] in SYSTEM else message_sent["role"]
-        message = {"role": role, "content": text_of(message_sent.get("content", ""))}
-        message |= {name: message_sent[name] for name in MESSAGE_FIELDS if name in message_sent}
-        if role == "assistant" and message_sent.get("tool_calls"):
-            message["tool_calls"] = [tool_call(call) for call in message_sent["tool_calls"]]
+    for source in sent:
+        role = "system" if source["role"] in SYSTEM else source["role"]
+        message = {"role": role, "content": text_of(source.get("content", ""))}
+        message |= {name: source[name] for name in MESSAGE_FIELDS if name in source}
+        if role == "assistant" and source.get("tool_calls"):
+            message["tool_calls"] = [tool_call(call) for call in source["tool_calls"]]
         messages.append(message)
     return messages
 
 
 def without_volatile(sent: Sequence[Message]) -> list[Message]:
-    """Leave out of system messages what clients change with every request and what tells the model
-    nothing, so that prompts begin as earlier ones did. Texts of the user stay as they are."""
+    """Remove billing lines and countdowns from system messages. Clients change them with every
+    request, so prompts would not begin as earlier ones. The user's messages are not changed."""
     left = []
     for message in sent:
         content = message.get("content", "")
@@ -71,9 +71,12 @@ def without_volatile(sent: Sequence[Message]) -> list[Message]:
 
 
 def with_late_system(messages: Sequence[Message]) -> list[Message]:
-    """Fold system messages into the messages before them, for templates that take one at the
-    beginning only: the leading ones are joined, a later one ends the user's message or the tool's
-    result before it, or begins the user's message after it. What follows changes no message."""
+    """Move the text of later system messages into other messages, for templates that accept a
+    system message only at the beginning.
+
+    Leading system messages are joined. The text of a later one is put at the end of the user's
+    message or of the tool's result before it, or else at the beginning of the user's message after
+    it. Later messages never change the result for earlier ones."""
     folded: list[Message] = []
     held: list[str] = []
     for message in messages:
@@ -99,8 +102,8 @@ def _paragraphs(*texts: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def renders_late_system(tokenizer: Tokenizer) -> bool:
-    """Return whether the chat template writes a later system message where it stands, and changes
-    nothing before it (vLLM probes templates like this, in entrypoints/anthropic)."""
+    """Return whether the chat template writes a later system message in its place, without a change
+    to the text before it. vLLM probes templates in the same way (entrypoints/anthropic)."""
     talk = [{"role": role, "content": f"one {role}"} for role in ("system", "user", "assistant")]
     system, user = ({"role": role, "content": f"two {role}"} for role in ("system", "user"))
     try:
@@ -114,7 +117,7 @@ def renders_late_system(tokenizer: Tokenizer) -> bool:
 
 
 def in_order(value: Any) -> Any:
-    """Return tools with the keys of their objects in one order, so that they give one prompt."""
+    """Return tools with sorted keys, so that equal tools have equal prompts."""
     if isinstance(value, list):
         return [in_order(item) for item in value]
     if not isinstance(value, dict):
@@ -124,18 +127,18 @@ def in_order(value: Any) -> Any:
 
 
 def text_of(content: str | Sequence[Message]) -> str:
-    """Return the text of a content: a string, or a list of text parts, one a line."""
+    """Return the text of a content: a string, or the lines of a list of text parts."""
     return content if isinstance(content, str) else lines_of(part["text"] for part in content)
 
 
 def lines_of(parts: Iterable[str]) -> str:
-    """Join the parts of a content with line breaks, as llama.cpp does. Empty parts are left out."""
+    """Join the parts of a content by line breaks, as llama.cpp does. Empty parts are left out."""
     return "\n".join(filter(None, parts))
 
 
 def tool_call(call: Message) -> Message:
-    """Return a call in an earlier message with its arguments as an object, as templates need it:
-    that of the string where they are no JSON object, as in an answer that was cut."""
+    """Return a call in an earlier message with its arguments as an object, for chat templates. If
+    the arguments are not a JSON object, because they were cut, the object contains their text."""
     function = call["function"]
     arguments = text = function.get("arguments") or "{}"
     if isinstance(text, str):
@@ -150,7 +153,7 @@ def tool_call(call: Message) -> Message:
 
 
 def _with_text_arguments(message: Message) -> Message:
-    """Return a message whose calls have their arguments as text, as templates of DeepSeek do."""
+    """Return a message whose calls have text as arguments, for templates such as DeepSeek's."""
     if "tool_calls" not in message:
         return message
     calls = []
@@ -163,8 +166,7 @@ def _with_text_arguments(message: Message) -> Message:
 def with_tools_in_message(
     messages: Sequence[Message], tools: Sequence[Tool], system_prompt: str | None
 ) -> list[Message]:
-    """Return messages whose first one, of the system, has the tools, where Phi-4's chat template
-    reads them."""
+    """Return messages with the tools in the system message, for Phi-4's chat template."""
     functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
     system, rest = {"role": "system", "content": system_prompt or ""}, list(messages)
     if rest[0]["role"] == "system":
@@ -173,13 +175,12 @@ def with_tools_in_message(
 
 
 def _thinks_aloud(message: Message) -> bool:
-    """Return whether a message has a content and a thought before its calls."""
-    has = (message.get(name) for name in ("tool_calls", "reasoning_content", "content"))
-    return all(has)
+    """Return whether a message has calls, reasoning and content."""
+    return all(message.get(name) for name in ("tool_calls", "reasoning_content", "content"))
 
 
 def _with_one_thought(message: Message) -> Message:
-    """Move the content before a call to the thought: gpt-oss's template takes only one of both."""
+    """Append the content before a call to the reasoning: gpt-oss's template accepts only one."""
     if not _thinks_aloud(message):
         return message
     thought = lines_of([message["reasoning_content"], message["content"]])
@@ -188,13 +189,11 @@ def _with_one_thought(message: Message) -> Message:
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How one model reads the messages of a chat.
+    """The form in which one model reads the messages of a chat.
 
     Attributes:
-        tokenizer: The tokenizer of the model, with the chat template if there is one.
-        way: How the model reads messages.
         encode: Returns the token ids of the source of an encoder-decoder.
-        system_prompt: The message of the system for chats without one.
+        system_prompt: The system message for chats without one.
         variables: Variables of the chat template.
     """
 
@@ -210,13 +209,12 @@ class ChatFormat:
         variables: Mapping[str, Any] | None = None,
         ending: Ending = "answer",
     ) -> list[int]:
-        """Return the token ids of a prompt, up to where the model begins to write.
+        """Return the token ids of a prompt.
 
         Args:
             messages: The conversation, as `messages_of` returns it.
-            variables: Variables of the chat template, which override the format's.
+            variables: Variables of the chat template, which override the format's variables.
             ending: How the prompt ends.
-
         Raises:
             PromptError: If the model cannot read such messages.
             CheckpointError: If the chat template fails.

@@ -1,4 +1,4 @@
-"""Prompts to token ids, files of prompts, and documents whose texts are looked up."""
+"""Token ids of prompts, files of prompts, and documents for lookup."""
 
 import hashlib
 import json
@@ -20,15 +20,15 @@ from .tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """turns: the user's messages, mostly one. category: a name to report under."""
+    """A prompt of a file. turns: The user's messages. category: A name for reports, or None."""
 
     turns: tuple[str, ...]
     category: str | None = None
 
 
 def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
-    """Read the first `limit` prompts of a file: texts, or objects as MT-bench and Spec-Bench have
-    them, with "prompt" or "turns" and maybe "category". Raises PromptError."""
+    """Read the first `limit` prompts of a file: texts, or objects in the format of MT-bench and
+    Spec-Bench, with "prompt" or "turns", and optionally "category". Raises PromptError."""
     lines = read_lines(file, "prompts", limit)
     if not lines:
         raise PromptError(f"{file} has no prompts: write one a line")
@@ -41,9 +41,16 @@ def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
 def read_lines(
     file: Path, what: str, limit: int | None = None
 ) -> list[tuple[str, str | dict[str, Any]]]:
-    """Read the first `limit` lines of a file that are not empty, each with its place: JSON objects
-    if the first is one, else texts, in which `\\n` stands for a line break. what: the contents, in
-    a word. Raises PromptError."""
+    """Read the first `limit` lines of a file that are not blank. The lines are JSON objects if the
+    first line is one. Otherwise they are texts, in which `\\n` means a line break.
+
+    Args:
+        what: A noun for the contents, for errors.
+    Returns:
+        The lines, each after its name for errors.
+    Raises:
+        PromptError: If the file cannot be read.
+    """
     try:
         if file.is_char_device() or file.is_block_device():
             raise PromptError(f"{file} is a device, maybe endless: save the {what} in a file")
@@ -61,7 +68,7 @@ def read_lines(
 
 
 def json_object(line: str, where: str) -> dict[str, Any]:
-    """Read the object on a line of JSON. where: the line's name. Raises PromptError."""
+    """Parse the JSON object on a line. where: The line's name for errors. Raises PromptError."""
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError) as problem:
@@ -87,16 +94,15 @@ def _from_object(entry: dict[str, Any], where: str) -> Prompt:
 
 
 def parse_json(data: bytes) -> Any:
-    """Return the value of a JSON text in UTF-8. Lone surrogates, which no tokenizer reads, become
-    U+FFFD.
+    """Parse JSON in UTF-8. Lone surrogates, which no tokenizer reads, become U+FFFD.
 
     Raises:
-        ValueError: If the text is no JSON.
+        ValueError: If the text is not JSON.
         RecursionError: If it is nested too deeply.
     """
     value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_json)
     if b"\\u" in data and HALF_A_CHARACTER.search(text := json.dumps(value, ensure_ascii=False)):
-        # Clients that cut a text within an emoji send the half in every later turn.
+        # A client that cuts a text within an emoji sends the half in every later turn.
         value = json.loads(HALF_A_CHARACTER.sub("\ufffd", text))
     return value
 
@@ -117,9 +123,16 @@ def prompt_ids(
     system_prompt: str | None = None,
     chat_settings: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Return the token ids of a prompt: text, messages of a chat, or ids, which stay as they are.
-    chat_template: text is the user's message where there is a template. chat_settings: for the
-    template. Raises PromptError."""
+    """Return the token ids of a prompt.
+
+    Args:
+        prompt: A text, the messages of a chat, or token ids.
+        chat_template: Whether a text becomes the user's message, if the model has a chat template.
+        system_prompt: The system message, or None.
+        chat_settings: Variables of the chat template.
+    Raises:
+        PromptError: If the model cannot read the prompt.
+    """
     if isinstance(prompt, bytes):
         raise PromptError("the prompt is bytes: decode them, a prompt is text")
     if not hasattr(prompt, "__len__"):
@@ -153,13 +166,14 @@ def prompt_ids(
 def is_chat(
     tokenizer: Tokenizer, prompt: str | Sequence[int] | Messages, *, chat_template: bool
 ) -> bool:
-    """Return whether the chat template writes a prompt; see `prompt_ids`."""
+    """Return whether `prompt_ids` applies the chat template to a prompt."""
     read = chat_template or not isinstance(prompt, str)
     return tokenizer.has_chat_template and read and _messages(prompt) is not None
 
 
 def _messages(prompt: str | Sequence[int] | Messages) -> Messages | None:
-    """A text as the user's only message, messages as they are, None for anything else."""
+    """Return the messages of a prompt. A text is the user's only message, and token ids give
+    None."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     if all(
@@ -170,14 +184,13 @@ def _messages(prompt: str | Sequence[int] | Messages) -> Messages | None:
 
 
 LARGEST = 1 << 30
-"""Bytes of all documents together."""
+"""Largest number of bytes of all documents together."""
 PIECE = 1 << 16
-"""Letters that are tokenized at a time, up to the end of a line where one comes soon."""
+"""Number of characters that are tokenized at a time. Up to as many are added to complete a line."""
 
 
 def digest(files: Sequence[Path]) -> str:
-    """Return a digest of the contents of documents, in this order. Raises DocumentError, also where
-    all together are larger than LARGEST."""
+    """Return a digest of the contents of documents, in this order. Raises DocumentError."""
     _check(files)
     hashed = hashlib.blake2b(digest_size=16)
     for file in files:
@@ -191,8 +204,13 @@ def tokens(
     tokenizer: Tokenizer,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[NDArray[np.int32]]:
-    """Return the ids of each document, without the special tokens that belong around a prompt.
-    report: called with (done, total) bytes. Raises DocumentError, also for what is no text."""
+    """Return the token ids of each document, without the special tokens around a prompt.
+
+    Args:
+        report: Called with the number of bytes that are done, and of all bytes.
+    Raises:
+        DocumentError: If a document cannot be read or is not text, or if all are too large.
+    """
     total, done = _check(files), 0
     special = list(tokenizer.special_ids)
     documents = []
@@ -237,7 +255,7 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 def _pieces(file: Path) -> Iterator[str]:
-    """Texts of whole lines; line ends become \\n."""
+    """Yield pieces of a document that end at the end of a line, if lines are not too long."""
     with _readable(file), file.open(encoding="utf-8") as stream:
         while text := stream.read(PIECE):
             text += stream.readline(PIECE)

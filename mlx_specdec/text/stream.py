@@ -1,5 +1,5 @@
-"""Token ids -> printable text while they come, and stop strings that may straddle pushes. The
-pieces add up to what decoding all ids at once gives; each push decodes a window of them."""
+"""Incremental decoding of token ids to text, and stop strings. The pieces add up to the text of all
+ids, although only a window of the newest ids is decoded at a time."""
 
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
@@ -8,17 +8,19 @@ from .tokenizer import BYTE, Tokenizer
 
 INCOMPLETE = "\ufffd"
 LONGEST_WINDOW = 24
-KEPT_WINDOW = 6
+"""Number of tokens after which the window is shortened to SHORT_WINDOW tokens."""
+SHORT_WINDOW = 6
 _byte_ids: WeakKeyDictionary[Tokenizer, frozenset[int]] = WeakKeyDictionary()
 
 
 class TextStream:
-    """Incremental decoding. Text that later tokens may still change is held back.
+    """The incremental decoding of one completion. Text that later tokens may change is held back.
 
     Args:
-        shown: Special ids that are part of the text, with what they write there.
-        before: Ids that the text continues. Without them, many tokenizers leave out the blank
-            before the first word."""
+        shown: The texts of special ids that are printed, by id.
+        before: The ids of the prompt. Without them, many tokenizers leave out the space before the
+            first word.
+    """
 
     def __init__(
         self,
@@ -31,22 +33,23 @@ class TextStream:
         self._shown = shown or {}
         self._bytes = _byte_pieces(tokenizer)
         self._window = self._end_of(before)
-        # The text of `before`, until something has been printed after it.
+        # The text of `before`, as long as no text after it has been printed.
         self._before = tokenizer.decode(self._window) if self._window else ""
         self._printed = len(self._before)
 
     def _end_of(self, ids: Sequence[int]) -> list[int]:
-        """Return the last KEPT_WINDOW ids that are printed, from before a run of byte pieces on."""
+        """Return the last SHORT_WINDOW printed ids, or more if they begin within a run of byte
+        pieces."""
         window: list[int] = []
         for id in reversed(ids):
-            if len(window) >= KEPT_WINDOW and window[-1] not in self._bytes:
+            if len(window) >= SHORT_WINDOW and window[-1] not in self._bytes:
                 break
             if id not in self._special:
                 window.append(id)
         return window[::-1]
 
     def push(self, ids: Sequence[int]) -> str:
-        """Return the text that became certain with `ids`; often "" in the middle of a character."""
+        """Return the text that became certain with `ids`. It is "" within a character."""
         if self._shown.keys().isdisjoint(ids):
             return self._push(ids)
         texts = []
@@ -66,13 +69,13 @@ class TextStream:
         if new := text[printed:certain]:
             self._before, self._printed = "", certain
         if certain == len(text) and len(self._window) > LONGEST_WINDOW:
-            # A few printed tokens stay, since the first of a text loses its leading space.
-            self._before, self._window = "", self._window[-KEPT_WINDOW:]
+            # Keep a few printed tokens, since the first token of a text loses its leading space.
+            self._before, self._window = "", self._window[-SHORT_WINDOW:]
             self._printed = len(self._tokenizer.decode(self._window))
         return new
 
     def pending(self) -> str:
-        """Return what a run of byte pieces would write if it ended here; "" within a character."""
+        """Return the text of a run of byte pieces as if it ended here, or "" within a character."""
         if not self._window or self._window[-1] not in self._bytes:
             return ""
         text, printed = self._decode()
@@ -84,18 +87,17 @@ class TextStream:
         return text[printed:]
 
     def _decode(self) -> tuple[str, int]:
-        """Return the text of the window, and how many of its characters have been printed."""
+        """Return the text of the window and the number of its characters that were printed."""
         text = self._tokenizer.decode(self._window)
         if text.startswith(self._before):
             return text, self._printed
-        # The new tokens complete a character of which `before` has the first bytes.
+        # The new tokens complete a character whose first bytes are the end of `before`.
         return text, common(self._before, text)
 
 
 def _byte_pieces(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids of single bytes. Runs of them are decoded as one: right or wrong as a whole."""
+    """Return the ids of single bytes. They are cached, since vocabularies are large."""
     if tokenizer not in _byte_ids:
-        # Once a tokenizer: a server begins many texts, and vocabularies are large.
         _byte_ids[tokenizer] = frozenset(
             id
             for id, piece in enumerate(tokenizer.pieces())
@@ -105,8 +107,11 @@ def _byte_pieces(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 class StopStrings:
-    """Finds strings that end the text, and holds back what may be the beginning of one. stops: one
-    or more, none of them empty. met: the one that was found, "" before."""
+    """A search for stop strings in a stream, which holds back possible beginnings of stop strings.
+
+    Attributes:
+        met: The stop string that was found, or "".
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.met = ""
@@ -114,7 +119,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Return the text that may be printed, and whether a stop string cut it."""
+        """Return the text that may be printed, and whether a stop string was found."""
         text = self._held + text
         if hit := self._first(text):
             place, self.met = hit
@@ -145,6 +150,6 @@ def common(text: str, second: str) -> int:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Return the length of the longest end of `text` with which `stop` begins."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(stop[:length])), 0)

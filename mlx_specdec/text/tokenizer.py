@@ -1,5 +1,5 @@
-"""Text <-> token ids, by the files of a checkpoint. transformers is imported for a tokenizer that
-is neither tokenizer.json nor sentencepiece's, and for chats where its class decides on tokens."""
+"""Tokenizers, read from the files of a checkpoint. transformers is imported for chat templates and
+for tokenizers that are neither a tokenizer.json nor a sentencepiece model."""
 
 import contextlib
 import functools
@@ -19,17 +19,18 @@ from .chat import Ending, Messages, Settings
 
 Kind = Literal["encoder-decoder", "decoder-only"]
 FILES = ("*token*", "*spiece*", "*.spm", "sentencepiece*", "*vocab*", "merges*")
-"""What a tokenizer may consist of."""
+"""Patterns of a tokenizer's files."""
 LONG = 1000
-"""Tokens that are decoded as a batch of one, which lets other threads run meanwhile."""
+"""Number of tokens from which on they are decoded as a batch of one, since this lets other threads
+run meanwhile."""
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
-"""How tiktoken's files begin: a token in base 64, and its rank."""
+"""The first line of a tiktoken file: a token in base 64, and its rank."""
 EXTRA, MOST_EXTRA = 100, 100_000
-"""T5's sentinels where nothing says how many there are, and the most that a file may have."""
+"""Default and largest number of T5's sentinels."""
 _TAG = re.compile(r">>[^<>\s]+<<")
-"""A target language in front of a source."""
+"""The tag of the target language before a source."""
 LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", re.ASCII)
-"""A code of mBART's or NLLB's."""
+"""A language code of mBART or NLLB."""
 SENTENCE_PIECE = ("spiece.model", "sentencepiece.bpe.model", "source.spm")
 M2M100, WMT21 = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
@@ -38,17 +39,23 @@ M2M100, WMT21 = (
     "tr uk ur uz vi wo xh yi yo zh zu",
     "en ha is ja cs ru zh de",
 )
-"""Languages of M2M100 (Fan et al., arXiv 2010.11125) and of WMT21's models, in the order of ids."""
+"""Languages of M2M100 (Fan et al., arXiv 2010.11125) and of WMT21's models, in order of ids."""
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A token of a single byte."""
 SENTINEL = re.compile(r"<extra_id_(\d{1,6})>", re.ASCII)
-"""A token that stands for a gap of the prompt, and before what a T5 fills into the gap."""
+"""The token of a gap in a T5's prompt. The completion repeats it before the text of the gap."""
 
 
 class Tokenizer(ABC):
-    """eos_token_ids: ids that end a text, as far as the tokenizer knows. special_ids: ids that are
-    never printed. size: highest id + 1; a model's logits may be wider, by padding.
-    has_chat_template: whether `apply_chat` works. digest: of the files that it was read from."""
+    """A translation between text and token ids.
+
+    Attributes:
+        eos_token_ids: The ids that end a completion, as far as the tokenizer knows them.
+        special_ids: The ids that are never printed.
+        size: The highest id + 1. A model's logits may be wider because of padding.
+        has_chat_template: Whether `apply_chat` works.
+        digest: The digest of the tokenizer's files.
+    """
 
     eos_token_ids: tuple[int, ...] = ()
     special_ids: frozenset[int] = frozenset()
@@ -62,22 +69,22 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Ids as the model expects them, with the special tokens that belong around a prompt."""
+        """Return the token ids of a prompt, including the special tokens around it."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out."""
+        """Return the text of token ids, without special tokens."""
 
     @abstractmethod
     def pieces(self) -> list[str | None]:
-        """Return the token of each id, None if an id has none; as long as `size`. The list is made
-        once and must not be changed."""
+        """Return the token of each id below `size`, or None for ids without a token. The list is
+        cached and must not be changed."""
 
     def apply_chat(
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
-        """Ids of messages, or of a text as the user's only one. settings: see `chat.apply`. Raises
-        CheckpointError without a template, or where it fails."""
+        """Return the token ids of a prompt; see `chat.apply`. Raises CheckpointError if there is no
+        chat template, or if it fails."""
         raise CheckpointError("this model has no chat template")
 
 
@@ -85,7 +92,7 @@ _ids: WeakKeyDictionary[Tokenizer, Mapping[str, int]] = WeakKeyDictionary()
 
 
 def ids_by_piece(tokenizer: Tokenizer) -> Mapping[str, int]:
-    """Return the id of each token by its name, made once for a tokenizer."""
+    """Return the ids of tokens by their names, from a cache."""
     if tokenizer not in _ids:
         pieces = enumerate(tokenizer.pieces())
         _ids[tokenizer] = {piece: id for id, piece in pieces if piece is not None}
@@ -107,7 +114,7 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
             return NumberedTokenizer(directory, settings, directory / cuts)
         return SentencePieceTokenizer(directory, settings, config.get("vocab_size"))
     kind_named = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    # transformers makes an empty tokenizer of a class's name alone; of ByT5's it is a whole one.
+    # Without files, transformers makes an empty tokenizer, except for ByT5, which needs no files.
     if kind_named != "ByT5Tokenizer" and not has_vocabulary(directory):
         raise CheckpointError(
             f"{directory} has no tokenizer that can be read: download its vocabulary, "
@@ -135,13 +142,13 @@ class StandInTokenizer(Tokenizer):
         return "".join(chr(ord("a") + token % 26) for token in ids)
 
     def pieces(self) -> list[str | None]:
-        """None for every id: nothing can be compared with a real vocabulary."""
+        """Return None for every id, so that no id differs from a real vocabulary."""
         return [None] * self.size
 
 
 @contextlib.contextmanager
 def _no_panic(directory: Path, where: str = " on this text") -> Iterator[None]:
-    """Raise CheckpointError where the library panics. Rust has written to stderr by then."""
+    """Raise CheckpointError if the Rust library panics. It has already written to stderr."""
     try:
         yield
     except BaseException as problem:
@@ -152,8 +159,8 @@ def _no_panic(directory: Path, where: str = " on this text") -> Iterator[None]:
 
 
 class DirectoryTokenizer(Tokenizer):
-    """A tokenizer of a directory, whose chat template transformers applies. kind: transformers'
-    name of the kind of its model, None for what the files say."""
+    """A tokenizer of a directory, whose chat template transformers applies. kind: The tokenizer's
+    type in transformers, or None for the type that the files name."""
 
     def __init__(self, directory: Path, kind: str | None = None) -> None:
         self._directory, self._type = directory, kind
@@ -169,7 +176,7 @@ class DirectoryTokenizer(Tokenizer):
 
     @functools.cached_property
     def templated(self) -> Any:
-        """transformers' tokenizer, which has the chat template."""
+        """The tokenizer of transformers, with the chat template."""
         from transformers import AutoTokenizer
 
         try:
@@ -179,7 +186,7 @@ class DirectoryTokenizer(Tokenizer):
                 local_files_only=True,
                 trust_remote_code=False,
             )
-        except Exception as problem:  # many kinds, depending on the file that is wrong
+        except Exception as problem:  # the type depends on the damaged file
             raise CheckpointError(
                 f"{self._directory} has no tokenizer that can be read ({first_line(problem)})"
             ) from None
@@ -212,15 +219,16 @@ def read_sentence_piece(file: Path) -> Any:
 
 
 def template_in_json(directory: Path) -> str | None:
-    """Return the chat template in chat_template.json, which processors save; None without one.
-    Raises CheckpointError for a file that is no JSON."""
+    """Return the chat template in chat_template.json, which processors save, or None. Raises
+    CheckpointError if the file is not JSON."""
     file = directory / "chat_template.json"
     template = read_json(file).get("chat_template") if file.is_file() else None
     return template if isinstance(template, str) else None
 
 
 class FileTokenizer(DirectoryTokenizer):
-    """A tokenizer of the `tokenizers` library. ends_with_eos: every prompt ends so, as T5's do."""
+    """A tokenizer of the `tokenizers` library. ends_with_eos: Whether every prompt ends with EOS,
+    as for T5."""
 
     def __init__(
         self, directory: Path, settings: Mapping[str, Any], *, ends_with_eos: bool = False
@@ -277,7 +285,7 @@ class TransformersTokenizer(DirectoryTokenizer):
         super().__init__(directory, kind)
         file = directory / "tokenizer.model"
         if file.is_file() and not _TIKTOKEN.match(file.read_bytes()):
-            # Of a damaged one transformers says that tiktoken is missing.
+            # For a damaged file, transformers would complain that tiktoken is missing.
             read_sentence_piece(file)
         eos = self.templated.eos_token_id
         self.eos_token_ids = () if eos is None else (eos,)
@@ -297,7 +305,7 @@ class TransformersTokenizer(DirectoryTokenizer):
 
 
 def _by_id(vocabulary: Mapping[str, int], size: int) -> list[str | None]:
-    """The token of each id, as Tokenizer.pieces says."""
+    """Return the token of each id, or None."""
     pieces: list[str | None] = [None] * size
     for piece, id in vocabulary.items():
         if 0 <= id < size:
@@ -306,8 +314,8 @@ def _by_id(vocabulary: Mapping[str, int], size: int) -> list[str | None]:
 
 
 class SentencePieceTokenizer(DirectoryTokenizer):
-    """T5's and mT5's spiece.model, read by sentencepiece, with extra ids behind it, of which
-    <extra_id_0> is the last. vocabulary: the model's size, by config.json."""
+    """The spiece.model of T5 and mT5, followed by extra ids, of which <extra_id_0> is the last.
+    vocabulary: The vocabulary size in config.json, or None."""
 
     def __init__(
         self, directory: Path, settings: Mapping[str, Any], vocabulary: int | None = None
@@ -318,7 +326,7 @@ class SentencePieceTokenizer(DirectoryTokenizer):
         # Some of these pieces may be sentinels (mT5's).
         last = str(self._processor.id_to_piece(self._count - 1)) if self._count else ""
         extra = settings.get("extra_ids")
-        # MADLAD-400's pieces are the model's whole vocabulary.
+        # The pieces of MADLAD-400 are its complete vocabulary.
         full = isinstance(vocabulary, int) and self._count >= vocabulary
         extra = (0 if full or "<extra_id_" in last else EXTRA) if extra is None else extra
         if type(extra) is not int or not 0 <= extra <= MOST_EXTRA:
@@ -333,7 +341,7 @@ class SentencePieceTokenizer(DirectoryTokenizer):
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        # Every second part is the number of a sentinel, to which the spaces around it belong.
+        # Every second part is the number of a sentinel. The spaces around a sentinel are dropped.
         parts = SENTINEL.split(text)
         for place, part in enumerate(parts):
             if place % 2 == 0:
@@ -356,9 +364,9 @@ class SentencePieceTokenizer(DirectoryTokenizer):
 
 
 class NumberedTokenizer(DirectoryTokenizer):
-    """sentencepiece models whose pieces have other ids than sentencepiece's: of Marian, which has
-    one for each language and a vocabulary beside them, M2M100, mBART, NLLB and Pegasus. Specials
-    are never cut out of a text, except for the tag that a source of Marian's begins with."""
+    """sentencepiece models whose pieces have their own ids: those of M2M100, mBART, NLLB, Pegasus
+    and Marian, which has a model for each language and a common vocabulary. A special token in a
+    text is encoded as text, except for the tag at the beginning of a source of Marian."""
 
     def __init__(self, directory: Path, settings: Mapping[str, Any], file: Path) -> None:
         super().__init__(directory)
@@ -374,7 +382,7 @@ class NumberedTokenizer(DirectoryTokenizer):
             if (target := directory / "target_vocab.json").is_file():
                 written = _vocabulary(target)
         elif file.name == "spiece.model":
-            # Pegasus has ids for pretraining between its specials and the pieces.
+            # Between special tokens and pieces, Pegasus has ids for pretraining.
             offset = settings.get("offset", 103)
             if type(offset) is not int or not 0 < offset < 1000:
                 raise CheckpointError(f"{directory} has a tokenizer with offset {offset!a:.40}")
@@ -390,7 +398,7 @@ class NumberedTokenizer(DirectoryTokenizer):
                 tag: len(vocabulary) + place for place, tag in enumerate(tags)
             }
         else:
-            # fairseq puts its specials first, and languages last.
+            # In fairseq's order, special tokens are first and languages are last.
             named = directory / "special_tokens_map.json"
             both = settings, read_json(named) if named.is_file() else {}
             keys = ("additional_special_tokens", "extra_special_tokens")
@@ -417,12 +425,12 @@ class NumberedTokenizer(DirectoryTokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         pieces = (self._pieces[id] for id in ids if id not in self.special_ids)
         text: str = self._target.decode_pieces([piece for piece in pieces if piece])
-        # Of pieces that are the other language's.
+        # Pieces of the source language are not in the target's model, which leaves their spaces.
         return text.replace("\u2581", " ")
 
 
 def _vocabulary(file: Path) -> dict[str, int]:
-    """Read the ids of pieces. Raises CheckpointError."""
+    """Read the ids of pieces from a file. Raises CheckpointError."""
     ids = read_json(file)
     most = 2 * len(ids)
     if not ids or not all(type(id) is int and 0 <= id < most for id in ids.values()):

@@ -16,27 +16,27 @@ Parse = Callable[[str, Any], Any]
 BETWEEN = re.compile(r"[\s,;\]]*")
 """Characters that separate or follow calls in JSON."""
 Parts = tuple[str, ...]
-"""A sequence of texts, in which NAME stands for a name; of regular expressions, which begin with a
-slash; and of BEGIN and END, the markers of a section of calls."""
+"""A sequence of texts, regular expressions and markers. In a text, NAME is replaced by a name.
+A regular expression begins with a slash. BEGIN and END are the markers of a section of calls."""
 BEGIN, END = "BEGIN", "END"
 LINE = r"/\n?/"
 
 
 @dataclass(frozen=True)
 class ArgumentTags:
-    """Arguments between tags, as Qwen3-Coder, GLM and MiniMax write them: strings as they are, and
-    other values as JSON.
+    """Arguments between tags, as Qwen3-Coder, GLM and MiniMax write them. Strings are written
+    without quotes, and other values as JSON.
 
     Attributes:
-        before: What precedes the value of an argument.
+        before: The sequence before the value of an argument.
         end: The text that ends a value.
-        behind: The text after `end`.
+        after: The text after `end`.
         trimmed: Whether parsers strip white space around a string.
     """
 
     before: Parts
     end: str
-    behind: str = ""
+    after: str = ""
     trimmed: bool = True
 
 
@@ -45,17 +45,17 @@ class CallGrammar:
     """The grammar of a section of calls, around the arguments.
 
     Attributes:
-        before: What precedes the arguments of a call.
-        behind: What follows the arguments of a call.
-        between: What separates two calls.
-        first: What begins the section.
-        last: What ends the section.
-        tags: How arguments are written; None if they are JSON.
+        before: The sequence before the arguments of a call.
+        after: The sequence after the arguments of a call.
+        between: The sequence between two calls.
+        first: The beginning of the section.
+        last: The end of the section.
+        tags: The tags of arguments, or None if arguments are JSON.
         single: Whether a call ends the output.
     """
 
     before: Parts
-    behind: Parts = ()
+    after: Parts = ()
     between: Parts = ()
     first: Parts = ()
     last: Parts = ()
@@ -69,19 +69,19 @@ class ToolFormat:
 
     Attributes:
         begin: The text before a section of calls.
-        end: The text after a section of calls; empty if only the end of the answer ends it.
+        end: The text after a section of calls, or "" if only the end of the answer ends it.
         parse: Turns the text between `begin` and `end`, and the tools, into one call or a list of
             calls, each with "name" and "arguments". Raises an exception for a text that is no call.
-            None if mlx-lm has the parser, which also knows `begin` and `end`.
+            None if mlx-lm has the parser, and with it `begin` and `end`.
         inner: Special tokens within a section.
         also: Further texts that begin a section.
-        bare: How a section begins without `begin`, at the start of an answer. White space is left
-            out of these texts, and may stand anywhere in the model's.
+        bare: Beginnings of a section without `begin`, at the start of an answer. They contain no
+            white space; the model may write it anywhere.
         sign: Matches the chat templates of models with this format.
-        head: Matches what stands before arguments in JSON, so that they can be streamed. The search
-            takes linear time: no part is tried at two lengths, and a name begins where a word does.
-        shape: The grammar of calls that a request demands; None if they cannot be demanded.
-        shape_without_inner: The grammar if the tokenizer lacks the tokens of `inner`.
+        head: Matches the text before arguments in JSON, so that arguments can be streamed. The
+            search takes linear time: no part is tried at two lengths, and a name is a whole word.
+        grammar: The grammar of demanded calls, or None if calls cannot be demanded.
+        grammar_without_inner: The grammar if the tokenizer lacks the tokens of `inner`.
     """
 
     begin: str = ""
@@ -92,8 +92,8 @@ class ToolFormat:
     bare: Sequence[str] = ()
     sign: re.Pattern[str] | None = None
     head: re.Pattern[str] | None = None
-    shape: CallGrammar | None = None
-    shape_without_inner: CallGrammar | None = None
+    grammar: CallGrammar | None = None
+    grammar_without_inner: CallGrammar | None = None
 
 
 def json_calls(text: str, tools: Any) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ def json_calls(text: str, tools: Any) -> list[dict[str, Any]]:
 
 
 def _call(value: Any) -> dict[str, Any]:
-    """Return the name and the arguments of a call that was JSON. Raises ValueError."""
+    """Return the name and the arguments of a call in JSON. Raises ValueError."""
     called = value if isinstance(value, dict) else {}
     name, arguments = called.get("name"), called.get("arguments", called.get("parameters"))
     if isinstance(arguments, str):
@@ -120,12 +120,12 @@ def _call(value: Any) -> dict[str, Any]:
 
 
 def _tagged_calls(text: str, tools: Any) -> Any:
-    """Return the call between tags, which Seed-OSS writes as Qwen3-Coder does."""
+    """Parse the call of a Seed-OSS, whose tags are those of Qwen3-Coder."""
     return importlib.import_module("mlx_lm.tool_parsers.qwen3_coder").parse_tool_call(text, tools)
 
 
 def _no_calls(text: str, tools: Any) -> list[Any]:
-    """Return no call: the header of a message in Harmony's channels already names the call."""
+    """Return no call, since a Harmony channel has the call's name in its header."""
     return []
 
 
@@ -160,7 +160,7 @@ _MISTRAL_HEAD = re.compile(
 
 _JSON_CALL = '{"name": "NAME", "arguments": '
 _GLM = ToolFormat(
-    shape=CallGrammar(
+    grammar=CallGrammar(
         (BEGIN, "NAME"),
         (LINE, END),
         between=(LINE,),
@@ -175,7 +175,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         DEEPSEEK_INNER,
         sign=re.compile(f"{DEEPSEEK[0]}(?s:.)*```json"),
         head=_DEEPSEEK_HEAD,
-        shape=CallGrammar(
+        grammar=CallGrammar(
             (f"{_CALL}function{_SEPARATOR}NAME\n```json\n",),
             (f"\n```{_CALL_END}",),
             between=("\n",),
@@ -189,7 +189,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         DEEPSEEK_INNER,
         sign=re.compile(DEEPSEEK[0]),
         head=_DEEPSEEK_HEAD,
-        shape=CallGrammar(
+        grammar=CallGrammar(
             (f"{_CALL}NAME{_SEPARATOR}",),
             (_CALL_END,),
             first=(BEGIN,),
@@ -203,16 +203,16 @@ FORMATS: Mapping[str, ToolFormat] = {
         CALL,
         _no_calls,
         (CONSTRAIN, MESSAGE),
-        shape=CallGrammar((BEGIN, f"NAME {CONSTRAIN}json{MESSAGE}"), single=True),
+        grammar=CallGrammar((BEGIN, f"NAME {CONSTRAIN}json{MESSAGE}"), single=True),
     ),
     "json_tools": ToolFormat(
         head=_JSON_HEAD,
-        shape=CallGrammar((BEGIN, f"\n{_JSON_CALL}"), ("}\n", END), between=("\n",)),
+        grammar=CallGrammar((BEGIN, f"\n{_JSON_CALL}"), ("}\n", END), between=("\n",)),
     ),
     "kimi_k2": ToolFormat(
         inner=KIMI_INNER,
         head=_KIMI_HEAD,
-        shape=CallGrammar(
+        grammar=CallGrammar(
             (f"{_KIMI_CALL}functions.NAME:", "/[0-9]{1,3}/", _KIMI_ARGUMENTS),
             (_KIMI_CALL_END,),
             first=(BEGIN,),
@@ -228,10 +228,10 @@ FORMATS: Mapping[str, ToolFormat] = {
         sign=re.compile('"parameters": dictionary of argument name'),
         head=_JSON_HEAD,
         # The chat templates of Llama 3 refuse a message with several calls.
-        shape=CallGrammar(('{"name": "NAME", "parameters": ',), ("}",), single=True),
+        grammar=CallGrammar(('{"name": "NAME", "parameters": ',), ("}",), single=True),
     ),
     "minimax_m2": ToolFormat(
-        shape=CallGrammar(
+        grammar=CallGrammar(
             ('<invoke name="NAME">\n',),
             ("</invoke>\n",),
             first=(BEGIN, "\n"),
@@ -242,8 +242,8 @@ FORMATS: Mapping[str, ToolFormat] = {
     "mistral": ToolFormat(
         inner=("[ARGS]",),
         head=_MISTRAL_HEAD,
-        shape=CallGrammar((BEGIN, "NAME[ARGS]")),
-        shape_without_inner=CallGrammar(
+        grammar=CallGrammar((BEGIN, "NAME[ARGS]")),
+        grammar_without_inner=CallGrammar(
             (_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "/ ?/", "["), last=("]",)
         ),
     ),
@@ -254,7 +254,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         also=("functools[",),
         sign=re.compile(r"<\|/tool(?:_call)?\|>|functools\["),
         head=_JSON_HEAD,
-        shape=CallGrammar(
+        grammar=CallGrammar(
             (_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]", END)
         ),
     ),
@@ -265,10 +265,12 @@ FORMATS: Mapping[str, ToolFormat] = {
         also=("<tool_call>",),
         sign=re.compile(r"<\|tool_call\|>"),
         head=_JSON_HEAD,
-        shape=CallGrammar((_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",)),
+        grammar=CallGrammar(
+            (_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",)
+        ),
     ),
     "qwen3_coder": ToolFormat(
-        shape=CallGrammar(
+        grammar=CallGrammar(
             (BEGIN, "\n<function=NAME>\n"),
             ("</function>\n", END),
             between=("\n",),
@@ -280,7 +282,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         "</seed:tool_call>",
         _tagged_calls,
         sign=re.compile("<seed:tool_call>"),
-        shape=CallGrammar(
+        grammar=CallGrammar(
             (BEGIN, "\n<function=NAME>\n"),
             ("</function>\n", END),
             between=("\n",),
@@ -288,23 +290,23 @@ FORMATS: Mapping[str, ToolFormat] = {
         ),
     ),
 }
-"""The formats about which something is known beyond mlx-lm's parsers, by name. Sources: the models'
-chat templates, and the parsers of vLLM. The first `sign` that matches counts: DeepSeek V3 puts
-arguments into a code block, unlike V3.1, and Phi-4 ends a section, unlike Granite."""
+"""Formats by name, as far as more is known than mlx-lm's parser. Sources: the models' chat
+templates, and vLLM's parsers. The first `sign` that matches decides: unlike V3.1, DeepSeek V3 puts
+arguments into a code block, and unlike Granite, Phi-4 ends a section."""
 NOT_READ = frozenset(("kimi_k3",))
-"""Parsers of mlx-lm whose models divide the whole answer into sections."""
+"""Parsers of mlx-lm for models that divide the complete answer into sections."""
 VLLM_NAMES = {"hermes": "json_tools"}
 """Names of vLLM's parsers, if mlx-lm has another name for the same format."""
 
 
 def format_in(chat_template: str) -> str | None:
-    """Return the name of the format that a chat template shows, None without one."""
+    """Return the name of the format that a chat template shows, or None."""
     signs = ((name, entry.sign) for name, entry in FORMATS.items())
     return next((name for name, sign in signs if sign and sign.search(chat_template)), None)
 
 
 def format_named(name: str) -> ToolFormat:
-    """Return the format of this name, complete: mlx-lm's parsers are imported if needed."""
+    """Return the format of this name, with mlx-lm's parser if it needs one."""
     entry = FORMATS.get(name, ToolFormat())
     if entry.parse is not None:
         return entry
@@ -314,8 +316,8 @@ def format_named(name: str) -> ToolFormat:
 
 
 def parser_names() -> list[str]:
-    """Return the names that `format_named` takes, and vLLM's. Does not import mlx-lm. Harmony is
-    left out: the whole output of its models is in channels."""
+    """Return the names that `format_named` takes, and vLLM's names. mlx-lm is not imported. Harmony
+    is left out, because models with another format cannot write it."""
     spec = find_spec("mlx_lm")
     roots = [] if spec is None else spec.submodule_search_locations or []
     places = [str(Path(root) / "tool_parsers") for root in roots]

@@ -1,4 +1,4 @@
-"""The tokens that two tokenizers share, compared by content and not by name or size."""
+"""The tokens that two vocabularies share, compared by their texts."""
 
 from collections.abc import Sequence
 
@@ -8,20 +8,26 @@ from ..errors import VocabularyError
 from .tokenizer import BYTE, Tokenizer
 
 LEAST_SHARED = 0.05
-"""Of the target's tokens; a draft with fewer would propose next to nothing."""
+"""Smallest share of the target's tokens that a draft model must have. A model with fewer
+tokens would propose almost nothing."""
 UNKNOWN = "<unk>"
 # Byte-level BPE (GPT-2's) writes printable bytes as themselves, the others as U+0100 and on.
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTES = {chr(byte): byte for byte in _PRINTABLE}
 BYTES |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
-"""The byte for which each letter of byte-level BPE stands."""
+"""Bytes by the characters of byte-level BPE."""
 
 
 def common_size(target: Tokenizer, draft: Tokenizer, target_width: int, draft_width: int) -> int:
-    """Return the size of the distribution that both models share: the ids that the target and its
-    tokenizer have. target_width, draft_width: columns of the models' logits. Raises VocabularyError
-    for the first id with two meanings."""
+    """Return the size of the distribution that both models share.
+
+    Args:
+        target_width: Width of the target's logits.
+        draft_width: Width of the draft's logits.
+    Raises:
+        VocabularyError: If an id has different tokens in the two tokenizers.
+    """
     pairs = zip(target.pieces()[:target_width], draft.pieces()[:draft_width], strict=False)
     for id, pieces in enumerate(pairs):
         if None not in pieces and pieces[0] != pieces[1]:
@@ -35,15 +41,20 @@ def common_size(target: Tokenizer, draft: Tokenizer, target_width: int, draft_wi
 def shared_tokens(
     target: Tokenizer, draft: Tokenizer, target_width: int, draft_width: int
 ) -> tuple[list[int], list[int]]:
-    """Return (shared, fed) for a draft with another vocabulary, by the target's ids. shared: the
-    draft's id for the same text, -1 where it has none. fed: the draft's id to read in its place:
-    the shared one, else the longest that the token's text begins with. Raises VocabularyError where
-    the two have hardly a token in common."""
+    """Map the target's ids to the ids of a draft with another vocabulary.
+
+    Returns:
+        (shared, fed), with one entry for each id of the target. shared: The draft's id for the same
+        text, or -1. fed: The draft's id to read in its place: the shared id, or else the longest
+        token that the text begins with.
+    Raises:
+        VocabularyError: If the vocabularies have hardly a token in common.
+    """
     size = min(target_width, target.size)
     by_text: dict[bytes, int] = {}
     names = draft.pieces()
     for id, text in reversed(list(enumerate(token_bytes(draft)[:draft_width]))):
-        # A byte piece is written only where no other piece has its text.
+        # A tokenizer writes a byte piece only if no other piece has the same text.
         spare = BYTE.fullmatch(names[id] or "") and text in by_text
         if text is not None and id not in draft.special_ids and not spare:
             by_text[text] = id
@@ -60,7 +71,7 @@ def shared_tokens(
             shared[id] = draft.eos_token_ids[0]
 
     def fed(text: bytes) -> int:
-        # Not `draft.encode`: many tokenizers put a space before what they are given.
+        # `draft.encode` would not do: many tokenizers put a space before a text.
         begun = (text[:end] for end in range(len(text), 0, -1))
         return next((by_text[begin] for begin in begun if begin in by_text), 0)
 
@@ -68,8 +79,8 @@ def shared_tokens(
 
 
 def written_texts(tokenizer: Tokenizer) -> list[bytes | None]:
-    """Return the bytes that each id writes; None for ids without a token, the unknown token, and
-    byte pieces whose text another piece has."""
+    """Return the bytes that the tokenizer writes for each id, or None for ids without a token, the
+    unknown token, and byte pieces with the text of another piece."""
     read = [*zip(tokenizer.pieces(), token_bytes(tokenizer), strict=True)]
     written = {text for piece, text in read if not BYTE.fullmatch(piece or "")}
     return [
@@ -79,7 +90,7 @@ def written_texts(tokenizer: Tokenizer) -> list[bytes | None]:
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
-    """Return the bytes that each id stands for, in whichever alphabet its tokenizer writes them."""
+    """Return the bytes of each id's text, or None for ids without a token."""
     pieces = tokenizer.pieces()
     spaced = any(piece is not None and piece.startswith("\u2581") for piece in pieces)
 
@@ -97,7 +108,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
 
 
 class Translation:
-    """Translates between a target's ids and those of a draft; see `shared_tokens`."""
+    """A translation between the ids of a target and a draft, made by `shared_tokens`."""
 
     def __init__(self, shared: Sequence[int], fed: Sequence[int]) -> None:
         self._fed = tuple(fed)
@@ -107,15 +118,16 @@ class Translation:
         mx.eval(self._fed_ids, self._columns, self._missing)
 
     def feed(self, tokens: Sequence[int]) -> list[int]:
-        """Return the draft's ids for tokens of the target, 0 for those that it does not know."""
+        """Return the draft's ids for tokens of the target, or 0 for ids outside of the target's
+        vocabulary."""
         return [self._fed[token] if 0 <= token < len(self._fed) else 0 for token in tokens]
 
     def feed_array(self, tokens: mx.array) -> mx.array:
-        """The same on the device, (...) int32."""
+        """Return the draft's ids for tokens of the target. Both arrays are (...) int32."""
         return self._fed_ids[tokens]
 
     def rows(self, logits: mx.array) -> mx.array:
-        """Return the draft's logits (..., draft's vocabulary) over the target's ids: -inf where the
-        draft has no such token, so that tokens are drawn that both have."""
+        """Return the draft's logits (..., draft's vocabulary) over the target's ids. Tokens that
+        the draft lacks get -inf, so that only shared tokens are proposed."""
         rows = mx.take(logits, self._columns, axis=-1)
         return mx.where(self._missing, mx.array(-mx.inf, dtype=rows.dtype), rows)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mlx_specdec.decoding.sequence import StopCriteria
 from mlx_specdec.engine.pair import alphabet_of
-from mlx_specdec.text.stream import KEPT_WINDOW, LONGEST_WINDOW, StopStrings, TextStream, common
+from mlx_specdec.text.stream import LONGEST_WINDOW, SHORT_WINDOW, StopStrings, TextStream, common
 from mlx_specdec.text.tokenizer import Kind, Tokenizer, load_tokenizer
 
 from ..support.letters import regex
@@ -148,7 +148,7 @@ def test_each_push_decodes_a_bounded_window(tokenizers: list[Tokenizer]) -> None
 
     ids = tokenizers[0].encode("def read_lines(path):\n" * 60)
     in_pushes(Watched(), ids, [3] * len(ids))
-    assert KEPT_WINDOW < longest <= LONGEST_WINDOW + 3
+    assert SHORT_WINDOW < longest <= LONGEST_WINDOW + 3
 
 
 def test_a_stop_string_of_byte_pieces_is_seen_with_its_last_byte(
