@@ -189,8 +189,7 @@ class Rounds(Flags):
 
 
 @command(
-    "mlx-specdec calibrate --model weights/py-llama \\",
-    "  --draft-model weights/py-llama-draft",
+    "mlx-specdec calibrate --model weights/py-llama \\", "  --draft-model weights/py-llama-draft"
 )
 def calibrate(models: Models, rounds: Rounds) -> None:
     """Measure what rounds of a pair cost on this machine.

@@ -59,8 +59,7 @@ class Probing(Flags):
 
 
 @command(
-    "mlx-specdec inspect weights/t5-enfr",
-    "mlx-specdec inspect DRAFTER --probe --model TARGET",
+    "mlx-specdec inspect weights/t5-enfr", "mlx-specdec inspect DRAFTER --probe --model TARGET"
 )
 def inspect(source: Checkpoint, probing: Probing, output: Json) -> None:
     """Show what a checkpoint holds, without loading its weights.

@@ -318,10 +318,7 @@ def load_pair(
     from ..engine.loading import load
 
     names = " and ".join(filter(None, (model, draft_model)))
-    with (
-        render.progress("downloading", in_bytes=True) as report,
-        render.slowly(f"loading {names}"),
-    ):
+    with render.progress("downloading", in_bytes=True) as report, render.slowly(f"loading {names}"):
         pair = load(model, draft_model, progress=report, **settings)
     for note in () if quiet else pair.notes:
         render.tell(note)

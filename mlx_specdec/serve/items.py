@@ -156,8 +156,7 @@ class AllowedTools(Fields):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[
-        list[Annotated[Any, ByType(CalledTool, fallback=Other, words=TOOL)]],
-        Field(min_length=1),
+        list[Annotated[Any, ByType(CalledTool, fallback=Other, words=TOOL)]], Field(min_length=1)
     ]
 
 

@@ -295,10 +295,7 @@ TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 Biases = Annotated[
     dict[TokenId, Annotated[Number, Field(le=LARGEST)]],
     Field(max_length=Limits.biases),
-    worded(
-        f'at most {Limits.biases} token ids with numbers, as in {{"42": -5}}',
-        inside=True,
-    ),
+    worded(f'at most {Limits.biases} token ids with numbers, as in {{"42": -5}}', inside=True),
 ]
 
 

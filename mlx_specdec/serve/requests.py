@@ -17,13 +17,7 @@ from ..options import Options
 from ..sampling.settings import LARGEST, LEAST_TOP_P
 from ..text.infill import infill_of
 from ..text.markers import NONE, Markers, markers_of
-from ..text.messages import (
-    in_order,
-    messages_of,
-    text_of,
-    with_tools_in_message,
-    without_volatile,
-)
+from ..text.messages import in_order, messages_of, text_of, with_tools_in_message, without_volatile
 from . import chat, constraints
 from .bodies import Body, Fields
 from .channels import ChannelReader

@@ -31,11 +31,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def apply(
-    tokenizer: Any,
-    prompt: str | Messages,
-    settings: Settings = None,
-    *,
-    ending: Ending = "answer",
+    tokenizer: Any, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
 ) -> list[int]:
     """Return the token ids of messages.
 

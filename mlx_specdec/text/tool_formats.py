@@ -190,10 +190,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         sign=re.compile(DEEPSEEK[0]),
         head=_DEEPSEEK_HEAD,
         grammar=CallGrammar(
-            (f"{_CALL}NAME{_SEPARATOR}",),
-            (_CALL_END,),
-            first=(BEGIN,),
-            last=(END,),
+            (f"{_CALL}NAME{_SEPARATOR}",), (_CALL_END,), first=(BEGIN,), last=(END,)
         ),
     ),
     "gemma4": ToolFormat(inner=('<|"|>',)),

@@ -113,14 +113,7 @@ def test_what_another_run_left_is_named_and_kept(
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"my notes\n",
-        b"{}\n",
-        b'{"format": "mlx-specdec batch 2"',
-        b"\xff\n",
-        b"[1]\n",
-    ],
+    "content", [b"my notes\n", b"{}\n", b'{"format": "mlx-specdec batch 2"', b"\xff\n", b"[1]\n"]
 )
 def test_a_file_of_somebody_else_is_never_taken_for_a_journal(output: Path, content: bytes) -> None:
     output.with_name("out.partial").write_bytes(content)

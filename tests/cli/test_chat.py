@@ -91,10 +91,7 @@ def test_a_conversation_is_saved_and_loaded(
     done = say("def", f"/save {file}")
     assert f"2 messages are in {file}" in done.err
     messages = json.loads(file.read_text())["messages"]
-    assert messages == [
-        {"role": "user", "content": "def"},
-        {"role": "assistant", "content": first},
-    ]
+    assert messages == [{"role": "user", "content": "def"}, {"role": "assistant", "content": first}]
     assert alone(f"{FIRST} {first}\nUSER: x\nASSISTANT:") in say(f"/load {file}", "x").out
 
 

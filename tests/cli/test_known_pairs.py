@@ -135,12 +135,7 @@ def test_auto_takes_the_best_pair_that_fits_and_says_what_it_downloads(
     ],
 )
 def test_auto_leaves_a_share_of_a_macs_memory_to_the_system(
-    machine: Callable[..., None],
-    memory: int,
-    recommended: float,
-    left: float,
-    chat: str,
-    code: str,
+    machine: Callable[..., None], memory: int, recommended: float, left: float, chat: str, code: str
 ) -> None:
     total, usable = memory << 30, int(recommended * (1 << 30))
     machine(usable, mac=total)

@@ -23,10 +23,7 @@ def pair_of(directory: Path, config: dict, depth: str) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(
     ("config", "depth"),
-    [
-        (T5, "num_decoder_layers"),
-        pytest.param(LLAMA, "num_hidden_layers", marks=pytest.mark.slow),
-    ],
+    [(T5, "num_decoder_layers"), pytest.param(LLAMA, "num_hidden_layers", marks=pytest.mark.slow)],
 )
 def test_a_pair_without_weights_decodes_at_the_requested_acceptance(
     run: Run, tmp_path: Path, config: dict, depth: str

@@ -190,8 +190,7 @@ def test_large_bodies_have_a_bound_together_and_leave_room_for_small_ones() -> N
 
     async def read_all(*bodies: list[bytes]) -> list[Any]:
         return await asyncio.gather(
-            *(service._parse(body_of(*each), echo) for each in bodies),
-            return_exceptions=True,
+            *(service._parse(body_of(*each), echo) for each in bodies), return_exceptions=True
         )
 
     first, second, small = asyncio.run(read_all(twice, twice, [b'{"a": ', b"1}"]))

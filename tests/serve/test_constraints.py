@@ -21,16 +21,7 @@ from mlx_specdec.engine.request import Request
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.settings import Limits
 
-from ..support.serving import (
-    CHAT,
-    COMPLETIONS,
-    SCHEMA,
-    TEXT,
-    client_of,
-    ok,
-    running,
-    streamed,
-)
+from ..support.serving import CHAT, COMPLETIONS, SCHEMA, TEXT, client_of, ok, running, streamed
 
 JSON = r'\{"name": "[a-z]{1,4}", "age": \d{1,2}\}'
 OF_OPENAI = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}

@@ -39,16 +39,7 @@ from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.server import Connection
 from mlx_specdec.serve.settings import Limits, ServiceSettings
 
-from ..support.serving import (
-    OPTIONS,
-    PATIENCE,
-    TEXT,
-    Place,
-    listening,
-    post,
-    served,
-    wait_until,
-)
+from ..support.serving import OPTIONS, PATIENCE, TEXT, Place, listening, post, served, wait_until
 
 
 @pytest.fixture(scope="module")

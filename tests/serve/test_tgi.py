@@ -148,11 +148,7 @@ WRONG = {
     "temperature": (-1, True),
     "do_sample": ("yes",),
     "max_new_tokens": ("all",),
-    "grammar": (
-        "json",
-        {"type": "regex", "value": {}},
-        {"type": "regex", "value": "a("},
-    ),
+    "grammar": ("json", {"type": "regex", "value": {}}, {"type": "regex", "value": "a("}),
     "best_of": (2,),
     "watermark": (True,),
 }

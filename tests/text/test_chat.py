@@ -29,8 +29,7 @@ def templated(directory: Path, template: str) -> DirectoryTokenizer:
 
 
 @pytest.mark.parametrize(
-    ("ending", "end"),
-    [("answer", ";[assistant]"), ("closed", ";"), ("continue", "")],
+    ("ending", "end"), [("answer", ";[assistant]"), ("closed", ";"), ("continue", "")]
 )
 def test_a_prompt_ends_as_its_reader_expects(tmp_path: Path, ending: Ending, end: str) -> None:
     tokenizer = templated(tmp_path, TEMPLATE)

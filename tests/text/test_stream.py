@@ -106,11 +106,7 @@ def every_kind(
     st.lists(st.integers(0, 7), max_size=20),
 )
 def test_a_continuation_adds_up_to_the_whole_text(
-    every_kind: list[Tokenizer],
-    which: int,
-    before: list[int],
-    after: list[int],
-    sizes: list[int],
+    every_kind: list[Tokenizer], which: int, before: list[int], after: list[int], sizes: list[int]
 ) -> None:
     tokenizer = every_kind[which % len(every_kind)]
     prompt, output = ([number % tokenizer.size for number in ids] for ids in (before, after))
