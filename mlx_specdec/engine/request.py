@@ -21,7 +21,7 @@ from ..sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from ..text.chat import Messages, check_settings
 from ..text.prompts import is_chat, prompt_ids
 from ..text.stream import StopStrings, TextStream
-from ..text.tokenizer import SENTINEL, ids_by_piece
+from ..text.tokenizer import SENTINEL
 from ..verification import rules
 from .memory import Extent
 from .pair import Pair
@@ -305,7 +305,7 @@ def for_model(pair: Pair, options: Options) -> tuple[Pair, Options]:
     if sum(bias == -math.inf for bias in options.logit_bias.values()) >= pair.vocabulary:
         raise OptionError("logit-bias bans every token: leave one that may be written")
     if extra := cast(tuple[str | int, ...], options.extra_eos_token):
-        ids, ends = ids_by_piece(pair.tokenizer), set()
+        ids, ends = pair.tokenizer.ids, set()
         for token in map(str, extra):
             id = int(token) if token.isascii() and token.isdigit() else ids.get(token, -1)
             if not 0 <= id < pair.vocabulary:

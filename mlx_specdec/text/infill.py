@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..checkpoints.formats.vocabularies import ENDS as ENDS_OF_SEQUENCES
-from .tokenizer import Tokenizer, ids_by_piece
+from .tokenizer import Tokenizer
 
 MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, Granite 4, CodeGemma
@@ -92,7 +92,7 @@ class Infill:
 
 def infill_of(tokenizer: Tokenizer) -> Infill | None:
     """Return the tokens of a model for filling in, or None if its vocabulary has none."""
-    ids = ids_by_piece(tokenizer)
+    ids = tokenizer.ids
     for marks in MARKS:
         named = [mark for mark in marks if mark]
         if all(mark in ids for mark in named):

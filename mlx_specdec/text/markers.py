@@ -1,10 +1,10 @@
 """The markers that a model writes around thoughts and tool calls, and the types of parameters of
 tools. mlx-lm's parsers treat a parameter without a `type` as a string."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
-from weakref import WeakKeyDictionary
 
 from .tokenizer import DirectoryTokenizer, Tokenizer
 from .tool_formats import (
@@ -184,19 +184,16 @@ class Markers:
 
 
 NONE = Markers()
-_known: WeakKeyDictionary[Tokenizer, dict[str, Markers]] = WeakKeyDictionary()
 
 
+@functools.lru_cache(maxsize=4)
 def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
     """Return the markers of a tokenizer's model, or NONE without a chat template. The first call
     takes up to seconds. parser: One of `parser_names`, or "" for the format of tool calls that the
     chat template shows."""
     if not isinstance(tokenizer, DirectoryTokenizer) or not tokenizer.has_chat_template:
         return NONE
-    by_parser = _known.setdefault(tokenizer, {})
-    if parser not in by_parser:
-        by_parser[parser] = _markers(tokenizer, tokenizer.templated, parser)
-    return by_parser[parser]
+    return _markers(tokenizer, tokenizer.templated, parser)
 
 
 def _markers(tokenizer: Tokenizer, templated: Any, parser: str) -> Markers:
@@ -205,7 +202,7 @@ def _markers(tokenizer: Tokenizer, templated: Any, parser: str) -> Markers:
     def marker(text: str) -> Marker:
         return Marker(text, tuple(templated.encode(text, add_special_tokens=False)))
 
-    pieces = {piece: id for id, piece in enumerate(tokenizer.pieces())}
+    pieces = tokenizer.ids
     template = str(templated.chat_template)
     if not parser and CHANNEL in template and pieces.keys() >= {*HARMONY}:
         return _harmony(pieces, marker)
@@ -224,7 +221,7 @@ def _markers(tokenizer: Tokenizer, templated: Any, parser: str) -> Markers:
     return Markers(before, after, calls, special)
 
 
-def _harmony(pieces: Mapping[str | None, int], marker: Callable[[str], Marker]) -> Markers:
+def _harmony(pieces: Mapping[str, int], marker: Callable[[str], Marker]) -> Markers:
     return Markers(
         marker(f"{CHANNEL}analysis{MESSAGE}"),
         marker("<|end|>"),
@@ -235,7 +232,7 @@ def _harmony(pieces: Mapping[str | None, int], marker: Callable[[str], Marker]) 
 
 
 def _call_format(
-    name: str, pieces: Mapping[Any, int], marker: Callable[[str], Marker]
+    name: str, pieces: Mapping[str, int], marker: Callable[[str], Marker]
 ) -> CallFormat:
     found = format_named(name)
     inner = {text: pieces[text] for text in found.inner if text in pieces}

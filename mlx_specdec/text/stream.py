@@ -2,15 +2,13 @@
 ids, although only a window of the newest ids is decoded at a time."""
 
 from collections.abc import Mapping, Sequence
-from weakref import WeakKeyDictionary
 
-from .tokenizer import BYTE, Tokenizer
+from .tokenizer import Tokenizer
 
 INCOMPLETE = "\ufffd"
 LONGEST_WINDOW = 24
 """Number of tokens after which the window is shortened to SHORT_WINDOW tokens."""
 SHORT_WINDOW = 6
-_byte_ids: WeakKeyDictionary[Tokenizer, frozenset[int]] = WeakKeyDictionary()
 
 
 class TextStream:
@@ -31,7 +29,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._special = tokenizer.special_ids
         self._shown = shown or {}
-        self._bytes = _byte_pieces(tokenizer)
+        self._bytes = tokenizer.byte_ids
         self._window = self._end_of(before)
         # The text of `before`, as long as no text after it has been printed.
         self._before = tokenizer.decode(self._window) if self._window else ""
@@ -93,17 +91,6 @@ class TextStream:
             return text, self._printed
         # The new tokens complete a character whose first bytes are the end of `before`.
         return text, common(self._before, text)
-
-
-def _byte_pieces(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the ids of single bytes. They are cached, since vocabularies are large."""
-    if tokenizer not in _byte_ids:
-        _byte_ids[tokenizer] = frozenset(
-            id
-            for id, piece in enumerate(tokenizer.pieces())
-            if piece is not None and BYTE.fullmatch(piece)
-        )
-    return _byte_ids[tokenizer]
 
 
 class StopStrings:

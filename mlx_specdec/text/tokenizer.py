@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from ..checkpoints.disk import check_regular, read_json
 from ..checkpoints.files import has_vocabulary
@@ -80,23 +79,22 @@ class Tokenizer(ABC):
         """Return the token of each id below `size`, or None for ids without a token. The list is
         cached and must not be changed."""
 
+    @functools.cached_property
+    def ids(self) -> Mapping[str, int]:
+        """The ids of tokens by their names."""
+        return {piece: id for id, piece in enumerate(self.pieces()) if piece is not None}
+
+    @functools.cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """The ids of single bytes."""
+        return frozenset(id for piece, id in self.ids.items() if BYTE.fullmatch(piece))
+
     def apply_chat(
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
         """Return the token ids of a prompt; see `chat.apply`. Raises CheckpointError if there is no
         chat template, or if it fails."""
         raise CheckpointError("this model has no chat template")
-
-
-_ids: WeakKeyDictionary[Tokenizer, Mapping[str, int]] = WeakKeyDictionary()
-
-
-def ids_by_piece(tokenizer: Tokenizer) -> Mapping[str, int]:
-    """Return the ids of tokens by their names, from a cache."""
-    if tokenizer not in _ids:
-        pieces = enumerate(tokenizer.pieces())
-        _ids[tokenizer] = {piece: id for id, piece in pieces if piece is not None}
-    return _ids[tokenizer]
 
 
 def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:

@@ -134,8 +134,7 @@ def test_each_push_decodes_a_bounded_window(tokenizers: list[Tokenizer]) -> None
     longest = 0
 
     class Watched:
-        special_ids = tokenizers[0].special_ids
-        pieces = tokenizers[0].pieces
+        special_ids, byte_ids = tokenizers[0].special_ids, tokenizers[0].byte_ids
 
         def decode(self, ids):
             nonlocal longest
