@@ -18,7 +18,7 @@ from ..checkpoints.source import temporary_directory
 from ..errors import OptionError, PromptError, SpecdecError
 from ..options import Options
 from . import interrupts, render
-from .batch_files import LONGEST, Journal, Line, PromptLines
+from .batch_files import Journal, Line, PromptLines
 from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag
 from .loading import MemoryFlags, TextFlags, count_or_auto, load_drafting
 
@@ -185,8 +185,6 @@ class LineRequest:
 def parse_line(line: Line, options: Options, *, as_json: bool) -> LineRequest:
     """Return the request of a line. In a line of text, `\\n` means a line break."""
     request = LineRequest(line.number, "", options)
-    if line.text is None:
-        return replace(request, error=f"the line has more than {LONGEST} bytes: shorten it")
     if not as_json:
         return replace(request, prompt=line.text.replace("\\n", "\n"))
     from ..text.prompts import json_object

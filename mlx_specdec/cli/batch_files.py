@@ -17,8 +17,6 @@ from typing import Any, BinaryIO, Self
 from ..errors import OutputError, PromptError
 from ..version import __version__
 
-LONGEST = 1 << 20
-"""The largest number of bytes in a line. Longer lines are errors."""
 JSON_LINES = (".jsonl", ".ndjson")
 FORMAT = "mlx-specdec batch 3"
 
@@ -29,10 +27,10 @@ class Line:
 
     Attributes:
         number: The line's number, counted from 1.
-        text: The line without its line break, or None if it is longer than LONGEST bytes."""
+        text: The line without its line break."""
 
     number: int
-    text: str | None
+    text: str
 
 
 class PromptLines:
@@ -62,9 +60,9 @@ class PromptLines:
         try:
             for line in self._lines():
                 self.count = line.number
-                if line.text is None or line.text.strip():
+                if line.text.strip():
                     self.prompts += 1
-                    if self.prompts == 1 and line.text is not None:
+                    if self.prompts == 1:
                         with suppress(ValueError, RecursionError):
                             self.as_json |= isinstance(json.loads(line.text), dict)
             if not self.prompts:
@@ -82,19 +80,12 @@ class PromptLines:
     def __iter__(self) -> Iterator[Line]:
         """Yield the lines that are not blank. Every iteration begins with the first line again."""
         for line in islice(self._lines(), self.count):
-            if line.text is None or line.text.strip():
+            if line.text.strip():
                 yield line
 
     def _lines(self) -> Iterator[Line]:
         self._stream.seek(0)
-        number = 0
-        while part := self._stream.readline(LONGEST):
-            number += 1
-            if _is_cut(part):
-                while _is_cut(part):
-                    part = self._stream.readline(LONGEST)
-                yield Line(number, None)
-                continue
+        for number, part in enumerate(self._stream, start=1):
             try:
                 text = part.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
@@ -104,10 +95,6 @@ class PromptLines:
             if "\0" in text:
                 raise PromptError(f"{self.file} is binary (line {number}): give a text")
             yield Line(number, text.removesuffix("\n").removesuffix("\r"))
-
-
-def _is_cut(part: bytes) -> bool:
-    return len(part) == LONGEST and not part.endswith(b"\n")
 
 
 class Journal:

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 PIPE_SECONDS = 5.0
 """Seconds to wait for the first byte from standard input if no prompt is named."""
-LONGEST = 1 << 25
-"""The largest number of characters in a prompt: more than any model takes. Some files, such as
-devices, have no end."""
 TURNS = 3
 """How often plain and speculative decoding are timed, alternately, after one warm-up each."""
 
@@ -141,7 +138,7 @@ def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str
         The prompt, or None if there is none.
     Raises:
         OptionError: If more than one prompt is given.
-        PromptError: If the prompt cannot be read, is too long, or is not UTF-8 text."""
+        PromptError: If the prompt cannot be read, or is not UTF-8 text."""
     sources = [source for source in (words, prompt, file) if source is not None]
     if len(sources) > 1:
         raise OptionError("more than one prompt: give an argument, --prompt or --prompt-file")
@@ -150,12 +147,10 @@ def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str
         text: str | None
         if isinstance(source, Path):
             with source.open(encoding="utf-8") as stream:
-                text = stream.read(LONGEST + 1).removesuffix("\n")
+                text = stream.read().removesuffix("\n")
         else:
-            text = sys.stdin.read(LONGEST + 1).removesuffix("\n") if source == "-" else source
+            text = sys.stdin.read().removesuffix("\n") if source == "-" else source
         if text is not None:
-            if len(text) > LONGEST:
-                raise PromptError(f"the prompt has more than {LONGEST} characters: shorten it")
             text.encode("utf-8")  # bytes that are not UTF-8 became lone surrogates, which fail here
     except OSError as problem:
         place = "standard input" if file is None else file

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from mlx_specdec.cli import batch_files as lines
 from mlx_specdec.cli.batch_files import PromptLines
 from mlx_specdec.errors import PromptError
 
 
-def read(file: Path) -> list[tuple[int, str | None]]:
+def read(file: Path) -> list[tuple[int, str]]:
     with PromptLines(file) as read_lines:
         taken = [(line.number, line.text) for line in read_lines]
         assert len(taken) == read_lines.prompts
@@ -61,29 +59,6 @@ def test_a_file_is_json_by_its_name_or_its_first_object(
     (tmp_path / name).write_text(content)
     with PromptLines(tmp_path / name) as read_lines:
         assert read_lines.as_json is as_json
-
-
-@pytest.mark.parametrize("size", [7, 8, 9, 16, 17, 25])
-@pytest.mark.parametrize("end", ["", "\n"])
-def test_a_line_that_is_too_long_is_passed_over_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, end: str
-) -> None:
-    monkeypatch.setattr(lines, "LONGEST", 8)
-    file = tmp_path / "lines.txt"
-    file.write_text("a\n" + "é" * (size // 2) + "x" * (size % 2) + "\nb\n" + "y" * size + end)
-    long, last = (None if size > 7 else "ééé" + "x"), (None if size > 7 else "y" * size)
-    assert read(file) == [(1, "a"), (2, long), (3, "b"), (4, last)]
-
-
-def test_lines_of_10_megabytes_take_no_memory(tmp_path: Path) -> None:
-    file = tmp_path / "lines.txt"
-    file.write_bytes(3 * (b"x" * 10_000_000 + b"\n") + b"a\n")
-    tracemalloc.start()
-    try:
-        assert read(file) == [(1, None), (2, None), (3, None), (4, "a")]
-        assert tracemalloc.get_traced_memory()[1] < 5 * lines.LONGEST
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

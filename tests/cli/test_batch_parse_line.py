@@ -79,7 +79,3 @@ def test_messages_are_taken_as_they_are() -> None:
 def test_a_line_of_which_nothing_can_be_made_says_why(entry: Any, part: str) -> None:
     error = parse(entry).error
     assert error is not None and part in error and "\n" not in error, error
-
-
-def test_a_line_that_is_too_long_says_so() -> None:
-    assert "more than 1048576 bytes" in str(parse_line(Line(1, None), OPTIONS, as_json=False).error)
