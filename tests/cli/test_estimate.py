@@ -10,7 +10,7 @@ from mlx_specdec.measure import estimate as estimating
 from mlx_specdec.process import device_name
 
 from ..support import tiny
-from ..support.commands import Run, strict
+from ..support.commands import Run, fails, strict
 from ..support.estimates import T5, only_config
 
 QUICK = ("--turns", 1, "--prompt-tokens", 8, "--max-tokens", 8)
@@ -154,9 +154,7 @@ def test_what_is_wrong_is_reported_in_a_line(
         "llama": only_config(tmp_path / "llama", tiny.CONFIGS["llama"]),
         "empty": tmp_path / "empty",
     }
-    done = run("estimate", *(text.format(**names) for text in arguments))
-    assert done.code == 2 and done.out == ""
-    assert words in done.err and done.err.count("\n") == 1
+    fails(run("estimate", *(text.format(**names) for text in arguments)), words)
 
 
 def test_several_machines_are_one_more_table(run: Run, pair: tuple[object, ...]) -> None:

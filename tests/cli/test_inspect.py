@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..support.commands import Run
+from ..support.commands import Run, fails
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -30,8 +30,7 @@ def test_json_lists_every_tensor_once(run: Run, t5: Path) -> None:
 
 
 def test_what_is_no_checkpoint_is_one_line(run: Run, tmp_path: Path) -> None:
-    done = run("inspect", tmp_path / "nothing")
-    assert done.code == 2 and done.err.startswith("error: ") and done.err.count("\n") == 1
+    fails(run("inspect", tmp_path / "nothing"))
 
 
 def test_heads_are_known(run: Run, tmp_path: Path) -> None:

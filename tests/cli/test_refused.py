@@ -54,47 +54,29 @@ def broken(t5: Path, tmp_path: Path) -> Path:
         (("--prompt", "again"), "more than one prompt"),
         (("--nonsense",), "--nonsense"),
         (("another argument",), "another argument"),
+        (("--temprature", 1), "No such option: --temprature (Possible options: --temperature)"),
+        (("-m", "gpt2"), "for '--max-tokens' / '-m': it must be a whole number; --model names a"),
+        (("--seed", "x"), "for '--seed': it must be a whole number (see --help)"),
+        (("--temp", "x"), "for '--temperature' / '--temp': it must be a number (see --help)"),
+        (("--regular-decode", "--num-draft", 3), "drafts nothing: leave out --num-draft"),
+        (("--regular-decode", "--speculate", 3), "leave out --speculate"),
+        (("--regular-decode", "--proposer", "ngram"), "leave out --proposer"),
+        (("--proposer", "none", "--num-draft", 3), "--proposer none drafts nothing"),
+        (("--speculate", 2, "--num-draft", 3), "are the same number"),
+        (("--model", "py-llama"), "no directory py-llama: did you mean weights/py-llama?"),
     ],
 )
 def test_wrong_flags_are_named_before_anything_is_loaded(run: Run, flags, part: str) -> None:
     fails(run("generate", PROMPT, "--model", "/nowhere", *flags), part)
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (
-            ("--temprature", 1),
-            "No such option: --temprature (Possible options: --temperature) (see",
-        ),
-        (("-m", "gpt2"), "for '--max-tokens' / '-m': it must be a whole number; --model names a"),
-        (("--seed", "x"), "for '--seed': it must be a whole number (see --help)"),
-        (("--temp", "x"), "for '--temperature' / '--temp': it must be a number (see --help)"),
-    ],
-)
-def test_what_is_wrong_with_a_flag_is_said_in_plain_words(
-    run: Run, flags: tuple[object, ...], said: str
-) -> None:
-    fails(run("generate", PROMPT, "--model", "/nowhere", *flags), said)
-
-
-@pytest.mark.parametrize("prompt", ["", "  \n"])
-def test_an_empty_prompt_is_refused(run: Run, t5: Path, prompt: str) -> None:
-    fails(run("generate", prompt, "--model", t5), "prompt is empty")
-
-
-def test_a_model_without_a_prompt_is_refused(run: Run, t5: Path) -> None:
+def test_prompts_that_cannot_be_read_are_named(run: Run, t5: Path, tmp_path: Path) -> None:
+    for prompt in ("", "  \n"):
+        fails(run("generate", prompt, "--model", t5), "prompt is empty")
     fails(run("generate", "--model", t5), "no prompt")
-
-
-def test_prompt_files_that_cannot_be_read_are_named(run: Run, t5: Path, tmp_path: Path) -> None:
     fails(run("generate", "--prompt-file", tmp_path / "no.txt", "--model", t5), "no.txt")
     (tmp_path / "latin.txt").write_bytes(b"\xe9t\xe9")
     fails(run("generate", "--prompt-file", tmp_path / "latin.txt", "--model", t5), "UTF-8")
-
-
-def test_a_prompt_without_end_is_refused(run: Run, t5: Path) -> None:
-    fails(run("generate", "--prompt-file", "/dev/zero", "--model", t5), "more than 33554432")
 
 
 @pytest.mark.parametrize(
@@ -114,30 +96,6 @@ def test_lookup_files_are_refused_where_nothing_would_search_them(run: Run, llam
     arguments = ("generate", PROMPT, "--model", llama, "--lookup-file", __file__)
     fails(run(*arguments, "--proposer", "draft", "--draft-model", llama), "--proposer ngram")
     fails(run(*arguments, "--proposer", "none"), "--proposer ngram")
-
-
-@pytest.mark.parametrize(
-    ("flags", "part"),
-    [
-        (
-            ("--regular-decode", "--num-draft", 3),
-            "--regular-decode drafts nothing: leave out --num",
-        ),
-        (("--regular-decode", "--speculate", 3), "leave out --speculate"),
-        (("--regular-decode", "--proposer", "ngram"), "leave out --proposer"),
-        (("--proposer", "none", "--num-draft", 3), "--proposer none drafts nothing"),
-        (("--speculate", 2, "--num-draft", 3), "are the same number"),
-    ],
-)
-def test_drafting_flags_that_contradict_each_other_are_refused(
-    run: Run, flags: tuple[object, ...], part: str
-) -> None:
-    fails(run("generate", PROMPT, "--model", "/nowhere", *flags), part)
-
-
-def test_a_sample_model_without_its_directory_is_recognized(run: Run) -> None:
-    said = "there is no directory py-llama: did you mean weights/py-llama?"
-    fails(run("generate", PROMPT, "--model", "py-llama"), said)
 
 
 def test_models_that_are_not_there_are_named(run: Run, t5: Path, monkeypatch) -> None:

@@ -67,18 +67,6 @@ def test_both_models_are_named_while_they_load_without_a_terminal(
     assert lines == ["loading target.gguf and draft.gguf", "a note"]
 
 
-def test_progress_without_a_terminal_is_a_line_after_two_seconds_and_one_a_minute(
-    lines: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(render, "A_LINE_AFTER", 2.0)
-    now = 0.0
-    with render.progress("reading the prompt", clock=lambda: now) as report:
-        for now in (0.0, 1.9, 2.0, 30.0, 61.0, 62.0, 90.0):
-            report(int(now), 100)
-        report(100, 100)
-    assert lines == ["reading the prompt: 2 of 100", "reading the prompt: 62 of 100"]
-
-
 def test_a_conversion_says_what_follows_the_full_bar(t5: Path, tmp_path: Path) -> None:
     from mlx_specdec.conversion.convert import convert
 
