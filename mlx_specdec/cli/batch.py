@@ -98,18 +98,20 @@ def batch(files: Files, flags: Made) -> None:
     for name in ("json_schema", "regex", "grammar"):
         if text := getattr(options, name):
             settings[name] = sha256(text.encode()).hexdigest()
-    with PromptLines(files.input) as lines, _opened(files.output) as output:
+    lines = PromptLines(files.input)
+    total = len(lines.prompts)
+    with _opened(files.output) as output:
         header = {"input": str(files.input), "sha256": lines.sha256, "settings": settings}
         with Journal(output, header, lines.count, overwrite=files.overwrite) as journal:
             state = f"texts are in {journal.partial}; the same command goes on from here"
             if files.output == STANDARD_OUTPUT:
                 state = "texts were made and none was written; --output FILE would have kept them"
-            interrupts.at_end(lambda: f"interrupted: {journal.done} of {lines.prompts} {state}")
+            interrupts.at_end(lambda: f"interrupted: {journal.done} of {total} {state}")
             if journal.done and not files.quiet:
-                render.tell(f"going on: {journal.done} of {lines.prompts} texts are there")
+                render.tell(f"going on: {journal.done} of {total} texts are there")
             from ..engine.memory import FIRST
 
-            rows = min(FIRST if batch_size == "auto" else batch_size, max(1, lines.prompts))
+            rows = min(FIRST if batch_size == "auto" else batch_size, total)
             how: dict[str, Any] = {"quiet": files.quiet, "history": True, "rows": rows}
             how["texts"] = lines.prompts
             pair, options = load_drafting(flags, options, **how)
@@ -126,8 +128,8 @@ def batch(files: Files, flags: Made) -> None:
                     if time.monotonic() - shown >= SHOWN_EVERY:
                         shown = time.monotonic()
                         speed = run.sums["tokens"] / run.seconds
-                        label = f"{journal.done} of {lines.prompts} texts, {speed:.0f} tokens/s"
-                        report(journal.done - before, lines.prompts - before, label)
+                        label = f"{journal.done} of {total} texts, {speed:.0f} tokens/s"
+                        report(journal.done - before, total - before, label)
             _print_errors(journal, every=files.text)
             journal.finish(as_text=files.text)
     if not files.quiet:
@@ -282,7 +284,7 @@ class BatchRun:
         from ..engine.request import Request
 
         number = 0
-        for line in self.lines:
+        for line in self.lines.prompts:
             if line.number in self.journal:
                 continue
             request = parse_line(line, self.options, as_json=self.lines.as_json)

@@ -1,5 +1,4 @@
-"""The files of the batch command: prompts, which are read line by line, and a journal of
-results."""
+"""The files of the batch command: prompts, and a journal of results."""
 
 import errno
 import fcntl
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -34,13 +33,13 @@ class Line:
 
 
 class PromptLines:
-    """The lines of a file of prompts, as a context manager. The file stays open, so that replacing
-    it during a run changes nothing.
+    """The lines of a file of prompts, which is read at once, so that replacing it during a run
+    changes nothing.
 
     Attributes:
         sha256: The digest of the file.
         count: Number of lines.
-        prompts: Number of lines that are not blank.
+        prompts: The lines that are not blank.
         as_json: Whether each line holds a JSON object, according to the file's name or to the first
             line that is not blank.
     Raises:
@@ -48,53 +47,31 @@ class PromptLines:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.count = self.prompts = 0
-        self.as_json = file.suffix.lower() in JSON_LINES
         if file.exists() and not file.is_file():
             raise PromptError(f"{file} is no regular file: save the prompts in one")
         try:
-            self._stream = file.open("rb")
-            self.sha256 = hashlib.file_digest(self._stream, "sha256").hexdigest()
+            content = file.read_bytes()
         except OSError as problem:
             raise PromptError(f"cannot read the prompts from {file}: {problem.strerror}") from None
+        self.sha256 = hashlib.sha256(content).hexdigest()
         try:
-            for line in self._lines():
-                self.count = line.number
-                if line.text.strip():
-                    self.prompts += 1
-                    if self.prompts == 1:
-                        with suppress(ValueError, RecursionError):
-                            self.as_json |= isinstance(json.loads(line.text), dict)
-            if not self.prompts:
-                raise PromptError(f"{file} has no prompts: write one a line")
-        except PromptError:
-            self._stream.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self._stream.close()
-
-    def __iter__(self) -> Iterator[Line]:
-        """Yield the lines that are not blank. Every iteration begins with the first line again."""
-        for line in islice(self._lines(), self.count):
-            if line.text.strip():
-                yield line
-
-    def _lines(self) -> Iterator[Line]:
-        self._stream.seek(0)
-        for number, part in enumerate(self._stream, start=1):
-            try:
-                text = part.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise PromptError(
-                    f"{self.file} is not UTF-8 text (line {number}): prompts must be"
-                ) from None
-            if "\0" in text:
-                raise PromptError(f"{self.file} is binary (line {number}): give a text")
-            yield Line(number, text.removesuffix("\n").removesuffix("\r"))
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as problem:
+            line = content[: problem.start].count(b"\n") + 1
+            raise PromptError(f"{file} is not UTF-8 text (line {line}): prompts must be") from None
+        if "\0" in text:
+            line = text.partition("\0")[0].count("\n") + 1
+            raise PromptError(f"{file} is binary (line {line}): give a text")
+        # splitlines() would also cut at U+2028 and form feeds, which prompts may contain.
+        lines = text.removesuffix("\n").split("\n")
+        self.count = len(lines)
+        numbered = enumerate((line.removesuffix("\r") for line in lines), start=1)
+        self.prompts = [Line(number, line) for number, line in numbered if line.strip()]
+        if not self.prompts:
+            raise PromptError(f"{file} has no prompts: write one a line")
+        self.as_json = file.suffix.lower() in JSON_LINES
+        with suppress(ValueError, RecursionError):
+            self.as_json |= isinstance(json.loads(self.prompts[0].text), dict)
 
 
 class Journal:

@@ -12,11 +12,7 @@ from mlx_specdec.errors import PromptError
 
 
 def read(file: Path) -> list[tuple[int, str]]:
-    with PromptLines(file) as read_lines:
-        taken = [(line.number, line.text) for line in read_lines]
-        assert len(taken) == read_lines.prompts
-        assert [(line.number, line.text) for line in read_lines] == taken
-        return taken
+    return [(line.number, line.text) for line in PromptLines(file).prompts]
 
 
 @pytest.mark.parametrize(
@@ -36,9 +32,8 @@ def test_lines_keep_their_numbers(
     file = tmp_path / "lines.txt"
     file.write_bytes(content)
     assert read(file) == taken
-    with PromptLines(file) as read_lines:
-        assert read_lines.count == count
-        assert read_lines.sha256 == hashlib.sha256(content).hexdigest()
+    assert PromptLines(file).count == count
+    assert PromptLines(file).sha256 == hashlib.sha256(content).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -57,8 +52,7 @@ def test_a_file_is_json_by_its_name_or_its_first_object(
     tmp_path: Path, name: str, content: str, as_json: bool
 ) -> None:
     (tmp_path / name).write_text(content)
-    with PromptLines(tmp_path / name) as read_lines:
-        assert read_lines.as_json is as_json
+    assert PromptLines(tmp_path / name).as_json is as_json
 
 
 @pytest.mark.parametrize(
