@@ -15,18 +15,19 @@ pytest.importorskip("fastapi", reason="the extra server is not installed")
 from starlette.testclient import TestClient
 
 from mlx_specdec.serve.app import Access, make_app
-from mlx_specdec.serve.events import Arguments, Call, Event, Reader, Text, joined
+from mlx_specdec.serve.events import Arguments, Call, Reader, Text
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import ServiceSettings
-from mlx_specdec.text.markers import Marker, Markers
+from mlx_specdec.text.markers import Markers
 from mlx_specdec.text.tool_formats import DEEPSEEK, DEEPSEEK_INNER, json_calls
 
 from ..support.serving import CHAT, client_of, ok, running, streamed
 from ..support.tool_parsers import TOOLS, of_parser
 from ..support.tooled import NAMED, TEMPLATE, make_tooled
 from ..support.tooled import TOOLS as KEEPING
+from .test_events import BONN, answer_to, read
 
-BONN, ROME = ("get", {"city": "Bonn"}), ("get", {"city": 'R"}me <'})
+ROME = ("get", {"city": 'R"}me <'})
 BONN_TEXT, ROME_TEXT = (json.dumps(arguments) for _, arguments in (BONN, ROME))
 BOTH = [BONN, ROME]
 BEGIN, SEPARATOR, END = DEEPSEEK_INNER
@@ -79,32 +80,12 @@ TEXTS: list[tuple[str, str, str, list[Any]]] = [
 ]
 
 
-def answer_to(events: Sequence[Event]) -> tuple[str, list[tuple[str, Any]]]:
-    """What was said and what was called."""
-    said, names, arguments = "", [], []
-    for event in joined(events):
-        if isinstance(event, Text):
-            said += event.text
-        elif isinstance(event, Call):
-            names.append(event.name)
-        else:
-            arguments.append(json.loads(event.text))
-    return said, [*zip(names, arguments, strict=True)]
-
-
-def read(name: str, *pieces: str, **more: Any) -> list[Event]:
-    reader = Reader(Markers(calls=of_parser(name), **more), TOOLS)
-    return [event for piece in (*pieces, None) for event in reader.read(piece)]
-
-
 @pytest.mark.parametrize(("name", "text", "said", "called"), TEXTS, ids=lambda each: str(each)[:40])
 def test_a_text_means_the_same_at_every_split(
     name: str, text: str, said: str, called: list[Any]
 ) -> None:
-    assert answer_to(read(name, text)) == (said, called)
-    assert answer_to(read(name, *text)) == (said, called)
-    for place in range(1, len(text)):
-        assert answer_to(read(name, text[:place], text[place:])) == (said, called), text[place:]
+    for sizes in ([], [1] * len(text), *([place] for place in range(1, len(text)))):
+        assert answer_to(read(text, sizes, name)) == (said, "", called), sizes
 
 
 @pytest.mark.parametrize(
@@ -125,10 +106,8 @@ def test_arguments_are_sent_as_they_come(name: str, text: str) -> None:
 
 
 def test_a_call_without_a_marker_may_follow_a_thought() -> None:
-    thoughts = {"think_begin": Marker("<think>", (5,)), "think_end": Marker("</think>", (6,))}
-    events = read("llama3_json", f"<think>{PARAMETERS[1]}</think>\n\n", PARAMETERS[0], **thoughts)
-    assert answer_to(event for event in events if event != events[0]) == ("", [BONN])
-    assert events[0] == Text("reasoning", PARAMETERS[1])
+    text = f"<think>{PARAMETERS[1]}</think>\n\n{PARAMETERS[0]}"
+    assert answer_to(read(text, [], "llama3_json")) == ("", PARAMETERS[1], [BONN])
 
 
 def test_an_answer_in_json_is_not_held_back() -> None:
