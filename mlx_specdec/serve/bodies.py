@@ -46,13 +46,13 @@ WORDS = {
 """The words after "must be" in an error message, by pydantic's type of error."""
 
 
-def _whole(value: Any) -> Any:
+def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 String = StrictStr
 Boolean = StrictBool
-whole = BeforeValidator(_whole)
+integral = BeforeValidator(_integral)
 """An annotation for integers. It accepts 2.0 as 2."""
 Number = Annotated[float, Field(strict=True)]
 Object = dict[str, Any]

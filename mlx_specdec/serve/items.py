@@ -189,17 +189,14 @@ class InputTokensRequest(Fields):
     reasoning: Reasoning | None = None
 
 
+FORMAT = ByType(
+    *(TextFormat, ObjectFormat, SchemaFormat),
+    words='of the type "text", "json_object" or "json_schema"',
+)
+
+
 class TextSettings(Fields):
-    format: (
-        Annotated[
-            Any,
-            ByType(
-                *(TextFormat, ObjectFormat, SchemaFormat),
-                words='of the type "text", "json_object" or "json_schema"',
-            ),
-        ]
-        | None
-    ) = None
+    format: Annotated[Any, FORMAT] | None = None
 
 
 class ResponsesRequest(Generated, InputTokensRequest):

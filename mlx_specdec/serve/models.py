@@ -8,7 +8,18 @@ from pydantic import Discriminator, Field, StrictInt, Tag, model_validator
 from ..options import MOST_DRAFTED
 from ..sampling.settings import LARGEST, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURES
 from ..text.chat import RESERVED
-from .bodies import Boolean, ByType, Fields, Number, Object, String, broken, whole, worded, zero_or
+from .bodies import (
+    Boolean,
+    ByType,
+    Fields,
+    Number,
+    Object,
+    String,
+    broken,
+    integral,
+    worded,
+    zero_or,
+)
 from .settings import Limits
 
 UNNAMED = ("", "default_model", "dummy", "tgi")
@@ -29,9 +40,11 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 MaxTokens = Annotated[
     StrictInt,
     Field(ge=-1),
-    whole,
+    integral,
     worded("a whole number from 0 on, or -1 for no limit", inside=True),
 ]
+Count = Annotated[StrictInt, Field(ge=1), integral]
+TopLogprobs = Annotated[StrictInt, Field(ge=0, le=TOP_LOGPROBS), integral]
 Repetition = Annotated[Number, Field(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])]
 Penalty = Annotated[Number, Field(ge=-LARGEST, le=LARGEST)]
 Stop = Annotated[String, Field(max_length=Limits.stop_length)]
@@ -195,7 +208,12 @@ class _FormatByType(ByType):
         return "< nested>" if nested else chosen
 
 
-FORMAT = '{"type": "json_schema", "json_schema": {"schema": {...}}}'
+FORMAT = _FormatByType(
+    *(TextFormat, ObjectFormat, SchemaFormat),
+    nested=OpenAIFormat,
+    words='{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
+    '{"schema": {...}}}',
+)
 
 
 class StructuredOutputs(Fields):
@@ -218,17 +236,7 @@ class StructuredOutputs(Fields):
 class Constrained(Fields):
     """The fields with constraints, of which a body may have one."""
 
-    response_format: (
-        Annotated[
-            Any,
-            _FormatByType(
-                *(TextFormat, ObjectFormat, SchemaFormat),
-                nested=OpenAIFormat,
-                words=f'{{"type": "text"}}, {{"type": "json_object"}} or {FORMAT}',
-            ),
-        ]
-        | None
-    ) = None
+    response_format: Annotated[Any, FORMAT] | None = None
     structured_outputs: StructuredOutputs | None = None
     regex: Written | None = None
     grammar: Written | None = None
@@ -252,17 +260,17 @@ CONSTRAINTS = tuple(Constrained.model_fields)
 
 # Sampling and generation.
 class Sampled(Fields):
-    seed: Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1), whole] | None = None
+    seed: Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1), integral] | None = None
     temperature: (
         Annotated[Number, Field(ge=0, le=TEMPERATURES[1]), zero_or(*TEMPERATURES)] | None
     ) = None
     top_p: Annotated[Number, Field(ge=0, le=1), zero_or(LEAST_TOP_P, 1)] | None = None
-    top_k: Annotated[StrictInt, Field(ge=-1), whole] | None = None
+    top_k: Annotated[StrictInt, Field(ge=-1), integral] | None = None
 
 
 class Speculative(Fields):
     closed: ClassVar[bool] = True
-    max: Annotated[StrictInt, Field(ge=0, le=MOST_DRAFTED), whole] | None = None
+    max: Annotated[StrictInt, Field(ge=0, le=MOST_DRAFTED), integral] | None = None
 
 
 class Generated(Sampled):
@@ -319,8 +327,8 @@ class Completion(Generated, Constrained):
         "typical_p": (1,),
         "web_search_options": (),
     }
-    n: Annotated[StrictInt, Field(ge=1), whole] | None = None
-    best_of: Annotated[StrictInt, Field(ge=1), whole] | None = None
+    n: Count | None = None
+    best_of: Count | None = None
     stop: Stop | Stops | None = None
     logit_bias: Biases | None = None
     stream_options: StreamOptions | None = None
@@ -334,7 +342,7 @@ class Completion(Generated, Constrained):
     xtc_probability: Annotated[Number, Field(ge=0, le=1)] | None = None
     xtc_threshold: Annotated[Number, Field(ge=0, le=0.5)] | None = None
     prediction: PredictedOutput | None = None
-    truncate_prompt_tokens: Annotated[StrictInt, Field(ge=1), whole] | None = None
+    truncate_prompt_tokens: Count | None = None
     target_lang: String | None = None
     source_lang: String | None = None
 
@@ -351,26 +359,23 @@ class Completion(Generated, Constrained):
         return self
 
 
+TOOL_CHOICE = ByType(
+    *(FunctionChoice, AllowedChoice),
+    word=OneOf,
+    words='"none", "auto", "required", or a function such as {"type": "function", "function": '
+    '{"name": ...}}',
+)
+
+
 class ChatRequest(Completion, Templated):
     """The body of /v1/chat/completions."""
 
     refused: ClassVar[Mapping[str, Sequence[object]]] = {**Completion.refused, "suffix": ("",)}
     messages: Messages
     logprobs: Boolean | None = None
-    top_logprobs: Annotated[StrictInt, Field(ge=0, le=TOP_LOGPROBS), whole] | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: ToolList | None = None
-    tool_choice: (
-        Annotated[
-            Any,
-            ByType(
-                *(FunctionChoice, AllowedChoice),
-                word=OneOf,
-                words='"none", "auto", "required", or a function such as {"type": "function", '
-                '"function": {"name": ...}}',
-            ),
-        ]
-        | None
-    ) = None
+    tool_choice: Annotated[Any, TOOL_CHOICE] | None = None
     parallel_tool_calls: Boolean | None = None
     functions: Annotated[list[Function], Field(max_length=Limits.tools)] | None = None
     function_call: Literal["none", "auto"] | Named | None = None
@@ -420,9 +425,7 @@ class TextRequest(Completion):
     prompt: Annotated[
         Prompt, Field(description="a string, a list of token ids, or a list of either")
     ]
-    logprobs: Annotated[StrictInt, Field(ge=0, le=TOP_LOGPROBS), whole] | Literal[False] | None = (
-        None
-    )
+    logprobs: TopLogprobs | Literal[False] | None = None
     echo: Boolean | None = None
     suffix: String | None = None
 

@@ -5,16 +5,16 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StrictInt
 from starlette.requests import Request
 
 from ..decoding.sequence import Emission, TokenLogprob
 from ..version import __version__
 from . import answer_models
 from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
-from .bodies import Body, Boolean, ByType, Fields, whole
+from .bodies import Body, Boolean, ByType, Fields
 from .events import Event
 from .models import (
+    Count,
     InnerSchema,
     JsonSchema,
     MaxTokens,
@@ -55,6 +55,11 @@ class SchemaGrammar(Fields):
     value: InnerSchema
 
 
+GRAMMAR = ByType(
+    *(RegexGrammar, JsonGrammar, SchemaGrammar), words='{"type": "json" or "regex", "value": ...}'
+)
+
+
 class GenerateParameters(Sampled):
     same: ClassVar[Mapping[str, str]] = {
         "max_new_tokens": "max_tokens",
@@ -70,20 +75,11 @@ class GenerateParameters(Sampled):
     repetition_penalty: Repetition | None = None
     frequency_penalty: Penalty | None = None
     stop: Stop | Stops | None = None
-    truncate: Annotated[StrictInt, Field(ge=1), whole] | None = None
+    truncate: Count | None = None
     details: Boolean | None = None
     do_sample: Boolean | None = None
     return_full_text: Boolean | None = None
-    grammar: (
-        Annotated[
-            Any,
-            ByType(
-                *(RegexGrammar, JsonGrammar, SchemaGrammar),
-                words='{"type": "json" or "regex", "value": ...}',
-            ),
-        ]
-        | None
-    ) = None
+    grammar: Annotated[Any, GRAMMAR] | None = None
 
 
 class GenerateRequest(Fields):
