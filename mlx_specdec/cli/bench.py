@@ -166,8 +166,8 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
                 raise OptionError(f"with --batch-size, name one {flags}")
     if options.max_tokens < 1:
         raise OptionError(f"max-tokens must be 1 or more, not {options.max_tokens}")
-    if measuring.report is not None:
-        _check_report(measuring.report)
+    if measuring.report is not None and not os.access(measuring.report.parent, os.W_OK):
+        raise OptionError(f"the report cannot be written to {measuring.report.parent}")
     one = Models(**{**vars(models), "draft_model": drafts[0] if drafts else None})
     model, draft_model = named(one)
     file = measuring.prompts or sample(model)
@@ -221,14 +221,6 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
         render.tell(f"report: {measuring.report}")
     if analysis.interrupted:
         raise KeyboardInterrupt
-
-
-def _check_report(file: Path) -> None:
-    """Raise OptionError if the report could not be written."""
-    if os.path.lexists(file) and not file.is_file():
-        raise OptionError(f"{file} is no regular file: name another one for the report")
-    if not os.access(file.parent, os.W_OK):
-        raise OptionError(f"the report cannot be written to {file.parent}")
 
 
 def _speculation(

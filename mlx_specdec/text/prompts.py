@@ -52,8 +52,6 @@ def read_lines(
         PromptError: If the file cannot be read.
     """
     try:
-        if file.is_char_device() or file.is_block_device():
-            raise PromptError(f"{file} is a device, maybe endless: save the {what} in a file")
         text = file.read_text(encoding="utf-8-sig")
     except OSError as problem:
         raise PromptError(f"cannot read the {what} from {file}: {problem.strerror}") from None

@@ -24,8 +24,8 @@ LONG = 1000
 run meanwhile."""
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
 """The first line of a tiktoken file: a token in base 64, and its rank."""
-EXTRA, MOST_EXTRA = 100, 100_000
-"""Default and largest number of T5's sentinels."""
+EXTRA = 100
+"""The default number of T5's sentinels."""
 _TAG = re.compile(r">>[^<>\s]+<<")
 """The tag of the target language before a source."""
 LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", re.ASCII)
@@ -323,14 +323,11 @@ class SentencePieceTokenizer(DirectoryTokenizer):
         self._count: int = self._processor.get_piece_size()
         # Some of these pieces may be sentinels (mT5's).
         last = str(self._processor.id_to_piece(self._count - 1)) if self._count else ""
-        extra = settings.get("extra_ids")
         # The pieces of MADLAD-400 are its complete vocabulary.
         full = isinstance(vocabulary, int) and self._count >= vocabulary
-        extra = (0 if full or "<extra_id_" in last else EXTRA) if extra is None else extra
-        if type(extra) is not int or not 0 <= extra <= MOST_EXTRA:
-            problem = f"tokenizer_config.json has extra_ids {extra!r:.40}"
-            raise CheckpointError(f"{problem}: need a number")
-        self._extra: int = extra
+        default = 0 if full or "<extra_id_" in last else EXTRA
+        extra = settings.get("extra_ids")
+        self._extra: int = default if extra is None else extra
         self.size = self._count + self._extra
         eos = self._processor.eos_id()
         self.eos_token_ids = () if eos < 0 else (eos,)
@@ -381,10 +378,7 @@ class NumberedTokenizer(DirectoryTokenizer):
                 written = _vocabulary(target)
         elif file.name == "spiece.model":
             # Between special tokens and pieces, Pegasus has ids for pretraining.
-            offset = settings.get("offset", 103)
-            if type(offset) is not int or not 0 < offset < 1000:
-                raise CheckpointError(f"{directory} has a tokenizer with offset {offset!a:.40}")
-            more = [f"<unk_{number}>" for number in range(2, offset)]
+            more = [f"<unk_{number}>" for number in range(2, settings.get("offset", 103))]
             special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *more, "<unk>"]
             self._ids = {name: id for id, name in enumerate([*special[:-1], *names[2:]])}
         elif (directory / "vocab.json").is_file():

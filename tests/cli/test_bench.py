@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec.cli import bench
-from mlx_specdec.cli.bench import _check_report, sample
-from mlx_specdec.errors import OptionError
+from mlx_specdec.cli.bench import sample
 from mlx_specdec.measure.analysis import Analysis
 from mlx_specdec.measure.figures import Figures, SpeedUp
 from mlx_specdec.measure.presentation import Value
@@ -182,14 +180,6 @@ def test_throughput_that_cannot_be_measured_is_reported(
 @pytest.mark.parametrize("name", ["t5-enfr", "t5-enfr-medusa", "py-llama", "py-llama-medusa"])
 def test_every_shipped_target_has_sample_prompts(name: str) -> None:
     assert sample(f"weights/{name}").is_file()
-
-
-def test_a_device_is_not_replaced_by_a_report(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with pytest.raises(OptionError, match="is no regular file"):
-        _check_report(pipe)
-    _check_report(tmp_path / "report.html")
 
 
 # The table of bench: no name is cut, however narrow the terminal.

@@ -74,11 +74,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_prompts(tmp_path)
 
 
-def test_a_device_is_not_read() -> None:
-    with pytest.raises(PromptError, match="/dev/zero is a device, maybe endless"):
-        read_prompts(Path("/dev/zero"))
-
-
 @pytest.mark.parametrize("name", ["translation.jsonl", "python.jsonl", "code_edits.jsonl"])
 def test_the_shipped_files_can_be_read_and_have_categories(name: str) -> None:
     prompts = read_prompts(SHIPPED / name)

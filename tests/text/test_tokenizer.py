@@ -167,9 +167,6 @@ def test_the_number_of_sentinels_is_said_by_the_settings(tmp_path: Path) -> None
     )
     (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": 0}')
     assert load_tokenizer(tmp_path, kind="encoder-decoder").size == tokenizer.size - 100
-    (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": "many"}')
-    with pytest.raises(CheckpointError, match="extra_ids"):
-        load_tokenizer(tmp_path, kind="encoder-decoder")
 
 
 def test_code_that_comes_with_a_tokenizer_is_not_run_and_no_question_is_put(
