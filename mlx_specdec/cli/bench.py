@@ -329,7 +329,7 @@ def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
     if shown.cluster is not None:
         text, gains = shown.cluster
         shared = [text, _table(gains, gains.columns)]
-    render.write(stream, render.laid_out(stream, title, laid, *notes, *shared))
+    render.lay_out(stream, title, laid, *notes, *shared)
 
 
 def _table(cells: Cells, columns: Sequence[str]) -> Table:

@@ -94,9 +94,7 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
 
     def announce(estimate: Estimate) -> None:
         if not output.json:
-            render.write(
-                sys.stdout, render.laid_out(sys.stdout, _sides(estimate), _verdict(estimate))
-            )
+            render.lay_out(sys.stdout, _sides(estimate), _verdict(estimate))
 
     with render.progress("measuring") as report:
         how = vars(effort)
@@ -112,7 +110,7 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
             predictions.add_row(*_cells(one, speeds.step_seconds))
         measured = (_costs(speeds, machine), predictions, *_on_cluster(found.cluster, speeds))
     notes = (f"Note: {note}." for note in found.notes)
-    render.write(sys.stdout, render.laid_out(sys.stdout, *measured, *notes))
+    render.lay_out(sys.stdout, *measured, *notes)
 
 
 def _sides(found: Estimate) -> Table:

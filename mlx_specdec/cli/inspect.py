@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,16 +70,18 @@ def inspect(source: Checkpoint, probing: Probing, output: Json) -> None:
     if not probing.probe and (probing.model is not None or probing.prompts is not None):
         raise OptionError("--model and --prompts are for --probe: give it, or leave them out")
     if probing.model is not None:
-        probed = _probe(source, probing.model, probing.prompts)
-        text = render.as_json(probed.as_dict()) if output.json else _probe_table(probed)
-        render.write(sys.stdout, text)
-        return
-    from ..conversion.inspect import inspect as look
+        found: Probe | Inspection = _probe(source, probing.model, probing.prompts)
+        show_found: Callable[[Any], None] = _show_probe
+    else:
+        from ..conversion.inspect import inspect as look
 
-    with render.progress("downloading", in_bytes=True) as report:
-        found = look(source.checkpoint, revision=source.revision, progress=report)
-    text = render.as_json(found.as_dict()) if output.json else _tables(found)
-    render.write(sys.stdout, text)
+        with render.progress("downloading", in_bytes=True) as report:
+            found = look(source.checkpoint, revision=source.revision, progress=report)
+        show_found = _show_inspection
+    if output.json:
+        render.write(sys.stdout, render.as_json(found.as_dict()))
+    else:
+        show_found(found)
 
 
 def _probe(source: Checkpoint, model: str, file: Path | None) -> Probe:
@@ -101,24 +103,24 @@ def _probe(source: Checkpoint, model: str, file: Path | None) -> Probe:
         return probe(pair, PROMPTS if prompts is None else prompts, progress=report)
 
 
-def _probe_table(probed: Probe) -> str:
+def _show_probe(probed: Probe) -> None:
     table = render.table("layers", "outputs of", ">first token accepted", ">all", ">drafted")
     names = {0: "as its files name them", -1: "one lower", 1: "one higher"}
     for numbering in probed.numberings:
         layers = ", ".join(map(str, numbering.layers))
         rates = f"{numbering.first_rate:.0%}", f"{numbering.rate:.0%}"
         table.add_row(names[numbering.shift], layers, *rates, str(numbering.drafted))
-    return render.laid_out(sys.stdout, table, render.escaped(probed.advice))
+    render.lay_out(sys.stdout, table, render.escaped(probed.advice))
 
 
-def _tables(found: Inspection) -> str:
+def _show_inspection(found: Inspection) -> None:
     types = render.table("type", ">tensors", ">size")
     for dtype, (count, nbytes) in found.dtypes.items():
         types.add_row(dtype, str(count), show(nbytes))
     report = found.tensor_report.describe() if found.tensor_report is not None else ()
     problem = [f"Not convertible: {found.problem}"] if found.problem else []
     sentences = (render.escaped(line) for line in (*report, *problem))
-    return render.laid_out(sys.stdout, _summary(found), types, _tensors(found), *sentences)
+    render.lay_out(sys.stdout, _summary(found), types, _tensors(found), *sentences)
 
 
 def _summary(found: Inspection) -> Table:

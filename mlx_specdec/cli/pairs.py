@@ -230,9 +230,9 @@ def pairs(which: Which, output: Json) -> None:
     if not output.json:
         rows = [_row(one, limit) for one in shown]
         table = render.fitted(sys.stdout, COLUMNS, DISPENSABLE, partial(_table, rows))
-        shown_table = render.laid_out(sys.stdout, table, wrap=False)
-        render.write(sys.stdout, render.laid_out(sys.stdout, text) + shown_table)
-        render.write(sys.stdout, render.laid_out(sys.stdout, NOTE))
+        render.lay_out(sys.stdout, text)
+        render.lay_out(sys.stdout, table, wrap=False)
+        render.lay_out(sys.stdout, NOTE)
     groups = {use: [one for one in shown if one.use == use] for use in USES}
     chosen = []
     for use, some in ({which.name: shown} if which.name else groups).items():

@@ -157,15 +157,15 @@ def console_for(stream: TextIO) -> Console:
     return Console(file=stream, width=width, no_color=not color, highlight=False, markup=False)
 
 
-def laid_out(stream: TextIO, *shown: object, wrap: bool = True) -> str:
-    """Render tables and sentences, one below the other. wrap: Wrap lines that are wider than the
-    terminal."""
+def lay_out(stream: TextIO, *shown: object, wrap: bool = True) -> None:
+    """Write tables and sentences, one below the other. Raises as `write` does. wrap: Wrap lines
+    that are wider than the terminal."""
     console = console_for(stream)
     if not wrap:
         console.width = NOT_A_TERMINAL
     with console.capture() as capture:
         console.print(*shown, sep="\n")
-    return capture.get()
+    write(stream, capture.get())
 
 
 class ProgressReport(Protocol):
