@@ -1,7 +1,11 @@
-"""Token ids of the messages of a chat, by the checkpoint's chat template, which transformers
-renders."""
+"""Token ids of the messages of a chat, by the checkpoint's chat template. Templates run in jinja's
+sandbox, as transformers runs them, but without the seconds that importing transformers takes."""
 
-from collections.abc import Mapping, Sequence
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 from ..errors import CheckpointError, OptionError, first_line
@@ -12,6 +16,8 @@ Settings = Mapping[str, Any] | None
 Ending = Literal["answer", "continue", "closed"]
 """How a prompt ends: with the header of a new answer, with the last message left open for the model
 to continue, or with the last message closed."""
+Chat = tuple[str, Mapping[str, Any], Callable[[str], Sequence[int]]]
+"""A template, the special tokens that it may name, and a function that encodes its output."""
 _RESERVED = (
     "add_generation_prompt chat_template continue_final_message conversation documents max_length "
     "messages padding return_assistant_tokens_mask return_dict return_tensors self tokenize "
@@ -19,6 +25,10 @@ _RESERVED = (
 )
 RESERVED = frozenset(_RESERVED.split())
 """Names that are parameters of transformers' apply_chat_template, and cannot be variables."""
+_GENERATION = re.compile(r"(\{%[-+]?\s*(?:end)?)generation\b")
+"""A block around the assistant's text, for trainers. It has the scope of a `with` block."""
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks the end of the text to continue. A template may strip its space."""
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names of the field with the reasoning of a message. Templates read the first or the second."""
 
@@ -31,32 +41,72 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def apply(
-    tokenizer: Any, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
+    chat: Callable[[bool], Chat],
+    prompt: str | Messages,
+    settings: Settings = None,
+    *,
+    ending: Ending = "answer",
 ) -> list[int]:
     """Return the token ids of messages.
 
     Args:
-        tokenizer: The tokenizer of transformers, with a chat template.
+        chat: Returns the template. Its argument is whether there are tools.
         prompt: The messages, or the text of the only message.
         settings: Variables of the template, and "tools".
         ending: How the prompt ends.
     Raises:
         CheckpointError: If the template fails.
     """
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    for place, message in enumerate(messages):
-        for thoughts in [message[name] for name in _THOUGHTS if message.get(name) is not None][:1]:
-            messages[place] = {"thinking": thoughts, **message, "reasoning_content": thoughts}
-    ways = {
-        "add_generation_prompt": ending == "answer",
-        "continue_final_message": ending == "continue",
-    }
+    conversation = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
     try:
-        return list(
-            tokenizer.apply_chat_template(messages, return_dict=False, **ways, **(settings or {}))
-        )
+        source, special, encode = chat((settings or {}).get("tools") is not None)
+        # Copies, since objects may have methods that the sandbox does not know.
+        messages, variables = json.loads(json.dumps([conversation, settings or {}], default=str))
+        variables = {"tools": None, "documents": None, **special, **variables}
+        variables["add_generation_prompt"] = ending == "answer"
+        return list(encode(_rendered(source, messages, variables, ending == "continue")))
+    except CheckpointError:
+        raise
     except Exception as problem:  # templates are programs and fail in their own ways
         raise CheckpointError(
             f"the chat template cannot be applied ({first_line(problem):.170}): use "
             "--no-chat-template"
         ) from None
+
+
+def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bool) -> str:
+    """Return the text of messages. goes_on: Whether the last message is left open."""
+    template = _compiler()(_GENERATION.sub(r"\1with", source))
+    for place, message in enumerate(messages):
+        filled = {name: value for name, value in message.items() if value is not None}
+        for thoughts in [filled[name] for name in _THOUGHTS if name in filled][:1]:
+            filled = {"thinking": thoughts, **filled, "reasoning_content": thoughts}
+        messages[place] = filled
+    if not goes_on:
+        return str(template.render(messages=messages, **variables))
+    last, name = messages[-1], "content"
+    if isinstance(last[name], list):
+        last, name = next(part for part in reversed(last[name]) if "text" in part), "text"
+    continued, last[name] = last[name], last[name] + _TAG
+    text = str(template.render(messages=messages, **variables))
+    if not (continued.strip() in text and _TAG.strip() in text and "content" in source):
+        raise ValueError("it does not write the last message as it is")
+    end = text.rindex(_TAG.strip())
+    return text[:end] if text.startswith(_TAG, end) else text[:end].rstrip()
+
+
+@functools.cache
+def _compiler() -> Any:
+    """Return the function that compiles templates."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> None:
+        raise ValueError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+    return functools.lru_cache(environment.from_string)

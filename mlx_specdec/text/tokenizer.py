@@ -1,5 +1,5 @@
-"""Tokenizers, read from the files of a checkpoint. transformers is imported for chat templates and
-for tokenizers that are neither a tokenizer.json nor a sentencepiece model."""
+"""Tokenizers, read from the files of a checkpoint. transformers is imported for
+tokenizers that are neither a tokenizer.json nor a sentencepiece model, and for some chats."""
 
 import contextlib
 import functools
@@ -20,8 +20,7 @@ Kind = Literal["encoder-decoder", "decoder-only"]
 FILES = ("*token*", "*spiece*", "*.spm", "sentencepiece*", "*vocab*", "merges*")
 """Patterns of a tokenizer's files."""
 LONG = 1000
-"""Number of tokens from which on they are decoded as a batch of one, since this lets other threads
-run meanwhile."""
+"""Number of tokens that are decoded as a batch of one, which lets other threads run meanwhile."""
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
 """The first line of a tiktoken file: a token in base 64, and its rank."""
 EXTRA = 100
@@ -30,6 +29,9 @@ _TAG = re.compile(r">>[^<>\s]+<<")
 """The tag of the target language before a source."""
 LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", re.ASCII)
 """A language code of mBART or NLLB."""
+READ_AS_IS = re.compile(r"PreTrainedTokenizerFast|TokenizersBackend|Qwen2Tokenizer(Fast)?")
+"""Classes of transformers that encode as tokenizer.json says. Other classes rebuild it."""
+_SPECIAL = re.compile(r"\b(?:bos|eos|unk|sep|pad|cls|mask)_token\b")
 SENTENCE_PIECE = ("spiece.model", "sentencepiece.bpe.model", "source.spm")
 M2M100, WMT21 = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
@@ -76,8 +78,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def pieces(self) -> list[str | None]:
-        """Return the token of each id below `size`, or None for ids without a token. The list is
-        cached and must not be changed."""
+        """Return the token of each id below `size`, or None. The list must not be changed."""
 
     @functools.cached_property
     def ids(self) -> Mapping[str, int]:
@@ -92,8 +93,7 @@ class Tokenizer(ABC):
     def apply_chat(
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
-        """Return the token ids of a prompt; see `chat.apply`. Raises CheckpointError if there is no
-        chat template, or if it fails."""
+        """Return the token ids of a prompt; see `chat.apply`. Raises CheckpointError."""
         raise CheckpointError("this model has no chat template")
 
 
@@ -119,8 +119,8 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
             "tokenizer.json or tokenizer.model"
         )
     # CodeT5's files need not name their class.
-    usual = "roberta" if kind == "encoder-decoder" and not kind_named else None
-    return TransformersTokenizer(directory, usual)
+    code_t5 = kind == "encoder-decoder" and not kind_named
+    return TransformersTokenizer(directory, "roberta" if code_t5 else None)
 
 
 class StandInTokenizer(Tokenizer):
@@ -146,7 +146,7 @@ class StandInTokenizer(Tokenizer):
 
 @contextlib.contextmanager
 def _no_panic(directory: Path, where: str = " on this text") -> Iterator[None]:
-    """Raise CheckpointError if the Rust library panics. It has already written to stderr."""
+    """Raise CheckpointError if the Rust library panics, which also writes to stderr."""
     try:
         yield
     except BaseException as problem:
@@ -168,8 +168,8 @@ class DirectoryTokenizer(Tokenizer):
         hashed = hashlib.blake2b(digest_size=16)
         found = {file for pattern in FILES for file in self._directory.glob(pattern)}
         for file in sorted(filter(Path.is_file, found)):
-            hashed.update(file.name.encode() + b"\0")
-            hashed.update(hashlib.blake2b(file.read_bytes()).digest())
+            content = hashlib.blake2b(file.read_bytes()).digest()
+            hashed.update(file.name.encode() + b"\0" + content)
         return hashed.hexdigest()
 
     @functools.cached_property
@@ -203,7 +203,14 @@ class DirectoryTokenizer(Tokenizer):
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
         with _no_panic(self._directory):
-            return chat.apply(self.templated, prompt, settings, ending=ending)
+            return chat.apply(self._chat, prompt, settings, ending=ending)
+
+    def _chat(self, tools: bool) -> chat.Chat:
+        """Return the chat template for chats with or without tools."""
+        loaded = self.templated
+        template = loaded.get_chat_template(tools=[] if tools else None)
+        encode = functools.partial(loaded.encode, add_special_tokens=False)
+        return template, loaded.special_tokens_map, encode
 
 
 def read_sentence_piece(file: Path) -> Any:
@@ -217,16 +224,14 @@ def read_sentence_piece(file: Path) -> Any:
 
 
 def template_in_json(directory: Path) -> str | None:
-    """Return the chat template in chat_template.json, which processors save, or None. Raises
-    CheckpointError if the file is not JSON."""
+    """Return the chat template in chat_template.json, or None. Raises CheckpointError."""
     file = directory / "chat_template.json"
     template = read_json(file).get("chat_template") if file.is_file() else None
     return template if isinstance(template, str) else None
 
 
 class FileTokenizer(DirectoryTokenizer):
-    """A tokenizer of the `tokenizers` library. ends_with_eos: Whether every prompt ends with EOS,
-    as for T5."""
+    """A tokenizer of the `tokenizers` library. ends_with_eos: Whether prompts end with EOS."""
 
     def __init__(
         self, directory: Path, settings: Mapping[str, Any], *, ends_with_eos: bool = False
@@ -250,13 +255,14 @@ class FileTokenizer(DirectoryTokenizer):
         end = self._tokenizer.token_to_id(eos if eos and isinstance(eos, str) else "</s>")
         self.eos_token_ids = () if end is None else (end,)
         self._closing = self.eos_token_ids if ends_with_eos else ()
+        self._settings = settings
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.size = max(vocabulary.values(), default=-1) + 1
-        templates = directory.glob("chat_template*.jinja")
-        named = settings.get("chat_template") is not None or any(templates)
-        self.has_chat_template = named or template_in_json(directory) is not None
+        template = settings.get("chat_template") or template_in_json(directory)
+        files = directory.glob("chat_template*.jinja")
+        self.has_chat_template = template is not None or any(files)
 
     def encode(self, text: str) -> list[int]:
         with _no_panic(self._directory):
@@ -264,6 +270,23 @@ class FileTokenizer(DirectoryTokenizer):
             [encoding] = self._tokenizer.encode_batch_fast([text])
             ids: list[int] = encoding.ids
         return ids if ids and ids[-1:] == [*self._closing] else [*ids, *self._closing]
+
+    def _chat(self, tools: bool) -> chat.Chat:
+        directory, settings = self._directory, self._settings
+        template, file = settings.get("chat_template"), directory / "chat_template.jinja"
+        if file.is_file():
+            template = file.read_text(encoding="utf-8")
+        template = template_in_json(directory) if template is None else template
+        wanted = {name: settings.get(name) for name in _SPECIAL.findall(str(template))}
+        texts = {n: t.get("content") if isinstance(t, Mapping) else t for n, t in wanted.items()}
+        complete = all(isinstance(text, str) for text in (template, *texts.values()))
+        older = (directory / "special_tokens_map.json").is_file()
+        complete &= "added_tokens_decoder" in settings or not older
+        complete &= not (directory / "additional_chat_templates").is_dir()
+        if not complete or not READ_AS_IS.fullmatch(str(settings.get("tokenizer_class"))):
+            return super()._chat(tools)  # transformers finds what is missing here
+        encode = functools.partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
+        return str(template), texts, lambda text: encode([text])[0].ids
 
     def decode(self, ids: Sequence[int]) -> str:
         with _no_panic(self._directory):
@@ -370,12 +393,9 @@ class NumberedTokenizer(DirectoryTokenizer):
         count = self._source.get_piece_size()
         names = [self._source.id_to_piece(id) for id in range(count)]
         special = ["<s>", "<pad>", "</s>", "<unk>"]
-        written: dict[str, int] | None = None
         if file.name == "source.spm":
             self._target = read_sentence_piece(directory / "target.spm")
             self._ids = _vocabulary(directory / "vocab.json")
-            if (target := directory / "target_vocab.json").is_file():
-                written = _vocabulary(target)
         elif file.name == "spiece.model":
             # Between special tokens and pieces, Pegasus has ids for pretraining.
             more = [f"<unk_{number}>" for number in range(2, settings.get("offset", 103))]
@@ -386,9 +406,7 @@ class NumberedTokenizer(DirectoryTokenizer):
             vocabulary = _vocabulary(directory / "vocab.json")
             tags = [f"__{code}__" for code in listed.split()]
             special += tags
-            self._ids = vocabulary | {
-                tag: len(vocabulary) + place for place, tag in enumerate(tags)
-            }
+            self._ids = vocabulary | {tag: id for id, tag in enumerate(tags, len(vocabulary))}
         else:
             # In fairseq's order, special tokens are first and languages are last.
             named = directory / "special_tokens_map.json"
@@ -400,7 +418,8 @@ class NumberedTokenizer(DirectoryTokenizer):
             ordered = [*special, *names[3:], *codes, "<mask>"]
             self._ids = {name: id for id, name in enumerate(ordered)}
             special += [*codes, "<mask>"]
-        written = self._ids if written is None else written
+        target = directory / "target_vocab.json"
+        written = _vocabulary(target) if target.is_file() else self._ids
         self.size = max(written.values()) + 1
         self._pieces = _by_id(written, self.size)
         self.special_ids = frozenset(written[name] for name in special if name in written)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.sampling.constraint import Alphabet
+from mlx_specdec.text.tokenizer import Tokenizer
 
 from .pairs import pair_for
 
@@ -27,14 +28,12 @@ PIECES = [
 SIZE = 64
 
 
-class Letters:
+class Letters(Tokenizer):
     """Tokens of one letter and of several; the rest of the model's 64 ids have none."""
 
     eos_token_ids = (END,)
     special_ids = frozenset({0, END, OTHER_END})
-    size = SIZE
-    has_chat_template = False
-    digest = "letters"
+    size, digest = SIZE, "letters"
 
     def encode(self, text: str) -> list[int]:
         """The longest piece first."""
@@ -47,11 +46,6 @@ class Letters:
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(PIECES[id] for id in ids if 2 < id < len(PIECES))
-
-    def apply_chat(
-        self, text: str, settings: object = None, *, ending: str = "answer"
-    ) -> list[int]:
-        raise AssertionError("no chat template")
 
     def pieces(self) -> list[str | None]:
         return [*PIECES, *[None] * (SIZE - len(PIECES))]

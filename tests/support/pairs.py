@@ -19,6 +19,7 @@ from mlx_specdec.models.drafters.medusa import MedusaHeads
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.text.tokenizer import Tokenizer
 
 from . import tiny
 
@@ -39,22 +40,16 @@ ONE_OF_EACH_CACHE = ("llama", "gemma3_wrapped", "mamba2", "own-head-scaled")
 """Rows that are counted back, windows, recurrent state, and the T5's own cache."""
 
 
-class Numbers:
+class Numbers(Tokenizer):
     """Token i is the text "i "; enough of a tokenizer for texts that nobody reads."""
 
-    eos_token_ids = ()
-    special_ids: frozenset[int] = frozenset()
-    size = SIZE
-    has_chat_template = False
+    size, digest = SIZE, "numbers"
 
     def encode(self, text: str) -> list[int]:
         return [int(word) for word in text.split()]
 
     def decode(self, ids) -> str:
         return "".join(f"{id} " for id in ids)
-
-    def apply_chat(self, text: str, settings: object = None) -> list[int]:
-        raise AssertionError("no chat template")
 
     def pieces(self) -> list[str | None]:
         return [str(id) for id in range(self.size)]
