@@ -19,7 +19,7 @@ from ..errors import OptionError, PromptError, SpecdecError
 from ..options import Options
 from . import interrupts, render
 from .batch_files import Journal, Line, PromptLines
-from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag
+from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag, group
 from .loading import MemoryFlags, TextFlags, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
@@ -38,11 +38,8 @@ COMMON = frozenset(setting.name for setting in fields(Options)) - {*PER_LINE}
 """Settings that are the same for all lines."""
 
 
-@dataclass(frozen=True)
+@group("Batch")
 class Files(Flags):
-    """Flags for the input, the output and the batch size."""
-
-    panel = "Batch"
     input: Path = flag(
         REQUIRED,
         "The file of prompts: one a line; or JSON lines, where its name ends in .jsonl or its "
@@ -76,7 +73,7 @@ class Files(Flags):
     quiet: bool = flag(False, "Print no statistics.")
 
 
-@dataclass(frozen=True)
+@group()
 class Made(SpecialTokens, Constraints, MemoryFlags, TextFlags):
     """Flags that change the completions."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from ..errors import OptionError
 from ..options import Options, proposers
 from . import interrupts, render
-from .flags import ChatTemplate, CostCache, Flags, Json, SamplingFlags, Verification, command, flag
+from .flags import (
+    ChatTemplate,
+    CostCache,
+    Flags,
+    Json,
+    SamplingFlags,
+    Verification,
+    command,
+    flag,
+    group,
+)
 from .loading import Models, learn_costs, load_pair, named, sample
 
 if TYPE_CHECKING:
@@ -47,11 +57,8 @@ DISPENSABLE = (
 """Columns that are left out on a narrow terminal, in this order."""
 
 
-@dataclass(frozen=True)
+@group("Measuring")
 class Measuring(Flags):
-    """Flags for what is measured, and how often."""
-
-    panel = "Measuring"
     prompts: Path | None = flag(
         None,
         'A file with one prompt a line, or JSON lines with "prompt" or "turns" and "category".',
@@ -116,12 +123,12 @@ def _count(word: str, name: str, like: str) -> int:
     raise OptionError(f"{name} must look like {like}; {word.strip()!r} is no number above 0")
 
 
-@dataclass(frozen=True)
+@group()
 class BenchFlags(CostCache, ChatTemplate, SamplingFlags, Verification):
     """Flags that change the completions."""
 
 
-@dataclass(frozen=True)
+@group()
 class Compared(Models):
     """Flags for a target and one or several draft models."""
 

@@ -8,13 +8,13 @@ import math
 import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from . import interrupts, render
-from .flags import Flags, SpecialTokens, command, flag
+from .flags import Flags, SpecialTokens, command, flag, group
 from .loading import TextFlags, count_or_auto, load_drafting
 from .serve import Defaults
 
@@ -42,19 +42,14 @@ A line that ends in \\ goes on in the next one, and so does what stands between 
 Ctrl-C stops an answer, and not the chat."""
 
 
-@dataclass(frozen=True)
+@group("Output")
 class OutputFlags(Flags):
-    """Flags for the output."""
-
-    panel = "Output"
     show_drafts: bool = flag(False, "Mark the accepted draft tokens in the text.")
     quiet: bool = flag(False, "Say nothing but the answers.")
 
 
-@dataclass(frozen=True)
+@group()
 class Answers(SpecialTokens, Defaults, TextFlags):
-    """Flags that change the answers."""
-
     max_tokens: int = flag(LONGEST_ANSWER, "The largest number of tokens of an answer.", "-m")
 
 

@@ -1,21 +1,19 @@
 """The convert command."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ..checkpoints.disk import parse
 from . import interrupts, render
-from .flags import REQUIRED, Flags, command, flag
+from .flags import REQUIRED, Flags, command, flag, group
 from .loading import REVISION
 
 
-@dataclass(frozen=True)
+@group("Conversion")
 class Conversion(Flags):
     """Flags for the source and the result. Except for max_shard_size and model, their names are
     also parameters of `conversion.convert.convert`."""
 
-    panel = "Conversion"
     model: str = flag(
         REQUIRED,
         "The source: a directory, a .gguf file or a name on the Hugging Face Hub.",
@@ -37,11 +35,8 @@ class Conversion(Flags):
     verify: bool = flag(False, "Run the source and the result, and compare what they compute.")
 
 
-@dataclass(frozen=True)
+@group("Number format")
 class NumberFlags(Flags):
-    """Flags for the dtype and the quantization of the result."""
-
-    panel = "Number format"
     dtype: Literal["float32", "float16", "bfloat16"] | None = flag(
         None, "The type of weights that are not quantized.", show_default="as stored"
     )

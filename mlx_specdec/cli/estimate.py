@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import process
@@ -14,7 +13,7 @@ from ..draft_length.saved import directory
 from ..errors import OptionError
 from ..options import own_layers
 from . import render
-from .flags import MAX_TOKENS, TEMPERATURE, Flags, Json, command, flag
+from .flags import MAX_TOKENS, TEMPERATURE, Flags, Json, command, flag, group
 from .loading import Models, Sources, load_pair, named
 
 if TYPE_CHECKING:
@@ -31,22 +30,16 @@ NEEDS_LINK = (
 )
 
 
-@dataclass(frozen=True)
+@group("Measuring")
 class EffortFlags(Flags):
-    """How much is measured."""
-
-    panel = "Measuring"
     prompt_tokens: int = flag(128, "The number of tokens of the prompt.", min=1)
     max_tokens: int = flag(128, MAX_TOKENS, "-m", min=1)
     turns: int = flag(9, "The number of times that everything is measured.", min=1)
     seconds: float = flag(60.0, "The time in seconds that measuring may take.")
 
 
-@dataclass(frozen=True)
+@group("More than one machine")
 class ClusterFlags(Flags):
-    """Several machines that share the target."""
-
-    panel = "More than one machine"
     distributed: int | None = flag(
         None, "The number of machines such as this one that are to share the target.", min=2
     )
@@ -177,11 +170,8 @@ def _on_cluster(cluster: Cluster | None, speeds: Speeds) -> Sequence[Table | str
     return text, table
 
 
-@dataclass(frozen=True)
+@group("Measuring")
 class Rounds(Flags):
-    """How rounds are measured."""
-
-    panel = "Measuring"
     temperature: float = flag(0.0, TEMPERATURE, "--temp")
     turns: int = flag(8, "The number of rounds of every draft length.", min=2)
 

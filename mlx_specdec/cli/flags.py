@@ -10,7 +10,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 
@@ -20,6 +31,7 @@ from ..sampling.grammar import LONGEST
 from ..version import __version__
 
 Command = Callable[..., None]
+Group = TypeVar("Group", bound="Flags")
 REQUIRED = MISSING
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 MOST = 2**31 - 1
@@ -43,7 +55,7 @@ def flag(default: Any, help: str, *aliases: str, argument: bool = False, **more:
 
 @dataclass(frozen=True)
 class Flags:
-    """A group of flags: a frozen dataclass whose fields are made by `flag`.
+    """A group of flags, made by the decorator `group`. Its fields are made by `flag`.
 
     Attributes:
         panel: The heading of the flags in --help."""
@@ -58,6 +70,19 @@ class Flags:
     def begin(self) -> Self:
         """Return the flags with which the command runs. Called before the command."""
         return self
+
+
+@dataclass_transform(frozen_default=True)
+def group(panel: str | None = None) -> Callable[[type[Group]], type[Group]]:
+    """Return a decorator that turns a class into a group of flags. panel: The heading of its flags,
+    or None for the heading of its base class."""
+
+    def decorate(cls: type[Group]) -> type[Group]:
+        if panel is not None:
+            cls.panel = panel
+        return dataclass(frozen=True)(cls)
+
+    return decorate
 
 
 def command(*examples: str) -> Callable[[Command], Command]:
@@ -143,11 +168,8 @@ def by_model(otherwise: str) -> str:
     return f"the model's own, or {otherwise}"
 
 
-@dataclass(frozen=True)
+@group("Prompt")
 class ChatTemplate(Flags):
-    """Flags for chat templates, languages and the prefill of a prompt."""
-
-    panel = "Prompt"
     no_chat_template: bool = flag(
         False, "Use no chat template; take the prompt as it is.", "--ignore-chat-template"
     )
@@ -187,11 +209,8 @@ class ChatTemplate(Flags):
         }
 
 
-@dataclass(frozen=True)
+@group("Output")
 class SpecialTokens(Flags):
-    """Flags for special tokens in the output."""
-
-    panel = "Output"
     show_special_tokens: bool = flag(
         False,
         "Print special tokens too, except for those that end or pad a text. The sentinels of a T5 "
@@ -199,22 +218,16 @@ class SpecialTokens(Flags):
     )
 
 
-@dataclass(frozen=True)
+@group("Drafting")
 class CostCache(Flags):
-    """Flags for the saved costs of rounds, with which --num-draft auto begins."""
-
-    panel = "Drafting"
     no_cache: bool = flag(False, "Neither use nor keep the costs of rounds on this machine.")
 
     def for_options(self) -> dict[str, Any]:
         return {**super().for_options(), "cost_cache": not self.no_cache}
 
 
-@dataclass(frozen=True)
+@group("Verification")
 class RuleFlags(Flags):
-    """Flags for the acceptance rule."""
-
-    panel = "Verification"
     rule: Literal["coupled", "token", "block", "typical"] | None = flag(
         None,
         "The rule by which draft tokens are accepted: coupled writes the same text as plain "
@@ -229,10 +242,8 @@ class RuleFlags(Flags):
     )
 
 
-@dataclass(frozen=True)
+@group()
 class Verification(RuleFlags):
-    """Flags for the acceptance rule, or for simulated acceptance."""
-
     simulate_acceptance: float | None = flag(
         None,
         "Measure decoding as if each draft token were accepted with this probability. No text is "
@@ -243,21 +254,15 @@ class Verification(RuleFlags):
         return {**super().for_options(), "simulated_acceptance": self.simulate_acceptance}
 
 
-@dataclass(frozen=True)
+@group("Verification")
 class Lenience(Flags):
-    """Flags for lossy verification."""
-
-    panel = "Verification"
     delta: float = flag(0.0, "The lenience from 0 to 1; the text is lossy above 0.")
     posterior_threshold: float = flag(0.09, "The probability above which typical always accepts.")
     posterior_alpha: float = flag(0.3, "The factor of exp(-entropy) in the threshold of typical.")
 
 
-@dataclass(frozen=True)
+@group("Sampling")
 class SamplingFlags(Flags):
-    """Flags for the distribution that tokens are sampled from."""
-
-    panel = "Sampling"
     max_tokens: int = flag(100, MAX_TOKENS, "-m")
     seed: int = flag(0, "The seed that decides the text above temperature 0.")
     temperature: float = flag(0.0, TEMPERATURE, "--temp")
@@ -266,7 +271,7 @@ class SamplingFlags(Flags):
     min_p: float = flag(0.0, MIN_P)
 
 
-@dataclass(frozen=True)
+@group()
 class ModelSampling(SamplingFlags):
     """Flags for sampling whose defaults are the model's own. None means that a flag was not
     given."""
@@ -303,19 +308,13 @@ class ModelSampling(SamplingFlags):
         return {name: value for name, value in settings.items() if getattr(self, name) is None}
 
 
-@dataclass(frozen=True)
+@group("Output")
 class Json(Flags):
-    """The flag for output that programs read."""
-
-    panel = "Output"
     json: bool = flag(False, "Print one JSON object on standard output.")
 
 
-@dataclass(frozen=True)
+@group("Constraints")
 class Constraints(Flags):
-    """Flags for constraints on the completion."""
-
-    panel = "Constraints"
     json_schema: str | None = flag(
         None,
         "The JSON schema that the text has to fit: a file, or the schema itself in braces.",
@@ -349,11 +348,8 @@ def _contents(name: str, file: Path | None) -> str | None:
         raise OptionError(f"{name}: {file} is not UTF-8 text") from None
 
 
-@dataclass(frozen=True)
+@group("Sampling")
 class Penalties(Flags):
-    """Flags that change the probability of single tokens, or end the completion."""
-
-    panel = "Sampling"
     xtc_probability: float = flag(
         0.0, "The share of positions whose top choices are excluded; 0 excludes none."
     )

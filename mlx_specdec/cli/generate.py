@@ -7,7 +7,7 @@ import select
 import stat
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from .. import process
 from ..errors import OptionError, PromptError
 from ..options import Options
 from . import render
-from .flags import Constraints, Flags, Json, SpecialTokens, Verification, command, flag
+from .flags import Constraints, Flags, Json, SpecialTokens, Verification, command, flag, group
 from .loading import SHIPPED_PROMPT, TextFlags, load_drafting
 
 if TYPE_CHECKING:
@@ -32,11 +32,8 @@ TURNS = 3
 """How often plain and speculative decoding are timed, alternately, after one warm-up each."""
 
 
-@dataclass(frozen=True)
+@group("Prompt")
 class PromptFlags(Flags):
-    """Flags for the source of the prompt, and for the prompt cache."""
-
-    panel = "Prompt"
     prompt_words: str | None = flag(
         None,
         "The prompt. Without one, a pipe on standard input is read; - reads it always.",
@@ -55,15 +52,13 @@ class PromptFlags(Flags):
     )
 
 
-@dataclass(frozen=True)
+@group()
 class GenerateFlags(SpecialTokens, Constraints, Verification, TextFlags):
     """Flags that change the completion."""
 
 
-@dataclass(frozen=True)
+@group()
 class Output(Json):
-    """Flags for the output."""
-
     show_drafts: bool = flag(False, "Mark the accepted draft tokens in the text.")
     verbose: bool = flag(False, "Say which draft lengths were chosen, and why.")
     quiet: bool = flag(False, "Print the text only, without statistics.")

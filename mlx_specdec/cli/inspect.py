@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.disk import show
 from ..errors import OptionError
 from . import render
-from .flags import REQUIRED, Flags, Json, command, flag
+from .flags import REQUIRED, Flags, Json, command, flag, group
 from .loading import MODEL, REVISION, load_pair
 
 _PARTS = ("weight", "scales", "biases")
@@ -25,11 +24,8 @@ if TYPE_CHECKING:
     from ..measure.probe import Probe
 
 
-@dataclass(frozen=True)
+@group("Checkpoint")
 class Checkpoint(Flags):
-    """Flags for the checkpoint to show."""
-
-    panel = "Checkpoint"
     checkpoint: str = flag(
         REQUIRED,
         "The model's directory, a .gguf file, one file of tensors, or a name on the Hub.",
@@ -39,11 +35,8 @@ class Checkpoint(Flags):
     revision: str | None = flag(None, REVISION)
 
 
-@dataclass(frozen=True)
+@group("Probe")
 class Probing(Flags):
-    """Flags for a probe of a drafter."""
-
-    panel = "Probe"
     probe: bool = flag(
         False,
         "Measure what the target accepts of a drafter on hidden states that reads the layers "
@@ -175,6 +168,6 @@ def _tensors(found: Inspection) -> Table:
         key = ("\n".join(parts), dtype, shape)
         groups.setdefault(key, []).append(nbytes)
     table = render.table("tensor", ">", "type", "shape", ">size")
-    for (name, dtype, shape), group in groups.items():
-        table.add_row(render.escaped(name), str(len(group)), dtype, shape, show(sum(group)))
+    for (name, dtype, shape), members in groups.items():
+        table.add_row(render.escaped(name), str(len(members)), dtype, shape, show(sum(members)))
     return table

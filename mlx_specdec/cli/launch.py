@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +16,7 @@ import typer
 
 from ..errors import OptionError
 from . import render
-from .flags import REQUIRED, Flags, command, flag
+from .flags import REQUIRED, Flags, command, flag, group
 
 LOCAL = "127.0.0.1"
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -25,11 +24,8 @@ MODEL_FLAGS = ("--model", "--model-name")
 PACKAGE = __name__.partition(".")[0]
 
 
-@dataclass(frozen=True)
+@group("Machines")
 class Machines(Flags):
-    """Flags for the machines and their connection."""
-
-    panel = "Machines"
     hosts: str | None = flag(
         None, "The machines, as ssh knows them; the first one is rank 0.", metavar="A,B"
     )
@@ -50,11 +46,8 @@ class Machines(Flags):
     show: bool = flag(False, "Print the command of mlx.launch, and run nothing.")
 
 
-@dataclass(frozen=True)
+@group("Command")
 class Launched(Flags):
-    """The command that all ranks run."""
-
-    panel = "Command"
     words: list[str] = flag(
         REQUIRED,
         "A command of mlx-specdec with its flags, behind --; --distributed and --status-file are "

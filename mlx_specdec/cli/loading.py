@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -27,6 +27,7 @@ from .flags import (
     Penalties,
     RuleFlags,
     flag,
+    group,
 )
 from .pairs import AUTO, TOKENS, USES, best_for, draft_for
 
@@ -53,20 +54,14 @@ REVISION = "The branch, tag or commit of the model on the Hub."
 DTYPE = "The number format to compute in."
 
 
-@dataclass(frozen=True)
+@group("Model")
 class ModelFlags(Flags):
-    """Flags for one model, which must be named."""
-
-    panel = "Model"
     model: str = flag(REQUIRED, f"The model: a {MODEL}", "--model-name")
     dtype: Dtype = flag("auto", DTYPE)
 
 
-@dataclass(frozen=True)
+@group("Model")
 class Sources(Flags):
-    """Flags for the names of a target and a draft model, and for their dtypes and quantization."""
-
-    panel = "Model"
     model: str | None = flag(
         None,
         "The target: a directory, a name on the Hub, or auto or auto:code for the best pair of the "
@@ -116,10 +111,8 @@ class Sources(Flags):
         return replace(self, **chosen, q_bits=q_bits, draft_q_bits=draft_q_bits)
 
 
-@dataclass(frozen=True)
+@group()
 class Models(Sources):
-    """Flags for the loading of a pair."""
-
     adapter_path: Path | None = flag(
         None, "An adapter for the target: a directory that mlx-lm has trained.", metavar="DIR"
     )
@@ -162,11 +155,8 @@ class Models(Sources):
         return self
 
 
-@dataclass(frozen=True)
+@group("Model")
 class KVCacheFlags(Models):
-    """Flags for the loading of a pair, and for the KV cache of decoder-only models."""
-
-    panel = "Model"
     kv_bits: int | None = flag(
         None,
         "Quantize the KV cache to 2, 3, 4, 6 or 8 bits; outputs with drafts can then differ from "
@@ -180,11 +170,8 @@ class KVCacheFlags(Models):
         return {**super().loading(), "caches": caches}
 
 
-@dataclass(frozen=True)
+@group("Model")
 class MemoryFlags(Flags):
-    """The flag for the memory of sequences that are decoded together."""
-
-    panel = "Model"
     memory_budget: str | None = flag(
         None,
         "The memory that all texts together may take beside the models, such as 8GB; what does not "
@@ -202,11 +189,8 @@ class MemoryFlags(Flags):
         return nbytes
 
 
-@dataclass(frozen=True)
+@group("Drafting")
 class Drafting(CostCache, KVCacheFlags):
-    """Flags for a pair, its proposer and the draft length."""
-
-    panel = "Drafting"
     proposer: str | None = flag(
         None,
         "The drafter: a draft model (draft), n-gram lookup in the prompt and the text (ngram), "
@@ -287,7 +271,7 @@ class Drafting(CostCache, KVCacheFlags):
         }
 
 
-@dataclass(frozen=True)
+@group()
 class TextFlags(Penalties, ModelSampling, Lenience, RuleFlags, Drafting, ChatTemplate):
     """The flags of all commands that generate completions."""
 

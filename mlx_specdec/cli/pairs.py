@@ -16,7 +16,7 @@ from .. import process
 from ..checkpoints.disk import show
 from ..errors import OptionError
 from . import render
-from .flags import Flags, Json, command, flag
+from .flags import Flags, Json, command, flag, group
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -199,11 +199,8 @@ def best_for(use: str, q_bits: int | None = None) -> tuple[KnownPair, int]:
     )
 
 
-@dataclass(frozen=True)
+@group("Pairs")
 class Which(Flags):
-    """Flags for the pairs to show."""
-
-    panel = "Pairs"
     name: str | None = flag(
         None, "Show the pairs whose names have this in them.", argument=True, metavar="NAME"
     )

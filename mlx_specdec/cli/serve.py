@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..checkpoints.disk import parse
 from ..errors import OptionError
-from .flags import Flags, ModelSampling, command, flag
+from .flags import Flags, ModelSampling, command, flag, group
 from .loading import MemoryFlags, TextFlags, load_drafting, named
 
 if TYPE_CHECKING:
@@ -23,11 +22,8 @@ PROGRAM = __name__.partition(".")[0]
 NEEDED = ("fastapi", "uvicorn")
 
 
-@dataclass(frozen=True)
+@group("Server")
 class NetworkFlags(Flags):
-    """Flags for the server's address and for access to it."""
-
-    panel = "Server"
     host: str = flag("127.0.0.1", "The address to listen on; 0.0.0.0 is every one.")
     port: int = flag(8080, "The port to listen on; 0 takes a free one.")
     api_key: list[str] | None = flag(
@@ -60,11 +56,8 @@ class NetworkFlags(Flags):
     )
 
 
-@dataclass(frozen=True)
+@group("Server")
 class Load(Flags):
-    """Flags that limit the server's load."""
-
-    panel = "Server"
     batch_size: int = flag(16, "The number of requests that are decoded at once.", min=1)
     max_waiting: int = flag(64, "The number of requests that may wait; more are refused.", min=0)
     max_model_len: int | None = flag(
@@ -82,11 +75,8 @@ class Load(Flags):
     )
 
 
-@dataclass(frozen=True)
+@group("Server")
 class PromptCacheFlags(Flags):
-    """Flags for the prompt cache."""
-
-    panel = "Server"
     prompt_cache_bytes: str | None = flag(
         None,
         "The bound of what is kept of prompts, such as 4GB; 0 keeps nothing.",
@@ -122,10 +112,8 @@ class PromptCacheFlags(Flags):
         return nbytes
 
 
-@dataclass(frozen=True)
+@group()
 class Defaults(ModelSampling):
-    """Flags for the default settings of requests."""
-
     max_tokens: int = flag(
         512, "The largest number of tokens of an answer whose request names none.", "-m"
     )
@@ -138,7 +126,7 @@ class Defaults(ModelSampling):
         return {name: value for name, value in settings.items() if value is not None}
 
 
-@dataclass(frozen=True)
+@group()
 class Requests(Defaults, MemoryFlags, TextFlags):
     """Flags that change the completions of requests."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import OptionError
 from ..training.config import DataConfig, DistillConfig, DraftConfig, DrafterConfig, HeadsConfig
 from . import interrupts, render
-from .flags import REQUIRED, Flags, command, flag
+from .flags import REQUIRED, Flags, command, flag, group
 from .loading import ModelFlags, load_pair
 
 if TYPE_CHECKING:
@@ -27,11 +26,8 @@ COLLECTING, DISTILLING, FITTING = DataConfig(), DistillConfig(), HeadsConfig()
 DRAFTING = DrafterConfig()
 
 
-@dataclass(frozen=True)
+@group("Data")
 class TrainingTexts(Flags):
-    """Flags for the training data."""
-
-    panel = "Data"
     data: Path = flag(
         REQUIRED,
         'A file with one text a line, or JSON lines with "prompt" and maybe "target".',
@@ -64,11 +60,8 @@ class TrainingTexts(Flags):
         return DataConfig(**sizes, self_distill=distill, temperatures=temperatures, seed=seed)
 
 
-@dataclass(frozen=True)
+@group("Training")
 class HeadSchedule(Flags):
-    """Flags for the training of Medusa heads."""
-
-    panel = "Training"
     batch: int = flag(FITTING.batch, "The number of hidden states in one step.")
     epochs: int = flag(FITTING.epochs, "The largest number of passes over the data.")
     learning_rate: float = flag(FITTING.learning_rate, "The highest learning rate.", "--lr")
@@ -78,10 +71,8 @@ class HeadSchedule(Flags):
     seed: int = flag(FITTING.seed, "The seed of the data's order and of new weights.")
 
 
-@dataclass(frozen=True)
+@group()
 class DraftSchedule(HeadSchedule):
-    """Flags for the training of a draft model or a drafter."""
-
     batch: int | None = flag(  # type: ignore[assignment]
         None,
         "The number of texts in one step.",
@@ -99,11 +90,8 @@ class DraftSchedule(HeadSchedule):
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-@dataclass(frozen=True)
+@group("Heads")
 class Heads(Flags):
-    """Flags for the shape and the output of Medusa heads."""
-
-    panel = "Heads"
     output: Path | None = flag(
         None, "The directory to write to.", show_default="weights/NAME-medusa"
     )
@@ -114,12 +102,8 @@ class Heads(Flags):
     )
 
 
-@dataclass(frozen=True)
+@group("Draft")
 class Draft(Flags):
-    """Flags for the kind, the initial weights, the output and the loss of a draft model or
-    drafter."""
-
-    panel = "Draft"
     kind: Literal["draft", "dspark", "eagle3"] = flag(
         "draft",
         "What to train: a draft model, or a drafter that reads the target's hidden states, in "
