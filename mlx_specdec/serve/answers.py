@@ -30,9 +30,7 @@ class Choice:
     """One completion of an answer, as far as it was generated.
 
     Attributes:
-        index: Index among the choices of the answer.
         drafted: Number of draft tokens.
-        accepted: Number of accepted draft tokens.
         finish_reason: The engine's reason, or None before the end. It is "length" for a completion
             that was cut because of the time limit.
         stop: The stop string that ended the completion, or "".

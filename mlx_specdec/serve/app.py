@@ -55,8 +55,7 @@ class Access:
     Attributes:
         keys: API keys. A request needs one of them, unless there are none.
         origins: Origins of web pages that may send requests.
-        loopback_name: The loopback host that the server listens on, if Host headers are checked,
-            or None.
+        loopback_name: The loopback host that the server listens on, or None to accept any Host.
     """
 
     keys: Sequence[str] = ()

@@ -45,8 +45,6 @@ class Engine:
 
     Args:
         load: Returns the models and the default options. It is called in the thread.
-        batch_size: Largest number of requests in a batch.
-        waiting: Largest number of requests that wait.
         store: The files of the prompt cache, or None for no prompt cache.
         memory_budget: Bytes for all sequences, or None for the scheduler's default.
     Attributes:

@@ -67,13 +67,8 @@ MOST_PARSED = 1 << 16
 
 
 class Section:
-    """A reader of a section of tool calls.
-
-    Args:
-        begun: The marker that began the section.
-        tools: The tools, in the format of chat templates.
-        count: Number of calls before the section.
-    """
+    """A reader of a section of tool calls. begun: The marker that began the section. count: Number
+    of calls before the section."""
 
     def __init__(self, calls: CallFormat, begun: str, tools: Sequence[Any], count: int) -> None:
         self.count = count
@@ -170,7 +165,6 @@ class Reader:
     """A reader of one choice.
 
     Attributes:
-        markers: The markers of reasoning and tool calls.
         tools: The tools, in the format of chat templates.
         thinking: Whether the text begins within reasoning.
         most_calls: Largest number of calls. Further calls are dropped.

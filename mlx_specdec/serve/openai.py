@@ -29,7 +29,6 @@ class CompletionWriter(Writer):
     Attributes:
         answer_type: The field "object" of a complete answer.
         chunk_type: The field "object" of a chunk.
-        prefix: The beginning of ids.
         nothing: The content of a chunk without text.
     """
 

@@ -69,7 +69,6 @@ class RequestParser:
         name: The model's name for clients.
         budget: The memory budget, or None for no limit.
         responses: The responses that a request may continue.
-        tenant: The sender of the requests.
     """
 
     pair: Pair

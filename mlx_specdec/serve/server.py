@@ -146,9 +146,8 @@ class Connection(H11Protocol):
     """A connection to a client, which is closed if the client is silent for too long.
 
     Attributes:
-        head_seconds: Seconds for the headers of a request, and for the rest of a body that was
-            answered early.
-        stall_seconds: Seconds in which a client must read a part of the answer.
+        head_seconds: Limit for the headers of a request, and the rest of a body answered early.
+        stall_seconds: Limit in which a client must read a part of the answer.
     """
 
     head_seconds = 10.0

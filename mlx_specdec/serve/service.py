@@ -48,13 +48,11 @@ class Endpoint:
     """A path with its handler and its description in /openapi.json.
 
     Attributes:
-        path: The path in FastAPI's syntax.
         handler: For a POST, a function of a RequestParser and a checked Body that returns the
             answer or the Writer of the answer. For other methods, a function of (Service, Request).
         answer: The type of the answer, or None if it is not JSON.
         summary: A phrase for /openapi.json.
         body: The model of the body, if the method is POST.
-        media: The content type of the answer.
         error: Returns the status and the payload of a Problem.
         verb: The method of a path without a body.
     """

@@ -8,21 +8,13 @@ class Limits:
     """How much one request may take, so that no request can stop the others.
 
     Attributes:
-        body_bytes: Size of one body.
         large_bytes: Size of all bodies that are being received and tokenized, without the first
             64 KiB of each.
         waiting: Requests in the queue.
         seconds: Time for a completion.
-        body_seconds: Time to receive a body.
-        choices: Completions of one request.
-        stops: Entries of `stop`.
-        stop_length: Characters of a stop string.
-        biases: Entries of `logit_bias`.
+        stops, biases, tools: Entries of these fields.
         schema_bytes: Size of a schema or a grammar.
-        schema_depth: Nested brackets of a schema.
-        tools: Entries of `tools`.
-        context: Tokens of a prompt and its completion together, if that is less than the model's
-            context.
+        context: Tokens of a prompt and its completion together, or None for the model's context.
     """
 
     body_bytes: int = 16 << 20
@@ -48,8 +40,6 @@ class ServiceSettings:
         drawn_seeds: Draw a random seed for a request without one, instead of the server's default.
         metrics: Add vLLM's figures of speculative decoding to answers.
         keep_billing: Keep billing lines and countdowns of Claude Code in system prompts.
-        strict_model: Refuse requests that name another model.
-        aliases: Further names of this model.
         tool_call_parser: Name of the format of tool calls, or "" for the format that the chat
             template shows.
     """

@@ -20,7 +20,6 @@ class Conversation:
 
     Attributes:
         items: All items of the conversation, including the response's output.
-        tenant: The tenant who sent the request.
         nbytes: Size of the response and the items as JSON.
     """
 

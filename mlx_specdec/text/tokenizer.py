@@ -52,7 +52,6 @@ class Tokenizer(ABC):
 
     Attributes:
         eos_token_ids: The ids that end a completion, as far as the tokenizer knows them.
-        special_ids: The ids that are never printed.
         size: The highest id + 1. A model's logits may be wider because of padding.
         has_chat_template: Whether `apply_chat` works.
         digest: The digest of the tokenizer's files.
