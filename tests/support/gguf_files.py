@@ -47,7 +47,6 @@ class Gguf:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     lists: dict[str, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
     packed: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
-    order: str = "<"
     version: int = 3
     alignment: int = 32
     counts: tuple[int, int] | None = None
@@ -64,7 +63,7 @@ class Gguf:
             listing += self.text(name) + self.pack("I", len(axes))
             listing += b"".join(self.pack("Q", axis) for axis in axes)
             listing += self.pack("I", kind) + self.pack("Q", offset)
-            body += array.astype(array.dtype.newbyteorder(self.order)).tobytes()
+            body += array.tobytes()
         counts = self.counts or (len(self.arrays), len(keys))
         head = b"GGUF" + self.pack("I", self.version)
         head += b"".join(self.pack("Q", count) for count in counts)
@@ -85,7 +84,7 @@ class Gguf:
 
     def pack(self, form: str, number: Any) -> bytes:
         """One number."""
-        return struct.pack(self.order + form, number)
+        return struct.pack(f"<{form}", number)
 
     def text(self, text: str) -> bytes:
         """One string."""

@@ -1,7 +1,6 @@
 """Torch archives made by hand: the few that real torch does not write, and hostile ones."""
 
-from __future__ import annotations
-
+import pickle
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -45,40 +44,21 @@ class Persistent:
     value: Any
 
 
-@dataclass(frozen=True)
-class Raw:
-    """Operations as they are."""
-
-    code: bytes
-
-
 def encode(value: Any) -> bytes:
     """The operations that build a value, protocol 2."""
-    if isinstance(value, Raw):
-        return value.code
     if isinstance(value, Name):
         return f"c{value.module}\n{value.name}\n".encode()
     if isinstance(value, Call):
         return encode(value.name) + encode(value.arguments) + b"R"
     if isinstance(value, Persistent):
         return encode(value.value) + b"Q"
-    if value is None or isinstance(value, bool):
-        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
-    if isinstance(value, int):
-        text = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-        return b"\x8a" + bytes([len(text)]) + text
-    if isinstance(value, float):
-        return b"G" + struct.pack(">d", value)
-    if isinstance(value, str):
-        text = value.encode("utf-8", "surrogatepass")
-        return b"X" + struct.pack("<I", len(text)) + text
     if isinstance(value, tuple):
         return b"(" + b"".join(map(encode, value)) + b"t"
     if isinstance(value, list):
         return b"](" + b"".join(map(encode, value)) + b"e"
     if isinstance(value, dict):
         return b"}(" + b"".join(encode(k) + encode(v) for k, v in value.items()) + b"u"
-    raise TypeError(type(value))
+    return pickle.dumps(value, protocol=2)[2:-1]
 
 
 def pickled(value: Any) -> bytes:

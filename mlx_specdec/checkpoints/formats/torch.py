@@ -1,7 +1,6 @@
 """Reader of a file that torch.save has written, without torch: a zip archive, or an older stream.
 The pickle may create plain values and call the functions in ADMITTED, and nothing else."""
 
-import io
 import math
 import mmap
 import pickle
@@ -19,12 +18,8 @@ from .. import tensors
 from ..disk import open_map
 from ..tensors import Contents, Malformed, TensorInfo, TensorReader
 
-MOST_AXES = 16
-LONGEST_PICKLE = 1 << 23
-"""Most bytes of a pickle, enough for 50,000 tensors. A hostile pickle needs about 80 times as much
-memory as it has bytes."""
 ZIP_MAGIC, OLD_MAGIC = b"PK\x03\x04", 0x1950A86A20F9469CFC6C
-_LOCAL_BYTES, _ENCRYPTED = 30, 0x1
+_LOCAL_BYTES = 30
 _BROKEN = "is truncated or damaged: download it again"
 
 
@@ -65,54 +60,17 @@ class TorchTensor:
     strides: tuple[int, ...]
 
 
-class Entries(dict[Any, Any]):
-    """A dictionary in a pickle. Keys must be plain values, because hashing a deeply nested tuple
-    would overflow the stack."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if not isinstance(key, str | int | float | bytes | None):
-            raise Malformed("is refused: its pickle has a dictionary key that is no plain value")
-        super().__setitem__(key, value)
-
-
-def _ordered_dict(pairs: Any = ()) -> Entries:
-    entries = Entries()
-    for key, value in pairs:
-        entries[key] = value
-    if pairs:
-        pairs.clear()  # a hostile pickle could pass the same list to many calls, to fill memory
-    return entries
-
-
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> TorchTensor:
     """Make a tensor, as torch._utils._rebuild_tensor does. rest: Whether the tensor has a gradient,
     the hooks, and in some versions the element type and flags."""
     if any(isinstance(value, dict) and value for value in rest):
         raise Malformed("holds a tensor that is marked as negated or conjugated: not read here")
-    _check(isinstance(storage, Storage), "tensor")
     kind = next((value for value in rest if isinstance(value, TorchType)), storage.kind)
-    extents, places = (shape, strides) if type(shape) is type(strides) is tuple else ((), (None,))
-    sized = all(_is_size(number) for number in (offset, *extents, *places))
-    fits = sized and max(extents, default=0) <= tensors.LARGEST_EXTENT and len(rest) <= 4
-    _check(fits and len(extents) == len(places) <= MOST_AXES, "tensor")
-    last = sum((extent - 1) * stride for extent, stride in zip(extents, places, strict=True))
-    if math.prod(extents) and (offset + last + 1) * kind.size > storage.nbytes:
+    last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+    reaches = bool(math.prod(shape)) and (offset + last + 1) * kind.size > storage.nbytes
+    if reaches or min((offset, *shape, *strides)) < 0:
         raise Malformed("is damaged: a tensor reaches beyond its storage")
     return TorchTensor(storage, kind, offset, shape, strides)
-
-
-def _tensor_of_class(function: Any, _class: Any, arguments: Any, _attributes: Any) -> Any:
-    _check(function is _tensor, "tensor")
-    return function(*arguments)
-
-
-def _check(sound: bool, what: str) -> None:
-    if not sound:
-        raise Malformed(f"is damaged: its pickle describes a {what} wrongly")
-
-
-def _is_size(number: Any) -> bool:
-    return type(number) is int and 0 <= number < 2**62
 
 
 _TYPES = (
@@ -143,8 +101,10 @@ ADMITTED: Mapping[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor_v3"): _tensor,
     ("torch._utils", "_rebuild_parameter"): lambda tensor, gradient, hooks: tensor,
     ("torch._utils", "_rebuild_parameter_with_state"): lambda tensor, grad, hooks, state: tensor,
-    ("torch._tensor", "_rebuild_from_type_v2"): _tensor_of_class,
-    ("collections", "OrderedDict"): _ordered_dict,
+    ("torch._tensor", "_rebuild_from_type_v2"): lambda function, kind, values, state: function(
+        *values
+    ),
+    ("collections", "OrderedDict"): dict,
     ("torch", "Size"): lambda extents: extents,
     ("torch", "device"): lambda kind, index=None: None,
     **{("torch", name): KINDS[kind] for kind, name, _ in _TYPES if name},
@@ -155,30 +115,17 @@ ADMITTED: Mapping[tuple[str, str], Any] = {
     ("torch.nn.parameter", "Parameter"): None,
 }
 """Every name that a pickle may use: (module, name) -> the object that it gets instead."""
-_OPERATIONS = """
-PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT SHORT_BINUNICODE
-BINUNICODE BINUNICODE8 SHORT_BINSTRING BINSTRING SHORT_BINBYTES BINBYTES BINBYTES8 EMPTY_TUPLE
-TUPLE1 TUPLE2 TUPLE3 TUPLE EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS BINPUT LONG_BINPUT
-MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID
-"""
-"""The pickle operations that state dicts need. Other operations hash tuples, or allocate memory of
-a size that the pickle states."""
-_CODES = b"".join(getattr(pickle, name) for name in _OPERATIONS.split())
 _Base: Any = pickle._Unpickler
 
 
 class Unpickler(_Base):
-    """The unpickler in Python. The one in C allocates memory up to the largest index of its memo.
-    storages: Key -> storage that the pickle mentions."""
+    """The unpickler in Python, whose operations can be changed. storages: Key -> storage that the
+    pickle mentions."""
 
-    dispatch: ClassVar = {
-        **{code: _Base.dispatch[code] for code in _CODES},
-        pickle.EMPTY_DICT[0]: lambda self: self.append(Entries()),
-        # The state of a dictionary is metadata, which is not needed.
-        pickle.BUILD[0]: lambda self: self.stack.pop(),
-    }
+    # The state of a dictionary is metadata, which is not needed. Nothing else may be changed by it.
+    dispatch: ClassVar = {**_Base.dispatch, pickle.BUILD[0]: lambda self: self.stack.pop()}
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: mmap.mmap) -> None:
         super().__init__(file, encoding="latin1")  # for strings of Python 2
         self.storages: dict[str, Storage] = {}
 
@@ -189,11 +136,9 @@ class Unpickler(_Base):
         return ADMITTED[module, name]
 
     def persistent_load(self, identity: Any) -> Storage:
-        if not (type(identity) is tuple and len(identity) in (5, 6) and identity[0] == "storage"):
-            raise Malformed("is damaged or no state dict: its pickle refers to what is no storage")
         _, kind, key, _, count, *view = identity
-        sound = isinstance(kind, TorchType) and type(key) is str and _is_size(count)
-        _check(sound and view in ([], [None]), "storage")
+        if not isinstance(kind, TorchType) or count < 0 or view not in ([], [None]):
+            raise Malformed("is damaged or no state dict: its pickle refers to what is no storage")
         self.storages[key] = storage = Storage(key, kind, count)
         return storage
 
@@ -201,15 +146,13 @@ class Unpickler(_Base):
 def load(data: mmap.mmap, begin: int) -> tuple[Any, Mapping[str, Storage], int]:
     """Return the value of the pickle at position `begin`, the storages by key, and the position
     after the pickle. Raises Malformed."""
-    stream = io.BytesIO(data[begin : begin + LONGEST_PICKLE])
-    unpickler = Unpickler(stream)
+    data.seek(begin)
+    unpickler = Unpickler(data)
     try:
-        return unpickler.load(), unpickler.storages, begin + stream.tell()
+        return unpickler.load(), unpickler.storages, data.tell()
     except Malformed:
         raise
     except Exception:  # operations on damaged data raise many types
-        if stream.tell() == LONGEST_PICKLE:
-            raise Malformed(f"is refused: its pickle has over {LONGEST_PICKLE:,} bytes") from None
         raise Malformed("is truncated or damaged in its pickle: download it again") from None
 
 
@@ -234,9 +177,9 @@ class TorchFile(TensorReader):
         self._data = open_map(file)
         with tensors.naming(file):
             if self._data[:4] == ZIP_MAGIC:
-                value, self._spans, self._order = _read_zip(file, self._data)
+                value, self._spans = _read_zip(file, self._data)
             elif self._data[:1] == b"\x80":
-                (value, self._spans), self._order = _read_old(self._data), "<"
+                value, self._spans = _read_old(self._data)
             else:
                 raise Malformed("is no file that torch.save wrote, or its beginning is damaged")
             self._tensors = named_tensors(value)
@@ -258,7 +201,7 @@ class TorchFile(TensorReader):
             return tensors.to_mlx(np.empty(shape, f"<{kind.numpy}"), kind.stored)
         strides = tuple(stride * kind.size for stride in tensor.strides)
         place = span.start + offset * kind.size
-        values = np.ndarray(shape, f"{self._order}{kind.numpy}", self._data, place, strides)
+        values = np.ndarray(shape, f"<{kind.numpy}", self._data, place, strides)
         return tensors.to_mlx(values, kind.stored)
 
     def _info(self, name: str, tensor: TorchTensor) -> TensorInfo:
@@ -267,25 +210,21 @@ class TorchFile(TensorReader):
             raise Malformed(f"is damaged: the bytes of {name} are not in it")
         if tensor.storage.nbytes > span.stop - span.start:
             raise Malformed(f"is truncated or damaged in {name}: download it again")
-        # With a stride of zero, a few bytes could pretend to be a tensor of any size.
-        if math.prod(tensor.shape) * tensor.kind.size > len(self._data):
-            raise Malformed(f"is refused: {name} claims more bytes than the file has")
         return TensorInfo.of(tensor.kind.stored, tensor.shape)
 
 
-def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, slice], str]:
+def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, slice]]:
     """Read the archive that torch.save writes since 1.6, whose records are not compressed. Return
-    the saved value, the span of each storage in the file by key, and the byte order."""
+    the saved value, and the span of each storage in the file by key."""
     records = _records(file, data)
     roots = [name[: -len("data.pkl")] for name in records if name.endswith("/data.pkl")]
     if len(roots) != 1 or any(name.startswith(f"{roots[0]}code/") for name in records):
         raise Malformed("is no archive of weights that torch.save wrote (TorchScript, or another)")
     prefix, begin = f"{roots[0]}data/", records[f"{roots[0]}data.pkl"].start
-    order = data[records.get(f"{roots[0]}byteorder", slice(0))][:7]
-    if order not in (b"", b"little", b"big"):
-        raise Malformed("is damaged: its byte order is neither little nor big")
+    if data[records.get(f"{roots[0]}byteorder", slice(0))] not in (b"", b"little"):
+        raise Malformed("is of a big-endian machine: save it again on another one")
     spans = {n.removeprefix(prefix): s for n, s in records.items() if n.startswith(prefix)}
-    return load(data, begin)[0], spans, ">" if order == b"big" else "<"
+    return load(data, begin)[0], spans
 
 
 def _records(file: Path, data: mmap.mmap) -> dict[str, slice]:
@@ -298,9 +237,8 @@ def _records(file: Path, data: mmap.mmap) -> dict[str, slice]:
     for entry in entries:
         name, at, size = entry.orig_filename, max(0, entry.header_offset), entry.file_size
         shown = tensors.shortened(name)
-        stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == size
-        if not stored or entry.flag_bits & _ENCRYPTED:
-            raise Malformed(f"compresses or encrypts {shown}: save it with torch")
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise Malformed(f"compresses {shown}: save it with torch")
         # The header has the lengths of the record's name and of an extra field, which follow it.
         header = data[at : at + _LOCAL_BYTES].ljust(_LOCAL_BYTES)
         begin = at + _LOCAL_BYTES + sum(struct.unpack_from("<2H", header, 26))
