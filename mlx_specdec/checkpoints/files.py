@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
-from . import fp8, shards
+from . import shards
 from .disk import check_regular, read_json
 from .formats import safetensors
 from .formats.gguf import GgufFile
@@ -32,6 +32,9 @@ _NO_VOCABULARY = re.compile(
 LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _ABOVE_0 = ("vocab_size", "hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head")
 _FROM_0 = ("intermediate_size", "num_key_value_heads", "head_dim", "num_local_experts")
+_FACTORS, _BLOCK = "_scale_inv", 128
+"""DeepSeek and Qwen publish matrices of 8-bit floats (E4M3) with one factor per block of 128 x 128
+weights. The name of the factors is the name of the matrix with this suffix."""
 READERS: Mapping[str, Callable[[Path], TensorReader]] = {
     "safetensors": SafetensorsFile,
     "torch": TorchFile,
@@ -66,7 +69,7 @@ class Weights(TensorReader):
                 lacks = f"{directory / shard} lacks {ascii(name)[1:-1]:.200}"
                 says = f"which {parts.index} says it has: download both again"
                 raise CheckpointError(f"{lacks}, {says}")
-        self._factors = fp8.factors_of(infos)
+        self._factors = _factors_of(infos)
         for name, factors in self._factors.items():
             infos[name] = TensorInfo.of("BF16", infos[name].shape)
             del infos[factors]
@@ -102,7 +105,7 @@ class Weights(TensorReader):
             return self.rows(name, 0, self.infos[name].extent)
         array = self._lazy(name)
         factors = self._factors.get(name)
-        return array if factors is None else fp8.dequantize(array, self._lazy(factors))
+        return array if factors is None else _multiplied(array, self._lazy(factors))
 
     def _lazy(self, name: str) -> mx.array:
         file = self._places[name]
@@ -117,9 +120,35 @@ class Weights(TensorReader):
             return array
         reader = self._files[self._places[factors]]
         if array.ndim > 2:
-            return fp8.dequantize(array, reader.rows(factors, begin, end))
-        blocks = reader.rows(factors, begin // fp8.BLOCK, -(-end // fp8.BLOCK))
-        return fp8.dequantize(array, blocks, begin % fp8.BLOCK)
+            return _multiplied(array, reader.rows(factors, begin, end))
+        blocks = reader.rows(factors, begin // _BLOCK, -(-end // _BLOCK))
+        return _multiplied(array, blocks, begin % _BLOCK)
+
+
+def _factors_of(infos: Mapping[str, TensorInfo]) -> dict[str, str]:
+    """Return the name of every matrix of 8-bit floats that has factors -> the factors' name."""
+    found = {}
+    for name, info in infos.items():
+        if info.dtype == "F8_E4M3" and len(info.shape) > 1 and name + _FACTORS in infos:
+            *outer, rows, columns = info.shape
+            if infos[name + _FACTORS].shape == (*outer, -(-rows // _BLOCK), -(-columns // _BLOCK)):
+                found[name] = name + _FACTORS
+    return found
+
+
+def _multiplied(weight: mx.array, factors: mx.array, first: int = 0) -> mx.array:
+    """Return the values of some rows of a matrix, lazily, as computed by DeepSeek's code.
+
+    Args:
+        weight: E4M3 as uint8, shape (..., rows, columns).
+        factors: The factors of the blocks that hold the rows.
+        first: The position of the first row in its block.
+    """
+    values = mx.from_fp8(weight, dtype=mx.float32)
+    rows = (mx.arange(weight.shape[-2]) + first) // _BLOCK
+    columns = mx.arange(weight.shape[-1]) // _BLOCK
+    spread = mx.take(mx.take(factors.astype(mx.float32), rows, axis=-2), columns, axis=-1)
+    return (values * spread).astype(mx.bfloat16)
 
 
 def tensors(directory: Path) -> Iterator[tuple[str, mx.array]]:

@@ -14,8 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf import quants
 from mlx_lm.utils import load_model as load_by_mlx_lm
 
-from mlx_specdec.checkpoints.formats.gguf import GgufFile
-from mlx_specdec.checkpoints.formats.gguf_blocks import EXACT, part_of
+from mlx_specdec.checkpoints.formats.gguf import EXACT, GgufFile, part_of
 from mlx_specdec.checkpoints.quantization import PARTS
 from mlx_specdec.checkpoints.source import as_directory
 from mlx_specdec.conversion.convert import convert
