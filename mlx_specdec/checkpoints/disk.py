@@ -15,8 +15,6 @@ from weakref import WeakSet
 
 from ..errors import CheckpointError, OptionError, SourceError
 
-DEEPEST = 50
-"""Deepest nesting of JSON objects and lists that is accepted. Real files have seven levels."""
 _POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
 """The beginning of a Git LFS pointer, and a size that no pointer reaches."""
 
@@ -55,18 +53,7 @@ def read_json(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is not JSON: download it again") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} is not a JSON object: download it again")
-    if _is_deeper(value, DEEPEST):
-        raise CheckpointError(f"{file} is refused: it nests more than {DEEPEST} objects and lists")
     return value
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    # Recursion over a deeply nested value would overflow Python's stack.
-    level = [value]
-    for _ in range(levels):
-        inner = (node.values() if isinstance(node, dict) else node for node in level)
-        level = [node for part in inner for node in part if isinstance(node, dict | list)]
-    return bool(level)
 
 
 def open_map(file: Path) -> mmap.mmap:

@@ -23,7 +23,7 @@ _ORDER = (
     ("torch", r"pytorch_model\.bin"),
     ("torch", r"pytorch_model-\d{5}-of-\d{5}\.bin"),
     ("safetensors", r".*\.safetensors"),
-    ("meta", r"consolidated\..*\.pth"),
+    ("meta", r"consolidated\.\d{2,4}\.pth"),
     ("gguf", r".*\.gguf"),
 )
 """Formats and patterns of file names. The first pattern that matches a file is used."""

@@ -232,7 +232,6 @@ def raw(kind: int, form: str, *values: int) -> Gguf:
 
 
 FACTORS = {"rope_freqs.weight": np.array([1, 2, 3, 4])}
-EXPERTS = {".expert_count": 4, ".expert_used_count": 2}
 
 
 @pytest.mark.parametrize(
@@ -258,8 +257,6 @@ def test_control_tokens_with_known_names_end_a_sequence(
 
 
 REFUSED: dict[str, Gguf] = {
-    "claims 4611686018427387904 keys": changed(counts=(11, HUGE)),
-    "claims 4611686018427387904 entries of x": raw(9, "<IQ", 8, HUGE),
     "truncated at x": raw(8, "<Q", HUGE),
     "x is of an unknown type": raw(77, ""),
     "a string at x is not UTF-8": raw(8, "<QB", 1, 255),
@@ -269,16 +266,12 @@ REFUSED: dict[str, Gguf] = {
     "an encoder alone, which cannot generate text": Gguf("t5encoder"),
     "no model but 'adapter'": changed({"general.type": "adapter"}),
     "lacks the tensor blk.0.ffn_up.weight": changed(lacks="blk.0.ffn_up.weight"),
-    "claims the shape": listed((HUGE, HUGE), 1, 0),
     "is truncated in": changed(lists={LAST: ((2**31 - 1,) * 4, 0, END)}),
     "no whole Q8_0 blocks": listed((33, 40), 8, 0),
     "ggml's type 999": listed((32, 40), 999, 0),
     r"has shape \(31,\)": changed(lists={LAST: ((31,), 0, END)}),
     "holds blk.1.x": changed(arrays={"blk.1.x": np.ones(2)}),
-    "claims 1000000000 layers": changed({".block_count": 10**9}),
-    "cannot share 3 heads of keys": changed({".attention.head_count_kv": 3}),
-    "it uses 5 of 4 experts": changed({**EXPERTS, ".expert_used_count": 5}),
-    "has '4' for .*, which has to be one whole number": changed({".context_length": "4"}),
+    "has '4' for .* instead of int": changed({".context_length": "4"}),
     "part of each head": changed({".rope.dimension_count": 4}),
     "positions by 'yarn'": changed({".rope.scaling.type": "yarn"}),
     "not those of Llama 3.1": changed(arrays=FACTORS),

@@ -145,11 +145,9 @@ def test_tensors_that_are_not_as_expected_are_named(
     ("params", "words"),
     [
         ({"dim": 64}, "params.json asks for"),
-        ({"n_layers": 10**9}, "asks for 1000000000 layers"),
         ({"n_layers": 1}, "holds 'layers.1."),
         ({"n_kv_heads": 3}, "4 heads that share 3 keys"),
         ({"vocab_size": 32000}, "asks for 32000 tokens where the weights have 340"),
-        ({"ffn_dim_multiplier": 1e11}, "asks for inner"),
         ({"norm_eps": float("nan")}, "needs norm_eps"),
         ({"moe": {"num_experts": 8}}, "asks for 'moe', which is not supported"),
     ],

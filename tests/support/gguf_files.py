@@ -49,7 +49,6 @@ class Gguf:
     packed: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
     version: int = 3
     alignment: int = 32
-    counts: tuple[int, int] | None = None
 
     def bytes(self) -> bytes:
         """The whole file."""
@@ -64,7 +63,7 @@ class Gguf:
             listing += b"".join(self.pack("Q", axis) for axis in axes)
             listing += self.pack("I", kind) + self.pack("Q", offset)
             body += array.tobytes()
-        counts = self.counts or (len(self.arrays), len(keys))
+        counts = len(self.arrays), len(keys)
         head = b"GGUF" + self.pack("I", self.version)
         head += b"".join(self.pack("Q", count) for count in counts)
         head += b"".join(self.text(key) + self.value(value) for key, value in keys.items())

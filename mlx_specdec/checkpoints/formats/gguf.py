@@ -17,7 +17,7 @@ from ..disk import open_map
 from ..quantization import PARTS, Quantization, most_common, quantization_entry
 from ..tensors import DTYPES, Contents, Malformed, TensorInfo, TensorReader, dtype_name, naming
 from .gguf_families import EMBEDDING, HEAD, Finder, TensorPlace, describe
-from .gguf_header import COUNT, Metadata, Stored, read_header
+from .gguf_header import Metadata, Stored, read_header
 from .meta import rotary_rows
 from .vocabularies import ends_by_name, tokenizer_files
 
@@ -177,7 +177,7 @@ def lay_down(source: Path, directory: Path) -> None:
 def _ends(metadata: Metadata) -> dict[str, Any]:
     """Return the ids of the tokens that begin, end and pad a sequence, as in config.json."""
     ids = {
-        name: metadata.get(key, COUNT)
+        name: metadata.get(key, int)
         for name in ("bos", "padding", "eos", "eot", "eom")
         if (key := f"tokenizer.ggml.{name}_token_id") in metadata
     }

@@ -20,7 +20,6 @@ from .torch import TorchFile
 from .vocabularies import MODEL, read_tokenizer
 
 PARAMS = "params.json"
-MOST_LAYERS = 10_000
 _KNOWN = (
     "dim n_layers n_heads n_kv_heads head_dim hidden_dim vocab_size multiple_of ffn_dim_multiplier "
     "norm_eps rope_theta use_scaled_rope rope_scaling_factor max_seq_len max_batch_size "
@@ -56,14 +55,8 @@ def _config(params: Mapping[str, Any]) -> dict[str, Any]:
     if heads % key_heads:
         raise Malformed(f"asks for {heads} heads that share {key_heads} keys")
     head_width = _whole(params, "head_dim", width // heads)
-    if head_width % 2:
-        raise Malformed(f"asks for heads of width {head_width}, which cannot be rotated")
-    if layers > MOST_LAYERS:
-        raise Malformed(f"asks for {layers} layers")
     epsilon, theta = _number(params, "norm_eps", 1e-5), _number(params, "rope_theta", 10_000.0)
     scaled = params.get("use_scaled_rope", False)
-    if type(scaled) is not bool:
-        raise Malformed("asks for use_scaled_rope that is neither true nor false")
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -101,10 +94,7 @@ def _inner(params: Mapping[str, Any], width: int) -> int:
         return _whole(params, "hidden_dim")
     multiple = _whole(params, "multiple_of", 256)
     inner = int(8 * width // 3 * _number(params, "ffn_dim_multiplier", 1.0))
-    inner = -(-inner // multiple) * multiple
-    if not 1 <= inner <= LARGEST_EXTENT:
-        raise Malformed(f"asks for inner {inner}")
-    return inner
+    return -(-inner // multiple) * multiple
 
 
 def _length(params: Mapping[str, Any], epsilon: float, theta: float, *, scaled: bool) -> int:
@@ -298,8 +288,6 @@ def parts_of(file: Path) -> list[Path]:
     """Return all parts of the model to which `file` belongs, in order. Raises CheckpointError."""
     names = ((path, _PART.fullmatch(path.name)) for path in file.parent.iterdir())
     parts = {int(match[1]): path for path, match in names if match is not None}
-    if not parts:
-        raise CheckpointError(f"{file} is not called consolidated.NN.pth: Meta's parts are")
     for number in range(max(parts)):
         if number not in parts:
             name = f"consolidated.{number:02d}.pth"

@@ -17,7 +17,7 @@ import numpy as np
 from ...errors import first_line
 from ..disk import reading
 from ..tensors import Malformed, naming
-from .gguf_header import COUNT, FLAG, NUMBERS, TEXT, TEXTS, Metadata
+from .gguf_header import Metadata
 
 PLAIN = "default"
 """llama.cpp's name of the rule for files that name none."""
@@ -99,16 +99,16 @@ class _Vocabulary:
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
-        self.tokens: list[str] = self.get("tokens", TEXTS, [])
-        self.types = self.get("token_type", NUMBERS, np.zeros(0)).astype(int).tolist()
-        self.scores = self.get("scores", NUMBERS, np.zeros(0)).astype(float).tolist()
+        self.tokens: list[str] = self.get("tokens", list, [])
+        self.types = self.get("token_type", np.ndarray, np.zeros(0)).astype(int).tolist()
+        self.scores = self.get("scores", np.ndarray, np.zeros(0)).astype(float).tolist()
         for name, values in (("types", self.types), ("scores", self.scores)):
             if values and len(values) != len(self.tokens):
                 raise Malformed(f"is damaged: {len(self.tokens)} tokens and {len(values)} {name}")
         self.types = self.types or [_NORMAL] * len(self.tokens)
         self.ids = {token: id for id, token in reversed([*enumerate(self.tokens)])}
         names = [name for name in _SPECIAL if f"{_PREFIX}{name}_token_id" in metadata]
-        self.special = {name: self.get(f"{name}_token_id", COUNT) for name in names}
+        self.special = {name: self.get(f"{name}_token_id", int) for name in names}
         if max(self.special.values(), default=-1) >= len(self.tokens):
             count = len(self.tokens)
             raise Malformed(f"is damaged: its special tokens are not among {count} tokens")
@@ -123,7 +123,7 @@ class _Vocabulary:
 def tokenizer_files(metadata: Metadata) -> dict[str, str]:
     """Return the content of tokenizer.json and tokenizer_config.json by name, {} without a
     vocabulary. Raises Malformed."""
-    kind = metadata.get(f"{_PREFIX}model", TEXT, "none")
+    kind = metadata.get(f"{_PREFIX}model", str, "none")
     builders = {"llama": _sentencepiece_bpe, "t5": _unigram, "gpt2": _byte_bpe}
     if kind in ("none", "no_vocab"):
         return {}
@@ -142,14 +142,14 @@ def tokenizer_files(metadata: Metadata) -> dict[str, str]:
     for name, id in vocabulary.special.items():
         settings[f"{_SPECIAL[name]}_token"] = vocabulary.tokens[id]
     if "tokenizer.chat_template" in metadata:
-        settings["chat_template"] = metadata.get("tokenizer.chat_template", TEXT)
+        settings["chat_template"] = metadata.get("tokenizer.chat_template", str)
     return _files(made, settings)
 
 
 def ends_by_name(metadata: Metadata) -> list[int]:
     """Return the ids of the control tokens with a name in ENDS. Raises Malformed."""
-    tokens = metadata.get(f"{_PREFIX}tokens", TEXTS, [])
-    types = metadata.get(f"{_PREFIX}token_type", NUMBERS, np.zeros(0))[: len(tokens)]
+    tokens = metadata.get(f"{_PREFIX}tokens", list, [])
+    types = metadata.get(f"{_PREFIX}token_type", np.ndarray, np.zeros(0))[: len(tokens)]
     controls = {tokens[id]: int(id) for id in np.flatnonzero(types == _CONTROL)}
     names = (name for name in ENDS if name != _END or _RETURN not in controls)
     return [controls[name] for name in names if name in controls]
@@ -184,9 +184,9 @@ def _sentencepiece_bpe(vocabulary: _Vocabulary) -> Any:
             byte_fallback=bool(vocabulary.of_type(_BYTE)),
         )
     )
-    leading = vocabulary.get("add_space_prefix", FLAG, True)
+    leading = vocabulary.get("add_space_prefix", bool, True)
     steps: list[Any] = []
-    if vocabulary.get("remove_extra_whitespaces", FLAG, False):
+    if vocabulary.get("remove_extra_whitespaces", bool, False):
         around = normalizers.Replace(Regex(r"\A +| +\z"), "")
         steps += [around, normalizers.Replace(Regex(" {2,}"), " ")]
     steps += [normalizers.Prepend(_SPACE)] if leading else []
@@ -213,12 +213,12 @@ def _unigram(vocabulary: _Vocabulary) -> Any:
         )
     )
     steps: list[Any] = []
-    charsmap = vocabulary.get("precompiled_charsmap", NUMBERS, np.zeros(0))
+    charsmap = vocabulary.get("precompiled_charsmap", np.ndarray, np.zeros(0))
     if charsmap.size:
         steps.append(normalizers.Precompiled(charsmap.astype("u1").tobytes()))
-    leading = vocabulary.get("add_space_prefix", FLAG, True)
+    leading = vocabulary.get("add_space_prefix", bool, True)
     scheme = "always" if leading else "never"
-    if vocabulary.get("remove_extra_whitespaces", FLAG, True):
+    if vocabulary.get("remove_extra_whitespaces", bool, True):
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" +"), " ")]
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme)
     else:
@@ -233,14 +233,14 @@ def _unigram(vocabulary: _Vocabulary) -> Any:
 def _byte_bpe(vocabulary: _Vocabulary) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    name = vocabulary.get("pre", TEXT, PLAIN)
+    name = vocabulary.get("pre", str, PLAIN)
     rule = RULES.get(name)
     if rule is None:
         unknown = f"splits text by the rule {name!r:.40}, which is not known here"
         raise Malformed(f"{unknown}: {_PUT_BESIDE}")
     ids = vocabulary.ids
     pairs: list[tuple[str, str]] = []
-    for merge in vocabulary.get("merges", TEXTS, []):
+    for merge in vocabulary.get("merges", list, []):
         left, _, right = merge.partition(" ")
         if not {left, right, left + right} <= ids.keys():
             raise Malformed(f"is damaged: it merges {merge!a:.60}, which are no two of its tokens")
@@ -280,7 +280,7 @@ def _finish(tokenizer: Any, vocabulary: _Vocabulary, *, begins: bool, ends: bool
     )
 
     def around(name: str, default: bool) -> dict[str, int]:
-        if name in vocabulary.special and vocabulary.get(f"add_{name}_token", FLAG, default):
+        if name in vocabulary.special and vocabulary.get(f"add_{name}_token", bool, default):
             return {tokens[vocabulary.special[name]]: vocabulary.special[name]}
         return {}
 
