@@ -1,7 +1,5 @@
 """The names that the package exports suffice to use it, and help() describes each of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import types

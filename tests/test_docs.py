@@ -1,7 +1,5 @@
 """README.md and docs/: their links lead somewhere, and their commands and their Python run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,8 +1,6 @@
 """Imports follow the data: no room imports one above it, nothing imports in a circle, and the front
 stays light. Imports for types alone and those inside of functions count too."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is meant is taken, what is not meant is refused by name."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """The tests' own switches to another device, in processes that the tests start."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is used of other packages that they do not document may go with any release of theirs."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import tomllib

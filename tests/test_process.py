@@ -1,7 +1,5 @@
 """A faster BLAS is found, loaded before MLX and named; a wrong one is told."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

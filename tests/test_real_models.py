@@ -1,7 +1,5 @@
 """scripts/real_models.sh, with a pip that downloads nothing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The programs in scripts/ and benchmarks/."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

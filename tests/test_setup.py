@@ -1,7 +1,5 @@
 """scripts/setup.sh: what it installs where, and what it remembers; pip itself is a stub."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 That they change no text is part of test_same_text.py.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -342,7 +342,7 @@ def _part(url: str, begin: int, count: int) -> bytes:
 def _bar(report: Callable[[int], None]) -> type[utils.tqdm]:
     """Return a progress bar for huggingface_hub that shows nothing and reports bytes."""
 
-    class Bar(utils.tqdm):
+    class SilentBar(utils.tqdm):
         def __init__(self, *arguments: Any, initial: int = 0, **options: Any) -> None:
             super().__init__(disable=True, initial=initial)
             report(initial)
@@ -361,4 +361,4 @@ def _bar(report: Callable[[int], None]) -> type[utils.tqdm]:
 
         set_transfer_postfix_str = utils.tqdm.set_postfix_str
 
-    return Bar
+    return SilentBar

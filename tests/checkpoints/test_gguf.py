@@ -1,7 +1,5 @@
 """GGUF files become models that compute what torch computes with the same weights."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

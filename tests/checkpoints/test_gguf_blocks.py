@@ -1,7 +1,5 @@
 """GGUF's simple types keep their bits in MLX, and what is rounded a second time is said."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ The files are laid out as llama.cpp's converter lays them out: names and keys ar
 gguf package; what the converter does to tensors (order of rotary rows, 1 + w in norms) is here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

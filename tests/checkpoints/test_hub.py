@@ -1,7 +1,5 @@
 """Downloads from a Hub that is a real server on loopback, through the real huggingface_hub."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

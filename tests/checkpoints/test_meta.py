@@ -1,7 +1,5 @@
 """Meta's own layout: what comes out computes what a reference with Meta's rotation does."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What a conversion is said to do to the fixed text is what an unhurried computation finds."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

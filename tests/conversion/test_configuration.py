@@ -1,7 +1,5 @@
 """What cannot generate text is refused by name, converted or loaded, in every format."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

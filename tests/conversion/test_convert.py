@@ -1,7 +1,5 @@
 """Conversion of T5 directories: what arrives, what is said, and what is left behind."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

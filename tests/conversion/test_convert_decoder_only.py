@@ -1,7 +1,5 @@
 """Conversion of decoder-only models: what is written is what mlx-lm itself would write."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

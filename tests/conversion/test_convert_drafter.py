@@ -1,7 +1,5 @@
 """Conversion of drafters on hidden states: what is written drafts as its source did."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

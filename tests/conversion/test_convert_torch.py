@@ -1,7 +1,5 @@
 """Checkpoints that have only torch's files: the same result as from their safetensors twins."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

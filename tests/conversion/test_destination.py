@@ -1,7 +1,5 @@
 """Conversions that are killed: what they leave is no model, and the next one cleans it away."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Checkpoints that other programs have quantized: those that are read, and names for the others."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

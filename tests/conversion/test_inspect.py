@@ -1,7 +1,5 @@
 """Inspecting shows what the files of a checkpoint hold, in every format, converted or not."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

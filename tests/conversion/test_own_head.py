@@ -1,7 +1,5 @@
 """A head beside a tied embedding is compared with it: it stays if the values differ."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Number formats, mixed recipes and unpacking: what arrives, and what loads again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

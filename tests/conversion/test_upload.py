@@ -1,7 +1,5 @@
 """What is uploaded, and by whom; no network is touched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

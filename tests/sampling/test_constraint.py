@@ -1,7 +1,5 @@
 """Which tokens a constraint allows, compared with all texts that a pattern matches."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

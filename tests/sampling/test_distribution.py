@@ -1,7 +1,5 @@
 """The distribution of a position: our filters and penalties against mlx-lm's, row by row."""
 
-from __future__ import annotations
-
 import math
 
 import mlx.core as mx

@@ -1,8 +1,6 @@
 """The largest entries of a wide row are the ones that MLX's own top-k finds, and nobody sorts the
 row for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

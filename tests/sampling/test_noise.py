@@ -1,7 +1,5 @@
 """Noise comes from keys that say what they are for; no key serves twice."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Files of prompts for the tests of the batch command, and what it leaves."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

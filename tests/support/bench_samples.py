@@ -1,7 +1,5 @@
 """Samples with chosen figures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html.parser import HTMLParser
 

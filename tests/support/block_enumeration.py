@@ -1,7 +1,5 @@
 """Laws of the token and block rules, summed over all drafts in float64."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Runs with a prompt cache."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import mlx.core as mx

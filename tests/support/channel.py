@@ -1,7 +1,5 @@
 """Two ends of a channel between ranks."""
 
-from __future__ import annotations
-
 import queue
 
 import mlx.core as mx

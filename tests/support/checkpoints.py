@@ -1,7 +1,5 @@
 """Small checkpoints on disk, sound ones and damaged ones."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Ways to run the commands, and how they end."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """The law of the coupled rule, in fractions."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Tiny targets with hidden-state drafters of each kind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

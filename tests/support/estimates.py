@@ -1,7 +1,5 @@
 """Configurations and costs that estimates are tested with."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

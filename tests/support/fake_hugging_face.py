@@ -1,7 +1,5 @@
 """In the place of torch and transformers: it keeps what it was asked and streams chosen tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -36,7 +34,7 @@ class FakeModel:
     def tie_weights(self) -> None:
         self.lm_head.weight = "tied"
 
-    def eval(self) -> FakeModel:
+    def eval(self) -> "FakeModel":
         return self
 
     def generate(self, tokens: np.ndarray, streamer: Any = None, **settings: Any) -> np.ndarray:

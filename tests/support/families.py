@@ -1,7 +1,5 @@
 """A tiny configuration of every family that mlx-lm has."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from typing import Any

@@ -1,7 +1,5 @@
 """GGUF files written byte by byte, sound ones and ones that no writer would write."""
 
-from __future__ import annotations
-
 import copy
 import struct
 from collections.abc import Mapping

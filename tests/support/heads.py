@@ -1,7 +1,5 @@
 """Tiny Medusa heads on disk, in either layout, and models that they fit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

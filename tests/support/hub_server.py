@@ -5,8 +5,6 @@ HEAD, GET /some/model/resolve/REVISION/FILE           a small file, or where a l
 GET       /cdn/FILE                                   a large file, on another host
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Hidden-state drafters of the fixtures, and a target that only lends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A tokenizer of letters, words and ends, for texts that a grammar binds."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import replace

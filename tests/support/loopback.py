@@ -1,7 +1,5 @@
 """Several ranks on one machine, as mlx.launch would start them, and tiny models to share."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -68,7 +66,7 @@ class Ranks:
             if started is None or rank in started
         ]
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> "Ranks":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Meta's directories, taken from the fixtures and changed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A target, proposers and a text stream small enough to know everything about."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Tiny models with real tokenizers on disk, and adapters for them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

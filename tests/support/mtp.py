@@ -1,8 +1,6 @@
 """Tiny targets whose checkpoints carry a layer for multi-token prediction, as their makers lay them
 out: experts one by one, keys and values in one matrix, and in Qwen's files norms around 0."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The package as it decides on a machine whose default device is no CPU."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

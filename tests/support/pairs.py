@@ -1,7 +1,5 @@
 """Pairs of tiny models that are made once, and a tokenizer of numbers for them."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A model whose passes cost what a test says, on a clock that nothing else moves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Contexts that have read their prompt, as decoding reads it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mlx_specdec.decoding.loop import PromptReader

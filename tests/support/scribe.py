@@ -1,7 +1,5 @@
 """A hidden-state drafter that writes down what it reads."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import numpy as np
 
@@ -39,7 +37,7 @@ class Scribe:
     def __init__(self) -> None:
         self.readings: list[Notes] = []
 
-    def open(self) -> Notes:
+    def open(self) -> "Notes":
         self.readings.append(Notes())
         return self.readings[-1]
 

@@ -1,7 +1,5 @@
 """Engines, clients and requests for tests of the server."""
 
-from __future__ import annotations
-
 import json
 import queue
 import socket

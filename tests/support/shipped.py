@@ -1,7 +1,5 @@
 """The repository's root, and the models in weights/ with their prompts."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

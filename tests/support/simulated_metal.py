@@ -6,8 +6,6 @@ depends on the number of rows.
   ONE_PASS_KEYS keys the sum is divided into blocks, whose number depends on the rows of the call.
 - Attention of more rows: matrix products over all of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Drafters of each kind and dialect on disk, tiny and random."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping

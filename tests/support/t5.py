@@ -1,7 +1,5 @@
 """Tiny T5 networks and the fixtures of T5."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Ranks of a group, as threads of this process: what is divided is computed, nothing is sent."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ Result = TypeVar("Result")
 class Rank:
     """In the place of an mx.distributed.Group. sums: how often this rank added up."""
 
-    def __init__(self, number: int, ranks: list[Rank], barrier: threading.Barrier) -> None:
+    def __init__(self, number: int, ranks: list["Rank"], barrier: threading.Barrier) -> None:
         self._number, self._ranks, self._barrier = number, ranks, barrier
         self._part: mx.array | None = None
         self.sums = 0

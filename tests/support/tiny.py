@@ -4,8 +4,6 @@ The same name and seed always give the same weights, whatever ran before, and ml
 state is left as it was. Weights are scaled so that greedy text wanders instead of repeating.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Small real tokenizers, trained on the spot."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

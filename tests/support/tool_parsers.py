@@ -1,7 +1,5 @@
 """Readers of tool calls in one format."""
 
-from __future__ import annotations
-
 from mlx_specdec.text.markers import CallFormat, Marker
 from mlx_specdec.text.tool_formats import format_named
 

@@ -1,7 +1,5 @@
 """A tiny Llama whose chat template knows tools and thoughts, as Qwen's does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

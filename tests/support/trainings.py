@@ -1,7 +1,5 @@
 """Short trainings of every kind, and a listener that can interrupt them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

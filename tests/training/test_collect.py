@@ -1,7 +1,5 @@
 """What is collected for training."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

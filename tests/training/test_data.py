@@ -1,7 +1,5 @@
 """Files of texts: their formats, their order, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

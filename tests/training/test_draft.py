@@ -1,7 +1,5 @@
 """From texts to a draft model's directory: what is learned, what is written, what is refused."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """From texts to the directory of a drafter on hidden states."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rows on disk: what comes back, and what an interruption costs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mlx.core as mx

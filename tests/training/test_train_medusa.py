@@ -1,7 +1,5 @@
 """From texts to a directory of heads: what is learned from, what is written, what is refused."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

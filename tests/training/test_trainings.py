@@ -1,7 +1,5 @@
 """What holds of every training: it goes on after an interruption, and refuses what is no use."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -9,8 +9,6 @@ of these variables is set:
 Both change a module right after its import, so that nothing is imported earlier than without them.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence
