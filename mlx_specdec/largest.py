@@ -6,8 +6,6 @@ largest maxima. The second one searches these segments, and the few entries afte
 No other segment has a larger entry than any of the k maxima, so the k largest entries are found,
 even if entries are equal."""
 
-from __future__ import annotations
-
 import math
 
 import mlx.core as mx

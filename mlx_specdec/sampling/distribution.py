@@ -1,8 +1,6 @@
 """Logits to log-probabilities: grammar mask, bias, penalties, temperature, top-k, top-p, min-p and
 XTC, and the choice of a token. Arrays are (..., vocabulary); a removed token has the entry -inf."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The user's sampling settings and their validation. Imports no MLX."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Mapping
