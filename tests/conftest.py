@@ -70,8 +70,8 @@ def surroundings_are_left_out(
     """No test reads or writes the costs that the user's own decoding measured, and what runs is
     what users run: the debugging shadow is off, in subprocesses too."""
     # Most tests keep nothing, and need no directory for it.
-    own = tmp_path_factory.getbasetemp() / f"costs-of-rounds-{next(NUMBERS)}"
-    monkeypatch.setenv("MLX_SPECDEC_CACHE", str(own))
+    costs = tmp_path_factory.getbasetemp() / f"costs-of-rounds-{next(NUMBERS)}"
+    monkeypatch.setenv("MLX_SPECDEC_CACHE", str(costs))
     monkeypatch.delenv("MLX_SPECDEC_DEBUG", raising=False)
 
 

@@ -23,9 +23,9 @@ def classes(annotation: object) -> Iterator[type]:
     is_class = isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias)
     if is_class and annotation.__module__.startswith("mlx_specdec"):
         yield annotation
-    parts = typing.get_args(annotation)
-    for part in (part for each in parts for part in (each if isinstance(each, list) else [each])):
-        yield from classes(part)
+    for argument in typing.get_args(annotation):
+        for part in argument if isinstance(argument, list) else [argument]:
+            yield from classes(part)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,7 +58,7 @@ def test_a_docstring_names_every_attribute(name: str) -> None:
     kind = getattr(mlx_specdec, name)
     described = inspect.getdoc(kind).partition("Attributes:\n")[2].splitlines()
     names = {name.strip() for line in described for name in line.split(":")[0].split(",")}
-    assert {each.name for each in dataclasses.fields(kind) if each.name[0] != "_"} <= names
+    assert {entry.name for entry in dataclasses.fields(kind) if entry.name[0] != "_"} <= names
 
 
 def test_every_error_is_exported() -> None:

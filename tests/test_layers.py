@@ -68,8 +68,8 @@ def imports(module: str) -> frozenset[str]:
             continue
         base = ".".join([*parents[: len(parents) - (level - 1)], *filter(None, [tail])])
         for name in names:
-            whole = f"{base}.{name}".strip(".")
-            found.add(whole if whole in modules() else base)
+            full_name = f"{base}.{name}".strip(".")
+            found.add(full_name if full_name in modules() else base)
     return frozenset(found - {module})
 
 
@@ -88,20 +88,20 @@ def test_no_room_imports_one_above_it() -> None:
     wrong = []
     for module in modules():
         here = module.split(".")[0]
-        for other in sorted(imports(module)):
-            there = other.split(".")[0]
+        for imported in sorted(imports(module)):
+            there = imported.split(".")[0]
             if ROOMS.index(there) > ROOMS.index(here) or (here, there) in BESIDE:
-                wrong.append(f"{module} imports {other}")
+                wrong.append(f"{module} imports {imported}")
     assert wrong == []
 
 
 def test_no_command_but_serve_imports_the_server() -> None:
     wrong = [
-        f"{module} imports {other}"
+        f"{module} imports {imported}"
         for module in modules()
         if module.startswith("cli") and module != "cli.serve"
-        for other in sorted(imports(module))
-        if other.split(".")[0] == "serve"
+        for imported in sorted(imports(module))
+        if imported.split(".")[0] == "serve"
     ]
     assert wrong == [] and "serve.server" in imports("cli.serve")
 
@@ -114,8 +114,8 @@ def test_no_module_imports_itself_through_others() -> None:
         if module in path:
             circles.append(" -> ".join([*path[path.index(module) :], module]))
         elif module not in done:
-            for other in sorted(imports(module)):
-                visit(other, (*path, module))
+            for imported in sorted(imports(module)):
+                visit(imported, (*path, module))
             done.add(module)
 
     for module in modules():

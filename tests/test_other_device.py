@@ -37,11 +37,13 @@ def printed(script: str, *places: Path, **environment: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(("wanted", "said"), [("cpu", "computes on the CPU"), ("", "")])
-def test_mlx_computes_on_the_cpu_from_its_import_on(wanted: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wanted", "message"), [("cpu", "computes on the CPU"), ("", "")])
+def test_mlx_computes_on_the_cpu_from_its_import_on(
+    wanted: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "core.py").write_text(CORE)
-    assert printed("import mlx.core", tmp_path, MLX_SPECDEC_TEST_DEVICE=wanted) == said
+    assert printed("import mlx.core", tmp_path, MLX_SPECDEC_TEST_DEVICE=wanted) == message
 
 
 def test_no_module_of_the_package_takes_branches_for_cpus() -> None:

@@ -45,10 +45,12 @@ def used_private_names() -> set[str]:
         modules = {}
         for node in nodes:
             if isinstance(node, ast.ImportFrom) and not node.level:
-                for each in node.names:
-                    modules[each.asname or each.name] = f"{node.module}.{each.name}"
+                for imported in node.names:
+                    modules[imported.asname or imported.name] = f"{node.module}.{imported.name}"
             elif isinstance(node, ast.Import):
-                modules |= {each.asname or each.name: each.name for each in node.names}
+                modules |= {
+                    imported.asname or imported.name: imported.name for imported in node.names
+                }
         read = {
             f"{modules[node.value.id]}.{node.attr}"
             for node in nodes
@@ -72,20 +74,22 @@ def test_what_is_used_is_there(name: str) -> None:
         pytest.importorskip("uvicorn", reason="the extra server is not installed")
     module, *attributes = name.rsplit(".", 2 if "H11Protocol" in name else 1)
     held = import_module(module)
-    for each in attributes:
-        held = getattr(held, each)
+    for attribute in attributes:
+        held = getattr(held, attribute)
 
 
 def test_it_takes_what_it_is_given() -> None:
     from huggingface_hub.file_download import http_get
 
-    given = {"url", "temp_file", "resume_size", "headers", "expected_size", "tqdm_class"}
-    assert given <= {*inspect.signature(http_get).parameters}
+    arguments = {"url", "temp_file", "resume_size", "headers", "expected_size", "tqdm_class"}
+    assert arguments <= {*inspect.signature(http_get).parameters}
 
 
 def test_the_versions_of_such_packages_are_bounded() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["server"]]
     for name in BOUNDED:
-        [each] = [each for each in wanted if each.startswith(name + ">")]
-        assert ",<" in each
+        [requirement] = [
+            requirement for requirement in wanted if requirement.startswith(name + ">")
+        ]
+        assert ",<" in requirement

@@ -34,7 +34,7 @@ def test_what_programs_import_is_there(program: Path) -> None:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith(
             ("mlx_specdec", "tests")
         ):
-            names = ", ".join(each.name for each in node.names)
+            names = ", ".join(imported.name for imported in node.names)
             exec(f"from {node.module} import {names}", {})
 
 
@@ -95,14 +95,14 @@ def test_the_script_for_macs_runs_to_its_end_and_writes_one_file(tmp_path: Path)
     beginning = text[: text.index("\n== ")]
     assert beginning == mac_summary.summary(report) and len(beginning.splitlines()) < 80
     assert "not measured" not in beginning and "cannot be summarized" not in beginning
-    for said in (
+    for message in (
         "has the bits of 2 rows",
         "differ at ties",
         "got",
         "and nothing failed",
         f"All {len(report.parts)} parts ran to their ends.",
     ):
-        assert said in " ".join(beginning.split())
+        assert message in " ".join(beginning.split())
     [memory] = report.objects["memory limits"]
     assert memory["usable"] > 0 and "mlx" in memory["versions"]
     [bench] = report.objects["Python: plain, draft and DSpark"]
@@ -198,7 +198,7 @@ ATTENTION = {
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         (
             [bits("float32", 12), bits("bfloat16", 12)],
@@ -227,9 +227,11 @@ ATTENTION = {
         ),
     ],
 )
-def test_the_summary_says_whether_exact_holds(lines: list[dict[str, Any]], said: list[str]) -> None:
+def test_the_summary_says_whether_exact_holds(
+    lines: list[dict[str, Any]], message: list[str]
+) -> None:
     text = summarized("bits of rows", *lines, ATTENTION)
-    assert [words for words in said if words not in text] == []
+    assert [words for words in message if words not in text] == []
 
 
 def test_the_summary_says_what_failed_and_what_pays() -> None:

@@ -31,7 +31,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def set_up(clone: Path, *flags: str, machine: str = "Linux x86_64") -> tuple[int, str, list[str]]:
-    """The exit code, what was said, and what was asked of pip beside its version."""
+    """The exit code, the output, and the arguments of pip other than for its version."""
     environment = {
         **os.environ,
         "PATH": f"{clone / 'bin'}:{os.environ['PATH']}",
@@ -75,12 +75,14 @@ def test_what_was_requested_stays_until_something_else_is_requested(clone: Path)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [(("--smal",), "does not know --smal"), (("--small", "--fast-cpu"), "contradict each other")],
 )
-def test_wrong_flags_are_reported_in_a_line(clone: Path, flags: tuple[str, ...], said: str) -> None:
+def test_wrong_flags_are_reported_in_a_line(
+    clone: Path, flags: tuple[str, ...], message: str
+) -> None:
     code, report, settings = set_up(clone, *flags)
-    assert (code, settings) == (2, []) and said in report and report.count("\n") == 1
+    assert (code, settings) == (2, []) and message in report and report.count("\n") == 1
 
 
 NAMES = ("python", "python3", "python3.14", "python3.13", "python3.12", "python3.11")
@@ -94,7 +96,7 @@ $2"
 
 
 @pytest.mark.parametrize(
-    ("system", "machine", "version", "said"),
+    ("system", "machine", "version", "message"),
     [
         ("darwin", "x86_64", (3, 12), "for arm64 found: brew install python@3.12"),
         ("darwin", "arm64", (3, 9), "for arm64 found: brew install python@3.12"),
@@ -104,7 +106,7 @@ $2"
     ],
 )
 def test_a_python_that_mlx_has_no_wheels_for_is_not_taken(
-    clone: Path, system: str, machine: str, version: tuple[int, int], said: str
+    clone: Path, system: str, machine: str, version: tuple[int, int], message: str
 ) -> None:
     for name in NAMES:
         file = clone / "bin" / name
@@ -112,4 +114,4 @@ def test_a_python_that_mlx_has_no_wheels_for_is_not_taken(
         file.write_text(text)
         file.chmod(0o755)
     report = set_up(clone, machine=f"{system.capitalize()} {machine}")[1]
-    assert said in report.splitlines()[0]
+    assert message in report.splitlines()[0]

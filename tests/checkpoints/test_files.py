@@ -242,9 +242,9 @@ def test_a_damaged_header_is_refused_in_one_line_with_the_files_name(
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    whole = tmp_path / "whole.safetensors"
-    save(whole, {name: array for name, array in ARRAYS.items() if array.size})
-    content = whole.read_bytes()
+    complete = tmp_path / "whole.safetensors"
+    save(complete, {name: array for name, array in ARRAYS.items() if array.size})
+    content = complete.read_bytes()
     cut = tmp_path / "cut.safetensors"
     for size in range(len(content)):
         cut.write_bytes(content[:size])

@@ -85,14 +85,14 @@ def test_vectors_that_were_widened_get_their_half_type_back(name: str, tmp_path:
 
 
 def test_a_directory_with_one_file_and_parts_give_the_same(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    whole.mkdir()
+    single, parts = tmp_path / "whole", tmp_path / "parts"
+    single.mkdir()
     parts.mkdir()
     model = llama()
-    model.write(whole / "m.gguf")
+    model.write(single / "m.gguf")
     for number, part in enumerate(halves(model), 1):
         part.write(parts / f"m-{number:05d}-of-00002.gguf")
-    for source in (whole, parts, parts / "m-00002-of-00002.gguf"):
+    for source in (single, parts, parts / "m-00002-of-00002.gguf"):
         convert(str(source), tmp_path / "out", overwrite=True)
         found = dict(files.tensors(tmp_path / "out"))
         assert len(found) == len(model.arrays)
@@ -164,22 +164,22 @@ def pair(kind: str) -> tuple[sentencepiece.SentencePieceProcessor, Tokenizer]:
 @given(text=st.one_of(st.text(LETTERS, max_size=40), st.text(PRINTED, max_size=12)))
 def test_any_text_is_split_the_same(kind: str, text: str) -> None:
     processor, rebuilt = pair(kind)
-    ours = rebuilt.encode(text, add_special_tokens=False).ids
-    theirs = processor.encode(text)
+    found = rebuilt.encode(text, add_special_tokens=False).ids
+    expected = processor.encode(text)
     # Of pieces whose scores add up to the same sum, the order of adding decides which are taken.
-    scores = [sum(map(processor.get_score, ids)) for ids in (ours, theirs)]
-    assert ours == theirs or (
-        sorted(ours) == sorted(theirs) and scores[0] == pytest.approx(scores[1], abs=1e-5)
+    scores = [sum(map(processor.get_score, ids)) for ids in (found, expected)]
+    assert found == expected or (
+        sorted(found) == sorted(expected) and scores[0] == pytest.approx(scores[1], abs=1e-5)
     )
 
 
 def test_rules_for_bytes_are_those_of_transformers_where_it_has_them() -> None:
     name = "transformers.integrations.gguf.gguf_tokenizer_mapping"
-    theirs = pytest.importorskip(name, exc_type=ImportError).GGUF_PRE_TOKENIZER_SPLITS
-    common = RULES.keys() & theirs.keys()
+    splits = pytest.importorskip(name, exc_type=ImportError).GGUF_PRE_TOKENIZER_SPLITS
+    common = RULES.keys() & splits.keys()
     assert len(common) > 15
     for name in common:
-        assert RULES[name].split == theirs[name], name
+        assert RULES[name].split == splits[name], name
 
 
 # Damaged and hostile GGUF files cost one CheckpointError: no crash, no memory, no half a model.
@@ -198,7 +198,7 @@ VOCABULARY: dict[str, Any] = {
 
 
 def changed(
-    said: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
     *,
     lists: dict[str, tuple[tuple[int, ...], int, int]] | None = None,
     arrays: dict[str, np.ndarray] | None = None,
@@ -207,9 +207,9 @@ def changed(
 ) -> Gguf:
     """A sound model but for what is given. said: metadata, where "." stands for llama and "t" for
     tokenizer.ggml, with which a vocabulary comes. lists: how a tensor is listed."""
-    said = said or {}
-    model = llama(**VOCABULARY if any(key.startswith("t.") for key in said) else {})
-    for key, value in said.items():
+    metadata = metadata or {}
+    model = llama(**VOCABULARY if any(key.startswith("t.") for key in metadata) else {})
+    for key, value in metadata.items():
         model.metadata[re.sub(r"^t\.", "tokenizer.ggml.", re.sub(r"^\.", "llama.", key))] = value
     model.lists |= lists or {}
     model.arrays |= {name: np.float32(array) for name, array in (arrays or {}).items()}
@@ -245,8 +245,8 @@ def test_control_tokens_with_known_names_end_a_sequence(
     pieces: list[str], types: list[int], ends: list[int], tmp_path: Path
 ) -> None:
     tokens = ["<unk>", "<s>", "<done>", "a", "b", *pieces]
-    said = {"t.tokens": tokens, "t.scores": [0.0] * 8, "t.token_type": [2, 3, 3, 1, 1, *types]}
-    file = changed(said).write(tmp_path / "m.gguf")
+    metadata = {"t.tokens": tokens, "t.scores": [0.0] * 8, "t.token_type": [2, 3, 3, 1, 1, *types]}
+    file = changed(metadata).write(tmp_path / "m.gguf")
     convert(str(file), tmp_path / "out")
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert generation["eos_token_id"] == (ends if len(ends) > 1 else ends[0])
@@ -287,14 +287,14 @@ def test_refused_in_one_sentence(sentence: str, tmp_path: Path) -> None:
         convert(str(file), tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400 + len(str(tmp_path))
-    assert [each.name for each in tmp_path.iterdir()] == ["m.gguf"]
+    assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
-    whole = llama(**VOCABULARY).bytes()
+    content = llama(**VOCABULARY).bytes()
     file = tmp_path / "m.gguf"
-    for length in [*range(0, 1200, 13), *range(1200, len(whole), 997), len(whole) - 1]:
-        file.write_bytes(whole[:length])
+    for length in [*range(0, 1200, 13), *range(1200, len(content), 997), len(content) - 1]:
+        file.write_bytes(content[:length])
         with pytest.raises(CheckpointError):
             convert(str(file), tmp_path / "out")
         assert not (tmp_path / "out").exists()

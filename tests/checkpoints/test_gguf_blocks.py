@@ -27,13 +27,13 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "gguf"
 EMBEDDING, QUERY = "token_embd.weight", "blk.0.attn_q.weight"
 
 
-def quantized(kind: Type, **others: Type) -> Gguf:
+def quantized(kind: Type, **kinds: Type) -> Gguf:
     """A small model whose matrices are of one type but for others, by the names of their layers.
     One matrix has rows that are no whole number of blocks and stays in float16."""
     model = llama()
     for name, array in list(model.arrays.items()):
         if array.ndim > 1 and array.shape[-1] % 32 == 0:
-            model.quantize(name, others.get(name.removesuffix(".weight"), kind))
+            model.quantize(name, kinds.get(name.removesuffix(".weight"), kind))
     return model
 
 
@@ -80,12 +80,12 @@ def test_each_matrix_has_its_own_bits_and_mlx_lm_computes_the_same(tmp_path: Pat
     assert (how["bits"], how["group_size"]) == (4, 32)
     assert how["model.embed_tokens"] == {"bits": 8, "group_size": 32}
     assert "kept Q4_1, Q8_0 bit for bit" in report.describe()
-    theirs, _ = load_by_mlx_lm(report.path)
-    theirs.set_dtype(mx.float32)
+    reference, _ = load_by_mlx_lm(report.path)
+    reference.set_dtype(mx.float32)
     tokens = mx.arange(12)[None]
     with as_directory(tmp_path / "m.gguf") as directory:
-        ours = load_model(directory, dtype="float32").model.open([0]).advance(tokens).logits
-    assert mx.allclose(theirs(tokens), ours, atol=1e-4)
+        logits = load_model(directory, dtype="float32").model.open([0]).advance(tokens).logits
+    assert mx.allclose(reference(tokens), logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("expand", [False, True])
@@ -103,10 +103,10 @@ def test_rows_of_rotary_heads_are_put_in_order(tmp_path: Path) -> None:
     model = quantized(Type.Q8_0)
     plain = llama()
     plain.arrays[QUERY] = quants.dequantize(model.arrays[QUERY], Type.Q8_0)
-    kept = GgufFile(model.write(tmp_path / "m.gguf"))
+    packed = GgufFile(model.write(tmp_path / "m.gguf"))
     path = "model.layers.0.self_attn.q_proj"
     expected = GgufFile(plain.write(tmp_path / "plain.gguf")).rows(f"{path}.weight", 3, 20)
-    parts = [kept.rows(f"{path}.{part}", 3, 20) for part in ("weight", *PARTS)]
+    parts = [packed.rows(f"{path}.{part}", 3, 20) for part in ("weight", *PARTS)]
     assert mx.array_equal(EXACT["Q8_0"].dequantize(*parts), expected)
 
 
@@ -126,8 +126,8 @@ def test_other_bits_than_those_of_the_file_are_rounded_again_and_said(
 
 def test_types_that_mlx_lacks_are_expanded_and_only_then_small_again(tmp_path: Path) -> None:
     file = str(FIXTURES / "llama-many.gguf")
-    whole = convert(file, tmp_path / "whole").notes[0]
-    assert "Q4_K" in whole and "to float32: --dtype float16 halves" in whole
+    expanded = convert(file, tmp_path / "whole").notes[0]
+    assert "Q4_K" in expanded and "to float32: --dtype float16 halves" in expanded
     assert "--dtype" not in convert(file, tmp_path / "half", dtype="float16").notes[0]
     again = convert(file, tmp_path / "again", quantize=True).describe()
     assert "rounding a second time costs accuracy; more --q-bits cost less" in again

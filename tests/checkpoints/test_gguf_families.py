@@ -166,12 +166,12 @@ def write(file: Path, architecture: str, config: dict[str, Any], model: Any) -> 
         if architecture in PERMUTED and path.endswith(("q_proj", "k_proj")):
             rows = (values.shape[0] // width, 2, width // 2, *values.shape[1:])
             values = values.reshape(rows).swapaxes(1, 2).reshape(values.shape)
-        theirs = f"{names.get_name(path)}.{kind}"
-        if architecture in SHIFTED and theirs.endswith("norm.weight"):
+        gguf_name = f"{names.get_name(path)}.{kind}"
+        if architecture in SHIFTED and gguf_name.endswith("norm.weight"):
             values = values + 1
-        if theirs.endswith("ffn_gate_inp_shexp.weight"):
+        if gguf_name.endswith("ffn_gate_inp_shexp.weight"):
             values = values.reshape(-1)  # older converters leave out axes of 1
-        writer.add_tensor(theirs, np.ascontiguousarray(values))
+        writer.add_tensor(gguf_name, np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -180,18 +180,20 @@ def write(file: Path, architecture: str, config: dict[str, Any], model: Any) -> 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_the_same_weights_in_mlx_lm(case: str, tmp_path: Path) -> None:
-    architecture, model_type, own = CASES[case]
-    epsilon = {} if any(key.endswith(("norm_eps", "epsilon")) for key in own) else "rms_norm_eps"
-    config = {**SIZES, **({epsilon: 1e-4} if epsilon else {}), **own, "model_type": model_type}
+    architecture, model_type, changes = CASES[case]
+    epsilon = (
+        {} if any(key.endswith(("norm_eps", "epsilon")) for key in changes) else "rms_norm_eps"
+    )
+    config = {**SIZES, **({epsilon: 1e-4} if epsilon else {}), **changes, "model_type": model_type}
     model = tiny(config)
     write(tmp_path / "m.gguf", architecture, config, model)
     convert(str(tmp_path / "m.gguf"), tmp_path / "out")
     tokens = [number * 7 % SIZES["vocab_size"] for number in range(14)]
     expected = np.array(model(mx.array([tokens]))[0])
     context = load_model(tmp_path / "out", dtype="float32").model.open(tokens[:1])
-    given = np.array(context.advance(mx.array([tokens])).logits[0])
+    logits = np.array(context.advance(mx.array([tokens])).logits[0])
     assert expected.std() > 0.01
-    assert np.abs(given - expected).max() < 1e-4 * max(1, np.abs(expected).max())
+    assert np.abs(logits - expected).max() < 1e-4 * max(1, np.abs(expected).max())
 
 
 def test_norms_that_were_shifted_get_their_half_type_back(tmp_path: Path) -> None:
@@ -201,11 +203,11 @@ def test_norms_that_were_shifted_get_their_half_type_back(tmp_path: Path) -> Non
     model.set_dtype(mx.float16)
     write(tmp_path / "m.gguf", "gemma", config, model)
     convert(str(tmp_path / "m.gguf"), tmp_path / "out")
-    expected, given = dict(tree_flatten(model.parameters())), dict(files.tensors(tmp_path / "out"))
-    assert given.keys() == expected.keys()
+    expected, found = dict(tree_flatten(model.parameters())), dict(files.tensors(tmp_path / "out"))
+    assert found.keys() == expected.keys()
     for name, array in expected.items():
-        assert given[name].dtype == mx.float16
-        assert mx.array_equal(given[name], array), name
+        assert found[name].dtype == mx.float16
+        assert mx.array_equal(found[name], array), name
 
 
 def test_every_family_is_tried() -> None:

@@ -71,18 +71,18 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def test_the_address_of_a_page_is_the_name_of_its_repository(
     hub: Hub, address: str, revision: str
 ) -> None:
-    asked: list[tuple[str, str]] = []
+    fetched: list[tuple[str, str]] = []
     fetch = Repository.fetch_config
 
     def watched(repository: Repository) -> Path:
-        asked.append((repository._name, repository._revision))
+        fetched.append((repository._name, repository._revision))
         return fetch(repository)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Repository, "fetch_config", watched)
         with contextlib.suppress(SourceError):
             resolve_config(address)
-    assert asked == [(NAME, revision)]
+    assert fetched == [(NAME, revision)]
     if revision == "main":
         assert (resolve(address) / "model.safetensors").read_bytes() == WEIGHTS
 
@@ -131,12 +131,14 @@ def arrived(tmp_path: Path) -> set[str]:
 def test_only_the_first_format_that_can_be_read_is_chosen_and_never_code(
     weights: list[str], wanted: list[str] | None
 ) -> None:
-    others = "tf_model.h5 flax_model.msgpack flax_model.msgpack.index.json model.onnx README.md "
-    others += (
+    refused_files = (
+        "tf_model.h5 flax_model.msgpack flax_model.msgpack.index.json model.onnx README.md "
+    )
+    refused_files += (
         "onnx/decoder.onnx original/consolidated.00.pth rust_model.ot modeling.py .hidden.json "
     )
-    others += "../up.json /tmp/root.json ..\\up.json a\n.json"
-    small, index, chosen = choose(NAME, [*SMALL, *others.split(" "), *weights])
+    refused_files += "../up.json /tmp/root.json ..\\up.json a\n.json"
+    small, index, chosen = choose(NAME, [*SMALL, *refused_files.split(" "), *weights])
     assert chosen == (weights if wanted is None else wanted)
     assert index is None and set(small) == set(SMALL)
 
@@ -191,8 +193,8 @@ def test_an_interrupted_download_goes_on_where_it_was_at_the_next_start(hub: Hub
     steps: list[tuple[int, int]] = []
     assert held_in(resolve(NAME, progress=lambda *step: steps.append(step))) == WHOLE
     assert sent(hub) == {"model.safetensors"}
-    kept = int(hub.requests[-1][1].removeprefix("bytes=").removesuffix("-"))
-    assert kept >= 4000 and steps[0] == (kept, len(WEIGHTS)) and steps[-1][0] == len(WEIGHTS)
+    begin = int(hub.requests[-1][1].removeprefix("bytes=").removesuffix("-"))
+    assert begin >= 4000 and steps[0] == (begin, len(WEIGHTS)) and steps[-1][0] == len(WEIGHTS)
 
 
 def test_progress_is_in_bytes_of_all_that_is_missing_and_nothing_is_printed(
@@ -342,10 +344,10 @@ def test_what_is_in_the_cache_and_what_has_no_header_is_looked_at_as_a_whole(
     hub.files = held_in(write_t5(tmp_path / "t5"))
     resolve(NAME)
     sent = hub.sent
-    whole = inspect(NAME)
-    assert hub.sent == sent and whole.parameters > 0
+    inspection = inspect(NAME)
+    assert hub.sent == sent and inspection.parameters > 0
     offline()
-    assert inspect(NAME) == whole
+    assert inspect(NAME) == inspection
     torch = FIXTURES / "torch" / "llama"
     constants.HF_HUB_OFFLINE = False
     hub.commit, hub.files = "2" * 40, held_in(torch)

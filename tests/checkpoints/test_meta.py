@@ -73,8 +73,8 @@ UNSAID: list[tuple[dict[str, Any], int, float | None]] = [
 def test_what_params_json_leaves_unsaid(tmp_path: Path) -> None:
     """As Hugging Face's config.json of each generation has it."""
     file = tmp_path / "params.json"
-    for said, length, factor in UNSAID:
-        file.write_text(json.dumps({"dim": 4096, "n_layers": 32, "n_heads": 32, **said}))
+    for params, length, factor in UNSAID:
+        file.write_text(json.dumps({"dim": 4096, "n_layers": 32, "n_heads": 32, **params}))
         config = read_params(file)
         stretched = config.get("rope_scaling", {}).get("factor")
         assert (config["max_position_embeddings"], stretched) == (length, factor)
@@ -82,14 +82,14 @@ def test_what_params_json_leaves_unsaid(tmp_path: Path) -> None:
 
 def test_feed_forward_widths_are_those_of_the_published_models(tmp_path: Path) -> None:
     file = tmp_path / "params.json"
-    for inner, said in (
+    for inner, params in (
         (11008, {"dim": 4096, "multiple_of": 256}),
         (28672, {"dim": 8192, "multiple_of": 4096, "ffn_dim_multiplier": 1.3}),
         (14336, {"dim": 4096, "multiple_of": 1024, "ffn_dim_multiplier": 1.3}),
         (8192, {"dim": 2048, "multiple_of": 256, "ffn_dim_multiplier": 1.5}),
         (14336, {"dim": 4096, "hidden_dim": 14336}),
     ):
-        file.write_text(json.dumps({"n_heads": 32, "n_layers": 2, **said}), encoding="utf-8")
+        file.write_text(json.dumps({"n_heads": 32, "n_layers": 2, **params}), encoding="utf-8")
         assert read_params(file)["intermediate_size"] == inner
 
 
@@ -218,11 +218,11 @@ def test_llama_3s_special_tokens_lie_where_its_generation_has_them(since_31: boo
 
 def test_the_tokenizer_beside_the_folder_is_taken_where_the_folder_has_none(tmp_path: Path) -> None:
     source = copy_meta("llama1", tmp_path)
-    own = convert(str(source), tmp_path / "first").path / "tokenizer.json"
+    tokenizer = convert(str(source), tmp_path / "first").path / "tokenizer.json"
     shutil.copy(SENTENCEPIECE, source)
     (tmp_path / "tokenizer.model").unlink()
-    assert (convert(str(source), tmp_path / "second").path / own.name).read_bytes() == (
-        own.read_bytes()
+    assert (convert(str(source), tmp_path / "second").path / tokenizer.name).read_bytes() == (
+        tokenizer.read_bytes()
     )
 
 

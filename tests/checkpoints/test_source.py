@@ -39,9 +39,9 @@ def test_what_came_with_the_program_is_meant_from_everywhere(
     shipped = Path(__file__).parents[2] / "weights" / "py-llama"
     monkeypatch.chdir(tmp_path)
     assert resolve("weights/py-llama") == resolve_config("weights/py-llama") == shipped
-    own = Path("weights/py-llama")
-    own.mkdir(parents=True)
-    assert resolve("weights/py-llama") == own
+    local = Path("weights/py-llama")
+    local.mkdir(parents=True)
+    assert resolve("weights/py-llama") == local
 
 
 def resolve_in_a_process(name: str, home: Path, **settings: str) -> str:
@@ -65,8 +65,8 @@ def resolve_in_a_process(name: str, home: Path, **settings: str) -> str:
 
 
 def test_offline_and_not_in_the_cache_says_so(tmp_path: Path) -> None:
-    said = resolve_in_a_process("some/model", tmp_path, HF_HUB_OFFLINE="1")
-    assert "HF_HUB_OFFLINE" in said and said.count("\n") == 1
+    printed = resolve_in_a_process("some/model", tmp_path, HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE" in printed and printed.count("\n") == 1
 
 
 def test_a_directory_needs_no_hub_library(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_a_local_model_has_one_first_name_wherever_the_program_starts(
     typed = {tmp_path: "weights/tiny", model.parent: "tiny/", model: ".", Path("/"): str(model)}
     for place, name in typed.items():
         monkeypatch.chdir(place)
-        first, *others = names_of(name)
+        first, *rest = names_of(name)
         assert first == "tiny"
-        assert {"weights/tiny", str(model)} <= {*others} and (name in others or name == first)
+        assert {"weights/tiny", str(model)} <= {*rest} and (name in rest or name == first)
     monkeypatch.chdir("/")
     assert names_of("weights/t5-enfr")[:2] == ("t5-enfr", "weights/t5-enfr")
 

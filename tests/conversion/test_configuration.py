@@ -20,7 +20,7 @@ def refused(source: Path, out: Path) -> list[str]:
         with pytest.raises(CheckpointError) as problem:
             act()
         messages.append(str(problem.value))
-    assert not out.exists() and not any("\n" in each for each in messages)
+    assert not out.exists() and not any("\n" in message for message in messages)
     return messages
 
 

@@ -128,29 +128,29 @@ def test_a_head_of_its_own_is_kept(tmp_path: Path) -> None:
     assert written["quantization"]["lm_head"] == {"bits": 8, "group_size": 32}
 
 
-@pytest.mark.parametrize("kept", [(), ("tokenizer_config.json", "generation_config.json")])
+@pytest.mark.parametrize("remaining", [(), ("tokenizer_config.json", "generation_config.json")])
 def test_a_source_without_vocabulary_is_converted_and_the_report_says_so(
-    kept: tuple[str, ...], tmp_path: Path
+    remaining: tuple[str, ...], tmp_path: Path
 ) -> None:
     source = write_t5(tmp_path / "t5")
     for file in files.tokenizer_files(source):
-        if file.name not in kept:
+        if file.name not in remaining:
             file.unlink()
     assert any("tokenizer" in note for note in convert(str(source), tmp_path / "out").notes)
 
 
 def test_logits_are_compared_before_anything_is_in_place(tmp_path: Path) -> None:
     source, out = write_t5(tmp_path / "t5"), tmp_path / "out"
-    seen: list[Path] = []
+    results: list[Path] = []
 
     def compare(first: Path, second: Path) -> float:
         assert first == source and not out.exists()
         assert files.read_config(second)["model_type"] == "t5"
-        seen.append(second)
+        results.append(second)
         return 0.25
 
     report = convert(str(source), out, dtype="bfloat16", compare_logits=compare)
-    assert len(seen) == 1 and report.verified.logits == 0.25
+    assert len(results) == 1 and report.verified.logits == 0.25
     assert "0.25" in report.describe()
     assert "not compared" in convert(str(source), tmp_path / "other").describe()
     with pytest.raises(FrozenInstanceError):

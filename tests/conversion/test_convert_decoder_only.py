@@ -41,27 +41,27 @@ def test_the_result_is_what_mlx_lm_writes(
     tmp_path: Path, name: str, how: dict[str, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tiny.write(name, tmp_path / "source")
-    theirs = mlx_lm_conversion(source, tmp_path / "theirs", **how)
+    reference = mlx_lm_conversion(source, tmp_path / "theirs", **how)
     capsys.readouterr()
     options: dict[str, Any] = {}
     if how:
         options = {"quantize": True, "q_bits": how["bits"], "q_group_size": how["group_size"]}
-    ours = convert(str(source), tmp_path / "ours", **options).path
-    expected, found = dict(files.tensors(theirs)), dict(files.tensors(ours))
+    result = convert(str(source), tmp_path / "ours", **options).path
+    expected, found = dict(files.tensors(reference)), dict(files.tensors(result))
     assert expected.keys() == found.keys()
     for key, array in expected.items():
         assert array.dtype == found[key].dtype and mx.array_equal(array, found[key])
-    assert json.loads((ours / "config.json").read_text()) == json.loads(
-        (theirs / "config.json").read_text()
+    assert json.loads((result / "config.json").read_text()) == json.loads(
+        (reference / "config.json").read_text()
     )
-    index, other = (
-        json.loads((directory / shards.INDEX).read_text()) for directory in (ours, theirs)
+    index, expected_index = (
+        json.loads((directory / shards.INDEX).read_text()) for directory in (result, reference)
     )
-    assert index["weight_map"] == other["weight_map"]
-    assert index["metadata"]["total_size"] == other["metadata"]["total_size"]
+    assert index["weight_map"] == expected_index["weight_map"]
+    assert index["metadata"]["total_size"] == expected_index["metadata"]["total_size"]
     if name != "mamba2":  # mlx-lm does not count what lies outside a leaf module, as A_log does
-        assert index["metadata"] == other["metadata"]
-    assert mx.array_equal(logits(ours), logits(theirs))
+        assert index["metadata"] == expected_index["metadata"]
+    assert mx.array_equal(logits(result), logits(reference))
     assert capsys.readouterr().out == ""
 
 

@@ -54,10 +54,10 @@ def test_every_kind_is_quantized_but_for_fc_and_norms(name: str, tmp_path: Path)
     assert stored["layers.0.self_attn.q_proj.weight"].dtype == "U32"
     # On load the same matrices would be quantized, to the same numbers.
     plain = network_in(source, NumberFormat("float32", q_bits=8, q_group_size=32))
-    kept = network_in(result, NumberFormat("float32"))
-    assert kept.nbytes == plain.nbytes
-    for own, array in tree(plain).items():
-        assert mx.array_equal(tree(kept)[own], array), own
+    loaded = network_in(result, NumberFormat("float32"))
+    assert loaded.nbytes == plain.nbytes
+    for name_of, array in tree(plain).items():
+        assert mx.array_equal(tree(loaded)[name_of], array), name_of
     # Small ones are expanded on the CPU.
     projection = network_in(result, NumberFormat()).layers[0].self_attn.q_proj
     assert hasattr(projection, "bits") is not on_cpu()
@@ -89,7 +89,7 @@ def test_a_torch_archive_becomes_safetensors(tmp_path: Path) -> None:
     assert before is not None and after is not None
     assert before.target_ids == after.target_ids is not None
     assert before.tensors.keys() == after.tensors.keys()
-    assert all(mx.array_equal(before.tensors[each], after.tensors[each]) for each in before.tensors)
+    assert all(mx.array_equal(before.tensors[name], after.tensors[name]) for name in before.tensors)
     assert not list((tmp_path / "result").glob("*.bin"))
 
 
@@ -97,13 +97,13 @@ def test_what_was_quantized_can_be_made_whole(tmp_path: Path) -> None:
     source = eagle3(tmp_path / "source")
     converted(source, tmp_path / "small", quantize=True, q_bits=8, q_group_size=32)
     converted(tmp_path / "small", tmp_path / "whole", dequantize=True)
-    small, whole = read(tmp_path / "small"), read(tmp_path / "whole")
-    assert small is not None and whole is not None and not whole.tensors.quantized
-    assert whole.tensors.shapes == small.tensors.shapes
+    small, dequantized = read(tmp_path / "small"), read(tmp_path / "whole")
+    assert small is not None and dequantized is not None and not dequantized.tensors.quantized
+    assert dequantized.tensors.shapes == small.tensors.shapes
     for path, how in small.tensors.quantized.items():
         parts = (small.tensors[f"{path}.{part}"] for part in ("weight", "scales", "biases"))
-        assert mx.array_equal(whole.tensors[f"{path}.weight"], how.dequantize(*parts)), path
-    assert whole.target_ids == small.target_ids
+        assert mx.array_equal(dequantized.tensors[f"{path}.weight"], how.dequantize(*parts)), path
+    assert dequantized.target_ids == small.target_ids
 
 
 def test_biases_of_quantized_matrices_stay(tmp_path: Path) -> None:
@@ -158,16 +158,16 @@ def test_mlx_lm_reads_a_conversion_as_one_without_the_layers(family: str, tmp_pa
     options = {"quantize": True, "q_group_size": 32}
     report = convert(str(source), tmp_path / "with", **options)
     plain = convert(str(bare), tmp_path / "plain", **options)
-    kept = mx.load(str(report.path / FILE))
+    copied = mx.load(str(report.path / FILE))
     assert (
-        f"the layers for multi-token prediction ({len(kept)} tensors) are kept as they are, in "
+        f"the layers for multi-token prediction ({len(copied)} tensors) are kept as they are, in "
         f"{FILE}" in report.notes
     )
     stored = mx.load(str(source / "model.safetensors"))
-    assert all(mx.array_equal(array, stored[name]) for name, array in kept.items())
-    assert not {*kept} & {*report.tensor_report.dropped}
-    one, other = (files.Weights(each.path).infos for each in (report, plain))
-    assert one == other
+    assert all(mx.array_equal(array, stored[name]) for name, array in copied.items())
+    assert not {*copied} & {*report.tensor_report.dropped}
+    one, two = (files.Weights(result.path).infos for result in (report, plain))
+    assert one == two
     tokens = mx.array([[3, 14, 15, 9]])
     model, _ = mlx_lm.utils.load_model(report.path)
     same, _ = mlx_lm.utils.load_model(plain.path)
@@ -187,10 +187,10 @@ def test_a_file_that_was_read_back_otherwise_is_no_result(
 ) -> None:
     source = mtp.write("glm4_moe", tmp_path / "source")
     plain = mtp.write("glm4_moe", tmp_path / "other", layer=True, num_attention_heads=2)
-    other = convert(str(plain), tmp_path / "plain").path / FILE
+    wrong = convert(str(plain), tmp_path / "plain").path / FILE
 
     def write(file: Path, *_: object) -> None:
-        shutil.copyfile(other, file)
+        shutil.copyfile(wrong, file)
 
     monkeypatch.setattr("mlx_specdec.checkpoints.writer.write_unchanged", write)
     with pytest.raises(OutputError, match="another type or shape"):

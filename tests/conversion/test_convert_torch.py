@@ -29,8 +29,8 @@ def pair(name: str, root: Path) -> tuple[Path, Path]:
     """The same model as safetensors alone and as torch's files alone."""
     plain, torch = root / "plain", root / "torch"
     shutil.copytree(TWINS[name], plain, ignore=shutil.ignore_patterns("*.bin", "*.npz"))
-    kept = shutil.ignore_patterns("*.safetensors", "*.npz")
-    shutil.copytree(FIXTURES / "torch" / name, torch, ignore=kept)
+    weights = shutil.ignore_patterns("*.safetensors", "*.npz")
+    shutil.copytree(FIXTURES / "torch" / name, torch, ignore=weights)
     shutil.copy(plain / "config.json", torch)
     return plain, torch
 

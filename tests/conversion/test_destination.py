@@ -83,15 +83,15 @@ def refuse(place: Path, source: Path, *, overwrite: bool = False) -> str:
 def test_what_exists_is_overwritten_only_on_request_and_only_a_model(tmp_path: Path) -> None:
     source = make(tmp_path / "source")
     model = make(tmp_path / "model")
-    other = tmp_path / "documents"
-    other.mkdir()
-    (other / "letter").write_text("dear")
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    (documents / "letter").write_text("dear")
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(model)
     assert "exists" in refuse(model, source)
     check_free(model, overwrite=True, source=source, written=["config.json"])
     check_free(tmp_path / "new", overwrite=False, source=source, written=[])
-    assert "other than a model" in refuse(other, source, overwrite=True)
+    assert "other than a model" in refuse(documents, source, overwrite=True)
     for name in ("file", "link"):
         assert "is no directory" in refuse(tmp_path / name, source, overwrite=True)
 
@@ -105,8 +105,8 @@ def test_the_model_to_convert_is_never_overwritten_under_another_name(
     one = {tmp_path / "models" / "x", place}
     monkeypatch.setattr(os.path, "samefile", lambda *names: {*map(Path, names)} <= one)
     assert "holds the model to convert" in refuse(place, source, overwrite=True)
-    other = make(tmp_path / "models" / "y")
-    check_free(place, overwrite=True, source=other, written=["config.json"])
+    elsewhere = make(tmp_path / "models" / "y")
+    check_free(place, overwrite=True, source=elsewhere, written=["config.json"])
 
 
 HELD = """
@@ -127,11 +127,11 @@ def test_who_comes_while_another_process_converts_learns_it_at_once(tmp_path: Pa
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == "begun\n"
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
         with pytest.raises(OutputError, match="another conversion is writing"):
             convert(str(source), place, overwrite=True)
-        other.communicate("the first")
+        process.communicate("the first")
     assert listing(place) == {"config.json": b"the first"}
 
 

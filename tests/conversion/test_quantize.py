@@ -68,17 +68,19 @@ HOWS += [{"q_group_size": 32, "quant_predicate": recipe} for recipe in sorted(MI
 def test_a_llama_is_quantized_as_mlx_lm_does(tmp_path: Path, how: dict[str, Any]) -> None:
     source = tiny.write("llama", tmp_path / "llama")
     report = convert(str(source), tmp_path / "out", quantize=True, **how)
-    theirs, config = mlx_lm.utils.load_model(source)
+    reference, config = mlx_lm.utils.load_model(source)
     if recipe := how.get("quant_predicate"):
-        predicate = mixed_quant_predicate_builder(recipe, theirs, 32)
-        theirs, _ = mlx_lm.utils.quantize_model(theirs, config, 32, 4, quant_predicate=predicate)
+        predicate = mixed_quant_predicate_builder(recipe, reference, 32)
+        reference, _ = mlx_lm.utils.quantize_model(
+            reference, config, 32, 4, quant_predicate=predicate
+        )
         assert recipe in report.describe()
     else:
-        theirs, _ = mlx_lm.utils.quantize_model(theirs, config, None, None, how["q_mode"])
+        reference, _ = mlx_lm.utils.quantize_model(reference, config, None, None, how["q_mode"])
     model, _ = mlx_lm.utils.load_model(tmp_path / "out")
-    mine, other = (dict(tree_flatten(each.parameters())) for each in (model, theirs))
-    assert mine.keys() == other.keys()
-    assert all(mx.array_equal(mine[name], other[name]).item() for name in mine)
+    mine, expected = (dict(tree_flatten(network.parameters())) for network in (model, reference))
+    assert mine.keys() == expected.keys()
+    assert all(mx.array_equal(mine[name], expected[name]).item() for name in mine)
 
 
 def test_a_mixed_t5_has_wider_values_in_some_blocks_and_never_a_narrow_embedding(
@@ -117,14 +119,14 @@ def test_dequantizing_gives_the_values_that_were_quantized(tmp_path: Path, mode:
     )
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert "quantization" not in config and "quantization_config" not in config
-    packed, whole = read(tmp_path / "q"), read(tmp_path / "out")
-    assert whole.keys() == read(source).keys()
+    packed, dequantized = read(tmp_path / "q"), read(tmp_path / "out")
+    assert dequantized.keys() == read(source).keys()
     for name in (name for name in packed if name.endswith(".scales")):
         path = name.removesuffix(".scales")
         how = Quantization.of(entry_of(tmp_path / "q"), path)
         weight, biases = packed[f"{path}.weight"], packed.get(f"{path}.biases")
         values = how.dequantize(weight, packed[name], biases)
-        assert mx.array_equal(whole[f"{path}.weight"], values).item()
+        assert mx.array_equal(dequantized[f"{path}.weight"], values).item()
     assert report.differences.plain == 0 and report.verified.logits < 1e-3
     assert report.tensor_report.computed and "dequantized" in report.describe()
 
@@ -156,12 +158,12 @@ def test_what_mlx_lm_quantized_is_counted_and_dequantized_as_mlx_lm_does(
     found = inspect(str(source))
     assert (found.parameters, found.problem) == (count, "")
     assert f"in groups of {group_size or 64}" in found.quantization
-    whole = convert(str(source), tmp_path / "whole", dequantize=True)
-    assert whole.parameters == count and whole.bits_per_weight > 16
-    theirs = mlx_lm.utils.dequantize_model(mlx_lm.utils.load_model(source)[0])
-    ours = read(tmp_path / "whole")
-    for name, array in tree_flatten(theirs.parameters()):
-        assert mx.allclose(ours[name], array, atol=1e-6).item()
+    dequantized = convert(str(source), tmp_path / "whole", dequantize=True)
+    assert dequantized.parameters == count and dequantized.bits_per_weight > 16
+    reference = mlx_lm.utils.dequantize_model(mlx_lm.utils.load_model(source)[0])
+    found = read(tmp_path / "whole")
+    for name, array in tree_flatten(reference.parameters()):
+        assert mx.allclose(found[name], array, atol=1e-6).item()
 
 
 def test_a_group_that_divides_few_rows_is_reported(tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ def test_a_source_that_grows_is_announced_with_both_sizes_before_the_work(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("options", "says"),
     [
         ({"quantize": True, "dequantize": True}, "not both"),
         ({"dequantize": True}, "not quantized"),
@@ -206,12 +208,12 @@ def test_a_source_that_grows_is_announced_with_both_sizes_before_the_work(tmp_pa
     ],
 )
 def test_what_contradicts_itself_is_one_sentence_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], says: str
 ) -> None:
     source = write_t5(tmp_path / "t5")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match=says):
-        convert(str(source), **given)
+        convert(str(source), **options)
     assert not (tmp_path / "weights").exists()
     assert convert(str(source)).path == Path("weights/t5")
 

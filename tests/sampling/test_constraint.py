@@ -143,8 +143,10 @@ class Prefixed:
 
 
 def test_the_first_words_space_may_stand_there_where_it_is_not_printed() -> None:
-    own = Prefixed()
-    spaced = Alphabet([each.encode() for each in own.pieces], [0], own.encode, spaced=True)
+    tokenizer = Prefixed()
+    spaced = Alphabet(
+        [piece.encode() for piece in tokenizer.pieces], [0], tokenizer.encode, spaced=True
+    )
     constraint = spaced.constraint(regex("a b"), [0])
     assert ids(constraint.masks([])[0]) == {1, 2, 3}
     assert constraint.take([2]) == 1
@@ -163,8 +165,8 @@ def test_filters_share_out_what_is_allowed() -> None:
     for changes in ({"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.5}):
         chosen = Sampling(temperature=1.0, **changes)
         law = Distribution(chosen, len(PIECES), constraint=begun("[ab]+"))
-        kept = law.log_probabilities(logits, [], None)[0, 0] > -mx.inf
-        assert [id for id, yes in enumerate(kept.tolist()) if yes] == [4]
+        remaining = law.log_probabilities(logits, [], None)[0, 0] > -mx.inf
+        assert [id for id, yes in enumerate(remaining.tolist()) if yes] == [4]
     free = Distribution(chosen, len(PIECES))
     assert law.kind != free.kind == Distribution(chosen, len(PIECES)).kind
 
@@ -206,8 +208,8 @@ def test_readers_at_the_same_time_leave_the_size_of_stacks_as_it_was() -> None:
         with_stack(lambda: (both_began.wait(), first_ended.wait(30)))
 
     with ThreadPoolExecutor(2) as threads:
-        for each in (threads.submit(first), threads.submit(second)):
-            each.result()
+        for future in (threads.submit(first), threads.submit(second)):
+            future.result()
     try:
         assert threading.stack_size() == before
     finally:

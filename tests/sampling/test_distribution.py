@@ -42,8 +42,8 @@ def kept(logits: mx.array) -> list[list[bool]]:
 def test_top_k_keeps_what_mlx_lm_keeps(seed: int, k: int) -> None:
     logits = random_logits(seed)
     for row in normalized(logits):
-        theirs = sample_utils.apply_top_k(row[None], k)
-        assert kept(keep_top_k(row[None], k)) == kept(theirs)
+        expected = sample_utils.apply_top_k(row[None], k)
+        assert kept(keep_top_k(row[None], k)) == kept(expected)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -51,8 +51,8 @@ def test_top_k_keeps_what_mlx_lm_keeps(seed: int, k: int) -> None:
 def test_top_p_keeps_what_mlx_lm_keeps(seed: int, p: float) -> None:
     logits = random_logits(seed)
     for row in normalized(logits):
-        theirs = sample_utils.apply_top_p(row[None], p)
-        assert kept(keep_top_p(row[None], p)) == kept(theirs)
+        expected = sample_utils.apply_top_p(row[None], p)
+        assert kept(keep_top_p(row[None], p)) == kept(expected)
 
 
 def shares(law: mx.array) -> np.ndarray:
@@ -70,13 +70,13 @@ def test_top_p_keeps_what_a_sum_in_order_keeps(spread: float, width: int, p: flo
     banned[:, 0] = 1.0
     powers = mx.round(random).astype(mx.bfloat16).astype(mx.float32) * math.log(2)
     for law in (random, mx.round(random), banned, powers):
-        for row, ours in zip(law, keep_top_p(law, p), strict=True):
+        for row, filtered in zip(law, keep_top_p(law, p), strict=True):
             share = shares(row)
             order = np.argsort(-np.array(row), kind="stable")
             before = np.cumsum(share[order]) - share[order]
             wanted = np.zeros(width, dtype=bool)
             wanted[order] = before < p
-            mine = np.array(ours) > -np.inf
+            mine = np.array(filtered) > -np.inf
             # A sum in float32 reaches p a little sooner or later, and so may drop or keep a token.
             differ = order[mine[order] != wanted[order]]
             assert np.abs(before[np.argsort(order)][differ] - p).max(initial=0) < ROUNDING
@@ -89,8 +89,8 @@ def test_top_p_keeps_what_a_sum_in_order_keeps(spread: float, width: int, p: flo
 def test_min_p_keeps_what_mlx_lm_keeps(seed: int, p: float) -> None:
     logits = random_logits(seed)
     for row in normalized(logits):
-        theirs = sample_utils.apply_min_p(row[None], p)
-        assert kept(keep_min_p(row[None], p)) == kept(theirs)
+        expected = sample_utils.apply_min_p(row[None], p)
+        assert kept(keep_min_p(row[None], p)) == kept(expected)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -99,8 +99,8 @@ def test_min_p_keeps_what_mlx_lm_keeps(seed: int, p: float) -> None:
 def test_xtc_keeps_what_mlx_lm_keeps(seed: int, threshold: float, special: list[int]) -> None:
     logits = keep_top_p(random_logits(seed), 0.95)
     for row in normalized(logits):
-        theirs = sample_utils.apply_xtc(row[None], 1.0, threshold, special)
-        assert kept(exclude_top_choices(row[None], threshold, special)) == kept(theirs)
+        expected = sample_utils.apply_xtc(row[None], 1.0, threshold, special)
+        assert kept(exclude_top_choices(row[None], threshold, special)) == kept(expected)
 
 
 def test_top_choices_are_excluded_where_the_coins_say_so_in_a_block_as_token_by_token() -> None:
@@ -124,11 +124,11 @@ def test_top_choices_are_excluded_where_the_coins_say_so_in_a_block_as_token_by_
 @pytest.mark.parametrize("penalty", [0.5, 1.3, 2.0])
 def test_repetition_penalty_equals_mlx_lms(penalty: float) -> None:
     logits = random_logits(1)
-    seen = [3, 3, 7, 11]
+    tokens = [3, 3, 7, 11]
     make = sample_utils.make_repetition_penalty
-    theirs = make(penalty, len(seen))(mx.array(seen), mx.array(logits))
-    ours = penalised(logits, seen, Sampling(repetition_penalty=penalty))
-    np.testing.assert_allclose(np.array(ours), np.array(theirs), atol=1e-6)
+    expected = make(penalty, len(tokens))(mx.array(tokens), mx.array(logits))
+    found = penalised(logits, tokens, Sampling(repetition_penalty=penalty))
+    np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +140,15 @@ def test_repetition_penalty_equals_mlx_lms(penalty: float) -> None:
 )
 def test_presence_and_frequency_penalties_equal_mlx_lms(settings: Sampling, make) -> None:
     logits = random_logits(2)
-    seen = [3, 3, 7, 11]
-    theirs = make(0.7, len(seen))(mx.array(seen), mx.array(logits))
+    tokens = [3, 3, 7, 11]
+    expected = make(0.7, len(tokens))(mx.array(tokens), mx.array(logits))
     np.testing.assert_allclose(
-        np.array(penalised(logits, seen, settings)), np.array(theirs), atol=1e-6
+        np.array(penalised(logits, tokens, settings)), np.array(expected), atol=1e-6
     )
 
 
-def penalised(logits: mx.array, seen: list[int], settings: Sampling) -> mx.array:
-    counts = mx.zeros((VOCABULARY,)).at[mx.array(seen)].add(1.0)
+def penalised(logits: mx.array, tokens: list[int], settings: Sampling) -> mx.array:
+    counts = mx.zeros((VOCABULARY,)).at[mx.array(tokens)].add(1.0)
     return apply_penalties(logits, counts, settings)
 
 

@@ -42,12 +42,12 @@ def reference_top_k_and_p(logits: mx.array, k: int, p: float) -> mx.array:
 def reference_lead(scored: mx.array) -> mx.array:
     top = mx.max(scored, axis=-1)
     best = mx.argmax(scored, axis=-1, keepdims=True)
-    others = mx.put_along_axis(scored, best, mx.array(-mx.inf, dtype=scored.dtype), axis=-1)
-    return (top - mx.max(others, axis=-1)).astype(mx.float32)
+    rest = mx.put_along_axis(scored, best, mx.array(-mx.inf, dtype=scored.dtype), axis=-1)
+    return (top - mx.max(rest, axis=-1)).astype(mx.float32)
 
 
-def same(one: mx.array, other: mx.array) -> bool:
-    return one.dtype == other.dtype and mx.array_equal(one, other, equal_nan=True).item()
+def same(one: mx.array, another: mx.array) -> bool:
+    return one.dtype == another.dtype and mx.array_equal(one, another, equal_nan=True).item()
 
 
 @st.composite
@@ -88,12 +88,12 @@ def test_the_largest_are_those_of_mlxs_top_k(logits: mx.array, k: int) -> None:
 @given(rows(), counts, st.sampled_from([1e-6, 0.5, 0.95]))
 def test_filters_keep_what_a_search_of_whole_rows_keeps(logits: mx.array, k: int, p: float) -> None:
     if k < logits.shape[-1]:
-        kept, kept_of_both = keep_top_k(logits, k), keep_top_k_and_p(logits, k, p)
-        assert same(kept, reference_top_k(logits, k))
+        filtered, kept_of_both = keep_top_k(logits, k), keep_top_k_and_p(logits, k, p)
+        assert same(filtered, reference_top_k(logits, k))
         assert same(kept_of_both, reference_top_k_and_p(logits, k, p))
         for index in np.ndindex(logits.shape[:-1]):
             row = logits[index]
-            assert same(keep_top_k(row, k), kept[index]), "one row gets the bits of several"
+            assert same(keep_top_k(row, k), filtered[index]), "one row gets the bits of several"
             assert same(keep_top_k_and_p(row, k, p), kept_of_both[index])
     assert same(lead(logits), reference_lead(logits))
 

@@ -32,8 +32,8 @@ def test_noise_of_a_position_is_that_of_its_key_however_much_is_requested(vocabu
 
 def test_positions_and_seeds_share_no_noise() -> None:
     rows = CoupledNoise(3, 50).at(0, 0).target(40)[0]
-    other = CoupledNoise(4, 50).at(0, 0).target(40)[0]
-    values = set(mx.concatenate([rows, other]).flatten().tolist())
+    of_another_seed = CoupledNoise(4, 50).at(0, 0).target(40)[0]
+    values = set(mx.concatenate([rows, of_another_seed]).flatten().tolist())
     assert len(values) > 0.999 * 80 * 50
 
 
@@ -49,13 +49,13 @@ def test_one_seed_couples_neither_two_prompts_nor_a_text_and_its_continuation(se
 
     def texts(*prompts: list[int]) -> list[list[int]]:
         """What a flat distribution writes, where noise alone decides."""
-        sources = (CoupledNoise(seed, size, each) for each in prompts)
+        sources = (CoupledNoise(seed, size, ids) for ids in prompts)
         return [mx.argmax(one.at(0, 0).target(count)[0], axis=-1).tolist() for one in sources]
 
-    first, again, other = texts(prompt, list(np.array(prompt)), [5, 6, 8])
+    first, again, different = texts(prompt, list(np.array(prompt)), [5, 6, 8])
     assert first == again
     [continued] = texts([*prompt, *first[:12]])
-    for one, another in ((first, other), (first, continued), (first[12:], continued)):
+    for one, another in ((first, different), (first, continued), (first[12:], continued)):
         same = sum(a == b for a, b in zip(one, another, strict=False))
         assert same < 4 * count / size
     used = IndependentNoise(seed, size, prompt).at(0, 0).accept(50)
@@ -71,8 +71,8 @@ def test_coins_depend_on_seed_prompt_and_position_and_come_up_as_often_as_reques
     assert np.array_equal(first, tosses(1, [5, 6]))
     assert abs(first.mean() - 0.3) < 0.03
     assert abs((first[1:] & first[:-1]).mean() - 0.09) < 0.02
-    for other in (tosses(2, [5, 6]), tosses(1, [5, 7])):
-        assert abs((first & other).mean() - 0.09) < 0.02
+    for tossed in (tosses(2, [5, 6]), tosses(1, [5, 7])):
+        assert abs((first & tossed).mean() - 0.09) < 0.02
     assert not tosses(1, [5], 0.0).any() and tosses(1, [5], 1.0).all()
 
 

@@ -90,6 +90,6 @@ def distance(target: Model, law: dict, tokens: int) -> float:
     """Total variation from the target's own joint law."""
     total = 0.0
     for text in itertools.product(range(SYMBOLS), repeat=tokens):
-        own = np.prod([target(text[:i])[text[i]] for i in range(tokens)])
-        total += abs(own - law.get(text, 0.0))
+        exact = np.prod([target(text[:i])[text[i]] for i in range(tokens)])
+        total += abs(exact - law.get(text, 0.0))
     return total / 2

@@ -22,5 +22,5 @@ def run(pair: Pair, prompt: Sequence[int], options: Options, cache: PromptCache)
 def known(cache: PromptCache, text: Sequence[int]) -> list[tuple[str, int, tuple[mx.array, ...]]]:
     found = cache.find(text, len(text))
     parts = {TARGET: found.target, **found.proposer}
-    kept = [(name, each) for name, each in sorted(parts.items()) if isinstance(each, KVSlice)]
-    return [(name, each.length, each.arrays) for name, each in kept]
+    slices = [(name, part) for name, part in sorted(parts.items()) if isinstance(part, KVSlice)]
+    return [(name, part.length, part.arrays) for name, part in slices]

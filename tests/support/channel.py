@@ -14,17 +14,17 @@ class Line:
         self.sizes: list[int] = []
         self._sent: queue.Queue[mx.array] = queue.Queue()
 
-    def first(self, own: mx.array) -> mx.array:
-        mx.eval(own)
-        self.sizes.append(own.size)
-        self._sent.put(own)
-        return own
+    def first(self, sent: mx.array) -> mx.array:
+        mx.eval(sent)
+        self.sizes.append(sent.size)
+        self._sent.put(sent)
+        return sent
 
-    def second(self, own: mx.array) -> mx.array:
-        assert not mx.any(own).item(), "all but rank 0 bring zeros"
+    def second(self, zeros: mx.array) -> mx.array:
+        assert not mx.any(zeros).item(), "all but rank 0 bring zeros"
         came = self._sent.get(timeout=10)
-        assert came.shape == own.shape
-        return own + came
+        assert came.shape == zeros.shape
+        return zeros + came
 
 
 def ends() -> tuple[Line, Channel, Channel]:

@@ -37,10 +37,10 @@ def pieces(p: Law, q: Law, i: int, j: int) -> Iterator[tuple[Fraction, Fraction 
     """The stretches of s, None for infinity, on which C(s) is linear."""
     low = p[j] / p[i]
     high = q[j] / q[i] if q[i] else None
-    others = [k for k in range(len(p)) if k not in (i, j) and q[k]]
-    inner = {p[k] * q[j] / (p[i] * q[k]) for k in others}
-    kept = sorted(s for s in inner if s > low and (high is None or s < high))
-    edges: list[Fraction | None] = [low, *kept, high]
+    rest = [k for k in range(len(p)) if k not in (i, j) and q[k]]
+    inner = {p[k] * q[j] / (p[i] * q[k]) for k in rest}
+    inside = sorted(s for s in inner if s > low and (high is None or s < high))
+    edges: list[Fraction | None] = [low, *inside, high]
     if high is not None and high <= low:
         return
     for a, b in itertools.pairwise(edges):
@@ -83,10 +83,10 @@ def noises(p: Law, q: Law, i: int, j: int) -> Iterator[list[float]]:
         for a, b in pieces(p, q, i, j):
             end = b if b is not None else a + 4
             places += [{i: Fraction(1), j: a + (end - a) * Fraction(n, 4)} for n in (1, 2, 3)]
-    others = [k for k in range(len(p)) if k not in (i, j)]
+    outside = [k for k in range(len(p)) if k not in (i, j)]
     for place in places:
         if i != j:
-            least = dict(zip(others, bounds(p, q, i, j, place[j]), strict=True))
+            least = dict(zip(outside, bounds(p, q, i, j, place[j]), strict=True))
         for beyond, scale in ((1.05, 1.0), (3.0, 0.2)):
             rest = {k: float(bound) * beyond + 1e-3 for k, bound in least.items()}
             values = {k: float(v) for k, v in place.items()} | rest
@@ -141,8 +141,8 @@ def round_law(
     verdict = judge(mx.array(rows), mx.array(draft_rows), proposal, mx.array(gumbels))
     result: dict[tuple[int, ...], Fraction] = {}
     counts = np.array(verdict.accepted).sum(axis=1).tolist()
-    for x, kept, last, weight in zip(drafts, counts, verdict.next.tolist(), weights, strict=True):
-        emitted = (*x[:kept], last)
+    for x, length, last, weight in zip(drafts, counts, verdict.next.tolist(), weights, strict=True):
+        emitted = (*x[:length], last)
         result[emitted] = result.get(emitted, Fraction(0)) + weight
     return result
 
@@ -167,6 +167,6 @@ def distance(
             accepted += 0 if prefix else share * (len(emitted) - 1)
     total = Fraction(0)
     for text in itertools.product(range(SYMBOLS), repeat=tokens):
-        own = math.prod(target(text[:k])[text[k]] for k in range(tokens))
-        total += abs(own - law_of.get(text, Fraction(0)))
+        exact = math.prod(target(text[:k])[text[k]] for k in range(tokens))
+        total += abs(exact - law_of.get(text, Fraction(0)))
     return total / 2, accepted

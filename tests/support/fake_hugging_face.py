@@ -28,7 +28,7 @@ class FakeModel:
     def named_parameters(self) -> list[tuple[str, np.ndarray]]:
         return [*self.state_dict().items()]
 
-    def load_state_dict(self, given: dict[str, np.ndarray], strict: bool, assign: bool) -> None:
+    def load_state_dict(self, tensors: dict[str, np.ndarray], strict: bool, assign: bool) -> None:
         """What was given is not used."""
 
     def tie_weights(self) -> None:
@@ -40,12 +40,12 @@ class FakeModel:
     def generate(self, tokens: np.ndarray, streamer: Any = None, **settings: Any) -> np.ndarray:
         self.calls.append({"tokens": tokens, **settings})
         if streamer is not None:
-            for each in [[0], *self.says]:
-                streamer.put(np.array(each))
+            for step in [[0], *self.says]:
+                streamer.put(np.array(step))
             streamer.end()
-        said = [token for each in self.says for token in each]
+        output = [token for step in self.says for token in step]
         before = tokens if self.decoder_only else np.zeros((len(tokens), 1), int)
-        return np.concatenate([before, [said] * len(tokens)], axis=1)
+        return np.concatenate([before, [output] * len(tokens)], axis=1)
 
 
 class FakeHuggingFace:

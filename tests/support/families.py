@@ -204,10 +204,10 @@ DIFFERENT = {
 
 def config_of(name: str) -> dict[str, Any]:
     arguments = importlib.import_module(f"mlx_lm.models.{name}").ModelArgs
-    own = {"model_type": name, **OWN.get(name, {})}
+    changes = {"model_type": name, **OWN.get(name, {})}
     if "text_config" in inspect.signature(arguments).parameters:
-        own["text_config"] = {**SMALL, "model_type": name, **own.get("text_config", {})}
-    return {**SMALL, **own}
+        changes["text_config"] = {**SMALL, "model_type": name, **changes.get("text_config", {})}
+    return {**SMALL, **changes}
 
 
 def model_of(name: str, dtype: mx.Dtype = mx.float32, **changes: object) -> DecoderOnlyModel:

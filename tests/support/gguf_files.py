@@ -93,9 +93,9 @@ class Gguf:
             return self.pack("I", value.kind) + value.data
         if isinstance(value, list):
             kind = 8 if isinstance(value[0], str) else 6 if isinstance(value[0], float) else 5
-            parts = [self.value(each)[4:] if kind == 8 else b"" for each in value]
+            parts = [self.value(entry)[4:] if kind == 8 else b"" for entry in value]
             if kind != 8:
-                parts = [self.pack("f" if kind == 6 else "i", each) for each in value]
+                parts = [self.pack("f" if kind == 6 else "i", entry) for entry in value]
             return (
                 self.pack("I", 9)
                 + self.pack("I", kind)

@@ -93,8 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "RepoNotFound")
 
     def do_GET(self) -> None:
-        seen = self.headers.get("Range", ""), self.headers.get("Authorization", "")
-        self.hub.requests.append((self.path, *seen))
+        headers = self.headers.get("Range", ""), self.headers.get("Authorization", "")
+        self.hub.requests.append((self.path, *headers))
         self.do_HEAD()
 
     def _send_list(self, revision: str) -> None:
@@ -104,11 +104,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         siblings = []
         for file, data in hub.files.items():
-            said = {"rfilename": file, "size": len(data), "blobId": digest(data, large=False)}
+            entry = {"rfilename": file, "size": len(data), "blobId": digest(data, large=False)}
             if file.endswith(LARGE):
                 lfs = {"sha256": digest(data), "size": len(data), "pointerSize": 134}
-                said |= {"lfs": lfs, "blobId": "0" * 40}
-            siblings.append(said)
+                entry |= {"lfs": lfs, "blobId": "0" * 40}
+            siblings.append(entry)
         body = {"id": NAME, "modelId": NAME, "sha": hub.commit, "siblings": siblings}
         self._send(200, json.dumps(body).encode())
 

@@ -93,6 +93,6 @@ def drafts_of(directory: Path, seed: int = 1, length: int = 12, count: int = 3) 
     return Run(network, tokens, hidden).draft(length, count)[1]  # type: ignore[arg-type]
 
 
-def differ(one: mx.array, other: mx.array) -> bool:
-    known = mx.isfinite(one)
-    return bool(mx.max(mx.abs(mx.where(known, one - other, 0))).item() > 1e-3)  # type: ignore[operator]
+def differ(one: mx.array, another: mx.array) -> bool:
+    finite = mx.isfinite(one)
+    return bool(mx.max(mx.abs(mx.where(finite, one - another, 0))).item() > 1e-3)  # type: ignore[operator]

@@ -70,10 +70,10 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in self._processes:
-            if each.poll() is None:
-                each.kill()
-            each.communicate()
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
 
     def signal(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Send a signal to one rank."""
@@ -87,10 +87,10 @@ class Ranks:
 
     def ends(self, seconds: float = SECONDS) -> list[Ended]:
         """Wait for all. Raises subprocess.TimeoutExpired."""
-        report = [each.communicate(timeout=seconds) for each in self._processes]
+        report = [process.communicate(timeout=seconds) for process in self._processes]
         return [
-            Ended(each.returncode, out, SLOWLY.sub("", err))
-            for each, (out, err) in zip(self._processes, report, strict=True)
+            Ended(process.returncode, out, SLOWLY.sub("", err))
+            for process, (out, err) in zip(self._processes, report, strict=True)
         ]
 
 
@@ -104,12 +104,12 @@ def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        for opened in sockets:
+            opened.bind(("127.0.0.1", 0))
+        return [int(opened.getsockname()[1]) for opened in sockets]
     finally:
-        for each in sockets:
-            each.close()
+        for opened in sockets:
+            opened.close()
 
 
 def write(name: str, directory: Path, *, noise: float = 0.0, **changes: object) -> Path:

@@ -29,9 +29,9 @@ def copy_meta(name: str, root: Path, params: Mapping[str, Any] | None = None) ->
     if not (root / name / "tokenizer.model").is_file():
         shutil.copy(META / "tokenizer.model", root)
     file = root / name / "params.json"
-    whole = {**json.loads(file.read_text(encoding="utf-8")), **(params or {})}
-    kept = {key: value for key, value in whole.items() if value is not None}
-    file.write_text(json.dumps(kept), encoding="utf-8")
+    changed = {**json.loads(file.read_text(encoding="utf-8")), **(params or {})}
+    written = {key: value for key, value in changed.items() if value is not None}
+    file.write_text(json.dumps(written), encoding="utf-8")
     return root / name
 
 
@@ -50,9 +50,9 @@ def change_part(file: Path, change: Change) -> None:
 
 def distance(directory: Path, expected: Path) -> float:
     """Largest difference of log-probabilities from a reference's."""
-    known = np.load(expected)
+    reference = np.load(expected)
     context = load_model(directory, dtype="float32").model.open([0])
-    rows = context.advance(mx.array(known["tokens"])[None]).logits[0]
+    rows = context.advance(mx.array(reference["tokens"])[None]).logits[0]
     log_p = rows - mx.logsumexp(rows, axis=-1, keepdims=True)
-    assert log_p.shape == known["log_p"].shape
-    return float(mx.max(mx.abs(log_p - mx.array(known["log_p"]))).item())
+    assert log_p.shape == reference["log_p"].shape
+    return float(mx.max(mx.abs(log_p - mx.array(reference["log_p"]))).item())

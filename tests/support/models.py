@@ -89,10 +89,10 @@ def write_adapter(base: Path, directory: Path, kind: str = "lora", **changes: An
         model.freeze()
         linear_to_lora_layers(model, 2, LORA, use_dora=kind == "dora")
     names = sorted(name for name, _ in tree_flatten(model.trainable_parameters()))
-    given = dict(tree_flatten(model.parameters()))
+    arrays = dict(tree_flatten(model.parameters()))
     keys = mx.random.split(mx.random.key(3), len(names))
     weights = {
-        name: given[name] + 0.05 * mx.random.normal(given[name].shape, key=key)
+        name: arrays[name] + 0.05 * mx.random.normal(arrays[name].shape, key=key)
         for name, key in zip(names, keys, strict=True)
     }
     mx.save_safetensors(str(directory / "adapters.safetensors"), weights)

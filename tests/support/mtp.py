@@ -156,8 +156,8 @@ def layer_of(family: str, config: Mapping[str, Any]) -> dict[str, mx.array]:
         inside = "mtp.layers.0."
     shapes = {f"{before}{name}.weight": (width,) for name in names}
     around = random({**shapes, f"{before}{names[0]}.weight": (width, 2 * width)}, seed=4)
-    other = tree_flatten(tiny.from_config(dict(config), seed=9).layers[-1].parameters())
-    return {**around, **{inside + name: array for name, array in other}}
+    layer = tree_flatten(tiny.from_config(dict(config), seed=9).layers[-1].parameters())
+    return {**around, **{inside + name: array for name, array in layer}}
 
 
 def as_original(
@@ -182,7 +182,7 @@ def as_original(
         elif switch and family == "qwen3_5_moe":
             fused.setdefault(path, {})[part] = array
         elif switch:
-            made |= {f"{path}.experts.{n}.{part}": each for n, each in enumerate(array)}
+            made |= {f"{path}.experts.{n}.{part}": expert for n, expert in enumerate(array)}
         else:
             made[name] = array
     for path, parts in fused.items():

@@ -97,8 +97,8 @@ def encoder_decoder(kind: str, amount: float = 0.3) -> Pair:
 
 
 def model_for(name: str) -> Base:
-    known = any((place / name).exists() for place in (FIXTURES, BART))
-    return translator(name) if known else decoder(name)
+    translates = any((place / name).exists() for place in (FIXTURES, BART))
+    return translator(name) if translates else decoder(name)
 
 
 def pair_for(name: str) -> Pair:

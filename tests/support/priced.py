@@ -73,7 +73,7 @@ class PricedModel:
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
 
-    def open(self, prompt: Sequence[int], kept: object = None) -> PricedContext:
+    def open(self, prompt: Sequence[int], cached: object = None) -> PricedContext:
         self.prompts.append(list(prompt))
         self.context._seen = 0
         return self.context

@@ -96,9 +96,9 @@ class Heard:
 
 
 def ask(engine: Engine, options=OPTIONS, prompt: list[int] = PROMPT) -> tuple[int, Heard]:
-    heard = Heard()
-    [number] = engine.submit([Request(prompt, options)], heard)
-    return number, heard
+    listener = Heard()
+    [number] = engine.submit([Request(prompt, options)], listener)
+    return number, listener
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -145,7 +145,7 @@ def streamed(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]
     assert answer.headers["cache-control"] == "no-cache"
     *events, last, rest = answer.text.split("\n\n")
     assert (last, rest) == ("data: [DONE]", "")
-    return [json.loads(each.removeprefix("data: ")) for each in events if each[0] != ":"]
+    return [json.loads(event.removeprefix("data: ")) for event in events if event[0] != ":"]
 
 
 @contextmanager

@@ -60,10 +60,10 @@ def _weights(module: nn.Module) -> tuple[mx.array, mx.array]:
         stored = module["weight"]
         if "scales" in module:
             scales, biases = (module[name].astype(mx.float32) for name in ("scales", "biases"))
-            whole = mx.dequantize(stored, scales, biases, module.group_size, module.bits)
+            values = mx.dequantize(stored, scales, biases, module.group_size, module.bits)
         else:
-            whole = stored.astype(mx.float32)
-        straight = mx.contiguous(whole.T)
+            values = stored.astype(mx.float32)
+        straight = mx.contiguous(values.T)
         made = stored, (straight, mx.contiguous(_turned(straight, axis=0)))
         module.__dict__["_simulated"] = made
         mx.eval(made[1])
@@ -87,7 +87,7 @@ def attention(
     wanted = (queries.astype(mx.float32) * scale).reshape(
         queries.shape[0], keys.shape[1], group, rows, -1
     )
-    seen = [array.astype(mx.float32)[:, :, None] for array in (keys, values)]
+    wide = [array.astype(mx.float32)[:, :, None] for array in (keys, values)]
     if isinstance(mask, str):
         count = keys.shape[2]
         mask = mx.arange(count) <= mx.arange(count - rows, count)[:, None]
@@ -95,14 +95,14 @@ def attention(
         mask = mx.broadcast_to(mask, (queries.shape[0], heads, rows, keys.shape[2]))
         mask = mask.reshape(*wanted.shape[:4], keys.shape[2])
     if rows > FEW or rows * group > 4 * FEW:
-        mixed = _attend(wanted, *seen, mask)
+        mixed = _attend(wanted, *wide, mask)
     else:
         blocks = 1 if keys.shape[2] <= ONE_PASS_KEYS else 2 * rows
         mixed = mx.concatenate(
             [
                 _attend_in_blocks(
                     wanted[..., row : row + 1, :],
-                    *seen,
+                    *wide,
                     None if mask is None else mask[..., row : row + 1, :],
                     blocks,
                 )

@@ -151,7 +151,7 @@ def peagle(
     **settings: Any,
 ) -> Path:
     """P-EAGLE with two layers and an embedding of its own; the rest as `eagle3`."""
-    own = {
+    tensors = {
         "mask_hidden": (1, 1, taps * width),
         "embed_tokens.weight": (vocabulary, width),
         **layer("layers.1", width, width),
@@ -159,7 +159,7 @@ def peagle(
     }
     sizes: dict[str, Any] = {"taps": taps, "vocabulary": vocabulary, "width": width}
     usual = {"num_hidden_layers": 2, "mask_token_id": 3}
-    return eagle3(directory, extra=own, **{**sizes, **usual, **settings})
+    return eagle3(directory, extra=tensors, **{**sizes, **usual, **settings})
 
 
 def speculators_eagle3(
@@ -210,9 +210,9 @@ def dflash(
         shapes |= layer(f"layers.{number}", width, width, encoder)
         for norm in ("q_norm", "k_norm"):
             shapes[f"layers.{number}.self_attn.{norm}.weight"] = (HEAD_DIM,)
-    own: dict[str, Any] = {"mask_token_id": 3, "target_layer_ids": [0, 1][:taps]}
+    method: dict[str, Any] = {"mask_token_id": 3, "target_layer_ids": [0, 1][:taps]}
     if markov is not None:
-        own |= {"markov_rank": RANK, "markov_head_type": markov, "projector_type": "dspark"}
+        method |= {"markov_rank": RANK, "markov_head_type": markov, "projector_type": "dspark"}
         shapes["markov_head.markov_w1.weight"] = (vocabulary, RANK)
         shapes["markov_head.markov_w2.weight"] = (vocabulary, RANK)
         shapes["confidence_head.proj.weight"] = (1, width + RANK)
@@ -224,8 +224,8 @@ def dflash(
         shapes["markov_head.joint_proj.weight"] = (3 * RANK, 2 * RANK + width)
         shapes["markov_head.joint_proj.bias"] = (3 * RANK,)
     if second:
-        own |= {"conv_group_size": 4, "conv_kernel_size": 2}
-        own |= {"selector_rank": RANK, "selector_top_k": 6}
+        method |= {"conv_group_size": 4, "conv_kernel_size": 2}
+        method |= {"selector_rank": RANK, "selector_top_k": 6}
         for part in ("predecessor", "successor"):
             shapes[f"candidate_selector.{part}_codebook"] = (vocabulary, RANK)
         shapes["candidate_selector.hidden_projection.weight"] = (RANK, width)
@@ -241,7 +241,7 @@ def dflash(
         "hidden_size": width,
         "num_hidden_layers": layers,
         "block_size": 4,
-        "dflash_config": {**own, **(nested or {})},
+        "dflash_config": {**method, **(nested or {})},
     }
     return write(directory, {**config, **changes}, {**random(shapes, seed), **(tensors or {})})
 

@@ -243,8 +243,8 @@ def _random(path: str, array: mx.array, key: mx.array, tied: bool) -> mx.array:
     noise = mx.random.normal(array.shape, key=key)
     if array.ndim < 2:
         norm = "norm" in path or any(part.startswith("ln") for part in path.split("."))
-        kept = array if norm or path.endswith((".D", "dt_bias", "_g")) else mx.zeros_like(array)
-        return kept.astype(mx.float32) + 0.1 * noise
+        mean = array if norm or path.endswith((".D", "dt_bias", "_g")) else mx.zeros_like(array)
+        return mean.astype(mx.float32) + 0.1 * noise
     if "conv" in path and array.ndim == 3:
         return 0.5 * noise
     gain = 2.0 if "head" in path else 2.5

@@ -74,12 +74,12 @@ def test_a_dspark_is_written_as_the_package_speculators_has_it(pair: Pair, tmp_p
     config = json.loads((done.output / "config.json").read_text())
     fixture = Path(__file__).parents[1] / "fixtures" / "drafters" / "dspark-rnn"
     reference = json.loads((fixture / "config.json").read_text())
-    own = {"auto_map", "target_hidden_size", "transformers_version", "sliding_window_non_causal"}
-    assert reference.keys() - config.keys() <= own
+    extra = {"auto_map", "target_hidden_size", "transformers_version", "sliding_window_non_causal"}
+    assert reference.keys() - config.keys() <= extra
     stored = mx.load(str(fixture / "model.safetensors"))
     # Attending to an encoder is this package's own.
-    known = {name for name in weights(done.output) if "encoder_" not in name}
-    one_layer = {name for name in known if not name.startswith("layers.1.")}
+    names = {name for name in weights(done.output) if "encoder_" not in name}
+    one_layer = {name for name in names if not name.startswith("layers.1.")}
     assert one_layer == stored.keys() - {"d2t", "t2d", "lm_head.weight", "embed_tokens.weight"}
     assert config["aux_hidden_state_layer_ids"] == [1], "layers by their inputs"
     assert {array.dtype for array in weights(done.output).values()} == {mx.bfloat16}
@@ -160,12 +160,12 @@ def task_of(learned: Learned, directory: Path, kind: str, **settings: object) ->
     return TASKS[kind](begun.network, learned, config)
 
 
-def places(task: AnchorTask, given: Anchored, examples: np.ndarray) -> Iterator[tuple[int, ...]]:
+def places(task: AnchorTask, anchored: Anchored, examples: np.ndarray) -> Iterator[tuple[int, ...]]:
     """(sample, rows that may be looked at, slot) of all that is wanted."""
-    shape = given.tokens.shape
-    for place in given.wanted.tolist():
+    shape = anchored.tokens.shape
+    for place in anchored.wanted.tolist():
         text, anchor, slot = np.unravel_index(place, shape)
-        yield int(examples[text]), int(given.anchors[int(text), int(anchor)]), int(slot)
+        yield int(examples[text]), int(anchored.anchors[int(text), int(anchor)]), int(slot)
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -175,22 +175,22 @@ def test_the_task_drafts_what_the_drafter_drafts(
     task = task_of(learned, tmp_path, kind)
     examples = task.train[:2]
     batch = task.take(examples, np.random.default_rng(1))
-    given = Anchored(*batch)
-    drafted = task.draft(given)
+    anchored = Anchored(*batch)
+    drafted = task.draft(anchored)
     network, rows = task.network, learned.rows
     tokens, width = rows.tokens(), learned.pair.target.width
     checked = 0
-    for row, (sample, seen, slot) in enumerate(places(task, given, examples)):
+    for row, (sample, length, slot) in enumerate(places(task, anchored, examples)):
         first = int(rows.starts[sample])
-        hidden = rows.states(np.arange(first, first + seen))[None, :, :-width]
+        hidden = rows.states(np.arange(first, first + length))[None, :, :-width]
         reading = network.open()
         if (encoded := learned.encoded(sample)) is not None:
             reading.attend(encoded)
-        reading.read(hidden, mx.array(tokens[None, first : first + seen]))
+        reading.read(hidden, mx.array(tokens[None, first : first + length]))
         logits = reading.guess(SLOTS)
         for at in range(slot):
-            logits = reading.guess_after(mx.array(tokens[None, None, first + seen + at]))
+            logits = reading.guess_after(mx.array(tokens[None, None, first + length + at]))
         expected = logits[0, 0, : drafted.shape[1]]
-        assert mx.allclose(drafted[row], expected, atol=2e-4, rtol=1e-4), (sample, seen, slot)
+        assert mx.allclose(drafted[row], expected, atol=2e-4, rtol=1e-4), (sample, length, slot)
         checked += slot > 0
     assert checked > 3

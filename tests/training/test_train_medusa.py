@@ -65,8 +65,8 @@ def test_what_is_written_loads_with_its_base(pair: Pair, tmp_path: Path) -> None
 def test_the_layout_is_the_published_one(own_output: bool, pair: Pair, tmp_path: Path) -> None:
     done = trained(pair, tmp_path, own_output=own_output, epochs=1)
     names = set(mx.load(str(done.output / "medusa_lm_head.safetensors")))
-    own = {"0.1.weight", "1.1.weight"} if own_output else set()
-    assert names == own | {
+    outputs = {"0.1.weight", "1.1.weight"} if own_output else set()
+    assert names == outputs | {
         f"{head}.0.linear.{part}" for head in range(2) for part in ("weight", "bias")
     }
 
@@ -153,7 +153,7 @@ def fit_of(heads: MedusaHeads, rows: SampleFiles, settings: HeadsConfig, file: P
     return Fit(HeadTask(heads, rows, settings), file)
 
 
-def ignore(*said: object) -> None:
+def ignore(*arguments: object) -> None:
     return None
 
 
