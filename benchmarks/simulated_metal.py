@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mlx_specdec import Options, Pair, Result, generate, generate_many, load
 from mlx_specdec.measure.margins import score
 from tests.support import simulated_metal
-from tests.support.off_cpu import off_cpu
 from tests.support.shipped import ROOT
+from tests.support.simulated_metal import off_cpu
 
 FILES = {"py-llama": "python.jsonl", "t5-enfr": "translation.jsonl"}
 

@@ -13,8 +13,7 @@ from mlx_specdec.cli.batch_files import Journal
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support import tiny
-from ..support.batches import ENDLESS, left_in, records, sentences, write
-from ..support.commands import Run, fails
+from ..support.commands import ENDLESS, Run, fails, left_in, records, sentences, write
 from ..support.models import make_llama
 from ..support.tokenizers import byte_level
 

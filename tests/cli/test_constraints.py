@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.batches import records, write
-from ..support.commands import Run, fails, strict
+from ..support.commands import Run, fails, records, strict, write
 
 SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
 NOWHERE = ("--model", "no/such-model-directory")

@@ -22,8 +22,7 @@ from mlx_specdec.cli import render
 from mlx_specdec.cli.generate import read_prompt
 from mlx_specdec.models import number_format
 
-from ..support.batches import records, write
-from ..support.commands import Run, fails, strict
+from ..support.commands import Run, fails, records, strict, write
 from ..support.models import make_llama
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import pytest
 
 from mlx_specdec.models.mlx_lm import loading
 
-from ..support import metal_errors
+from ..support import commands
 from ..support.commands import Run, fails
 from ..support.models import make_llama, make_t5
 
@@ -136,8 +136,8 @@ def test_a_draft_with_another_vocabulary_is_refused_by_token(
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        (MemoryError(), metal_errors.MEMORY),
-        *((RuntimeError(message), said) for message, said in metal_errors.SAID.items()),
+        (MemoryError(), commands.MEMORY),
+        *((RuntimeError(message), said) for message, said in commands.SAID.items()),
     ],
 )
 def test_the_end_of_memory_and_of_the_gpus_patience_is_reported_in_one_line(
@@ -150,7 +150,7 @@ def test_the_end_of_memory_and_of_the_gpus_patience_is_reported_in_one_line(
     fails(run("generate", PROMPT, "--model", t5), said)
 
 
-@pytest.mark.parametrize("message", metal_errors.SAID)
+@pytest.mark.parametrize("message", commands.SAID)
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_memory_that_ends_while_a_model_loads_is_no_missing_kernel(
     run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch, message: str, on_cpu: bool
@@ -161,7 +161,7 @@ def test_memory_that_ends_while_a_model_loads_is_no_missing_kernel(
     monkeypatch.setattr(mx.metal, "is_available", lambda: not on_cpu)
     monkeypatch.setattr(loading, "on_cpu", lambda: on_cpu)
     monkeypatch.setattr(loading, "evaluate", fail)
-    fails(run("generate", PROMPT, "--model", llama), metal_errors.SAID[message])
+    fails(run("generate", PROMPT, "--model", llama), commands.SAID[message])
 
 
 def test_caches_that_a_model_cannot_have_are_refused(run: Run, t5: Path, llama: Path) -> None:

@@ -14,8 +14,8 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.testing import CheckedContext
 
 from ..support import tiny
-from ..support.channel import ends
 from ..support.pairs import PROMPT, pair_of, perturbed
+from ..support.thread_ranks import ends
 
 RECURRENT = ("qwen3_next", "mamba2", "lfm2", "falcon_h1")
 GREEDY = Options(max_tokens=24, temperature=0.0, cost_cache=False, num_draft=3)

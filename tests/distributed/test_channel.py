@@ -15,7 +15,7 @@ from mlx_specdec.models.distributed.leader import SIZE, Follower, Leader, Op, Or
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
-from ..support.channel import ends
+from ..support.thread_ranks import ends
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, SIZE, 3 * SIZE])

@@ -23,9 +23,9 @@ from mlx_specdec.models.exact import ExactContext
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import simulated_metal, tiny
-from ..support.off_cpu import off_cpu
 from ..support.pairs import PROMPT, decoder, decoder_only, encoder_decoder, pair_of, translator
 from ..support.shipped import ROOT, prompts
+from ..support.simulated_metal import off_cpu
 
 PAIRS = {"py-llama": ("python.jsonl", 40), "t5-enfr": ("translation.jsonl", 24)}
 """Shipped pairs: a file in prompts/, and how many tokens to generate for a prompt."""

@@ -47,8 +47,8 @@ from mlx_specdec.text.stream import TextStream
 from mlx_specdec.verification.rules import Coupled
 
 from ..support import tiny
-from ..support.channel import ends
 from ..support.pairs import PROMPT, decoder_only
+from ..support.thread_ranks import ends
 
 OPTIONS = Options(proposer="draft", num_draft=2, cost_cache=False, max_tokens=12, seed=3)
 REQUESTS = [

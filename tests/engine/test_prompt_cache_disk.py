@@ -23,10 +23,9 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
 from ..support import tiny
-from ..support.cached import ROOM, SYSTEM, run
 from ..support.drafter_pairs import made
 from ..support.families import model_of
-from ..support.pairs import PROMPT, encoder_decoder, pair_of, perturbed
+from ..support.pairs import PROMPT, ROOM, SYSTEM, encoder_decoder, pair_of, perturbed, run
 from .test_prompt_cache import check, holds, keep, memory
 
 DRAFTING = Options(max_tokens=16, num_draft=3, cost_cache=False)

@@ -19,12 +19,11 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
 from ..support import tiny
-from ..support.cached import ROOM, SYSTEM, run
 from ..support.drafter_pairs import made
 from ..support.families import model_of
 from ..support.heads import base_of, some_heads
 from ..support.heads import pair_of as with_heads
-from ..support.pairs import PROMPT, encoder_decoder, pair_of, perturbed
+from ..support.pairs import PROMPT, ROOM, SYSTEM, encoder_decoder, pair_of, perturbed, run
 
 LENGTH = 14
 TRANSLATOR = "own-head-scaled"

@@ -16,8 +16,8 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
-from ..support.off_cpu import off_cpu
 from ..support.pairs import PROMPT, pair_of, perturbed
+from ..support.simulated_metal import off_cpu
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ENCODER_DECODERS = [

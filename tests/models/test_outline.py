@@ -12,7 +12,7 @@ from mlx_specdec.models.loading import load_model, outline
 from ..support import tiny
 from ..support.estimates import T5
 from ..support.models import make_t5
-from ..support.reading import read
+from ..support.pairs import read
 
 SHIPPED = Path(__file__).parents[2] / "weights"
 

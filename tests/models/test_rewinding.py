@@ -30,7 +30,7 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.mlx_lm.rewinding import RewindableCache
 
 from ..support import tiny
-from ..support.reading import read
+from ..support.pairs import read
 
 LENGTH = 4 * tiny.WINDOW + 5
 LONG = 370

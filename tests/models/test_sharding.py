@@ -24,8 +24,8 @@ from mlx_specdec.models.t5 import T5
 from mlx_specdec.models.t5 import family as t5_family
 
 from ..support import tiny
+from ..support.models import FIXTURES, SHAPE, SOURCE, TOKENS, built
 from ..support.pairs import BART
-from ..support.t5 import FIXTURES, SHAPE, SOURCE, TOKENS, built
 from ..support.thread_ranks import Rank, adding_up, on_every, ranks
 
 KINDS = sorted(path.name for path in FIXTURES.iterdir())

@@ -17,9 +17,8 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.trainable import Trainable
 
 from ..support import tiny
-from ..support.pairs import FIXTURES
-from ..support.reading import read
-from ..support.t5 import t5_models
+from ..support.models import t5_models
+from ..support.pairs import FIXTURES, read
 from .test_encoder_decoder import EVERY
 
 PROMPTS = [[3, 4, 5], [6] * 12, [7, 8]]

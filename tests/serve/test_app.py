@@ -24,7 +24,7 @@ from mlx_specdec.serve.server import configuration
 from mlx_specdec.serve.service import ResponseStream, Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
 
-from ..support import metal_errors
+from ..support import commands
 from ..support.serving import (
     CHAT,
     COMPLETIONS,
@@ -236,7 +236,7 @@ def test_an_engine_that_fails_tells_so_in_a_chunk_and_no_more(
     assert ok(client, COMPLETIONS, **body)
 
 
-@pytest.mark.parametrize("message", metal_errors.SAID)
+@pytest.mark.parametrize("message", commands.SAID)
 def test_a_client_reads_that_memory_has_ended_or_the_gpu_has_given_up(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
@@ -248,7 +248,7 @@ def test_a_client_reads_that_memory_has_ended_or_the_gpu_has_given_up(
         answer = client.post(COMPLETIONS, json={"prompt": TEXT, "max_tokens": 3})
     assert answer.status_code == 500
     said = answer.json()["error"]["message"]
-    assert metal_errors.SAID[message] in said and "RuntimeError" not in said
+    assert commands.SAID[message] in said and "RuntimeError" not in said
     ok(client, COMPLETIONS, prompt=TEXT, max_tokens=3)
 
 

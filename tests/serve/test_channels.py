@@ -21,8 +21,7 @@ from mlx_specdec.text.tokenizer import load_tokenizer
 from mlx_specdec.text.tool_formats import HARMONY
 
 from ..support.serving import CHAT, SCHEMA, client_of, ok, running, streamed
-from ..support.tool_parsers import of_parser
-from ..support.tooled import ANTHROPIC, NAMED, TOOLS, make_tooled
+from ..support.tooled import ANTHROPIC, NAMED, TOOLS, make_tooled, of_parser
 
 TEMPLATE = (
     "{% if tools %}<|start|>developer<|message|>namespace functions {% for tool in tools %}"

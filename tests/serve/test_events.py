@@ -15,7 +15,7 @@ from mlx_specdec.serve import events as calls
 from mlx_specdec.serve.events import Arguments, Call, Event, Reader, Text, joined
 from mlx_specdec.text.markers import Marker, Markers
 
-from ..support.tool_parsers import TOOLS, of_parser
+from ..support.tooled import GET_TOOLS, of_parser
 
 THINKING = Markers(Marker("<think>", (5,)), Marker("</think>", (6,)))
 JSON = '<tool_call>\n{"name": "get", "arguments": {"city": "Bonn"}}\n</tool_call>'
@@ -24,7 +24,7 @@ BONN = ("get", {"city": "Bonn"})
 
 def read(text: str, sizes: list[int], name: str = "json_tools", **more: Any) -> list[Event]:
     """What is read of a text that comes in pieces of these sizes."""
-    reader = Reader(replace(THINKING, calls=of_parser(name)), TOOLS, **more)
+    reader = Reader(replace(THINKING, calls=of_parser(name)), GET_TOOLS, **more)
     events, at = [], 0
     for size in sizes:
         events += reader.read(text[at : at + size])
@@ -117,7 +117,7 @@ def test_a_text_means_the_same_in_any_pieces(name: str, text: str, expected: obj
 
 
 def test_arguments_that_are_json_are_sent_as_they_come() -> None:
-    reader = Reader(replace(THINKING, calls=of_parser("json_tools")), TOOLS)
+    reader = Reader(replace(THINKING, calls=of_parser("json_tools")), GET_TOOLS)
     begun = reader.read('<tool_call>\n{"name": "get", "arguments": {"city": "Bo')
     call, arguments = begun
     assert isinstance(call, Call) and arguments == Arguments(0, '{"city": "Bo')

@@ -13,8 +13,7 @@ from mlx_specdec.serve.constraints import grammar_of
 from mlx_specdec.serve.events import Call, Reader
 from mlx_specdec.text.markers import Markers
 
-from ..support.tool_parsers import of_parser
-from ..support.tooled import TOOLS
+from ..support.tooled import TOOLS, of_parser
 
 PIECES = ("<end>", *map(chr, (10, *range(32, 127))), "｜", "▁")
 ALPHABET = Alphabet(

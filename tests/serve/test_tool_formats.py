@@ -22,8 +22,7 @@ from mlx_specdec.text.markers import Markers
 from mlx_specdec.text.tool_formats import DEEPSEEK, DEEPSEEK_INNER, json_calls
 
 from ..support.serving import CHAT, client_of, ok, running, streamed
-from ..support.tool_parsers import TOOLS, of_parser
-from ..support.tooled import NAMED, TEMPLATE, make_tooled
+from ..support.tooled import GET_TOOLS, NAMED, TEMPLATE, make_tooled, of_parser
 from ..support.tooled import TOOLS as KEEPING
 from .test_events import BONN, answer_to, read
 
@@ -99,7 +98,7 @@ def test_a_text_means_the_same_at_every_split(
     ],
 )
 def test_arguments_are_sent_as_they_come(name: str, text: str) -> None:
-    reader = Reader(Markers(calls=of_parser(name)), TOOLS)
+    reader = Reader(Markers(calls=of_parser(name)), GET_TOOLS)
     call, arguments = reader.read(text[: text.index("nn")])
     assert isinstance(call, Call) and call.name == "get"
     assert arguments == Arguments(0, '{"city": "Bo')
@@ -111,7 +110,7 @@ def test_a_call_without_a_marker_may_follow_a_thought() -> None:
 
 
 def test_an_answer_in_json_is_not_held_back() -> None:
-    reader = Reader(Markers(calls=of_parser("llama3_json")), TOOLS)
+    reader = Reader(Markers(calls=of_parser("llama3_json")), GET_TOOLS)
     assert reader.read('{"na') == []
     assert reader.read('tion": ') == [Text("content", '{"nation":')]
 

@@ -2,21 +2,27 @@
 
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from mlx_specdec.decoding.loop import PromptReader
 from mlx_specdec.draft_length.length import DraftLength
+from mlx_specdec.engine.generate import stream_generate
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.interfaces import Model
+from mlx_specdec.engine.prompt_cache import PromptCache
+from mlx_specdec.engine.request import Result
+from mlx_specdec.interfaces import Context, Model
 from mlx_specdec.interfaces.results import RoundReport
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.medusa import MedusaHeads
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.options import Options
 from mlx_specdec.text.tokenizer import Tokenizer
 
 from . import tiny
@@ -117,3 +123,20 @@ class Switching(DraftLength):
 
     def on_round(self, report: RoundReport) -> None:
         self._next = next(self._counts)
+
+
+ROOM = 1 << 24
+SYSTEM = [11, 40, 23, 5, 9, 31, 7, 8, 60, 2, 19, 33]
+
+
+def run(pair: Pair, prompt: Sequence[int], options: Options, cache: PromptCache) -> Result:
+    return stream_generate(pair, list(prompt), options, cache=cache).result()
+
+
+def read(model: Model, prompt: Sequence[int]) -> Context:
+    """A context that has seen all of the prefix but its last token."""
+    context = model.open(prompt)
+    reader = PromptReader(context, [model.prefix(prompt)], [prompt])
+    while not reader.done:
+        reader.step()
+    return context

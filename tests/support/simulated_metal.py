@@ -6,6 +6,7 @@ depends on the number of rows.
   ONE_PASS_KEYS keys the sum is divided into blocks, whose number depends on the rows of the call.
 - Attention of more rows: matrix products over all of them."""
 
+import sys
 from typing import Any
 
 import mlx.core as mx
@@ -136,3 +137,12 @@ def _attend_in_blocks(
         total = total + mx.sum(part, axis=-1, keepdims=True)
         mixed = mixed + part @ values[..., block::blocks, :]
     return mixed / total
+
+
+def off_cpu(patch: pytest.MonkeyPatch) -> None:
+    """Have every module of the package find that it does not run on a CPU."""
+    import mlx_specdec.models.loading  # noqa: F401
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlx_specdec.") and hasattr(module, "on_cpu"):
+            patch.setattr(module, "on_cpu", lambda: False)

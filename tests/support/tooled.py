@@ -6,7 +6,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from mlx_specdec.text.markers import CallFormat, Marker
 from mlx_specdec.text.tokenizer import load_tokenizer
+from mlx_specdec.text.tool_formats import format_named
 
 from . import tiny
 from .serving import SCHEMA
@@ -55,3 +57,10 @@ def function(name: str, parameters: Any = SCHEMA) -> dict[str, Any]:
 TOOLS = [function("keep"), function("drop", None)]
 NAMED = {"type": "function", "function": {"name": "keep"}}
 ANTHROPIC = [{"name": "keep", "description": "Keeps.", "input_schema": SCHEMA}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+GET_TOOLS = [function("get", CITY)]
+
+
+def of_parser(name: str) -> CallFormat:
+    found = format_named(name)
+    return CallFormat(name, found, Marker(found.begin, (7,)), Marker(found.end, (8,)))

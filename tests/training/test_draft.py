@@ -28,9 +28,8 @@ from mlx_specdec.training.draft import (
 from mlx_specdec.training.fit import round_as_stored
 
 from ..support import tiny, trainings
-from ..support.models import make_llama, make_pegasus, make_t5
+from ..support.models import make_llama, make_pegasus, make_t5, t5_models
 from ..support.pairs import BART, FIXTURES
-from ..support.t5 import t5_models
 from ..support.trainings import Watcher, weights
 
 trained = functools.partial(trainings.trained, "draft")
