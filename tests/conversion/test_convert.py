@@ -5,9 +5,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub as hub
 import mlx.core as mx
 import pytest
 
@@ -16,9 +18,12 @@ from mlx_specdec.checkpoints.tensors import PIECE_BYTES
 from mlx_specdec.conversion import verify
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError, OutputError, SpecdecError
-from mlx_specdec.models.t5 import TWINS
+from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.t5 import TWINS, scales_output
 
+from ..support import tiny
 from ..support.checkpoints import T5, listing, save, t5_weights, write_sharded_t5, write_t5
+from ..support.speculators import eagle3
 
 INDEX = "model.safetensors.index.json"
 LINEAR = "encoder.block.1.layer.0.SelfAttention.q"
@@ -314,3 +319,126 @@ def test_a_t5_is_converted_without_mlx_lm_transformers_or_torch(tmp_path: Path) 
         "assert not {'mlx_lm', 'transformers', 'torch'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+# Upload
+
+
+class Hub:
+    """Records the calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[str] = []
+        self.uploaded: list[tuple[Path, str]] = []
+        monkeypatch.setattr(hub.HfApi, "create_repo", self.create)
+        monkeypatch.setattr(hub.HfApi, "upload_folder", self.upload)
+
+    def create(self, *, repo_id: str, exist_ok: bool) -> None:
+        self.made.append(repo_id)
+
+    def upload(self, *, folder_path: str, repo_id: str, repo_type: str) -> None:
+        self.uploaded.append((Path(folder_path), repo_id))
+
+
+@pytest.mark.parametrize("write", [write_t5, partial(tiny.write, "llama")])
+def test_a_model_is_uploaded_whole_with_a_card_that_names_this_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Path]
+) -> None:
+    api = Hub(monkeypatch)
+    convert(str(write(tmp_path / "source")), tmp_path / "out", upload_repo="me/model")
+    assert api.made == ["me/model"] and api.uploaded == [(tmp_path / "out", "me/model")]
+    card = hub.ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.library_name == "mlx" and card.data.base_model is None
+    assert "mlx-specdec generate --model me/model" in card.text
+
+
+def test_a_drafter_is_uploaded_with_a_card_that_says_how_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Hub(monkeypatch)
+    convert(str(eagle3(tmp_path / "a")), tmp_path / "out", upload_repo="me/drafter")
+    assert api.uploaded == [(tmp_path / "out", "me/drafter")]
+    card = hub.ModelCard.load(tmp_path / "out" / "README.md").text
+    assert "generate --model TARGET --draft-model me/drafter" in card
+
+
+@pytest.mark.parametrize(
+    ("problem", "advice"),
+    [
+        (RuntimeError("401 Client Error\nmore"), "run `hf auth login`"),
+        (ConnectionError("401 is the line\nmore"), "check the network"),
+    ],
+)
+def test_an_upload_that_fails_is_one_sentence_and_the_model_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception, advice: str
+) -> None:
+    def refuse(self: Any, **rest: Any) -> None:
+        raise problem
+
+    monkeypatch.setattr(hub.HfApi, "create_repo", refuse)
+    with pytest.raises(OutputError, match=f"is converted.* 401 .*: {advice}, then") as caught:
+        convert(str(write_t5(tmp_path / "t5")), tmp_path / "out", upload_repo="me/my-t5")
+    assert "\n" not in str(caught.value) and (tmp_path / "out" / "model.safetensors").is_file()
+
+
+# Models that cannot generate text
+
+
+def refusals(source: Path, out: Path) -> list[str]:
+    messages = []
+    for act in (lambda: convert(str(source), out), lambda: load_model(source)):
+        with pytest.raises(CheckpointError) as problem:
+            act()
+        messages.append(str(problem.value))
+    assert not out.exists() and not any("\n" in message for message in messages)
+    return messages
+
+
+@pytest.mark.parametrize(("kind", "copies"), [("t5", False), ("umt5", True)])
+def test_an_encoder_alone_is_refused_by_name(tmp_path: Path, kind: str, copies: bool) -> None:
+    architecture = f"{kind.upper()}EncoderModel"
+    weights = {
+        name: array
+        for name, array in t5_weights({**T5, "model_type": kind}).items()
+        if not name.startswith("decoder.")
+    }
+    if copies:
+        weights["encoder.embed_tokens.weight"] = weights["shared.weight"]
+        weights["decoder.embed_tokens.weight"] = weights["shared.weight"]
+    changes = {"model_type": kind, "architectures": [architecture], "num_decoder_layers": None}
+    source = write_t5(tmp_path / "t5", changes, weights=weights)
+    for message in refusals(source, tmp_path / "out"):
+        assert f"{source} holds an encoder alone ({architecture}): take" in message
+
+
+def test_a_classifier_is_refused_by_name(tmp_path: Path) -> None:
+    weights = {f"transformer.{name}": array for name, array in t5_weights(T5).items()}
+    weights["classification_head.dense.weight"] = weights["transformer.shared.weight"]
+    changes = {"architectures": ["T5ForSequenceClassification"]}
+    source = write_t5(tmp_path / "t5", changes, weights=weights)
+    for message in refusals(source, tmp_path / "out"):
+        assert "gives labels (T5ForSequenceClassification), not text" in message
+
+
+@pytest.mark.parametrize("kind", ["longt5", "prophetnet", "t5gemma", "whisper", "nllb-moe"])
+def test_relatives_that_are_no_t5_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+    source = write_t5(tmp_path / "t5")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "model_type": kind}))
+    for message in refusals(source, tmp_path / "out"):
+        assert f"'{kind}' is not supported" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "scales"),
+    [
+        ({"model_type": "t5"}, True),
+        ({"model_type": "t5", "tie_word_embeddings": False}, False),
+        ({"model_type": "umt5"}, True),
+        ({"model_type": "mt5"}, False),
+        ({"model_type": "t5", "tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+        ({"model_type": "t5", "tie_word_embeddings": False, "scale_decoder_outputs": True}, True),
+    ],
+)
+def test_scaling_is_a_fact_of_its_own(config: dict[str, Any], scales: bool) -> None:
+    assert scales_output(config) is scales
