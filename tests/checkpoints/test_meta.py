@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from mlx_specdec import Options, generate, load
@@ -19,17 +18,13 @@ from mlx_specdec.checkpoints.formats.vocabularies import read_tokenizer
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.verify import compare_logits
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models.loading import load_model
-from mlx_specdec.text.tokenizer import FileTokenizer, load_tokenizer
+from mlx_specdec.text.tokenizer import load_tokenizer
 
+from ..support.models import distance
 from ..support.torch_files import save_torch
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 META = FIXTURES / "meta"
-CLOSE = 1e-4
-"""How far log-probabilities in float32 may be from the reference's in float64."""
-
-Change = Callable[[dict[str, mx.array]], Any]
 
 
 def copy_meta(name: str, root: Path, params: Mapping[str, Any] | None = None) -> Path:
@@ -45,27 +40,12 @@ def copy_meta(name: str, root: Path, params: Mapping[str, Any] | None = None) ->
     return root / name
 
 
-def read_part(file: Path) -> dict[str, mx.array]:
-    """All tensors of one part."""
-    part = TorchFile(file)
-    return {name: part.rows(name, 0, info.extent) for name, info in part.infos.items()}
-
-
-def change_part(file: Path, change: Change) -> None:
+def change_part(file: Path, change: Callable[[dict[str, mx.array]], Any]) -> None:
     """Write one part anew with its tensors changed."""
-    weights = read_part(file)
+    part = TorchFile(file)
+    weights = {name: part.rows(name, 0, info.extent) for name, info in part.infos.items()}
     change(weights)
     save_torch(file, weights)
-
-
-def distance(directory: Path, expected: Path) -> float:
-    """Largest difference of log-probabilities from a reference's."""
-    reference = np.load(expected)
-    context = load_model(directory, dtype="float32").model.open([0])
-    rows = context.advance(mx.array(reference["tokens"])[None]).logits[0]
-    log_p = rows - mx.logsumexp(rows, axis=-1, keepdims=True)
-    assert log_p.shape == reference["log_p"].shape
-    return float(mx.max(mx.abs(log_p - mx.array(reference["log_p"]))).item())
 
 
 MODELS = ("llama1", "llama2", "llama3")
@@ -90,7 +70,7 @@ def config_of(directory: Path) -> dict[str, Any]:
 def test_a_converted_model_computes_what_the_reference_does(tmp_path: Path, name: str) -> None:
     report = convert(str(META / name), tmp_path / "out", compare_logits=compare_logits)
     assert report.verified.logits == 0.0
-    assert distance(report.path, META / name / "expected.npz") < CLOSE
+    assert distance(report.path, META / name / "expected.npz") < 1e-4
 
 
 def test_a_model_is_loaded_directly_and_writes_what_its_conversion_writes(tmp_path: Path) -> None:
@@ -103,42 +83,48 @@ def test_a_model_is_loaded_directly_and_writes_what_its_conversion_writes(tmp_pa
     assert len(sequences) == 1
 
 
-UNSAID: list[tuple[dict[str, Any], int, float | None]] = [
-    ({"norm_eps": 1e-6}, 2048, None),
-    ({"norm_eps": 1e-5}, 4096, None),
-    ({"rope_theta": 1_000_000.0}, 16384, None),
-    ({"rope_theta": 500_000.0}, 8192, None),
-    ({"rope_theta": 12_345.0}, 4096, None),
-    ({"rope_theta": 500_000.0, "max_seq_len": 77}, 77, None),
-    ({"rope_theta": 500_000.0, "use_scaled_rope": True}, 131_072, 8.0),
-    ({"dim": 2048, "n_layers": 16, "use_scaled_rope": True}, 131_072, 32.0),
-    ({"dim": 3072, "n_layers": 28, "use_scaled_rope": True}, 131_072, 32.0),
-    ({"dim": 3072, "n_layers": 32, "use_scaled_rope": True}, 131_072, 8.0),
-    ({"use_scaled_rope": True, "rope_scaling_factor": 4}, 131_072, 4.0),
-]
+@pytest.mark.parametrize(
+    ("params", "length", "factor"),
+    [
+        ({"norm_eps": 1e-6}, 2048, None),
+        ({"norm_eps": 1e-5}, 4096, None),
+        ({"rope_theta": 1_000_000.0}, 16384, None),
+        ({"rope_theta": 500_000.0}, 8192, None),
+        ({"rope_theta": 12_345.0}, 4096, None),
+        ({"rope_theta": 500_000.0, "max_seq_len": 77}, 77, None),
+        ({"rope_theta": 500_000.0, "use_scaled_rope": True}, 131_072, 8.0),
+        ({"dim": 2048, "n_layers": 16, "use_scaled_rope": True}, 131_072, 32.0),
+        ({"dim": 3072, "n_layers": 28, "use_scaled_rope": True}, 131_072, 32.0),
+        ({"use_scaled_rope": True, "rope_scaling_factor": 4}, 131_072, 4.0),
+    ],
+)
+def test_lengths_and_scaling_are_those_of_hugging_face(
+    params: dict[str, Any], length: int, factor: float | None, tmp_path: Path
+) -> None:
+    config = described(tmp_path, {"dim": 4096, "n_layers": 32, **params})
+    stretched = config.get("rope_scaling", {}).get("factor")
+    assert (config["max_position_embeddings"], stretched) == (length, factor)
 
 
-def test_what_params_json_leaves_unsaid(tmp_path: Path) -> None:
-    """As Hugging Face's config.json of each generation has it."""
-    file = tmp_path / "params.json"
-    for params, length, factor in UNSAID:
-        file.write_text(json.dumps({"dim": 4096, "n_layers": 32, "n_heads": 32, **params}))
-        config = read_params(file)
-        stretched = config.get("rope_scaling", {}).get("factor")
-        assert (config["max_position_embeddings"], stretched) == (length, factor)
+def described(directory: Path, params: dict[str, Any]) -> dict[str, Any]:
+    file = directory / "params.json"
+    file.write_text(json.dumps({"n_heads": 32, "n_layers": 2, **params}), encoding="utf-8")
+    return read_params(file)
 
 
-def test_feed_forward_widths_are_those_of_the_published_models(tmp_path: Path) -> None:
-    file = tmp_path / "params.json"
-    for inner, params in (
+@pytest.mark.parametrize(
+    ("inner", "params"),
+    [
         (11008, {"dim": 4096, "multiple_of": 256}),
         (28672, {"dim": 8192, "multiple_of": 4096, "ffn_dim_multiplier": 1.3}),
-        (14336, {"dim": 4096, "multiple_of": 1024, "ffn_dim_multiplier": 1.3}),
         (8192, {"dim": 2048, "multiple_of": 256, "ffn_dim_multiplier": 1.5}),
         (14336, {"dim": 4096, "hidden_dim": 14336}),
-    ):
-        file.write_text(json.dumps({"n_heads": 32, "n_layers": 2, **params}), encoding="utf-8")
-        assert read_params(file)["intermediate_size"] == inner
+    ],
+)
+def test_feed_forward_widths_are_those_of_the_published_models(
+    inner: int, params: dict[str, Any], tmp_path: Path
+) -> None:
+    assert described(tmp_path, params)["intermediate_size"] == inner
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -213,16 +199,6 @@ EXPECTED = json.loads((META / "expected_ids.json").read_text(encoding="ascii"))
 SENTENCEPIECE, TIKTOKEN = META / "tokenizer.model", META / "llama3" / "tokenizer.model"
 
 
-def loaded(file: Path, directory: Path, vocabulary: int) -> FileTokenizer:
-    """What is made of a tokenizer file, as the rest of the program reads it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, text in read_tokenizer(file, vocabulary)[0].items():
-        (directory / name).write_text(text, encoding="utf-8")
-    tokenizer = load_tokenizer(directory, kind="decoder-only")
-    assert isinstance(tokenizer, FileTokenizer)
-    return tokenizer
-
-
 def tokenizer_refusal(file: Path, vocabulary: int = 340) -> str:
     with pytest.raises(CheckpointError) as caught:
         read_tokenizer(file, vocabulary)
@@ -231,22 +207,21 @@ def tokenizer_refusal(file: Path, vocabulary: int = 340) -> str:
     return text
 
 
-def test_ids_are_those_of_sentencepiece_behind_the_beginning(tmp_path: Path) -> None:
-    tokenizer = loaded(SENTENCEPIECE, tmp_path, 340)
-    for text, ids in EXPECTED["sentencepiece"].items():
-        assert tokenizer.encode(text) == [1, *ids]
-        assert tokenizer.decode([1, *ids, 2]) == text
-    assert tokenizer.eos_token_ids == (2,)
-    assert tokenizer.special_ids == {0, 1, 2}
-
-
-def test_ids_are_those_of_tiktoken_behind_the_beginning(tmp_path: Path) -> None:
-    tokenizer = loaded(TIKTOKEN, tmp_path, 576)
-    for text, ids in EXPECTED["tiktoken"].items():
-        assert tokenizer.encode(text) == [320, *ids]
-        assert tokenizer.decode([320, *ids, 321]) == text
-    assert tokenizer.size == 576
-    assert tokenizer.encode("<|eot_id|>") == [320, 329]
+@pytest.mark.parametrize(
+    ("kind", "file", "size", "ends"),
+    [("sentencepiece", SENTENCEPIECE, 340, (1, 2)), ("tiktoken", TIKTOKEN, 576, (320, 321))],
+)
+def test_ids_are_those_of_the_original_tokenizer_after_bos(
+    kind: str, file: Path, size: int, ends: tuple[int, int], tmp_path: Path
+) -> None:
+    for name, text in read_tokenizer(file, size)[0].items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    tokenizer = load_tokenizer(tmp_path, kind="decoder-only")
+    for text, ids in EXPECTED[kind].items():
+        assert tokenizer.encode(text) == [ends[0], *ids]
+        assert tokenizer.decode([ends[0], *ids, ends[1]]) == text
+    assert tokenizer.size == size and {*ends} <= tokenizer.special_ids
+    assert ends[1] in tokenizer.eos_token_ids
 
 
 @pytest.mark.parametrize("since_31", [False, True])

@@ -1,6 +1,8 @@
 """The distribution of a position: our filters and penalties against mlx-lm's, row by row."""
 
+import itertools
 import math
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -37,22 +39,31 @@ def kept(logits: mx.array) -> list[list[bool]]:
     return (logits > -mx.inf).tolist()
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("k", [1, 3, VOCABULARY - 1])
-def test_top_k_keeps_what_mlx_lm_keeps(seed: int, k: int) -> None:
-    logits = random_logits(seed)
-    for row in normalized(logits):
-        expected = sample_utils.apply_top_k(row[None], k)
-        assert kept(keep_top_k(row[None], k)) == kept(expected)
+def apply_xtc(row: mx.array, *settings: Any) -> mx.array:
+    return sample_utils.apply_xtc(row, 1.0, *settings)
+
+
+SPECIAL = ([], [0, 7, 39], list(range(VOCABULARY)))
+FILTERS = [
+    *((keep_top_k, sample_utils.apply_top_k, (k,)) for k in (1, 3, VOCABULARY - 1)),
+    *((keep_top_p, sample_utils.apply_top_p, (p,)) for p in (0.1, 0.5, 0.9, 0.99)),
+    *((keep_min_p, sample_utils.apply_min_p, (p,)) for p in (0.01, 0.1, 0.5, 0.99)),
+    *(
+        (exclude_top_choices, apply_xtc, settings)
+        for settings in itertools.product((0.0, 0.02, 0.1, 0.3, 0.5), SPECIAL)
+    ),
+]
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9, 0.99])
-def test_top_p_keeps_what_mlx_lm_keeps(seed: int, p: float) -> None:
+@pytest.mark.parametrize(("filtered", "reference", "settings"), FILTERS)
+def test_filters_keep_what_mlx_lm_keeps(
+    seed: int, filtered: Any, reference: Any, settings: tuple[Any, ...]
+) -> None:
     logits = random_logits(seed)
-    for row in normalized(logits):
-        expected = sample_utils.apply_top_p(row[None], p)
-        assert kept(keep_top_p(row[None], p)) == kept(expected)
+    for row in normalized(keep_top_p(logits, 0.95) if reference is apply_xtc else logits):
+        expected = reference(row[None], *settings)
+        assert kept(filtered(row[None], *settings)) == kept(expected)
 
 
 def shares(law: mx.array) -> np.ndarray:
@@ -84,25 +95,6 @@ def test_top_p_keeps_what_a_sum_in_order_keeps(spread: float, width: int, p: flo
             assert not np.any(np.diff(mine[order].astype(int)) > 0) and mine[order[0]]
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.99])
-def test_min_p_keeps_what_mlx_lm_keeps(seed: int, p: float) -> None:
-    logits = random_logits(seed)
-    for row in normalized(logits):
-        expected = sample_utils.apply_min_p(row[None], p)
-        assert kept(keep_min_p(row[None], p)) == kept(expected)
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("threshold", [0.0, 0.02, 0.1, 0.3, 0.5])
-@pytest.mark.parametrize("special", [[], [0, 7, 39], list(range(VOCABULARY))])
-def test_xtc_keeps_what_mlx_lm_keeps(seed: int, threshold: float, special: list[int]) -> None:
-    logits = keep_top_p(random_logits(seed), 0.95)
-    for row in normalized(logits):
-        expected = sample_utils.apply_xtc(row[None], 1.0, threshold, special)
-        assert kept(exclude_top_choices(row[None], threshold, special)) == kept(expected)
-
-
 def test_top_choices_are_excluded_where_the_coins_say_so_in_a_block_as_token_by_token() -> None:
     settings = Sampling(temperature=1, xtc_probability=0.5, xtc_threshold=0.02, seed=9)
     prompt, block = [5, 6, 6], [7, 7, 5, 9, 8, 8, 1]
@@ -121,30 +113,20 @@ def test_top_choices_are_excluded_where_the_coins_say_so_in_a_block_as_token_by_
     assert mx.array_equal(greedy, logits), "filters are for drawing"
 
 
-@pytest.mark.parametrize("penalty", [0.5, 1.3, 2.0])
-def test_repetition_penalty_equals_mlx_lms(penalty: float) -> None:
-    logits = random_logits(1)
-    tokens = [3, 3, 7, 11]
-    make = sample_utils.make_repetition_penalty
-    expected = make(penalty, len(tokens))(mx.array(tokens), mx.array(logits))
-    found = penalised(logits, tokens, Sampling(repetition_penalty=penalty))
-    np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("settings", "make"),
     [
-        (Sampling(presence_penalty=0.7), sample_utils.make_presence_penalty),
-        (Sampling(frequency_penalty=0.7), sample_utils.make_frequency_penalty),
+        ({"repetition_penalty": 0.5}, sample_utils.make_repetition_penalty),
+        ({"repetition_penalty": 1.3}, sample_utils.make_repetition_penalty),
+        ({"presence_penalty": 0.7}, sample_utils.make_presence_penalty),
+        ({"frequency_penalty": 0.7}, sample_utils.make_frequency_penalty),
     ],
 )
-def test_presence_and_frequency_penalties_equal_mlx_lms(settings: Sampling, make) -> None:
-    logits = random_logits(2)
-    tokens = [3, 3, 7, 11]
-    expected = make(0.7, len(tokens))(mx.array(tokens), mx.array(logits))
-    np.testing.assert_allclose(
-        np.array(penalised(logits, tokens, settings)), np.array(expected), atol=1e-6
-    )
+def test_penalties_equal_mlx_lms(settings: dict[str, float], make: Any) -> None:
+    logits, tokens = random_logits(1), [3, 3, 7, 11]
+    expected = make(*settings.values(), len(tokens))(mx.array(tokens), mx.array(logits))
+    found = penalised(logits, tokens, Sampling(**settings))
+    np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-6)
 
 
 def penalised(logits: mx.array, tokens: list[int], settings: Sampling) -> mx.array:
