@@ -12,7 +12,7 @@ import mlx.core as mx
 
 LEAST_ENTRIES, LEAST_WIDTH = 1 << 14, 4
 """The least number of entries in all rows, and in a segment, for which two stages are faster than
-MLX's own top-k. Measured on a CPU, where MLX selects in linear time; a GPU gains earlier."""
+MLX's own top-k. Measured on a CPU, on which MLX selects in linear time. A GPU gains earlier."""
 
 
 def largest(rows: mx.array, k: int) -> mx.array:
@@ -51,7 +51,7 @@ def _contenders(rows: mx.array, k: int) -> mx.array | None:
     """Return the indices that the second stage searches, (..., m) uint32, or None if one stage is
     enough."""
     size = rows.shape[-1]
-    # With this width both stages search about sqrt(size * k) entries.
+    # This width lets both stages search about sqrt(size * k) entries.
     width = math.isqrt(size // k)
     if rows.size < LEAST_ENTRIES or width < LEAST_WIDTH:
         return None

@@ -16,8 +16,8 @@ from .sampling.settings import Sampling, integer, number
 RULES = ("coupled", "token", "block", "typical")
 MOST_DRAFTED = 64
 MOST_EXACT = 4
-"""Most draft tokens of a round with `Options.exact`. Metal's kernels sum the rows of a pass of 2 to
-5 rows in one order, and those of a larger pass in another."""
+"""Most draft tokens of a round with `Options.exact`. Metal's kernels sum in one order in passes
+of 2 to 5 rows, and in another order in larger passes."""
 _SELF = re.compile(r"self(?::([1-9]\d{0,3}))?")
 
 
@@ -71,7 +71,7 @@ class Options(Sampling):
             decoded one by one, without a prefix cache.
         regular: Decode plainly, without a proposer.
         cost_cache: Begin with the costs that earlier runs have saved on this machine, and save
-            those of this run, if `num_draft` is "auto".
+            the costs of this run, if `num_draft` is "auto".
         simulated_acceptance: Accept each draft token with this probability instead of verifying it,
             to measure what decoding costs; None verifies. The output is then no text.
         chat_template: Apply the chat template if the model has one, or the task prefix of a T5.

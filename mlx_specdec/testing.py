@@ -70,8 +70,8 @@ class CheckedContext:
             )
 
     def _compare_contents(self, logits: mx.array, start: int, final: int) -> None:
-        """Feed the shadow up to `final` tokens, and compare the logits of the last one. logits: Of
-        a pass that began at position `start`."""
+        """Feed the shadow up to `final` tokens, and compare the logits of the last one. logits: The
+        logits of a pass that began at position `start`."""
         shadowed = self._shadow.lengths[0]
         if final <= max(shadowed, start):
             return

@@ -48,8 +48,8 @@ def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan
 
 
 def _dequantized(plan: Plan, paths: Set[str]) -> Plan:
-    """Return the plan with the matrices at `paths` dequantized. By default they get the dtype of
-    their scales, or bfloat16 if scales are powers of two. Raises CheckpointError."""
+    """Return the plan with the matrices at `paths` dequantized. Their default dtype is the dtype of
+    the scales, or bfloat16 if scales are powers of two. Raises CheckpointError."""
     if not paths:
         return plan
     packed = {path: how for path, how in plan.stored.items() if path in paths}

@@ -32,8 +32,8 @@ JSON_STYLE = {
     "key_separator": ": ",
     "lenient": True,
 }
-"""llguidance's options for JSON. Values are formatted as by Python's json.dumps. With flexible
-white space, a model could emit it forever, and no token would be determined in advance. "lenient"
+"""llguidance's options for JSON. Values are formatted as by Python's json.dumps. Flexible
+white space could go on without end, and no token would be determined in advance. "lenient"
 makes llguidance warn of keywords that it cannot enforce instead of refusing the schema."""
 SCHEMAS_BY_NAME = frozenset(
     ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")

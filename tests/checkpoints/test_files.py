@@ -1,4 +1,4 @@
-""""""
+"""Choice and reading of files, names of models, and sizes."""
 
 import json
 import os

@@ -177,7 +177,7 @@ def test_rules_for_bytes_are_those_of_transformers_where_it_has_them() -> None:
 
 HUGE = 2**62
 LAST, END = "output_norm.weight", 20_736
-"""The last tensor of a sound model, and where it lies."""
+"""The last tensor of a sound model, and its position."""
 VOCABULARY: dict[str, Any] = {
     "tokenizer.ggml.model": "llama",
     "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "a", "b", "ab"],
@@ -195,8 +195,8 @@ def changed(
     lacks: str = "",
     **header: Any,
 ) -> Gguf:
-    """A sound model but for what is given. said: metadata, where "." stands for llama and "t" for
-    tokenizer.ggml, with which a vocabulary comes. lists: how a tensor is listed."""
+    """Return a sound model with changes. metadata: Changed entries; "." stands for llama, and "t"
+    for tokenizer.ggml, which adds a vocabulary. lists: Name -> (axes, type, offset) of a tensor."""
     metadata = metadata or {}
     model = llama(**VOCABULARY if any(key.startswith("t.") for key in metadata) else {})
     for key, value in metadata.items():

@@ -1,7 +1,7 @@
 """Every decoder-only family gives of a GGUF file the logits of the same weights in mlx-lm.
 
-The files are laid out as llama.cpp's converter lays them out: names and keys are those of the
-gguf package; what the converter does to tensors (order of rotary rows, 1 + w in norms) is here.
+The files have the layout of llama.cpp's converter. The gguf package gives names and keys. This
+module makes the converter's changes of tensors: the order of rotary rows, and 1 + w in norms.
 """
 
 from collections.abc import Callable

@@ -28,8 +28,8 @@ META = FIXTURES / "meta"
 
 
 def copy_meta(name: str, root: Path, params: Mapping[str, Any] | None = None) -> Path:
-    """A fixture with the tokenizer beside it; params: what else params.json says, None to leave
-    out."""
+    """Copy a fixture and its tokenizer. params: Changed entries of params.json; None removes
+    one."""
     shutil.copytree(META / name, root / name, ignore=shutil.ignore_patterns("*.npz"))
     if not (root / name / "tokenizer.model").is_file():
         shutil.copy(META / "tokenizer.model", root)
@@ -41,7 +41,7 @@ def copy_meta(name: str, root: Path, params: Mapping[str, Any] | None = None) ->
 
 
 def change_part(file: Path, change: Callable[[dict[str, mx.array]], Any]) -> None:
-    """Write one part anew with its tensors changed."""
+    """Change the tensors of one part."""
     part = TorchFile(file)
     weights = {name: part.rows(name, 0, info.extent) for name, info in part.infos.items()}
     change(weights)

@@ -1,4 +1,4 @@
-"""Conversion of T5 directories: what arrives, what is said, and what is left behind."""
+"""Conversion of T5 directories: results, reports, errors and upload."""
 
 import json
 import subprocess
@@ -208,7 +208,7 @@ def test_memory_does_not_grow_with_the_size_of_a_tensor(tmp_path: Path) -> None:
 
 
 def refused(kind: type[SpecdecError], root: Path, source: Path | str, **options: Any) -> str:
-    """Convert, expect one line, and nothing left behind anywhere below `root`."""
+    """Return the message of a conversion that fails and leaves no file below `root`."""
     before = listing(root)
     with pytest.raises(kind) as caught:
         convert(str(source), root / "deep" / "out", **options)

@@ -31,7 +31,7 @@ def logits(directory: Path) -> mx.array:
 
 
 def mlx_lm_conversion(source: Path, target: Path, **how: int) -> Path:
-    """What mlx-lm's converter does once it has loaded the model."""
+    """Convert a model with mlx-lm's own functions."""
     model, config = mlx_lm.utils.load_model(source, lazy=True)
     if how:
         model, config = mlx_lm.utils.quantize_model(model, config, how["group_size"], how["bits"])
@@ -220,7 +220,7 @@ TWINS = {
 
 
 def pair(name: str, root: Path) -> tuple[Path, Path]:
-    """The same model as safetensors alone and as torch's files alone."""
+    """Write a model twice, as safetensors and as torch's files."""
     plain, torch = root / "plain", root / "torch"
     shutil.copytree(TWINS[name], plain, ignore=shutil.ignore_patterns("*.bin", "*.npz"))
     weights = shutil.ignore_patterns("*.safetensors", "*.npz")

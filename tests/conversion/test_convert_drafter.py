@@ -148,7 +148,7 @@ def test_a_quantization_that_config_json_does_not_tell_is_refused(
         read(result)
 
 
-# Conversion keeps layers for multi-token prediction, where mlx-lm does not see them.
+# Layers for multi-token prediction
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", pytest.param("qwen3_next", marks=pytest.mark.slow)])

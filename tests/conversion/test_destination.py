@@ -1,4 +1,4 @@
-"""Conversions that are killed: what they leave is no model, and the next one cleans it away."""
+"""Destinations of conversions, which a killed conversion leaves without a model."""
 
 import errno
 import os
@@ -100,7 +100,7 @@ def test_what_exists_is_overwritten_only_on_request_and_only_a_model(tmp_path: P
 def test_the_model_to_convert_is_never_overwritten_under_another_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str
 ) -> None:
-    """As models/x and Models/x are one directory on most disks of Macs."""
+    """On most disks of Macs, models/x and Models/x are one directory."""
     source, place = make(tmp_path / "models" / inside), make(tmp_path / "alias")
     one = {tmp_path / "models" / "x", place}
     monkeypatch.setattr(os.path, "samefile", lambda *names: {*map(Path, names)} <= one)
@@ -145,7 +145,7 @@ def test_too_little_room_is_reported_before_anything_is_written(
         check_room(place, 3_500_000_000)
 
 
-# Conversions that are killed: what they leave is no model, and the next one cleans it away.
+# Killed conversions
 
 
 KILLED = """

@@ -151,6 +151,3 @@ def test_names_types_and_bits_are_reported_and_no_directory_of_this_machine(tmp_
     assert found["result"]["bits_per_weight"] == pytest.approx(report.bits_per_weight, abs=1e-4)
     assert "4-bit" in found["result"]["dtype"]
     assert str(tmp_path) not in (tmp_path / "out" / "provenance.json").read_text()
-
-
-# What is written and read back is whole.

@@ -70,7 +70,7 @@ def test_masks_allow_what_some_text_goes_on_with(pattern: str) -> None:
             continue
         ends = {*ENDS} if text in texts else set()
         assert allowed & {*ENDS} == ends, text
-        # Where letters are certain, they are to be written in the tokens of canonical text.
+        # Text that the grammar determines is written in canonical tokens.
         assert allowed - ends == possible or (
             len(allowed) == 1 and allowed < possible and constraint.forced()[:1] == [*allowed]
         )
@@ -98,7 +98,7 @@ def test_only_what_is_taken_moves_a_constraint(
         for place, token in enumerate(draft):
             assert ids(rows[place]) == ids(untouched.masks([])[0])
             if untouched.stuck or token in ENDS or token not in ids(rows[place]):
-                # Nothing gets behind it.
+                # No later row is restricted.
                 assert (rows[place + 1 :] == 0xFFFFFFFF).all()
                 break
             assert untouched.take([token]) == 1
@@ -172,7 +172,7 @@ def test_filters_share_out_what_is_allowed() -> None:
 
 
 def test_schemas_that_lead_deep_do_not_crash() -> None:
-    """In a thread with little stack, as servers have many."""
+    """A server's threads have little stack."""
     chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5000)}
     schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d5000": {"enum": ["abc"]}}}
     grammar = compiled(json.dumps(schema), None, None)
@@ -182,7 +182,7 @@ def test_schemas_that_lead_deep_do_not_crash() -> None:
 
 
 def test_what_takes_more_than_the_limits_is_stuck() -> None:
-    """The number of ways to read so many letters grows with their square."""
+    """The number of derivations grows with the square of the text's length."""
     grammar = compiled(None, None, 'start: "a" | start start | start start start')
     constraint = alphabet(PIECES).constraint(grammar, ENDS)
     taken = 0
@@ -193,7 +193,7 @@ def test_what_takes_more_than_the_limits_is_stuck() -> None:
     assert constraint.stuck and taken > 20
 
 
-# How grammars are read: beside each other, and without a trace.
+# Compilation in several threads
 
 
 def test_readers_at_the_same_time_leave_the_size_of_stacks_as_it_was() -> None:

@@ -24,7 +24,7 @@ from mlx_specdec.sampling.settings import Sampling
 
 VOCABULARY = 40
 ROUNDING = 1e-3
-"""Of a sum of many thousand probabilities in float32."""
+"""Rounding error of a sum of many thousand probabilities in float32."""
 
 
 def random_logits(seed: int, rows: int = 6) -> mx.array:

@@ -1,4 +1,4 @@
-"""Noise comes from keys that say what they are for; no key serves twice."""
+"""Noise comes from keys that name their purpose, and no key is used twice."""
 
 import mlx.core as mx
 import numpy as np
@@ -48,7 +48,7 @@ def test_one_seed_couples_neither_two_prompts_nor_a_text_and_its_continuation(se
     size, count, prompt = 40, 600, [5, 6, 7]
 
     def texts(*prompts: list[int]) -> list[list[int]]:
-        """What a flat distribution writes, where noise alone decides."""
+        """Return the texts of a flat distribution, which noise alone decides."""
         sources = (CoupledNoise(seed, size, ids) for ids in prompts)
         return [mx.argmax(one.at(0, 0).target(count)[0], axis=-1).tolist() for one in sources]
 

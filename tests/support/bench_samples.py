@@ -84,7 +84,7 @@ def setting(**changes: object) -> Setting:
 
 
 class Checker(HTMLParser):
-    """Elements opened and closed in order, and what they refer to."""
+    """A parser that checks the order of tags, and collects references."""
 
     def __init__(self) -> None:
         super().__init__()

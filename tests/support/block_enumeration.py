@@ -12,8 +12,9 @@ from mlx_specdec.verification import rules
 SYMBOLS = 3
 Model = Callable[[tuple[int, ...]], np.ndarray]
 Kept = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""Of p (drafts, n + 1, symbols), q (drafts, n, symbols) and the drafted tokens (drafts, n): the
-chance of each length 0 .. n (drafts, n + 1), and the law of the token after it (as p)."""
+"""A function of p (drafts, n + 1, symbols), q (drafts, n, symbols) and draft tokens (drafts, n). It
+returns the probability of each number of accepted tokens, (drafts, n + 1), and the distribution of
+the next token, shaped as p."""
 
 
 def toy(seed: int, sharpness: float = 1.0) -> Model:
@@ -49,7 +50,7 @@ def token_lengths(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> tuple[np.ndarr
 
 
 def block_lengths(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same for the block rule: the longest success counts."""
+    """Return the lengths and laws of the block rule, for which the longest success counts."""
     accept = in_float64(rules.block_accept_probabilities, p, q, x)
     one = np.ones((len(x), 1))
     later_fail = np.hstack([np.cumprod((1 - accept)[:, ::-1], axis=1)[:, ::-1], one])

@@ -86,7 +86,7 @@ def save(file: Path, weights: dict[str, mx.array]) -> None:
 
 
 def raw_file(file: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
-    """A file with any header at all; `length` is what it claims of the header's size."""
+    """Write a file with any header. length: The header's size in the file."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
     return file

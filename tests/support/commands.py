@@ -54,7 +54,7 @@ class Outcome:
 
 
 def strict(text: str | bytes) -> Any:
-    """What JSON says, NaN and Infinity being none."""
+    """Parse JSON, without NaN and Infinity."""
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")

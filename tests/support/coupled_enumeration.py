@@ -49,7 +49,7 @@ def pieces(p: Law, q: Law, i: int, j: int) -> Iterator[tuple[Fraction, Fraction 
 
 
 def bounds(p: Law, q: Law, i: int, j: int, s: Fraction) -> list[Fraction]:
-    """Where E_i = 1 and E_j = s, what every other E must exceed."""
+    """Return the lower bound of every other E if E_i = 1 and E_j = s."""
     return [max(p[k] / p[i], s * q[k] / q[j]) for k in range(len(p)) if k not in (i, j)]
 
 
@@ -72,7 +72,7 @@ def chance(p: Law, q: Law, i: int, j: int) -> Fraction:
 
 
 def noises(p: Law, q: Law, i: int, j: int) -> Iterator[list[float]]:
-    """Gumbel vectors well inside of a cell, none where it is empty."""
+    """Yield Gumbel vectors well inside of a cell, and none of an empty cell."""
     if not p[i] or not q[j]:
         return
     if i == j:
@@ -104,7 +104,7 @@ def logs(values: Law) -> list[float]:
 
 
 class Given:
-    """The same noise vector for every row, or (rows, batch) of them."""
+    """A source of noise with one vector for all rows, or with (rows, batch) vectors."""
 
     def __init__(self, gumbel: mx.array, rows: int = 0) -> None:
         self._gumbel = mx.stack([gumbel] * rows)[None] if rows else gumbel
@@ -120,7 +120,8 @@ def shipped(rows: mx.array, draft_rows: mx.array, proposal: Proposal, gumbel: mx
 def round_law(
     target: Model, draft: Model, prefix: tuple[int, ...], n: int, judge: Judge
 ) -> dict[tuple[int, ...], Fraction]:
-    """The exact law of what one round emits: one noise vector for every cell of every row."""
+    """Return the exact distribution of a round's output, from one noise vector in each cell of each
+    row."""
     rows, draft_rows, drafts, gumbels, weights = [], [], [], [], []
     cells = list(itertools.product(range(SYMBOLS), repeat=2))
     for chosen in itertools.product(cells, repeat=n):

@@ -1,4 +1,4 @@
-"""In the place of torch and transformers: it keeps what it was asked and streams chosen tokens."""
+"""Fakes of torch and transformers, which record their calls and stream chosen tokens."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -29,7 +29,7 @@ class FakeModel:
         return [*self.state_dict().items()]
 
     def load_state_dict(self, tensors: dict[str, np.ndarray], strict: bool, assign: bool) -> None:
-        """What was given is not used."""
+        """Do nothing."""
 
     def tie_weights(self) -> None:
         self.lm_head.weight = "tied"

@@ -92,7 +92,7 @@ _LONGCAT = {"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "zero_expert_nu
 _LFM2_MOE = {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}
 
 
-# What a family needs besides, or has otherwise.
+# Entries of a family besides SMALL.
 OWN: dict[str, dict[str, Any]] = {
     **{config["model_type"]: config for config in tiny.CONFIGS.values()},
     "llama": {"layer_types": None},

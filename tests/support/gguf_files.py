@@ -35,9 +35,8 @@ class Raw:
 class Gguf:
     """A file in the making.
 
-    arrays: what the tensors hold. lists: name -> (axes, type, offset) as the file shall list a
-    tensor, in the place of what follows from its array. packed: name -> (axes, type) of a tensor
-    whose array holds blocks.
+    arrays: The data of the tensors. lists: Name -> (axes, type, offset) of a tensor whose entry
+    differs from its data. packed: Name -> (axes, type) of a tensor whose array holds blocks.
     """
 
     architecture: str
@@ -136,7 +135,7 @@ def llama(**changes: Any) -> Gguf:
 
 
 def halves(model: Gguf) -> tuple[Gguf, Gguf]:
-    """The same model in two parts; only the first says what it is."""
+    """Divide a model into two parts. Only the first part has metadata."""
     first, second = copy.deepcopy(model), Gguf(model.architecture)
     for name in list(model.arrays)[::2]:
         second.arrays[name] = first.arrays.pop(name)

@@ -21,14 +21,11 @@ LARGE = (".safetensors", ".bin", ".gguf")
 
 @dataclass
 class Hub:
-    """What the server holds and how it misbehaves.
-
-    refused: the start of a path -> status and the Hub's error code. cuts: how many bytes to send of
-    a large file before the connection is closed, one for each GET in turn. altered: file -> bytes
-    that are sent in its place. page: in place of every answer. trickles: send half of a large file
-    and then nothing. ranges: whether a part of a large file may be requested. sent: bytes of large
-    files, all together.
-    """
+    """The files of the server, and its faults. refused: The beginning of a path -> status and the
+    Hub's error code. cuts: The number of bytes after which the connection is closed, for each GET
+    of a large file. altered: File -> bytes to send instead. page: The answer to every request.
+    trickles: Whether a large file stops at its half. ranges: Whether a part of a large file may be
+    requested. sent: The number of bytes of large files."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
     commit: str = "1" * 40
@@ -43,7 +40,7 @@ class Hub:
     trickled: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
-    """Of each GET: the path, the Range and the token."""
+    """The path, the Range and the token of each GET."""
 
 
 def digest(data: bytes, *, large: bool = True) -> str:

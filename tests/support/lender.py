@@ -1,4 +1,4 @@
-"""Hidden-state drafters of the fixtures, and a target that only lends."""
+"""Hidden-state drafters of the fixtures, and a target that only has an embedding and a head."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +46,7 @@ def network_of(directory: Path, target: Lender) -> DrafterNetwork:
 
 class Run:
     """A drafter that is shown one sequence, round after round. hidden: (tokens, taps x width).
-    encoded: (n, width), of the source, where the target has an encoder."""
+    encoded: The encoder's output, (n, width), if the target has an encoder."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Run:
         self._encoded = () if encoded is None else (encoded[None],)
 
     def draft(self, length: int, count: int) -> tuple[list[int], mx.array]:
-        """`count` tokens behind the first `length`, of which all but one were seen by then."""
+        """Return `count` draft tokens after the first `length` tokens, and their rows."""
         taps = self._proposer.taps
         parts = mx.split(self._hidden[None, self._seen : length - 1], len(taps), axis=-1)
         hidden = dict(zip(taps, parts, strict=True))
@@ -76,14 +76,14 @@ class Run:
         return drafted, proposal.rows[0]
 
     def chances(self) -> mx.array:
-        """Of the tokens of the last draft."""
+        """Return the acceptance probabilities of the last draft's tokens."""
         report = self._proposer._reading.chances()
         assert report is not None
         return report[0]
 
 
 def drafts_of(directory: Path, seed: int = 1, length: int = 12, count: int = 3) -> mx.array:
-    """Logits of `count` tokens behind a random text."""
+    """Return the logits of `count` tokens after a random text."""
     keys = mx.random.split(mx.random.key(seed), 3)
     embedding = mx.random.normal((speculators.VOCABULARY, speculators.WIDTH), key=keys[0])
     network = network_of(directory, Lender(embedding))

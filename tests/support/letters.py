@@ -1,4 +1,4 @@
-"""A tokenizer of letters, words and ends, for texts that a grammar binds."""
+"""A tokenizer of characters and short words, for tests of grammars."""
 
 import functools
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class Letters(Tokenizer):
 
 @functools.cache
 def alphabet(pieces: tuple[str, ...]) -> Alphabet:
-    """Of these tokens alone; those in <> are no text."""
+    """Return the alphabet of some tokens. Tokens that begin with "<" are special."""
     special = [id for id, piece in enumerate(pieces) if piece.startswith("<")]
 
     def encode(text: str) -> list[int]:
@@ -68,7 +68,7 @@ def alphabet(pieces: tuple[str, ...]) -> Alphabet:
 
 
 def regex(pattern: str) -> str:
-    """As sampling.constraint.Alphabet takes it."""
+    """Compile a regular expression."""
     from mlx_specdec.sampling.grammar import compiled
 
     grammar = compiled(None, pattern, None)
@@ -94,5 +94,5 @@ CASES = {
 
 
 def bound(name: str) -> Pair:
-    """A pair whose models write letters."""
+    """Return a pair with the tokenizer `Letters`."""
     return replace(pair_for(name), tokenizer=Letters(), eos_token_ids=frozenset({END}))

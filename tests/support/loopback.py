@@ -27,7 +27,7 @@ SLOWLY = re.compile(
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a rank. code: below 0 where a signal ended it."""
+    """The end of a rank. code: The exit status; negative if a signal ended it."""
 
     code: int
     out: str
@@ -43,7 +43,8 @@ class Ranks:
         commands: Sequence[Sequence[str]],
         started: Sequence[int] | None = None,
     ) -> None:
-        """commands: of each rank, behind Python. started: which ranks are; None takes all."""
+        """commands: Each rank's arguments of Python. started: The ranks to start; None means
+        all."""
         hosts = directory / f"hosts-{len(list(directory.glob('hosts-*')))}.json"
         hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(len(commands))]))
         self._processes = [
@@ -80,7 +81,7 @@ class Ranks:
         self._processes[rank].send_signal(number)
 
     def read_char(self, rank: int = 0) -> str:
-        """The first letter that a rank prints, as soon as it does."""
+        """Return the first character that a rank prints."""
         stream = self._processes[rank].stdout
         assert stream is not None
         return stream.read(1)
@@ -95,7 +96,7 @@ class Ranks:
 
 
 def run(directory: Path, count: int, *command: str) -> list[Ended]:
-    """The same command on all ranks, to its end."""
+    """Run a command on all ranks to its end."""
     with Ranks(directory, [command] * count) as ranks:
         return ranks.ends()
 
@@ -113,8 +114,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def write(name: str, directory: Path, *, noise: float = 0.0, **changes: object) -> Path:
-    """A tiny model with a tokenizer: token i is the word ti. noise: how far from the right one, so
-    that it is a draft that is often right."""
+    """Write a tiny model with a tokenizer. Token i is the word ti. noise: The relative change of
+    the weights, which makes a draft that is often right."""
     tiny.write(name, directory, **changes)
     if noise:
         file, keys = (

@@ -62,7 +62,7 @@ class TableContext:
         return 0
 
     def greedy(self, prefix: Sequence[int], count: int) -> list[int]:
-        """What plain decoding must emit, computed without any of the code under test."""
+        """Return the output of plain decoding, computed without the code under test."""
         text = list(prefix)
         for _ in range(count):
             before = text[-2] if len(text) > 1 else 0
@@ -71,7 +71,7 @@ class TableContext:
 
 
 class Guesser(Proposer):
-    """Proposes what `guess(position, limit)` says; remembers what it was told.
+    """A proposer that returns `guess(position, limit)`, and records its calls.
 
     It is ready whenever the guess for the next position is not empty.
     """
@@ -172,7 +172,7 @@ def run(loop: Decoding) -> tuple[list[int], str, str | None]:
 
 
 def figures(recorder: Recorder) -> Statistics:
-    """The summary, with nothing but what rounds tell."""
+    """Return a summary without the times of loading and prefill."""
     return recorder.summary(load=0, prompt=0, decoding=1)
 
 

@@ -83,7 +83,7 @@ LORA = {"rank": 4, "scale": 10.0, "dropout": 0.5}
 
 
 def write_adapter(base: Path, directory: Path, kind: str = "lora", **changes: Any) -> Path:
-    """As mlx-lm's training writes it, with weights that do something."""
+    """Write an adapter as mlx-lm's training does, with random weights."""
     directory.mkdir()
     report = {"fine_tune_type": kind, "num_layers": 2, "lora_parameters": LORA, **changes}
     (directory / "adapter_config.json").write_text(json.dumps(report))
@@ -128,7 +128,7 @@ def t5_models() -> list[str]:
 
 
 def distance(directory: Path, file: Path) -> float:
-    """Return the largest difference of log-probabilities from those of a reference in a file."""
+    """Return the largest difference of log-probabilities from a reference in a file."""
     with np.load(file) as expected:
         tokens = expected["tokens"].tolist()
         prompt = expected["source"].tolist() if "source" in expected else tokens[:1]

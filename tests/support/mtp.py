@@ -1,5 +1,5 @@
-"""Tiny targets whose checkpoints carry a layer for multi-token prediction, as their makers lay them
-out: experts one by one, keys and values in one matrix, and in Qwen's files norms around 0."""
+"""Tiny targets with a layer for multi-token prediction, in the layout of their makers. Experts are
+separate, keys and values are one matrix, and Qwen's norms are around 0."""
 
 import json
 import re
@@ -88,9 +88,15 @@ def write(
     drop: str | None = None,
     **changes: Any,
 ) -> Path:
-    """A target's directory, the same weights for each way of writing it. original: as its makers
-    lay it out, and not as an MLX program left it. layer: it carries one. extra: more tensors. drop:
-    one that is left out. changes: of config.json."""
+    """Write a target's directory, with the same weights in every layout.
+
+    Args:
+        original: Whether the layout is the makers' own instead of an MLX program's.
+        layer: Whether there is a layer for multi-token prediction.
+        extra: Additional tensors.
+        drop: A tensor to leave out.
+        changes: Changed entries of config.json.
+    """
     config = json.loads(json.dumps({**CONFIGS[family], **changes}))
     config.get("text_config", config)["vocab_size"] = vocabulary
     weights = dict(tree_flatten(tiny.from_config(config).parameters()))

@@ -20,8 +20,8 @@ class Clock:
 
 
 class PricedContext:
-    """A pass over m tokens takes fixed + m * per_row, `begins` more behind a rewind; everything it
-    is asked is remembered."""
+    """A context whose pass over m tokens takes fixed + m * per_row, and `begins` more after a
+    rewind. It records its calls."""
 
     replays = True
 
@@ -31,7 +31,7 @@ class PricedContext:
         self.passes: list[tuple[int, int]] = []
         self.stalled: tuple[int, ...] = ()
         self.begins = 0.0
-        self.rewinding = 77.0  # never part of what is measured
+        self.rewinding = 77.0  # not measured
         self._begun = False
 
     @property

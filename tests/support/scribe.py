@@ -1,4 +1,4 @@
-"""A hidden-state drafter that writes down what it reads."""
+"""A hidden-state drafter that records its inputs."""
 
 import mlx.core as mx
 import numpy as np
@@ -10,7 +10,7 @@ from mlx_specdec.sampling.settings import Sampling
 
 
 class Drawn:
-    """Random numbers for so many sequences at once; keys of their own would take seconds."""
+    """Random numbers for many sequences at once. Separate keys would take seconds."""
 
     def __init__(self, generator: np.random.Generator, count: int, symbols: int) -> None:
         self._generator, self._count, self._symbols = generator, count, symbols

@@ -81,7 +81,7 @@ PROMPT = [5, 9, 40, 41, 42, 5, 9]
 
 
 class Heard:
-    """A listener that keeps what it hears."""
+    """A listener that collects parts."""
 
     def __init__(self) -> None:
         self.parts: queue.Queue[Part] = queue.Queue()
@@ -203,7 +203,7 @@ def answer_of(connection: socket.socket) -> tuple[int, Any]:
 
 @contextmanager
 def served(app: Any, **settings: Any) -> Iterator[tuple[uvicorn.Server, int]]:
-    """An application behind a socket on loopback: the server and its port."""
+    """Serve an application on loopback, and yield the server and its port."""
     config = uvicorn.Config(
         app, **{"log_config": None, "lifespan": "off", "ws": "none", "http": Connection, **settings}
     )

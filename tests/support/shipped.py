@@ -20,6 +20,6 @@ def python_path() -> str:
 
 
 def prompts(file: str, count: int) -> list[str]:
-    """So many of a file in prompts/, from all over it."""
+    """Return some prompts of a file in prompts/, evenly spaced."""
     lines = (ROOT / "prompts" / file).read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["prompt"] for line in lines[:: len(lines) // count]][:count]

@@ -25,7 +25,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def layer(name: str, inputs: int, width: int = WIDTH, encoder: int | None = None) -> Shapes:
-    """One layer's tensors. encoder: width of what it attends to as well."""
+    """Return the tensors of a layer. encoder: Width of the encoder's output, if the layer attends
+    to it."""
     return {
         **({} if encoder is None else _encoder_attention(name, width, encoder)),
         f"{name}.input_layernorm.weight": (width,),
@@ -122,7 +123,8 @@ def eagle(
     seed: int = 0,
     **changes: Any,
 ) -> Path:
-    """EAGLE-1 as its authors write it, the target's embedding beside it; the rest as `eagle3`."""
+    """Write an EAGLE-1 in its authors' layout, with the target's embedding. For the arguments see
+    `eagle3`."""
     shapes = {
         "fc.weight": (width, 2 * width),
         "embed_tokens.weight": (vocabulary, width),

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class Rank:
-    """In the place of an mx.distributed.Group. sums: how often this rank added up."""
+    """A fake of mx.distributed.Group. sums: The number of this rank's sums."""
 
     def __init__(self, number: int, ranks: list["Rank"], barrier: threading.Barrier) -> None:
         self._number, self._ranks, self._barrier = number, ranks, barrier
@@ -42,7 +42,7 @@ class Rank:
 
 
 def ranks(count: int) -> list[Rank]:
-    """A group of so many."""
+    """Return a group of ranks."""
     group: list[Rank] = []
     barrier = threading.Barrier(count, timeout=60)
     group.extend(Rank(number, group, barrier) for number in range(count))
@@ -51,14 +51,14 @@ def ranks(count: int) -> list[Rank]:
 
 @contextmanager
 def adding_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sums over ranks are those of threads."""
+    """Add up over threads instead of processes."""
     with monkeypatch.context() as patch:
         patch.setattr(mx.distributed, "all_sum", lambda part, group=None: group.add_up(part))
         yield
 
 
 def on_every(group: list[Rank], work: Callable[[Rank], Result]) -> list[Result]:
-    """What every rank's thread gives."""
+    """Run `work` in a thread of each rank, and return the results."""
 
     def run(rank: Rank) -> Result:
         try:

@@ -207,7 +207,7 @@ def from_config(config: dict[str, Any], seed: int = 0) -> nn.Module:
         mx.random.seed((high << 32) + low)
     leaves = sorted(tree_flatten(model.parameters()))
     keys = mx.random.split(mx.random.key(seed), len(leaves))
-    # A tied head repeats its input unless embeddings are small beside what the layers add.
+    # A tied head repeats its input unless the embeddings are small.
     tied = not any("head" in path for path, _ in leaves)
     weights = [
         (path, _random(path, array, key, tied))

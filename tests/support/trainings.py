@@ -20,14 +20,14 @@ from mlx_specdec.training.fit import Trained
 TEXTS = {
     "medusa": ["some words", "other words than these", "words again and again", "the last"],
     "draft": [f"{one} {two}" for one in ("some", "other", "more") for two in ("words", "of")],
-    # What is held out was learned: nothing of random models can be foreseen otherwise.
+    # The held-out texts are also trained on, because random models cannot generalize.
     "dspark": ["some words", "other words of"] * 4,
     "eagle3": ["some words", "other words of"] * 4,
 }
 
 
 class Watcher:
-    """Records progress; interrupts when so many samples or steps are done, by `end`."""
+    """A watcher that records progress, and interrupts the training after some samples or steps."""
 
     def __init__(
         self,
@@ -92,6 +92,6 @@ def trained(
 
 
 def weights(directory: Path) -> dict[str, mx.array]:
-    """What a training has written."""
+    """Return the weights of a training's result."""
     [file] = directory.glob("*.safetensors")
     return dict(mx.load(str(file)))

@@ -1,4 +1,4 @@
-"""What is collected for training."""
+"""Collection of training data: texts, prefixes, and files of hidden states."""
 
 import json
 from pathlib import Path

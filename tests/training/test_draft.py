@@ -150,7 +150,7 @@ def test_every_family_is_read_as_it_was_written(name: str, tmp_path: Path) -> No
     assert json.loads((output / "provenance.json").read_text())["told"] == 1
 
 
-# Divergences: their values, their gradients, and what is told of held-out rows.
+# Values and gradients of divergences
 
 
 NAMES = tuple(DIVERGENCES)

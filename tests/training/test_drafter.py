@@ -110,7 +110,7 @@ def test_an_eagle3_is_written_as_its_authors_have_it(
     assert files is not None and files.target_ids == tuple(ids.tolist())
 
 
-# What drafters on hidden states are asked in training is what they are asked when they draft.
+# Drafts in training equal drafts in decoding
 
 
 SAMPLES = [
@@ -134,7 +134,7 @@ class Learned:
         self.leads = [len(pair.target.prefix(prompt)) - 1 for prompt in self.prompts]
 
     def encoded(self, sample: int) -> mx.array | None:
-        """What the encoder makes of a sample's source."""
+        """Return the encoder's output of a sample's source."""
         context = self.pair.target.open(self.prompts[sample])
         encoded = context.advance(mx.array([[0]])).encoded
         return encoded[0] if encoded else None

@@ -139,7 +139,7 @@ def base() -> Base:
 
 
 def counting(directory: Path, width: int, samples: int = 12) -> SampleFiles:
-    """Texts that count modulo 8, and states that tell the next number."""
+    """Return texts that count modulo 8, with states that determine the next number."""
     directory.mkdir(exist_ok=True)
     rows = SampleFiles(directory, width, mx.float32)
     marks = mx.random.normal((8, width), key=mx.random.key(1))

@@ -1,4 +1,4 @@
-"""What holds of every training: it goes on after an interruption, and refuses what is no use."""
+"""Properties of every training: it resumes after an interruption, and refuses unusable data."""
 
 import functools
 from collections.abc import Callable
@@ -38,7 +38,8 @@ INTERRUPTIONS = [
 
 @pytest.fixture(scope="module")
 def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pair]:
-    """A tiny target of a family; for the training of a draft, one with other weights beside it."""
+    """Return a function that loads a tiny target of a family, with a draft if a draft is to be
+    trained."""
 
     @functools.cache
     def directory(family: str, seed: int) -> Path:
