@@ -1,5 +1,7 @@
 """The user's sampling settings and their validation. Imports no MLX."""
 
+from __future__ import annotations  # `options.Options` reads types as words
+
 import math
 import operator
 from collections.abc import Mapping
