@@ -15,7 +15,7 @@ from mlx_specdec.checkpoints.destination import check_free, check_room, director
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import OutputError
 
-from ..support.checkpoints import listing, write_t5
+from ..support.checkpoints import listing, refusal, write_t5
 
 
 def make(path: Path, content: str = "old") -> Path:
@@ -74,10 +74,8 @@ def test_a_model_is_replaced_as_a_whole_or_stays(
 
 
 def refuse(place: Path, source: Path, *, overwrite: bool = False) -> str:
-    with pytest.raises(OutputError) as caught:
-        check_free(place, overwrite=overwrite, source=source, written=["config.json", "*.txt"])
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    options = {"overwrite": overwrite, "source": source, "written": ["config.json", "*.txt"]}
+    return refusal(OutputError, check_free, place, **options)
 
 
 def test_what_exists_is_overwritten_only_on_request_and_only_a_model(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec.models.t5 import T5 as Network
@@ -98,3 +99,11 @@ def listing(directory: Path) -> dict[str, bytes | None]:
         str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
         for path in sorted(directory.rglob("*"))
     }
+
+
+def refusal(kind: Any, act: Callable[..., object], *arguments: Any, **options: Any) -> str:
+    """Return the message with which a call fails, which has one line."""
+    with pytest.raises(kind) as caught:
+        act(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
