@@ -13,17 +13,8 @@ from mlx.utils import tree_flatten
 from . import tiny
 from .speculators import random
 
-LINEAR = {
-    "num_hidden_layers": 4,
-    "full_attention_interval": 2,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
-}
 ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-QWEN35 = {**tiny.DENSE, **LINEAR, "rope_parameters": ROTARY, "mtp_num_hidden_layers": 1}
+QWEN35 = {**tiny.DENSE, **tiny.LINEAR, "rope_parameters": ROTARY, "mtp_num_hidden_layers": 1}
 ROUTED = {
     "moe_intermediate_size": 32,
     "n_shared_experts": 1,

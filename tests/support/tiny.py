@@ -40,6 +40,23 @@ EXPERTS: dict[str, Any] = {
     "norm_topk_prob": True,
 }
 
+GEMMA3: dict[str, Any] = {
+    **DENSE,
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 4,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": WINDOW,
+    "sliding_window_pattern": 2,
+}
+LINEAR: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**DENSE, "model_type": "llama"},
     # Every layer but the last sees only a window.
@@ -55,27 +72,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi3": {**DENSE, "model_type": "phi3"},
     "mixtral": {**DENSE, "model_type": "mixtral", "num_local_experts": 4},
     "qwen3_moe": {**DENSE, **EXPERTS, "model_type": "qwen3_moe"},
-    "gemma3": {
-        **DENSE,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 4,
-        "query_pre_attn_scalar": 8,
-        "sliding_window": WINDOW,
-        "sliding_window_pattern": 2,
-    },
+    "gemma3": GEMMA3,
     # The wrapper of the multimodal checkpoints, used for text.
     "gemma3_wrapped": {
         "model_type": "gemma3",
         "vocab_size": VOCABULARY,
         "eos_token_id": [1, 2],
-        "text_config": {
-            **DENSE,
-            "model_type": "gemma3_text",
-            "num_hidden_layers": 4,
-            "query_pre_attn_scalar": 8,
-            "sliding_window": WINDOW,
-            "sliding_window_pattern": 2,
-        },
+        "text_config": GEMMA3,
     },
     "gpt_oss": {
         **DENSE,
@@ -107,14 +110,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_next": {
         **DENSE,
         **EXPERTS,
+        **LINEAR,
         "model_type": "qwen3_next",
-        "num_hidden_layers": 4,
-        "full_attention_interval": 2,
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "linear_conv_kernel_dim": 4,
         "shared_expert_intermediate_size": 32,
         "partial_rotary_factor": 0.5,
     },

@@ -21,7 +21,7 @@ ALIGNMENT = 32
 """Default alignment of tensors in bytes."""
 _ARRAY, _STRING, _BOOL = 9, 8, 7
 _SCALARS = {**dict(enumerate("BbHhIifB")), 10: "Q", 11: "q", 12: "d"}
-_PLAIN = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8")
+_PLAIN = ("F32", "F16", "BF16", "I64", "I32", "I16", "I8")
 """Names of element types that are not quantized."""
 
 
@@ -166,8 +166,7 @@ def element_type(number: int) -> GgufType:
     except (ValueError, KeyError):
         raise Malformed(unknown) from None
     name, plain = kind.name, kind.name in _PLAIN
-    numpy = "" if not plain else "f8" if name == "F64" else ELEMENTS[name][1]
-    stored = name if plain and name != "F64" else "F32"
+    stored, numpy = (name, ELEMENTS[name][1]) if plain else ("F32", "")
     gguf_type = GgufType(kind, name, block, nbytes, stored, numpy)
     try:
         _expand(np.zeros((1, nbytes), np.uint8), gguf_type)
