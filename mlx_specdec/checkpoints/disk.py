@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from rich.filesize import decimal
+
 from ..errors import CheckpointError, OptionError, SourceError
 
 _POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
@@ -136,9 +138,5 @@ def parse(text: str) -> int:
     return int(float(match[1]) * base ** _UNITS.index(match[2].upper()))
 
 
-def show(nbytes: int) -> str:
-    """Format a size with the largest suitable unit: "45.3 GB"."""
-    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
-        if nbytes >= 1000**power:
-            return f"{nbytes / 1000**power:.1f} {unit}"
-    return f"{nbytes} bytes"
+show = decimal
+"""Formats a size with the largest suitable unit: "45.3 GB"."""

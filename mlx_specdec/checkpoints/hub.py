@@ -33,7 +33,6 @@ _SMALL = re.compile(
     r"|tokenizer\.model|vocab\.txt|merges\.txt"
 )
 _MAY_BE_COPIES = re.compile(r"(^|\.)(lm_head|shared|embed_tokens)\.")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, list[str]]:
@@ -125,8 +124,6 @@ class Repository:
             )
             self._commit = str(answer.sha)
             self._listed = {file.rfilename: file for file in answer.siblings or ()}
-            if not _COMMIT.fullmatch(self._commit):  # it becomes part of paths in the cache
-                raise ValueError(self._commit)
         except errors.RevisionNotFoundError as problem:
             raise self._error(problem) from problem
         except errors.HFValidationError as problem:
@@ -197,8 +194,6 @@ class Repository:
         lfs, most = listed.lfs, hub.constants.MAX_HTTP_DOWNLOAD_SIZE
         if lfs is None or lfs.size > most or hub.constants.HF_XET_HIGH_PERFORMANCE:
             return
-        if not re.fullmatch(r"[0-9a-f]{64}", lfs.sha256):
-            raise ValueError(f"{lfs.sha256!r:.80} is no digest")
         cache = Path(hub.constants.HF_HUB_CACHE)
         folder = "models--" + self._name.replace("/", "--")
         blob, locks = cache / folder / "blobs" / lfs.sha256, cache / ".locks" / folder

@@ -1,7 +1,7 @@
 """Choice of the files that hold a model's weights, in a directory or on the Hub.
 
-Only the index is opened, and file names in it that lead out of the directory are refused. Files of
-weights may be links out of the directory: another file there cannot be parsed as weights."""
+Only the index is opened. Files of weights may be links out of the directory: another file there
+cannot be parsed as weights."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -27,8 +27,7 @@ _ORDER = (
     ("gguf", r".*\.gguf"),
 )
 """Formats and patterns of file names. The first pattern that matches a file is used."""
-INDEXES = {INDEX: ".safetensors", _TORCH_INDEX: ".bin"}
-"""Name of an index -> the suffix of the files in it."""
+INDEXES = (INDEX, _TORCH_INDEX)
 FORMATS: Mapping[str, str] = {
     "safetensors": "safetensors",
     "torch": "torch archive",
@@ -75,7 +74,7 @@ class Shards:
 
 def find(directory: Path) -> Shards:
     """Find the files of the model in a directory. Raises CheckpointError if there are none or
-    several models, if a shard is missing, or if the index has a wrong file name."""
+    several models, or if a shard is missing."""
     kind, names = choose([file.name for file in directory.glob("*")])
     if not names:
         problem = "has no .safetensors files nor others: no weights to read"
@@ -128,16 +127,8 @@ def inside(file: Path) -> Path:
 
 
 def places_of(index: Path) -> dict[str, str]:
-    """Read an index: tensor -> file. Raises CheckpointError for a file out of the directory."""
+    """Read an index: tensor -> file. Raises CheckpointError."""
     places: Any = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map: download it again")
-    suffix = INDEXES[index.name]
-    for name in places.values():
-        if not isinstance(name, str) or not re.fullmatch(rf"[^/\\\0]*{re.escape(suffix)}", name):
-            kind = "safetensors" if suffix == ".safetensors" else "torch"
-            raise CheckpointError(
-                f"{index} names {name!a:.80}, which is no {kind} file of its directory: get the "
-                "model from another place"
-            )
     return places
