@@ -11,37 +11,12 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.cli import render
-from mlx_specdec.cli.app import (
-    batch,
-    bench,
-    calibrate,
-    chat,
-    convert,
-    estimate,
-    generate,
-    inspect,
-    pairs,
-    run_one,
-    serve,
-    train_draft,
-    train_medusa,
-)
+from mlx_specdec.cli import app, render
 
-COMMANDS = {
-    "batch": batch,
-    "bench": bench,
-    "calibrate": calibrate,
-    "chat": chat,
-    "convert": convert,
-    "estimate": estimate,
-    "generate": generate,
-    "inspect": inspect,
-    "pairs": pairs,
-    "serve": serve,
-    "train-draft": train_draft,
-    "train-medusa": train_medusa,
-}
+COMMANDS = (
+    *("batch", "bench", "calibrate", "chat", "convert", "estimate", "generate", "inspect"),
+    *("pairs", "serve", "train-draft", "train-medusa"),
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def run_command(command: str, *arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            run_one(COMMANDS[command])
+            app.run_one(getattr(app, command.replace("-", "_")))
         out, err = capsys.readouterr()
         return Outcome(int(ended.value.code or 0), out, err)
 
