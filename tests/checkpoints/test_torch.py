@@ -20,22 +20,10 @@ from ..support.torch_files import Call, Name, Persistent, encode, tensor, write_
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "torch"
 EVERY = ["every.zip.bin", "every.old.bin", "every.zip3.bin", "every.zip4.bin", "every.zip5.bin"]
-STORED = {
-    "float64": "F32",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
+FLOATS = {"float64": "F32", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+STORED = {**FLOATS, "float8_e4m3fn": "F8_E4M3", "bool": "BOOL"}
+for size in (8, 16, 32, 64):
+    STORED |= {f"int{size}": f"I{size}", f"uint{size}": f"U{size}"}
 
 
 def expected(name: str) -> mx.array:
