@@ -142,24 +142,29 @@ class TargetModel(Model, Protocol):
 
 
 class Noise(Protocol):
-    """The randomness of one round, whose first position has index 0. At temperature 0 every method
-    but `of` returns None."""
+    """The randomness of one round, whose first position has index 0. A method returns None if there
+    is no noise of its kind, as at temperature 0."""
 
     def draft(self, index: int) -> mx.array | None:
         """Return the Gumbel noise for draft token `index`, (batch, 1, vocabulary) float32."""
+        return None
 
     def target(self, count: int) -> mx.array | None:
         """Return Gumbel noise for the target's choices, (batch, count, vocabulary) float32."""
+        return None
 
     def accept(self, count: int) -> mx.array | None:
         """Return uniform numbers in [0, 1) that decide whether draft tokens 0 .. count - 1 are
         accepted, (batch, count) float32."""
+        return None
 
     def correction(self) -> mx.array | None:
         """Return Gumbel noise for the correction or bonus token, (batch, vocabulary) float32."""
+        return None
 
     def of(self, sequence: int) -> Noise:
         """Return the noise of one sequence alone."""
+        return self
 
 
 class NoiseSource(Protocol):

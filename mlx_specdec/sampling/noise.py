@@ -52,25 +52,10 @@ class Coins:
         return _hashed(self._seed, self._digest, "coin", position) < self._below
 
 
-class SilentNoise(NoiseSource):
+class SilentNoise(Noise, NoiseSource):
     """The noise of temperature 0, which is empty. One object serves all rounds."""
 
-    def at(self, round: int, position: int) -> SilentNoise:
-        return self
-
-    def draft(self, index: int) -> None:
-        return None
-
-    def target(self, count: int) -> None:
-        return None
-
-    def accept(self, count: int) -> None:
-        return None
-
-    def correction(self) -> None:
-        return None
-
-    def of(self, sequence: int) -> SilentNoise:
+    def at(self, round: int, position: int) -> Noise:
         return self
 
 
@@ -121,7 +106,7 @@ class CoupledNoise(NoiseSource):
         return mx.vmap(lambda key: mx.random.gumbel((self._vocabulary,), key=key))(keys)
 
 
-class _CoupledRound:
+class _CoupledRound(Noise):
     def __init__(self, source: CoupledNoise, position: int) -> None:
         self._source = source
         self._position = position
@@ -137,9 +122,6 @@ class _CoupledRound:
 
     def correction(self) -> mx.array:
         return self._source.rows(self._position, 1)
-
-    def of(self, sequence: int) -> _CoupledRound:
-        return self
 
 
 class IndependentNoise(NoiseSource):
@@ -161,7 +143,7 @@ class IndependentNoise(NoiseSource):
         return mx.random.gumbel((self._vocabulary,), key=self.key(*path))
 
 
-class _IndependentRound:
+class _IndependentRound(Noise):
     def __init__(self, source: IndependentNoise, round: int, position: int) -> None:
         self._source = source
         self._round = round
@@ -181,16 +163,13 @@ class _IndependentRound:
     def correction(self) -> mx.array:
         return self._source.gumbel("correction", self._round, self._position)[None]
 
-    def of(self, sequence: int) -> _IndependentRound:
-        return self
-
 
 def noise_of(rounds: Sequence[Noise]) -> Noise:
     """Combine the noise of sequences to the noise of their batch."""
     return rounds[0] if len(rounds) == 1 else _BatchNoise(rounds)
 
 
-class _BatchNoise:
+class _BatchNoise(Noise):
     """The noise of a batch. Rows of sequences without noise are zero."""
 
     def __init__(self, rounds: Sequence[Noise]) -> None:
