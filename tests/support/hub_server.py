@@ -21,11 +21,17 @@ LARGE = (".safetensors", ".bin", ".gguf")
 
 @dataclass
 class Hub:
-    """The files of the server, and its faults. refused: The beginning of a path -> status and the
-    Hub's error code. cuts: The number of bytes after which the connection is closed, for each GET
-    of a large file. altered: File -> bytes to send instead. page: The answer to every request.
-    trickles: Whether a large file stops at its half. ranges: Whether a part of a large file may be
-    requested. sent: The number of bytes of large files."""
+    """The files of the server, and its faults.
+
+    Attributes:
+        refused: The beginning of a path -> status and the Hub's error code.
+        cuts: Bytes after which the connection is closed, for each GET of a large file.
+        altered: File -> bytes to send instead.
+        page: The answer to every request.
+        trickles: Whether a large file stops at its half.
+        ranges: Whether a part of a large file may be requested.
+        sent: The number of bytes of large files.
+    """
 
     files: Mapping[str, bytes] = field(default_factory=dict)
     commit: str = "1" * 40
