@@ -61,11 +61,9 @@ def in_fp8(source: Path, directory: Path) -> Path:
         codes[codes & 0x7F == 0x7F] = 0  # the only two that are no numbers
         factors = random.uniform(0.0003, 0.001, (-(-rows // 128), -(-columns // 128)))
         factors = factors.astype(np.float32)
-        exponent, fraction = (codes >> 3 & 15).astype(int), (codes & 7).astype(float)
-        sizes = np.where(exponent, (1 + fraction / 8) * 2.0 ** (exponent - 7), fraction / 512)
-        signed = np.where(codes & 128, -sizes, sizes).astype(np.float32)
         spread = factors.repeat(128, axis=0)[:rows].repeat(128, axis=1)[:, :columns]
-        weights[name] = mx.array(signed * spread).astype(mx.bfloat16)
+        values = mx.from_fp8(mx.array(codes), dtype=mx.float32) * mx.array(spread)
+        weights[name] = values.astype(mx.bfloat16)
         stored[name], stored[f"{name}_scale_inv"] = ("F8_E4M3", codes), ("F32", factors)
     for name, (kind, values) in stored.items():
         offsets = [len(data), len(data) + values.nbytes]
