@@ -13,14 +13,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..decoding.loop import chunk
-from ..engine.generate import generate_many
 from ..engine.pair import Pair
-from ..engine.request import Request, missing_prefix
+from ..engine.request import missing_prefix
 from ..errors import PromptError
 from ..interfaces import FINAL, Progress
 from ..options import Options
 from ..text.prompts import read_lines
+from .completions import Ids, complete, states
 from .config import DataConfig
 
 _RAW = {2: (np.uint16, mx.uint16), 4: (np.uint32, mx.uint32)}
@@ -98,7 +97,6 @@ def _append(file: Path, values: np.ndarray) -> None:
         stream.write(values.tobytes())
 
 
-Ids = tuple[int, ...]
 Piece = tuple[Ids, Ids]
 """A prompt and its completion, which is empty if the model generates it."""
 
@@ -162,17 +160,18 @@ def collect(
         groups = batches(lengths, config.texts_at_once, config.seed, kinds)
     done = len(rows.lengths)
     progress(min(done, len(pieces)), len(pieces))
-    for prompt, tokens in _completed(pair, pieces, groups, config, done):
-        # After a single token, a head has nothing to predict.
-        if len(tokens) < 2:
-            rows.append((), None)
-        else:
-            states = _states(pair, prompt, tokens, (*taps, FINAL))
-            if taps:
+    names = (*taps, FINAL)
+    for number, group in enumerate(groups):
+        # A group that was interrupted is completed anew, since its texts are sampled together.
+        first, done = min(done, len(group)), max(0, done - len(group))
+        if first == len(group):
+            continue
+        prompts, texts = _completed(pair, [pieces[at] for at in group], group, config, number)
+        for prompt, tokens, hidden in _with_states(pair, prompts[first:], texts[first:], names):
+            if taps and tokens:
                 tokens = (*pair.target.prefix(prompt)[1:], *tokens)
-            rows.append(tokens, states[-len(tokens) :])
-        done += 1
-        progress(done, len(pieces))
+            rows.append(tokens, None if hidden is None else hidden[-len(tokens) :])
+            progress(len(rows.lengths), len(pieces))
     if int((rows.lengths > 0).sum()) < 2:
         raise PromptError(
             "the data has fewer than two texts to learn from: give more of them"
@@ -222,39 +221,25 @@ def _parts(ids: Ids, length: int) -> Iterator[Ids]:
 
 
 def _completed(
-    pair: Pair, pieces: Sequence[Piece], groups: list[list[int]], config: DataConfig, done: int
-) -> Iterator[Piece]:
-    """Yield every piece with its completion, group after group, without the first `done`."""
-    shared = pair.target.kind == "decoder-only"
-    for group in groups:
-        # A group that was interrupted is completed: a completion does not depend on its batch.
-        rest, done = group[done:], max(0, done - len(group))
-        if not config.self_distill:
-            yield from (pieces[number] for number in rest)
-        elif rest:
-            prompts = [pieces[number][0] for number in rest]
-            requests = []
-            for prompt, number in zip(prompts, rest, strict=True):
-                options = Options(
-                    max_tokens=config.length - shared * len(prompt),
-                    seed=config.seed + number,
-                    temperature=config.temperatures[number % len(config.temperatures)],
-                    regular=True,
-                )
-                requests.append(Request(prompt, options))
-            results = generate_many(pair, requests, Options(regular=True), batch_size=len(rest))
-            yield from zip(prompts, (result.tokens for result in results), strict=True)
+    pair: Pair, pieces: Sequence[Piece], group: Sequence[int], config: DataConfig, number: int
+) -> tuple[list[Ids], list[Ids]]:
+    """Return the prompts and completions of a group. number: The number of the group."""
+    prompts, texts = [prompt for prompt, _ in pieces], [text for _, text in pieces]
+    if config.self_distill:
+        shared = pair.target.kind == "decoder-only"
+        most = [config.length - shared * len(prompt) for prompt in prompts]
+        kinds = config.temperatures
+        heat = [kinds[at % len(kinds)] for at in group]
+        texts = complete(pair, prompts, most, heat, config.seed + number)
+    return prompts, texts
 
 
-def _states(pair: Pair, prompt: Ids, tokens: Ids, taps: Sequence[str]) -> mx.array:
-    """Return the states of the whole prompt and of the completion, (rows, taps x width)."""
-    context = pair.target.open(prompt)
-    fed = [*pair.target.prefix(prompt), *tokens[:-1]]
-    size = chunk(1, holds_scores=pair.target.holds_scores)
-    parts = []
-    for start in range(0, len(fed), size):
-        read = mx.array([fed[start : start + size]], dtype=mx.int32)
-        hidden = context.advance(read, taps=taps).hidden
-        parts.append(mx.concatenate([hidden[name][0] for name in taps], axis=-1))
-        mx.eval(parts[-1])
-    return mx.concatenate(parts)
+def _with_states(
+    pair: Pair, prompts: Sequence[Ids], texts: Sequence[Ids], names: Sequence[str]
+) -> Iterator[tuple[Ids, Ids, mx.array | None]]:
+    """Yield each prompt and completion with the hidden states. A completion of a single token is
+    replaced by an empty one, since nothing remains to be predicted after it."""
+    used = [at for at, tokens in enumerate(texts) if len(tokens) > 1]
+    found = states(pair, [prompts[at] for at in used], [texts[at] for at in used], names)
+    for prompt, tokens in zip(prompts, texts, strict=True):
+        yield (prompt, tokens, next(found)) if len(tokens) > 1 else (prompt, (), None)

@@ -1,0 +1,132 @@
+"""Completions for training, and the hidden states of texts, in batches. The target takes plain
+decoding steps without a request for each text: at hundreds of texts in a pass, requests take the
+host more time than the model takes a GPU."""
+
+from collections.abc import Iterator, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from ..decoding.loop import chunk
+from ..decoding.statistics import DAMAGED
+from ..engine.pair import Pair
+from ..errors import DecodingError
+from ..interfaces import Context, feed
+from ..sampling.noise import derive_key
+
+Ids = tuple[int, ...]
+READ_EVERY = 16
+"""Steps after which the host reads the sampled tokens and drops the texts that have ended."""
+STATE_TOKENS = 8192
+"""The most tokens, padding included, of the texts in one pass for hidden states."""
+
+
+def complete(
+    pair: Pair,
+    prompts: Sequence[Ids],
+    most: Sequence[int],
+    temperatures: Sequence[float],
+    seed: int,
+) -> list[Ids]:
+    """Sample a completion of each prompt, up to and including an EOS token.
+
+    Args:
+        most: The maximum number of tokens of each completion.
+        temperatures: The sampling temperature of each completion.
+        seed: Determines the completions together with the prompts of the batch.
+    Raises:
+        DecodingError: If logits are NaN or infinite.
+    """
+    if not pair.target.batches and len(prompts) > 1:
+        each = zip(prompts, most, temperatures, strict=True)
+        return [
+            complete(pair, [prompt], [limit], [temperature], seed + number)[0]
+            for number, (prompt, limit, temperature) in enumerate(each)
+        ]
+    context, newest = _prefilled(pair, prompts)
+    keys = mx.random.split(derive_key(seed, "completions"), max(most))
+    heat = mx.array(list(temperatures), dtype=mx.float32)[:, None]
+    rows, unread = list(range(len(prompts))), []
+    done: list[list[int]] = [[] for _ in prompts]
+    for step in range(max(most)):
+        logits = context.advance(newest).logits[:, -1, : pair.vocabulary].astype(mx.float32)
+        newest = _sampled(logits, heat, keys[step])[:, None]
+        mx.async_eval(newest)
+        unread.append(newest)
+        if len(unread) < READ_EVERY and step + 1 < max(most):
+            continue
+        staying = []
+        for place, (row, tokens) in enumerate(zip(rows, _host(unread), strict=True)):
+            done[row] += tokens
+            end = next((at for at, id in enumerate(done[row]) if id in pair.eos_token_ids), None)
+            done[row] = done[row][: most[row] if end is None else min(most[row], end + 1)]
+            if end is None and len(done[row]) < most[row]:
+                staying.append(place)
+        unread = []
+        if not staying:
+            break
+        if len(staying) < len(rows):
+            context.filter(staying)
+            newest, heat = newest[mx.array(staying)], heat[mx.array(staying)]
+            rows = [rows[place] for place in staying]
+    mx.clear_cache()
+    return [tuple(tokens) for tokens in done]
+
+
+def states(
+    pair: Pair, prompts: Sequence[Ids], completions: Sequence[Ids], taps: Sequence[str]
+) -> Iterator[mx.array]:
+    """Yield the hidden states of each prompt and its completion except for the last token, next to
+    each other, (tokens, taps x width)."""
+    fed = [
+        [*pair.target.prefix(prompt), *tokens[:-1]]
+        for prompt, tokens in zip(prompts, completions, strict=True)
+    ]
+    longest = max(map(len, fed), default=1)
+    size = max(1, STATE_TOKENS // longest) if pair.target.batches else 1
+    for first in range(0, len(fed), size):
+        some = fed[first : first + size]
+        context = _opened(pair, prompts[first : first + size])
+        step = chunk(len(some), holds_scores=pair.target.holds_scores)
+        parts = []
+        for start in range(0, max(map(len, some)), step):
+            hidden = feed(context, [row[start : start + step] for row in some], taps).hidden
+            parts.append(mx.concatenate([hidden[name] for name in taps], axis=-1))
+            mx.eval(parts[-1])
+        joined = mx.concatenate(parts, axis=1)
+        yield from (joined[row, : len(tokens)] for row, tokens in enumerate(some))
+
+
+def _opened(pair: Pair, prompts: Sequence[Ids]) -> Context:
+    target = pair.target
+    return target.open_batch(prompts) if len(prompts) > 1 else target.open(prompts[0])
+
+
+def _prefilled(pair: Pair, prompts: Sequence[Ids]) -> tuple[Context, mx.array]:
+    """Return a context of all prompts without their last tokens, and these tokens, (batch, 1)."""
+    context = _opened(pair, prompts)
+    prefixes = [pair.target.prefix(prompt) for prompt in prompts]
+    step = chunk(len(prompts), holds_scores=pair.target.holds_scores)
+    for start in range(0, max(map(len, prefixes)) - 1, step):
+        feed(context, [prefix[:-1][start : start + step] for prefix in prefixes])
+        context.evaluate()
+    return context, mx.array([[prefix[-1]] for prefix in prefixes], dtype=mx.int32)
+
+
+def _sampled(logits: mx.array, temperatures: mx.array, key: mx.array) -> mx.array:
+    """Draw a token from each row of logits, (batch,) int32; -1 for damaged logits. temperatures:
+    Shape (batch, 1). A temperature of 0 selects the most likely token."""
+    sound = mx.isfinite(logits.max(axis=-1))
+    # Noise may be infinite, and must not be multiplied by 0.
+    noisy = logits + temperatures * mx.random.gumbel(logits.shape, key=key)
+    drawn = mx.argmax(mx.where(temperatures > 0, noisy, logits), axis=-1)
+    return mx.where(sound, drawn.astype(mx.int32), -1)
+
+
+def _host(steps: Sequence[mx.array]) -> list[list[int]]:
+    """Wait for the tokens of some steps, (batch, 1) each, and return them for each text."""
+    tokens = np.array(mx.concatenate(list(steps), axis=1))
+    if (tokens < 0).any():
+        raise DecodingError(DAMAGED)
+    found: list[list[int]] = tokens.tolist()
+    return found

@@ -1,0 +1,89 @@
+"""Completions and hidden states for training equal those of single sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_specdec.engine import loading
+from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.pair import Pair
+from mlx_specdec.errors import DecodingError
+from mlx_specdec.interfaces import FINAL, after
+from mlx_specdec.options import Options
+from mlx_specdec.training import completions
+from mlx_specdec.training.completions import complete, states
+
+from ..support.models import make_llama, make_t5
+
+MAKE = {"llama": make_llama, "t5": make_t5}
+PROMPTS = [(5, 6, 7), (9, 10, 11, 12, 13, 14), (20,), (30, 31)]
+MOST = [24, 9, 40, 17]
+
+
+@pytest.fixture(scope="module", params=MAKE)
+def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return loading.load(MAKE[request.param](tmp_path_factory.mktemp(request.param)))
+
+
+def alone(pair: Pair, prompt: Sequence[int], most: int) -> tuple[int, ...]:
+    return tuple(generate(pair, list(prompt), Options(max_tokens=most, regular=True)).tokens)
+
+
+@pytest.mark.parametrize("batches", [True, False])
+def test_greedy_completions_of_a_batch_are_those_of_single_prompts(
+    batches: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [alone(pair, prompt, most) for prompt, most in zip(PROMPTS, MOST, strict=True)]
+    # Some text ends early: its EOS token is the last one.
+    ending = expected[2][5]
+    pair = dataclasses.replace(pair, eos_token_ids=frozenset({ending}))
+    expected = [alone(pair, prompt, most) for prompt, most in zip(PROMPTS, MOST, strict=True)]
+    assert any(text[-1] == ending for text in expected)
+    monkeypatch.setattr(type(pair.target), "batches", batches)
+    assert complete(pair, PROMPTS, MOST, [0.0] * 4, seed=1) == expected
+
+
+def test_a_temperature_decides_whether_the_seed_matters(pair: Pair) -> None:
+    first, second = (complete(pair, PROMPTS, MOST, [0.0, 1, 1, 0], seed) for seed in (1, 2))
+    assert first == complete(pair, PROMPTS, MOST, [0.0, 1, 1, 0], 1)
+    assert (first[0], first[3]) == (second[0], second[3])
+    assert first[1] != second[1] and first[2] != second[2]
+
+
+def test_tokens_follow_the_targets_distribution(pair: Pair) -> None:
+    """First tokens of many completions at temperature 2 are as frequent as their probability."""
+    count, prompt = 4000, PROMPTS[0]
+    drawn = complete(pair, [prompt] * count, [1] * count, [2.0] * count, seed=3)
+    context = pair.target.open(prompt)
+    logits = context.advance(mx.array([pair.target.prefix(prompt)])).logits[0, -1]
+    p = np.array(mx.softmax(logits[: pair.vocabulary].astype(mx.float32) / 2))
+    found = np.bincount([token for [token] in drawn], minlength=len(p)) / count
+    assert np.abs(found - p).sum() / 2 < 3 * np.sqrt(p * (1 - p) / count).sum() / 2
+
+
+def test_damaged_logits_are_reported(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = completions._sampled
+    monkeypatch.setattr(
+        completions, "_sampled", lambda logits, *rest: sampled(logits * mx.nan, *rest)
+    )
+    with pytest.raises(DecodingError, match="not numbers"):
+        complete(pair, PROMPTS, MOST, [0.0] * 4, seed=1)
+
+
+def test_states_of_a_batch_are_those_of_single_texts(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, taps = [(3, 4, 5), (6,) * 9, (7, 8), (9, 10, 11, 12)], (after(0), FINAL)
+    found = list(states(pair, PROMPTS, texts, taps))
+    monkeypatch.setattr(completions, "STATE_TOKENS", 1)
+    single = list(states(pair, PROMPTS, texts, taps))
+    for one, other, prompt, text in zip(found, single, PROMPTS, texts, strict=True):
+        rows = len(pair.target.prefix(prompt)) + len(text) - 1
+        assert one.shape == other.shape == (rows, 2 * pair.target.width)
+        assert mx.allclose(one, other, atol=1e-4)
