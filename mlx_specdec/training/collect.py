@@ -71,11 +71,13 @@ class SampleFiles:
         return np.where(places < ends[:, None], following, -1).astype(np.int32)
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of the samples to train on, and of the held-out samples. These are the
-        last `share` of the samples that are not empty, and at least one."""
+        """Return the indices of the samples to train on, and of the held-out samples. These are
+        `share` of the samples that are not empty, at even distances, because neighbors have one
+        sampling temperature. At least one sample is held out."""
         used = np.flatnonzero(self.lengths)
         held = max(1, int(share * len(used)))
-        return used[:-held], used[-held:]
+        ends = np.arange(1, held + 1) * len(used) // held
+        return np.delete(used, ends - 1), used[ends - 1]
 
     @property
     def starts(self) -> np.ndarray:

@@ -45,10 +45,11 @@ class HeadTask(Task):
     width), and the tokens to predict, (n, heads) int32, which are -1 after the end of a sample."""
 
     def __init__(self, heads: MedusaHeads, rows: SampleFiles, config: TrainConfig) -> None:
-        _, held_out = rows.split(HELD_OUT)
-        first = rows.starts[held_out[0]]
-        train, held_out = np.split(np.arange(int(rows.lengths.sum())), [first])
-        super().__init__(heads, config, train, held_out)
+        lengths = rows.lengths
+        is_held_out = np.zeros(len(lengths), bool)
+        is_held_out[rows.split(HELD_OUT)[1]] = True
+        is_held_out = np.repeat(is_held_out, lengths)
+        super().__init__(heads, config, np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out))
         self._heads = heads
         self._rows = rows
         self._targets = rows.targets(heads.count)

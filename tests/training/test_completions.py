@@ -17,7 +17,9 @@ from mlx_specdec.errors import DecodingError
 from mlx_specdec.interfaces import FINAL, after
 from mlx_specdec.options import Options
 from mlx_specdec.training import completions
+from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
 from mlx_specdec.training.completions import complete, states
+from mlx_specdec.training.config import DataConfig
 
 from ..support.models import make_llama, make_t5
 
@@ -87,3 +89,15 @@ def test_states_of_a_batch_are_those_of_single_texts(
         rows = len(pair.target.prefix(prompt)) + len(text) - 1
         assert one.shape == other.shape == (rows, 2 * pair.target.width)
         assert mx.allclose(one, other, atol=1e-4)
+
+
+def test_every_temperature_has_texts_among_the_held_out_ones(tmp_path: Path) -> None:
+    """Large batches hold texts of one temperature, and lie next to each other."""
+    pair = loading.load(make_llama(tmp_path / "model"))
+    samples = [TrainingSample(f"some words {number}") for number in range(40)]
+    config = DataConfig(samples=40, length=12, texts_at_once=20, temperatures=(0.0, 1.0))
+    rows = SampleFiles(tmp_path, pair.target.width, pair.target.state_dtype)
+    collect(pair, samples, config, rows, lambda done, total: None)
+    train, held_out = rows.split(0.1)
+    assert len(held_out) == 4 and sorted([*train, *held_out]) == list(range(40))
+    assert sum(held_out < 20) == 2
