@@ -152,14 +152,17 @@ class Fit:
     def run(self, step: Step, measured: Measured) -> Outcome:
         """Train until the last epoch or early stopping."""
         learn = nn.value_and_grad(self._module, self.task.loss)
+        batch = None
         while self._step < self._total:
             is_between = self._step % self.task.steps == 0
             if is_between and self._epochs - self._best_epoch >= self._config.patience:
                 break
-            value, gradients = learn(*self.task.batch(*divmod(self._step, self.task.steps)))
+            value, gradients = learn(*(batch or self._batch()))
             self._optimizer.update(self._module, gradients)
-            mx.eval(value, self._module.parameters(), self._optimizer.state)
+            mx.async_eval(value, self._module.parameters(), self._optimizer.state)
             self._step += 1
+            # The host reads the next batch from disk while the device computes.
+            batch = self._batch() if self._step < self._total else None
             if self._step % self.task.steps == 0:
                 measured(self._epochs, self._evaluate())
             elif self._step % STEPS_BETWEEN == 0:
@@ -167,6 +170,9 @@ class Fit:
             step(self._step, self._total, float(value.item()))
         self._module.update(self._best)
         return Outcome(self.task.evaluate(), self._best_epoch, self._epochs)
+
+    def _batch(self) -> tuple[mx.array, ...]:
+        return self.task.batch(*divmod(self._step, self.task.steps))
 
     @property
     def _epochs(self) -> int:
@@ -280,6 +286,7 @@ class Training:
         width = pair.target.width * (len(taps) + 1)
         self.rows = SampleFiles(directory / "rows", width, pair.target.state_dtype)
         self.prompts = collect(pair, samples, config, self.rows, watcher.collected, taps)
+        self.rows.hold()
 
     def fit(
         self, task: Task, start: Any = None, origin: Mapping[str, str] | None = None

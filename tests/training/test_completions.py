@@ -22,6 +22,7 @@ from mlx_specdec.training.completions import complete, states
 from mlx_specdec.training.config import DataConfig
 
 from ..support.models import make_llama, make_t5
+from ..support.off_cpu import off_cpu
 
 MAKE = {"llama": make_llama, "t5": make_t5}
 PROMPTS = [(5, 6, 7), (9, 10, 11, 12, 13, 14), (20,), (30, 31)]
@@ -101,3 +102,15 @@ def test_every_temperature_has_texts_among_the_held_out_ones(tmp_path: Path) -> 
     train, held_out = rows.split(0.1)
     assert len(held_out) == 4 and sorted([*train, *held_out]) == list(range(40))
     assert sum(held_out < 20) == 2
+
+
+def test_a_gpu_holds_the_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = SampleFiles(tmp_path, 3, mx.bfloat16)
+    rows.append([1, 2, 3, 4], mx.arange(12).reshape(4, 3))
+    rows.hold()
+    from_disk = rows.states(np.array([3, 0, 3]))
+    off_cpu(monkeypatch)
+    rows.hold()
+    (tmp_path / "states.bin").unlink()
+    held = rows.states(np.array([3, 0, 3]))
+    assert held.dtype == mx.bfloat16 and mx.array_equal(held, from_disk)
