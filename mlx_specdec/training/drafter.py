@@ -42,9 +42,12 @@ LAYERS_OF_TARGET = 4
 """Layers of the target for each layer of a DSpark."""
 MOST_LAYERS = 5
 """Largest default number of a DSpark's layers."""
-MOST_OWN_TOKENS = 32000
-"""Largest vocabulary of an EAGLE-3, as in published ones. Its head is read for every draft token,
-so a larger one costs time."""
+MOST_OWN_TOKENS, OWN_SHARE = 32000, 0.99
+"""An EAGLE-3 drafts the most frequent tokens: as many as make up this share of the training data,
+and at most as many as published ones. Its head is read for every draft token, so a larger one costs
+time."""
+OWN_STEP = 64
+"""The number of these tokens is a multiple of this number, so that the head can be quantized."""
 MOST_RANK = 256
 """Largest rank of a DSpark's Markov head."""
 SHORT_TEXTS = 8192
@@ -65,11 +68,13 @@ class TextStatistics:
 
     Attributes:
         by_use: The target's tokens, the most frequent first.
+        common: How many of them make up OWN_SHARE of the data.
         final: The root mean square of each dimension of the head's input, (width,).
         features: The root mean square of the hidden states that the drafter reads.
     """
 
     by_use: np.ndarray
+    common: int
     final: mx.array
     features: float
 
@@ -80,8 +85,10 @@ class TextStatistics:
         used = np.bincount(tokens, minlength=vocabulary)[:vocabulary]
         states = rows.states(np.arange(min(SEEN_ROWS, len(tokens)))).astype(mx.float32)
         squares = states.square()
+        by_use = np.argsort(-used, kind="stable")
         return cls(
-            np.argsort(-used, kind="stable"),
+            by_use,
+            int(np.searchsorted(used[by_use].cumsum(), OWN_SHARE * len(tokens))) + 1,
             mx.sqrt(squares[:, -width:].mean(axis=0)),
             float(np.array(mx.sqrt(squares[:, :-width].mean()))),
         )
@@ -217,13 +224,14 @@ class Eagle3Task(AnchorTask):
         cls, pair: Pair, config: DrafterConfig, texts: TextStatistics
     ) -> dict[str, Any]:
         target, layers = pair.target, tapped(pair.target.layers)
+        drafted = -(-texts.common // OWN_STEP) * OWN_STEP
         return {
             # The layout of EAGLE-3's authors has no key for the target's type.
             ATTENDS: False,
             **_layer_config(target, "llama", 1),
             "architectures": ["LlamaForCausalLMEagle3"],
             "bias": False,
-            "draft_vocab_size": min(MOST_OWN_TOKENS, target.vocabulary),
+            "draft_vocab_size": min(drafted, MOST_OWN_TOKENS, target.vocabulary),
             # Programs read one of the two keys. The first counts layers from 1, the second from 0.
             "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in layers],
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(layers)},

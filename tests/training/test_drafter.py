@@ -110,6 +110,21 @@ def test_an_eagle3_is_written_as_its_authors_have_it(
     assert files is not None and files.target_ids == tuple(ids.tolist())
 
 
+def test_an_eagle3_drafts_the_tokens_that_make_up_nearly_all_of_the_data(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafter_files, "OWN_STEP", 4)
+    width = pair.target.width
+    rows = SampleFiles(tmp_path, 2 * width, mx.float32)
+    tokens = [*range(6)] * 163 + [7] * 12 + [8] * 10
+    rows.append(tokens, mx.zeros((len(tokens), 2 * width)))
+    texts = drafter_files.TextStatistics.of(rows, width, pair.vocabulary)
+    assert texts.common == 7
+    begun = drafter_files.begin(tmp_path / "new", pair, DrafterConfig(kind="eagle3"), texts)
+    assert begun.config["draft_vocab_size"] == 8
+    assert begun.network.target_ids == (0, 1, 2, 3, 4, 5, 7, 8)
+
+
 # Drafts in training equal drafts in decoding
 
 
@@ -190,7 +205,8 @@ def test_the_task_drafts_what_the_drafter_drafts(
         logits = reading.guess(SLOTS)
         for at in range(slot):
             logits = reading.guess_after(mx.array(tokens[None, None, first + length + at]))
-        expected = logits[0, 0, : drafted.shape[1]]
+        ids = network.target_ids
+        expected = logits[0, 0, : drafted.shape[1]] if ids is None else logits[0, 0, mx.array(ids)]
         assert mx.allclose(drafted[row], expected, atol=2e-4, rtol=1e-4), (sample, length, slot)
         checked += slot > 0
     assert checked > 3
