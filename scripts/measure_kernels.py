@@ -43,7 +43,7 @@ def seconds(make: Callable[[], mx.array], turns: int) -> float:
 
 def attention(heads: int, kv: int, width: int, keys: int, rows: int, turns: int) -> dict[str, Any]:
     """Time one causal attention, and compare its last row with the same row alone."""
-    dtype = mx.bfloat16 if mx.metal.is_available() else mx.float32
+    dtype = mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
     q = mx.random.normal((1, heads, rows, width), key=mx.random.key(0)).astype(dtype)
     k, v = (
         mx.random.normal((1, kv, keys, width), key=mx.random.key(n)).astype(dtype) for n in (1, 2)
@@ -75,7 +75,7 @@ def product(bits: int, rows: int, small: bool) -> dict[str, Any]:
     """Time products of some rows with matrices of 4, 8 or 16 bits a weight."""
     inner, outer = SMALL_PRODUCT if small else PRODUCT
     count, turns = (1, 1) if small else (MATRICES, TURNS)
-    dtype = mx.bfloat16 if mx.metal.is_available() else mx.float32
+    dtype = mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
     x = mx.random.normal((rows, inner), key=mx.random.key(0)).astype(dtype)
     if bits == 16:
         plain = [mx.full((outer, inner), n + 1, dtype=dtype) for n in range(count)]
