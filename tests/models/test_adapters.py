@@ -110,13 +110,6 @@ def test_what_is_no_adapter_of_the_model_is_reported_in_one_line(
     assert "\n" not in str(problem.value)
 
 
-def test_a_dora_needs_its_magnitudes(base: Path, tmp_path: Path) -> None:
-    directory = write_adapter(base, tmp_path / "adapter", "dora")
-    change(directory, lambda name: name != f"{FIRST}.m")
-    with pytest.raises(CheckpointError, match=f"lacks 1 of its tensors, such as {FIRST}.m"):
-        loading.load_model(base, adapter=directory)
-
-
 def test_earlier_adapters_name_no_keys_and_adapt_fewer_kinds_of_layers(
     base: Path, adapter: Path
 ) -> None:

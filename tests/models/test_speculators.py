@@ -67,26 +67,6 @@ def test_the_head_of_specforge_may_be_given_what_no_norm_has_seen(tmp_path: Path
     assert mx.allclose(second[1::2], first[1::2] * ratio, rtol=1e-3)
 
 
-@pytest.mark.parametrize("window_behind_block", [False, True])
-def test_a_window_is_counted_as_its_dialect_counts_it(
-    window_behind_block: bool, tmp_path: Path
-) -> None:
-    """States before the window change nothing, those at its edge do."""
-    kinds = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4, "block_size": 3}
-    directory = speculators.dflash(tmp_path / "dflash", **kinds)
-    embedding = mx.random.normal((64, 32), key=mx.random.key(0))
-    network = network_of(directory, Lender(embedding))
-    network.window_behind_block = window_behind_block
-    hidden = mx.random.normal((9, 64), key=mx.random.key(1))
-    # The block begins at position 9: the last 4 rows before it, or 3 and the slot itself.
-    edge = 5 if window_behind_block else 6
-    plain = Run(network, [5] * 10, hidden).draft(10, 1)[1]
-    for row in range(9):
-        moved = mx.where((mx.arange(9) == row)[:, None], hidden + 1, hidden)
-        changed = Run(network, [5] * 10, moved).draft(10, 1)[1]
-        assert differ(plain, changed) is (row >= edge)
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

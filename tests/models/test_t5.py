@@ -17,10 +17,7 @@ import pytest
 
 from mlx_specdec.models.encoder_decoder import layers
 from mlx_specdec.models.encoder_decoder.context import (
-    EncodedSources,
-    EncoderDecoderContext,
     EncoderDecoderModel,
-    padding_mask,
 )
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.t5 import T5, T5Config
@@ -54,26 +51,6 @@ def test_encoder_and_log_probabilities_agree_with_transformers(kind: str) -> Non
     context = model.open(expected["source"].tolist())
     rows = log_p(context.advance(mx.array(expected["target"][None])).logits)
     assert np.abs(ends(rows) - expected["log_p"]).max() <= TOLERANCE
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_masked_padding_of_the_source_changes_nothing_else(kind: str) -> None:
-    model, expected = load(kind)
-    network = model.network
-    source = mx.array(expected["source"][None])
-    mask = mx.arange(source.shape[1])[None] < source.shape[1] - 20
-    memory = network.encode(source, mask)
-    compared = np.concatenate([np.array(memory)[0, :10], np.array(memory)[0, -30:-20]])
-    assert np.abs(compared - expected["padded_memory"]).max() <= TOLERANCE
-    lengths = (source.shape[1] - 20, source.shape[1])
-    encoded = network.encode(mx.repeat(source, 2, axis=0), padding_mask(lengths))
-    outputs = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
-    read = EncodedSources(outputs, network.project_encoded(encoded))
-    context = EncoderDecoderContext(model, lambda: read, len(lengths))
-    rows = log_p(
-        context.advance(mx.repeat(mx.array(expected["target"][None]), 2, axis=0)).logits[:1]
-    )
-    assert np.abs(ends(rows) - expected["padded_log_p"]).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -91,24 +91,18 @@ def test_a_limit_is_at_most_the_recommended_one(mac: Mac, model: Path) -> None:
     assert {*mac.limits} == {1 << 11}
 
 
-def test_small_models_are_not_wired(mac: Mac, model: Path) -> None:
-    mac.memory = 1 << 40
+@pytest.mark.parametrize("reason", ["a small model", "the switch", "no Metal"])
+def test_nothing_is_wired_for(
+    reason: str, mac: Mac, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason == "a small model":
+        mac.memory = 1 << 40
+    elif reason == "the switch":
+        monkeypatch.setenv("MLX_SPECDEC_WIRED", "0")
+    else:
+        monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     load_model(model)
     assert mac.limits == mac.at_exit == []
-
-
-def test_the_switch_wires_nothing(mac: Mac, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLX_SPECDEC_WIRED", "0")
-    load_model(model)
-    assert mac.limits == []
-
-
-def test_nothing_is_wired_without_metal(
-    mac: Mac, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    load_model(model)
-    assert mac.limits == []
 
 
 def test_the_earlier_limit_comes_back_once_when_the_process_ends(mac: Mac, model: Path) -> None:
