@@ -190,19 +190,15 @@ class EncoderDecoderFamily(ABC):
         network.note = "; ".join(filter(None, notes))
         if numbers.q_bits is not None:
             self._quantize_on_load(network, config, numbers)
+        modules = dict(network.named_modules())
+        for name, place in places.items():
+            parts = _in_numbers(modules, name, weights.read(place), floating)
+            if not weights.lazy:
+                mx.eval(parts)  # so that the source's array can be freed
+            network.load_weights(parts, strict=False)
         if stored is not None and numbers.expands(number_format.count(network)):
-            network.load_weights([(name, weights.read(place)) for name, place in places.items()])
-            network.set_dtype(floating)  # exact values need scales in float32
             number_format.expand(network)
-            network.set_dtype(floating)
             stored = None
-        else:
-            modules = dict(network.named_modules())
-            for name, place in places.items():
-                parts = _in_numbers(modules, name, weights.read(place), floating)
-                if not weights.lazy:
-                    mx.eval(parts)  # so that the source's array can be freed
-                network.load_weights(parts, strict=False)
         if group is not None:
             network.shard(group)
         number_format.evaluate(network)
