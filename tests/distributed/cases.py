@@ -2,7 +2,7 @@
 
     python -m tests.distributed.cases SPEC.json
 
-Rank 0 writes what it was told to the file that the specification names.
+Rank 0 writes its results to the file that the specification names.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def disturb(rank: int, noise: float = 0.0, sleep: float = 0.0) -> None:
 
 
 def result_of(pair: Pair, prompt: str, case: dict[str, Any]) -> dict[str, Any]:
-    """One text, or several, and what they took."""
+    """Return the generated texts and the counts of passes and accepted tokens."""
     settings = {k: v for k, v in case.items() if k != "prompts"}
     options = Options(cost_cache=False, **settings)
     if "prompts" in case:

@@ -1,4 +1,4 @@
-"""Bench on a target that ranks share tells what the network takes, and what it means."""
+"""`bench` on a target that ranks share reports the time of sums over the network."""
 
 from __future__ import annotations
 

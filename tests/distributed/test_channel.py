@@ -78,7 +78,7 @@ def test_a_led_model_is_the_model_but_for_its_weights() -> None:
 
 
 def test_nothing_is_led_any_more_after_half_a_pass() -> None:
-    """What the others were told has to happen here as well, or never again."""
+    """After an error inside a pass, rank 0 is out of step and must not go on."""
     line, first, _ = ends()
     leader = Leader(first)
     model = led(DecoderOnlyModel(tiny.build("llama")), leader)

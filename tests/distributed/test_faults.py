@@ -1,4 +1,4 @@
-"""What ends one rank ends all of them, soon, with one line and a code in a file."""
+"""If one rank ends, all ranks end soon, with one line and an exit code in a file."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def killed(directory: Path, target: Path, count: int, rank: int, writing: bool) 
     return ended
 
 
-# Of three below, one is killed that is not rank 0 as soon as they meet.
+# Another test kills one of three ranks, which is not rank 0, as soon as they meet.
 @pytest.mark.parametrize(("rank", "writing"), [(0, False), (0, True), (1, True)])
 def test_a_rank_that_is_killed_ends_the_other_with_one_line(
     target: Path, tmp_path: Path, rank: int, writing: bool

@@ -21,7 +21,7 @@ WORDS = ["generate", "--model", "m", "t1"]
 
 
 def machines(**flags: object) -> Machines:
-    """As the flags are by default, but for some."""
+    """Return the default flags with some changes."""
     plain: dict[str, object] = {
         "hosts": None,
         "n": None,
@@ -36,7 +36,7 @@ def machines(**flags: object) -> Machines:
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str) -> None:
-    """What a machine says, in the place of ssh."""
+    """Replace ssh by an answer of a machine."""
 
     def run(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         assert words[0] == "ssh" and words[5] == "b" and sys.executable in words[6]

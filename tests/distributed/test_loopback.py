@@ -48,8 +48,8 @@ BATCHES: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Setting:
-    """A target that ranks share, and what is asked of it. changes: of its config. disturbed: how,
-    by rank; what comes later in the same processes is disturbed as well."""
+    """A target that ranks share, and the cases to run. changes: changes of its configuration.
+    disturbed: the arguments of `disturb` by rank, which also apply to all later settings."""
 
     name: str
     mode: str
@@ -76,14 +76,14 @@ FAMILIES = [
     Setting("gpt_oss", "tensor", SOME),
     Setting("deepseek_v3", "tensor", SOME),
     Setting("deepseek_v3", "pipeline", SOME),
-    # Recurrent state beside keys and values, so that what is rejected is replayed.
+    # Recurrent layers: rejected tokens lead to a replay.
     Setting(WITH_MTP, "tensor", WITHOUT_A_DRAFT),
 ]
 DISTURBED = {"1": {"noise": 1e-6, "sleep": 0.02}, "0": {"noise": 0.0, "sleep": 0.005}}
 
 
 def compared(directory: Path, count: int, settings: list[Setting]) -> list[dict[str, Any]]:
-    """What ranks were result_of, case by case; the texts are those of one process."""
+    """Return the ranks' results of all cases, whose texts must be those of one process."""
     requests, wanted = [], []
     expected: dict[str, list[list[str]]] = {}
     for setting in settings:
@@ -124,7 +124,7 @@ def compared(directory: Path, count: int, settings: list[Setting]) -> list[dict[
 
 
 def test_two_ranks_write_the_text_of_one_under_every_rule_and_proposer(tmp_path: Path) -> None:
-    """And where ranks are slow and round otherwise; a round takes one sum more than its pass."""
+    """Slow ranks that round differently do so, too. A round takes one sum more than its pass."""
     cases = [*EVERY_RULE, *PROPOSERS, *BATCHES]
     some = [*EVERY_RULE[:4], *PROPOSERS]
     settings = [
@@ -141,7 +141,7 @@ def test_two_ranks_write_the_text_of_one_under_every_rule_and_proposer(tmp_path:
 
 
 def test_so_do_other_families(tmp_path: Path) -> None:
-    """In the same processes, since to start them takes seconds."""
+    """All families run in the same processes, because a start takes seconds."""
     compared(tmp_path, 2, FAMILIES)
 
 

@@ -1,4 +1,4 @@
-"""What ends a process that waits where nothing can interrupt it."""
+"""The watch ends a process that waits in a sum that cannot be interrupted."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def test_a_draft_of_a_few_of_the_targets_layers_shares_everything_else(
 def test_an_equal_encoder_is_shared_and_runs_once(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of distilbart for bart-large, if its encoder was not trained on: its tensors decide."""
+    """A distilbart has the encoder of bart-large unless the encoder was trained, too."""
     target, draft = translator(name), load_model(directory_of(name), dtype="float32").model
     for layer in draft.network.layers:
         perturbed(layer, 0.1)

@@ -96,7 +96,7 @@ def test_targets_without_such_an_encoder_are_refused(tmp_path: Path) -> None:
     files.check_config(encoder_decoder)
     with pytest.raises(CheckpointError, match="an encoder of width 32, and this one is decoder-on"):
         files.check_config(decoder_only)
-    # What has no config.json of its own is seen as soon as it is loaded.
+    # A target without a config.json is checked when the drafter is attached.
     llama = DecoderOnlyModel(tiny.build("llama"))
     with pytest.raises(CheckpointError, match="an encoder of width 32, and this one is decoder-on"):
         attach(files, llama, NumberFormat())

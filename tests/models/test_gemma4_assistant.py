@@ -50,6 +50,6 @@ def test_drafts_are_those_of_transformers_round_after_round(name: str) -> None:
         assert proposal.rows is not None
         rows, finite = proposal.rows[0], mx.isfinite(proposal.rows[0])
         assert mx.max(mx.where(finite, mx.abs(rows - logits), 0)).item() <= LIMIT
-        # Of tokens in clusters that are not looked at transformers says less than of all others.
+        # transformers gives the least logit to tokens outside of the likeliest clusters.
         assert mx.sum(finite).item() == pytest.approx(rows.size * (1 if name == "dense" else 0.3))
         assert mx.all(finite | (logits == mx.min(logits, axis=-1, keepdims=True)))

@@ -187,7 +187,7 @@ def test_the_text_of_a_model_that_sees_images_is_loaded(tmp_path: Path) -> None:
 def test_no_transformers_is_needed_for_texts_and_chats_and_mlx_lm_stays_whole(
     tmp_path: Path,
 ) -> None:
-    """In a fresh process; mlx-lm's own names, which need it, work afterwards."""
+    """mlx-lm's names, which need transformers, work afterwards in the same process."""
     template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     byte_level(tmp_path, chat_template=template, tokenizer_class="PreTrainedTokenizerFast")
     weights = Path(__file__).parents[2] / "weights"

@@ -38,7 +38,7 @@ HOOKS = {
 
 
 def changes(text: str) -> list[str]:
-    """Return what a module changes of others: attributes of what it imports, and classes."""
+    """Return the attributes of imported objects, and the classes, that a module changes."""
     nodes = list(ast.walk(ast.parse(text)))
     imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     names = [name for node in imports for name in node.names]

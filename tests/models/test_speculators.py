@@ -58,7 +58,7 @@ def test_the_head_of_specforge_may_be_given_what_no_norm_has_seen(tmp_path: Path
     normed = drafts_of(eagle3(tmp_path / "1"))
     plain = drafts_of(eagle3(tmp_path / "2", norm_output=False))
     assert differ(normed, plain)
-    # What is fed back is the same: only logits are not, so that equal tokens go on equally.
+    # Both feed back the same states, and only the logits differ.
     ones = {"norm.weight": mx.ones((WIDTH,))}
     scaled = eagle3(tmp_path / "3", tensors=ones)
     unscaled = eagle3(tmp_path / "4", tensors=ones, norm_output=False)
@@ -104,7 +104,7 @@ def test_a_round_of_a_p_eagle_is_one_pass(tmp_path: Path, monkeypatch) -> None:
     run = Run(network_of(directory, Lender(embedding)), [5] * 20, hidden)
     for length, count in ((6, 4), (7, 4), (7, 3), (10, 1)):
         run.draft(length, count)
-    # What was accepted, with the places behind it; the third round had nothing new to read.
+    # A pass has the accepted tokens and the positions to fill. The third round reads nothing new.
     assert passes == [5 + 3, 1 + 3, 2, 3]
 
 

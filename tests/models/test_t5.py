@@ -138,7 +138,7 @@ def test_what_a_long_source_takes_grows_with_its_length() -> None:
         mx.eval(network.project_encoded(network.encode(tokens)))
         return mx.get_peak_memory() - before
 
-    # MLX runs ahead of what is computed, so that peaks vary; a square would be 9 times as much.
+    # Peaks vary, because MLX allocates ahead. A quadratic growth would be a factor of 9.
     short, long = peak(1024), peak(3072)
     assert long < 6 * short
     for length, taken in ((1024, short), (3072, long)):

@@ -41,7 +41,7 @@ def difference(directory: Path, expected: Path) -> float:
 
 
 def with_tokenizer(family: str, place: Path) -> Path:
-    """The family's checkpoint with its tokenizer beside it."""
+    """Return the family's checkpoint with a tokenizer."""
     shutil.copytree(FIXTURES / "t5-families" / family, place)
     shutil.copytree(FIXTURES / "t5-text" / TEXTS[family], place, dirs_exist_ok=True)
     return place

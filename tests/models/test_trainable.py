@@ -1,4 +1,4 @@
-"""Models to be trained: they say what they said before, and have gradients."""
+"""Trainable copies compute the same logits as their models, and have gradients."""
 
 from __future__ import annotations
 

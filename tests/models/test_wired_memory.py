@@ -25,7 +25,7 @@ ROOM = 1 << 16
 
 
 class Mac:
-    """What MLX says on a Mac. limits: the wired limits that were set, in bytes. evaluated: MLX's
+    """MLX's functions on a Mac. limits: the wired limits that were set, in bytes. evaluated: MLX's
     bytes when each limit was set. at_exit: functions to run when the process ends."""
 
     def __init__(self) -> None:
