@@ -151,8 +151,8 @@ class Recorder:
             rounds=len(self._times),
             drafted=sum(drafted),
             accepted=sum(accepted),
-            acceptance_rate=_ratio(sum(accepted), sum(drafted)),
-            tokens_per_round=_ratio(self._generated, len(self._times)),
+            acceptance_rate=ratio(sum(accepted), sum(drafted)),
+            tokens_per_round=ratio(self._generated, len(self._times)),
             drafted_by_position=tuple(sum(n > at for n in drafted) for at in positions),
             accepted_by_position=tuple(sum(n > at for n in accepted) for at in positions),
             by_source=sources,
@@ -161,7 +161,7 @@ class Recorder:
             seconds=Seconds(
                 load, prompt, prompt_draft, draft, verify, other, load + prompt + decoding
             ),
-            tokens_per_second=_ratio(self._generated, decoding),
+            tokens_per_second=ratio(self._generated, decoding),
             peak_memory_bytes=mx.get_peak_memory(),
             device=process.device_name(),
             blas=process.name(),
@@ -181,7 +181,8 @@ class Recorder:
         return draft, verify, max(0.0, decoding - draft - verify)
 
 
-def _ratio(part: float, total: float) -> float | None:
+def ratio(part: float, total: float) -> float | None:
+    """Return part / total; None if the total is 0."""
     return part / total if total else None
 
 

@@ -356,7 +356,7 @@ def transformers_methods(
     draft lengths. Raises NoBaselineError if transformers cannot run the pair."""
     generation = _generation(pair, options, hugging)
     runs: dict[int, Runner] = {0: generation.run}
-    assisted = [length for length in lengths if isinstance(length, int) and length > 0]
+    assisted = [length for length in lengths if length != "auto" and length > 0]
     # An assistant model must have the target's vocabulary, and weights of its own.
     separate = own_layers(pair.draft_name) is None
     assists = pair.draft is not None and pair.translation is None and separate

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..decoding.statistics import ratio
 from .margins import Compare
 from .methods import Key, Length, Measurements, Method, Sample
 from .presentation import Value, figure, same_text
@@ -128,14 +129,14 @@ class Figures:
     def cells(self) -> dict[str, str]:
         """Return the row of the table, by column."""
         is_plain = self.family == "plain"
-        ratio = None if is_plain else self.speed_up
+        gained = None if is_plain else self.speed_up
         speed = "1" if is_plain else ""
         return {
             "method": self.name,
             "tokens/s": figure(self.tokens_per_second, ".1f"),
-            "speedup": f"{ratio.overall.value:.2f}" if ratio else speed,
-            "95 % interval": ratio.overall.interval if ratio else "",
-            "median sequence": f"{ratio.per_text.value:.2f}" if ratio else "",
+            "speedup": f"{gained.overall.value:.2f}" if gained else speed,
+            "95 % interval": gained.overall.interval if gained else "",
+            "median sequence": f"{gained.per_text.value:.2f}" if gained else "",
             "predicted": figure(self.predicted, ".2f"),
             "acceptance length": figure(self.tokens_per_round, ".2f"),
             "acceptance rate": figure(self.acceptance_rate, ".0%"),
@@ -171,9 +172,9 @@ def figures_of(
         texts=len({case for case, _ in samples}),
         tokens_per_second=tokens_per_second(samples),
         speed_up=speed_up(_paired(measured, method)),
-        by_category={name: ratio for name, ratio in ratios.items() if ratio is not None},
+        by_category={name: found for name, found in ratios.items() if found is not None},
         tokens_per_round=tokens_per_round(samples.values()),
-        acceptance_rate=_ratio(sum(s.accepted for s in stats), sum(s.drafted for s in stats)),
+        acceptance_rate=ratio(sum(s.accepted for s in stats), sum(s.drafted for s in stats)),
         acceptance=acceptance_by_position(samples.values()),
         parts=round_parts(measured, method),
         predicted=predicted.get(method.num_draft),
@@ -194,14 +195,14 @@ def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
 def tokens_per_round(samples: Iterable[Sample]) -> float | None:
     """Return the acceptance length over the samples whose rounds were counted."""
     counts = [(sample.counted, sample.rounds) for sample in samples if sample.rounds]
-    return _ratio(sum(tokens for tokens, _ in counts), sum(rounds for _, rounds in counts))
+    return ratio(sum(tokens for tokens, _ in counts), sum(rounds for _, rounds in counts))
 
 
 def tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
     """Return the tokens per second of all sequences, with the median time of the repeats."""
     texts = [[samples[key] for key in keys] for keys in _by_case(samples)]
     seconds = sum(median(sample.seconds for sample in repeats) for repeats in texts)
-    return _ratio(sum(repeats[0].counted for repeats in texts), seconds)
+    return ratio(sum(repeats[0].counted for repeats in texts), seconds)
 
 
 def _by_case(keys: Iterable[Key]) -> list[list[Key]]:
@@ -230,7 +231,3 @@ def round_parts(measured: Measurements, method: Method) -> RoundParts | None:
     seconds = [[s.seconds.draft or 0, s.seconds.verify or 0, s.seconds.other or 0] for s in stats]
     rounds = sum(entry.rounds for entry in stats)
     return RoundParts(*(np.sum(seconds, axis=0) / rounds).tolist()) if rounds else None
-
-
-def _ratio(part: float, total: float) -> float | None:
-    return part / total if total else None
