@@ -1,4 +1,5 @@
-"""Tool calls in the formats of Llama 3, DeepSeek, Granite, Phi-4 and Seed-OSS."""
+"""Tool calls in the formats of Llama 3, DeepSeek, Granite, Phi-4 and Seed-OSS, and what the
+grammar of a demanded call allows after the first call."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ pytest.importorskip("fastapi", reason="the extra server is not installed")
 
 from starlette.testclient import TestClient
 
+from mlx_specdec.sampling.constraint import Alphabet, Constraint, has
+from mlx_specdec.sampling.grammar import compiled
 from mlx_specdec.serve.app import Access, make_app
+from mlx_specdec.serve.chat import Tools
+from mlx_specdec.serve.constraints import grammar_of
 from mlx_specdec.serve.events import Arguments, Call, Reader, Text
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import ServiceSettings
@@ -213,3 +218,73 @@ def test_a_format_may_be_named_for_a_model_that_does_not_show_it(tmp_path: Path)
         client = TestClient(make_app(service, Access()), raise_server_exceptions=False)
         [call] = ok(client, CHAT, **body)["choices"][0]["message"]["tool_calls"]
         assert re.fullmatch(ARGUMENTS, call["function"]["arguments"])
+
+
+PIECES = ("<end>", *map(chr, (10, *range(32, 127))), "｜", "▁")
+ALPHABET = Alphabet(
+    [piece.encode() for piece in PIECES], {0}, lambda text: [PIECES.index(each) for each in text]
+)
+CALLS = {
+    "json_tools": ('<tool_call>\n{"name": "drop", "arguments": {}}\n</tool_call>', "\n"),
+    "qwen3_coder": ("<tool_call>\n<function=drop>\n</function>\n</tool_call>", "\n"),
+    "glm47": ("<tool_call>drop</tool_call>", "\n"),
+    "mistral": ('[TOOL_CALLS][{"name": "drop", "arguments": {}}]', ""),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="drop">\n</invoke>\n</minimax:tool_call>',
+        "",
+    ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>drop\n```json\n{}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+    ),
+    "deepseek_v31": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>drop<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        "",
+    ),
+    "granite": ('<|tool_call|>[{"name": "drop", "arguments": {}}]', ""),
+    "llama3_json": ('{"name": "drop", "parameters": {}}', ""),
+    "phi4_mini_json": ('<|tool_call|>[{"name": "drop", "arguments": {}}]<|/tool_call|>', ""),
+    "seed_oss": ("<seed:tool_call>\n<function=drop>\n</function>\n</seed:tool_call>", "\n"),
+}
+"""A call of `drop` in each format, and what stands between two calls."""
+
+
+def constraint_of(name: str, most_calls: int | None) -> Constraint:
+    tools = Tools((KEEPING[1],), ("drop",), most_calls)
+    text = grammar_of(tools, Markers(calls=of_parser(name)), thought="none")
+    grammar = compiled(None, None, text)
+    assert grammar is not None
+    return ALPHABET.constraint(grammar, ends=[0])
+
+
+def take(constraint: Constraint, text: str) -> None:
+    assert constraint.take([PIECES.index(letter) for letter in text]) == len(text), text
+
+
+def allowed(constraint: Constraint) -> set[str]:
+    [row] = constraint.masks([])
+    return {piece for at, piece in enumerate(PIECES) if has(row, at)}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("most_calls", [1, None])
+def test_a_model_may_end_after_its_first_call_and_after_a_line_break(
+    name: str, most_calls: int | None
+) -> None:
+    call, between = CALLS[name]
+    constraint = constraint_of(name, most_calls)
+    take(constraint, call)
+    assert "<end>" in allowed(constraint)
+    reader = Reader(Markers(calls=of_parser(name)), KEEPING)
+    read = [each for each in reader.read(call) + reader.read(None) if isinstance(each, Call)]
+    assert [each.name for each in read] == ["drop"]
+    if most_calls == 1:
+        assert allowed(constraint) == {"<end>"}
+    elif between:
+        take(constraint, between)
+        # A line break is no promise of another call.
+        assert allowed(constraint) == {"<end>", call[0]}
+        take(constraint, call)
+        assert "<end>" in allowed(constraint)
