@@ -7,9 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.pair import Pair

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.memory import Extent

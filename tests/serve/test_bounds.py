@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-
 from mlx_specdec.engine.loading import load
 from mlx_specdec.serve import bodies as body
 from mlx_specdec.serve.answer_models import Anything

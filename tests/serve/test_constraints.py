@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra server is not installed")
 pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 
 from starlette.testclient import TestClient

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-
 from mlx_specdec.serve import events as calls
 from mlx_specdec.serve.events import Arguments, Call, Event, Reader, Text, joined
 from mlx_specdec.text.markers import Marker, Markers

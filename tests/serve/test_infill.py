@@ -8,11 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-
 import mlx.core as mx
+import pytest
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.loading import load

@@ -10,9 +10,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.generate import generate

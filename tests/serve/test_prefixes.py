@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.pair import Pair

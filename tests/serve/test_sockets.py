@@ -19,9 +19,6 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-
-pytest.importorskip("uvicorn", reason="the extra server is not installed")
-
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request

@@ -11,9 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-
 from huggingface_hub import TextGenerationOutput, TextGenerationStreamOutput
 from starlette.testclient import TestClient
 
