@@ -6,22 +6,12 @@ first."""
 import inspect
 import json
 import re
+import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    Self,
-    TypeVar,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
 import typer
 
@@ -90,7 +80,7 @@ def command(*examples: str) -> Callable[[Command], Command]:
     and with --version. examples: Command lines for the end of --help."""
 
     def decorate(function: Command) -> Command:
-        groups: dict[str, type[Flags]] = get_type_hints(function)
+        groups: dict[str, type[Flags]] = typing.get_type_hints(function)
         del groups["return"]
         flat = [parameter for group in groups.values() for parameter in _parameters(group)]
 
@@ -115,7 +105,7 @@ def command(*examples: str) -> Callable[[Command], Command]:
 
 
 def _parameters(group: type[Flags]) -> list[inspect.Parameter]:
-    hints, parameters = get_type_hints(group), []
+    hints, parameters = typing.get_type_hints(group), []
     for one in fields(group):
         kind = hints[one.name]
         settings: dict[str, Any] = {"metavar": _metavar(kind), **one.metadata}
@@ -136,9 +126,9 @@ def _parameters(group: type[Flags]) -> list[inspect.Parameter]:
 
 def _metavar(kind: Any) -> str | None:
     """Return the name for a flag's values in --help, or None for typer's own name."""
-    if get_origin(kind) is Literal:
-        return "|".join(get_args(kind))
-    inner = [one for one in get_args(kind) if one is not type(None)]
+    if typing.get_origin(kind) is Literal:
+        return "|".join(typing.get_args(kind))
+    inner = [one for one in typing.get_args(kind) if one is not type(None)]
     return _metavar(inner[0]) if inner else METAVARS.get(kind)
 
 

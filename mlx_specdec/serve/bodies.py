@@ -101,8 +101,8 @@ class ByType:
     Args:
         models: The models, whose field `type` has a Literal as its annotation.
         words: The words after "must be" in errors.
-        special: `fallback` is the model of all other types, `untyped` that of objects without a
-            type, and `word` the type of strings. Without them, such values are refused.
+        special: The model `fallback` is for all other types, `untyped` for objects without a type,
+            and `word` for strings. Values without a model are refused.
     """
 
     def __init__(self, *models: type[BaseModel], words: str, **special: Any) -> None:

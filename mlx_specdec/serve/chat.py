@@ -55,7 +55,7 @@ class Tools:
 
     Attributes:
         listed: The tools, in the format of chat templates.
-        must: Names of the tools of which one must be called, or () if no call is demanded.
+        must: If a call is demanded, the names of the tools that may be called, or else ().
         most_calls: Largest number of calls, or None for any number.
         schema: JSON schema of an answer without a call, or "" for a free answer.
     """

@@ -24,9 +24,9 @@ from .settings import Limits
 Constraint = dict[str, Any]
 """The option with the constraint, by the option's name, or {} for no constraint."""
 Thought = Literal["begun", "none", "optional", "open", "close"]
-"""The text before an answer: nothing, since the prompt already begins the answer; no thought; a
-thought, if the model opens one; the rest of a thought that the prompt has opened; or only the end
-of such a thought, since the request turns reasoning off."""
+"""The text before an answer. begun: Nothing, since the prompt already begins the answer. none: No
+thought. optional: A thought, if the model opens one. open: The rest of a thought that the prompt
+has opened. close: Only the end of such a thought, since the request turns reasoning off."""
 
 
 def constraint_of(body: Body, pair: Pair, options: Options, limits: Limits) -> Constraint:

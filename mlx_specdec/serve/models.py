@@ -234,7 +234,7 @@ class StructuredOutputs(Fields):
 
 
 class Constrained(Fields):
-    """The fields with constraints, of which a body may have one."""
+    """The fields with constraints. A body may have only one of them."""
 
     response_format: Annotated[Any, FORMAT] | None = None
     structured_outputs: StructuredOutputs | None = None

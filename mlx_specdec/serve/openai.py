@@ -68,7 +68,7 @@ class CompletionWriter(Writer):
         }
 
     def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        """Return chunks of text. With include_drafted, there is always one, with token counts."""
+        """Return chunks of text. If include_drafted is set, the first one has token counts."""
         contents, logprobs = self.contents(emission, events), self.logprobs(choice, emission)
         if logprobs or (self.include_drafted and emission.tokens):
             contents = contents or [self.nothing]

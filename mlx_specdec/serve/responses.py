@@ -61,8 +61,8 @@ ITEMS: dict[str, tuple[str, str, str, Payload]] = {
     "function_call": ("fc", "function_call_arguments", "arguments", {"arguments": ""}),
     "custom_tool_call": ("ctc", "custom_tool_call_input", "input", {"input": ""}),
 }
-"""For each type of item: the beginning of ids, the name in events about the item's text, the field
-of the complete text in the last of these events, and the fields of an item without text."""
+"""For each type of item: the beginning of ids, the name of the text in events, the field of the
+complete text in the last event, and the fields of an item without text."""
 
 
 def count_tokens(parser: RequestParser, body: Body) -> Payload:

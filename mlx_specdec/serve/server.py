@@ -157,7 +157,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # With this limit, pause_writing is called for any unread byte.
+        # This limit makes asyncio call pause_writing for any byte that the client has not read.
         transport.set_write_buffer_limits(high=0)
         # asyncio sets TCP_NODELAY only for sockets that name their protocol. On macOS, this call
         # fails if the client has already closed the connection.

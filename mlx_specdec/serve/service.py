@@ -1,5 +1,5 @@
-"""The service behind all endpoints: it reads bodies within limits, submits requests to the engine,
-and sends answers over HTTP."""
+"""The service of all endpoints. It reads bodies within limits, submits requests to the engine, and
+sends answers over HTTP."""
 
 import asyncio
 import contextlib

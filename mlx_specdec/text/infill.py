@@ -53,8 +53,8 @@ class Infill:
             after: The text after the middle.
             files: Names and texts of files that come first.
             room: Largest number of tokens, or None for no limit. The suffix gets a quarter of them,
-                or what the prefix leaves. Then the beginnings of files, and after them that of the
-                prefix are cut. The prefix is cut in steps of an eighth, since every change of its
+                or as many as the prefix leaves. Files lose their beginning first, and the prefix
+                after them. The prefix is cut in steps of an eighth, since every change of its
                 beginning defeats the prefix cache.
         """
         encode, special = self.tokenizer.encode, self.tokenizer.special_ids

@@ -30,8 +30,8 @@ class Languages:
         return encode(text)
 
     def prefix(self, start: Sequence[int], target: str | None) -> list[int]:
-        """Return the first tokens of a completion. start: The tokens without a target language, of
-        which there are as many."""
+        """Return the first tokens of a completion. start: The first tokens without a target
+        language. The result has as many."""
         return [*start]
 
     def find(self, option: str, name: str | None) -> str | None:

@@ -1,5 +1,5 @@
-"""The markers that a model writes around thoughts and tool calls, and the types of parameters of
-tools. mlx-lm's parsers treat a parameter without a `type` as a string."""
+"""The markers that a model writes around thoughts and tool calls, and the types of tools'
+parameters. mlx-lm's parsers treat a parameter without a `type` as a string."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence

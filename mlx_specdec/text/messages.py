@@ -74,9 +74,9 @@ def with_late_system(messages: Sequence[Message]) -> list[Message]:
     """Move the text of later system messages into other messages, for templates that accept a
     system message only at the beginning.
 
-    Leading system messages are joined. The text of a later one is put at the end of the user's
-    message or of the tool's result before it, or else at the beginning of the user's message after
-    it. Later messages never change the result for earlier ones."""
+    Leading system messages are joined. A later one is appended to the user's message or the tool's
+    result before it, or else put before the user's message after it. Later messages never change
+    the result for earlier ones."""
     folded: list[Message] = []
     held: list[str] = []
     for message in messages:

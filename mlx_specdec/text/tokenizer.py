@@ -305,7 +305,7 @@ class TransformersTokenizer(DirectoryTokenizer):
         super().__init__(directory, kind)
         file = directory / "tokenizer.model"
         if file.is_file() and not _TIKTOKEN.match(file.read_bytes()):
-            # For a damaged file, transformers would complain that tiktoken is missing.
+            # If the file is damaged, transformers complains that tiktoken is missing.
             read_sentence_piece(file)
         eos = self.templated.eos_token_id
         self.eos_token_ids = () if eos is None else (eos,)
@@ -407,7 +407,7 @@ class NumberedTokenizer(DirectoryTokenizer):
             special += tags
             self._ids = vocabulary | {tag: id for id, tag in enumerate(tags, len(vocabulary))}
         else:
-            # In fairseq's order, special tokens are first and languages are last.
+            # The order of fairseq begins with special tokens and ends with languages.
             named = directory / "special_tokens_map.json"
             both = settings, read_json(named) if named.is_file() else {}
             keys = ("additional_special_tokens", "extra_special_tokens")

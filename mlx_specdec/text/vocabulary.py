@@ -79,8 +79,8 @@ def shared_tokens(
 
 
 def written_texts(tokenizer: Tokenizer) -> list[bytes | None]:
-    """Return the bytes that the tokenizer writes for each id, or None for ids without a token, the
-    unknown token, and byte pieces with the text of another piece."""
+    """Return the bytes that the tokenizer writes for each id. Ids without a token, the unknown
+    token, and byte pieces with the text of another piece have None."""
     read = [*zip(tokenizer.pieces(), token_bytes(tokenizer), strict=True)]
     written = {text for piece, text in read if not BYTE.fullmatch(piece or "")}
     return [
