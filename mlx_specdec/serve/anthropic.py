@@ -337,7 +337,7 @@ class MessagesWriter(Writer):
         }
 
     def _usage(self, choice: Choice) -> Payload:
-        """Return the numbers of tokens. As Anthropic's API, exclude cached tokens from the input."""
+        """Return the numbers of tokens. Unlike OpenAI, Anthropic does not count cached input."""
         cached = self.cached_tokens([choice])
         return {
             "input_tokens": self.request.prompt_tokens - cached,
