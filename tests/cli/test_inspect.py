@@ -10,8 +10,7 @@ import mlx.core as mx
 import pytest
 
 from ..support import mtp, speculators
-from ..support.batches import write
-from ..support.commands import Run, fails, strict
+from ..support.commands import Run, fails, strict, write
 from ..support.speculators import dflash, eagle3, speculators_eagle3
 from ..support.tokenizers import byte_level
 

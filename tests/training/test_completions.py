@@ -22,7 +22,7 @@ from mlx_specdec.training.completions import complete, states
 from mlx_specdec.training.config import DataConfig
 
 from ..support.models import make_llama, make_t5
-from ..support.off_cpu import off_cpu
+from ..support.simulated_metal import off_cpu
 
 MAKE = {"llama": make_llama, "t5": make_t5}
 PROMPTS = [(5, 6, 7), (9, 10, 11, 12, 13, 14), (20,), (30, 31)]
