@@ -101,7 +101,7 @@ class Acceptance:
         return chances
 
 
-class Table:
+class CostTable:
     """Seconds of rounds in batches of one size, after contexts of one length.
 
     The logarithm of a round's seconds is the speed of the machine, which all rounds share, plus the
@@ -358,7 +358,7 @@ class AutoLength(DraftLength):
         names = {source.costs: None for source in self._sources.values()}
         names |= {f"{source.costs}, drafted": None for source in self._paid if source.stops}
         doublings = max(0, size.context.bit_length() - 10)
-        size.table = table = Table(self._memory, size.rows, doublings, list(names))
+        size.table = table = CostTable(self._memory, size.rows, doublings, list(names))
         before, size.due, size.trial, size.prices = size.limits, EVERY, False, {}
         size.limits = dict.fromkeys(self._sources, 0)
         if self._survey:

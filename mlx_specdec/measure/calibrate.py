@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from ..draft_length import saved
-from ..draft_length.auto import MOST, TOO_EXPENSIVE, AutoLength, Source, Table
+from ..draft_length.auto import MOST, TOO_EXPENSIVE, AutoLength, CostTable, Source
 from ..draft_length.saved import Memory
 from ..engine.memory import BatchSize
 from ..engine.opening import FREE, drafters, pair_key, source
@@ -75,7 +75,7 @@ def calibrate(
             report(done + min(turn, half - 1), turns)
             _decode(pair, options, scratch, (*PLAIN, *range(1, MOST + 1)))
         done += half
-        halves.append(Table(scratch, 1, 0, [drafter.costs]).costs(drafter))
+        halves.append(CostTable(scratch, 1, 0, [drafter.costs]).costs(drafter))
     report(turns, turns)
     pairs = list(zip(*halves, strict=True))[1:]
     noise = statistics.median(abs(math.log(first / second)) for first, second in pairs)
@@ -110,7 +110,7 @@ def calibrate_first(
     drafter = _source(pair, options)
     for rows in sorted({1, *sizes} if math.isinf(tokens) else {*sizes} or {1}):
         rounded, steps = 1 << (rows - 1).bit_length(), SHARE * tokens / rows
-        known = Table(saved.memory(pair_key(pair)), rounded, 0, [drafter.costs])
+        known = CostTable(saved.memory(pair_key(pair)), rounded, 0, [drafter.costs])
         if drafter.free or steps < LEAST or known.entry(drafter.costs, 1)[1] >= 2:
             continue
         scratch, bounds, turn = Memory(), (SECONDS, steps), 0
@@ -119,7 +119,7 @@ def calibrate_first(
         began = time.perf_counter()
         while turn < TURNS and _decode(pair, options, scratch, FIRST_TURN, rows, began, *bounds):
             turn += 1
-        if Table(scratch, rounded, 0, [drafter.costs]).timed(drafter.costs):
+        if CostTable(scratch, rounded, 0, [drafter.costs]).timed(drafter.costs):
             _keep(pair, scratch)
 
 

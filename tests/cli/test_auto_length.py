@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec.draft_length import saved
-from mlx_specdec.draft_length.auto import AutoLength, Table
+from mlx_specdec.draft_length.auto import AutoLength, CostTable
 from mlx_specdec.draft_length.saved import Memory, directory
 from mlx_specdec.engine.opening import pair_key
 from mlx_specdec.engine.pair import Pair
@@ -96,7 +96,7 @@ def test_each_length_runs_once_before_it_is_timed_on_a_device_that_compiles(
     calibrate_first(pair, options, [4])
     assert watched == [rows for rows in (1, 4) for _ in range(TURNS + (not cpu))]
     costs = calibration._source(pair, options).costs
-    table = Table(saved.memory(pair_key(pair)), 4, 0, [costs])
+    table = CostTable(saved.memory(pair_key(pair)), 4, 0, [costs])
     ratio = table.entry(costs, 8)[0] - table.plain[0]
     assert ratio == pytest.approx(0.955, abs=0.01)
     assert table.entry(costs, 8)[1] >= TURNS - 1

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from mlx_specdec.draft_length.auto import MOST, AutoLength, Source, Table
+from mlx_specdec.draft_length.auto import MOST, AutoLength, CostTable, Source
 from mlx_specdec.draft_length.saved import Memory
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
 
@@ -20,7 +20,7 @@ def teach(
     doublings: int = 0,
 ) -> None:
     """Teach the cost ratio of each draft length, and the acceptance rate of each position."""
-    table = Table(memory, rows, doublings, [source.costs])
+    table = CostTable(memory, rows, doublings, [source.costs])
     table.state[0] = math.log(STEP)
     table.plain[:2] = 0.0, 8
     for drafted in range(1, MOST + 1):
