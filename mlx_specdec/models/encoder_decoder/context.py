@@ -24,7 +24,7 @@ from ..cpu_layers import begin, lighten
 from ..kv_cache import STEP, KVCache, padded
 from ..number_format import nbytes
 from ..rows import Place, Rows, RowsContext
-from .layers import SOURCE_ROWS, Attention, KeysValues, WholeTexts
+from .layers import SOURCE_ROWS, Attention, KeysValues, TrainingCache
 
 ENCODER = re.compile(r"(model\.)?(encoder|shared)\.")
 """Beginning of the names of an encoder's tensors."""
@@ -123,7 +123,7 @@ class Network(nn.Module):
         encoded, starts = self.encode(sources, mask), (0,) * batch
         by_layer = EncodedSources((encoded,), self.project_encoded(encoded)).by_layer
         source: Any = SimpleNamespace(by_layer=by_layer, mask=mask, lengths=starts)
-        caches: Any = [WholeTexts(pair if self.merged else ()) for pair in by_layer]
+        caches: Any = [TrainingCache(pair if self.merged else ()) for pair in by_layer]
         *_, states = self.decode(tokens, caches, source, Place(starts, rows), self.tables(rows))
         return states
 

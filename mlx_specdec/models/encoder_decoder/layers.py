@@ -151,7 +151,7 @@ def attend_in_parts(
     return mx.concatenate(mixed, axis=1)
 
 
-class WholeTexts:
+class TrainingCache:
     """A layer's cache in training, when a pass runs over complete sequences. `before` holds the
     keys and values of the sources if one softmax covers a source and its sequence."""
 
