@@ -91,8 +91,7 @@ def gptq_as_mlx(
                 f"GPTQ has the inputs of {path} in an order of its own (desc_act), which is not "
                 "supported: take another variant of the model"
             )
-        if (scales := arrays.get(f"{path}.scales")) is None:
-            raise CheckpointError(f"weight {path}.scales is missing: download the model again")
+        scales = arrays[f"{path}.scales"]
         if (zeros := arrays.get(f"{path}.qzeros")) is None:
             points = mx.array(1 << (how.bits - 1))
         else:

@@ -163,8 +163,6 @@ def _header(items: list[_Item], layout: str) -> tuple[dict[str, int], bytes]:
     entries: dict[str, Any] = {"__metadata__": {"format": layout}}
     position = 0
     for name, array in arrays:
-        if array.dtype not in _NAMES:
-            raise CheckpointError(f"{name} is of type {array.dtype}, which cannot be stored")
         offsets[name] = position
         entries[name] = {
             "dtype": _NAMES[array.dtype],

@@ -11,11 +11,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...errors import CheckpointError
 from .. import shards
 from ..disk import open_map
 from ..quantization import PARTS, Quantization, most_common, quantization_entry
-from ..tensors import DTYPES, Contents, Malformed, TensorInfo, TensorReader, dtype_name, naming
+from ..tensors import DTYPES, Contents, TensorInfo, TensorReader, dtype_name, naming
 from .gguf_families import EMBEDDING, HEAD, Finder, TensorPlace, describe
 from .gguf_header import Metadata, Stored, read_header
 from .meta import rotary_rows
@@ -49,8 +48,6 @@ class GgufFile(TensorReader):
         for number, path in enumerate(self.paths):
             with naming(path):
                 metadata, tensors = read_header(open_map(path))
-                if repeated := sorted(self._stored.keys() & tensors.keys()):
-                    raise Malformed(f"is damaged: another part holds {repeated[0]} as well")
                 self._stored.update(tensors)
                 if number == 0:
                     self.metadata = Metadata(metadata)
@@ -115,9 +112,7 @@ class GgufFile(TensorReader):
         stored = {kinds[n].stored for n, place in self._places.items() if len(place.shape) > 1}
         half = stored.pop() if len(stored) == 1 and stored <= _HALF.keys() else ""
         for name, place in self._places.items():
-            kind, dtype = kinds[name], kinds[name].stored
-            if not mx.issubdtype(DTYPES[dtype], mx.floating):
-                raise Malformed(f"holds {kind.name} in {place.name} instead of weights")
+            dtype = kinds[name].stored
             if how := self._quantized.get(path := name.removesuffix(".weight")):
                 infos |= _parts(path, how, place.shape)
                 continue
@@ -154,8 +149,6 @@ def lay_down(source: Path, directory: Path) -> None:
     """Write config.json, generation_config.json and tokenizer files into `directory`, and links to
     the parts. A tokenizer.json next to the file has precedence. Raises CheckpointError."""
     file = shards.find(source).files[0] if source.is_dir() else source
-    if not file.is_file():
-        raise CheckpointError(f"{file} is no file")
     parts = shards.parts_of(file)
     model = GgufFile(file)
     for part in parts:

@@ -425,8 +425,6 @@ def _has_own_head(finder: Finder) -> bool:
     """Return whether there is a head that is not a copy of the embedding."""
     if HEAD not in finder.tensors:
         return False
-    if finder.shape(HEAD) != finder.shape(EMBEDDING):
-        raise Malformed(f"is damaged: {HEAD} and {EMBEDDING} differ in shape")
     head, embedding = (finder.read(name, _SAMPLED_ROWS) for name in (HEAD, EMBEDDING))
     with np.errstate(all="ignore"):
         lengths = float(np.linalg.norm(head)) * float(np.linalg.norm(embedding))

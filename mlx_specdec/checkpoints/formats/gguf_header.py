@@ -87,8 +87,6 @@ def read_header(data: mmap.mmap | bytes) -> tuple[Mapping[str, Any], dict[str, S
     metadata = {(name := reader.name("a key")): reader.value(name) for _ in range(keys)}
     listed = [reader.entry() for _ in range(count)]
     alignment = metadata.get("general.alignment", ALIGNMENT)
-    if type(alignment) is not int or alignment < 1:
-        raise Malformed(f"is damaged: its tensors are aligned to {alignment!r:.40}")
     begin = -(-reader.position // alignment) * alignment
     tensors: dict[str, Stored] = {}
     for offset, name, number, shape in sorted(listed):

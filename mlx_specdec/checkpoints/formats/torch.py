@@ -63,8 +63,6 @@ class TorchTensor:
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> TorchTensor:
     """Make a tensor, as torch._utils._rebuild_tensor does. rest: Whether the tensor has a gradient,
     the hooks, and in some versions the element type and flags."""
-    if any(isinstance(value, dict) and value for value in rest):
-        raise Malformed("holds a tensor that is marked as negated or conjugated: not read here")
     kind = next((value for value in rest if isinstance(value, TorchType)), storage.kind)
     last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
     reaches = bool(math.prod(shape)) and (offset + last + 1) * kind.size > storage.nbytes
