@@ -37,12 +37,6 @@ def test_positions_and_seeds_share_no_noise() -> None:
     assert len(values) > 0.999 * 80 * 50
 
 
-def test_coupled_rows_are_gumbel() -> None:
-    rows = CoupledNoise(0, 2000).at(0, 0).target(20)
-    assert abs(mx.mean(rows).item() - 0.5772) < 0.02
-    assert abs(mx.var(rows).item() - 1.6449) < 0.05
-
-
 @pytest.mark.parametrize("seed", [0, 3])
 def test_one_seed_couples_neither_two_prompts_nor_a_text_and_its_continuation(seed: int) -> None:
     size, count, prompt = 40, 600, [5, 6, 7]
