@@ -22,8 +22,8 @@ _SELF = re.compile(r"self(?::([1-9]\d{0,3}))?")
 
 
 def own_layers(draft_model: object) -> int | None:
-    """Return of how many of the target's layers a draft of this name is made: 0 for "self", which
-    is all of them at fewer bits, N for "self:N", None for any other draft."""
+    """Return the number of the target's layers that a draft of this name uses: 0 for "self", which
+    uses all of them at fewer bits, N for "self:N", None for any other draft."""
     match = _SELF.fullmatch(str(draft_model))
     return match and int(match[1] or 0)
 

@@ -111,5 +111,6 @@ def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
 
 
 def looks_so(name: str) -> bool:
-    """Return whether a tensor of any family may belong to such layers."""
+    """Return whether a tensor with this name may belong to layers for multi-token prediction,
+    whatever the family of the model."""
     return _ANY.fullmatch(name) is not None

@@ -48,7 +48,7 @@ class Tensor:
         return mx.zeros(self.shape, dtype=self.dtype)
 
     def pieces(self, nbytes: int = PIECE_BYTES) -> Iterator[tuple[int, mx.array]]:
-        """Yield the number of the first row and the rows of every piece of about `nbytes`."""
+        """Yield the rows in pieces of about `nbytes`, as pairs (number of the first row, rows)."""
         extent = self.shape[0] if self.shape else 1
         step = max(1, nbytes * extent // max(1, self.nbytes))
         for begin in range(0, extent, step):

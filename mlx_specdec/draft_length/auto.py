@@ -45,8 +45,8 @@ second share of the rest changes the seconds of a plain step, since the whole ma
 UNREAD = 16
 """Tokens that a proposer can prefill before a draft without a noticeable delay."""
 LONG_PROMPT = 64
-"""Tokens of a prompt above which proposers prefill it after the first token. A draft model with an
-eighth of the target's layers would delay that token by a tenth."""
+"""Length of a prompt, in tokens, above which proposers prefill it only after the first output
+token. A draft model with an eighth of the target's layers would delay that token by a tenth."""
 RISE = {True: 0.1, False: 0.25}
 """Plain steps per draft token before any round was timed, by `Source.free`."""
 
@@ -413,7 +413,7 @@ class AutoLength(DraftLength):
             rates, costs = self._rates(size, source, luck=1.0), table.costs(source)
             for shorter, length in pairwise((0, *LENGTHS)):
                 _, weight, last = table.entry(source.costs, length)
-                # A length that was never timed may cost no more than a shorter one.
+                # Assume that a length that was never timed costs as little as the next shorter one.
                 optimism = math.exp(NOISE / math.sqrt(weight)) if weight else 1.0
                 hope = (
                     optimism * rates[length] * costs[length] / costs[length if weight else shorter]

@@ -205,8 +205,9 @@ class ClusterLength(BestLength):
 
 @dataclass(frozen=True)
 class ClusterSpeeds:
-    """The times of a cluster, predicted from the times of one machine. Plain decoding is faster on
-    the cluster if an exchange takes less than `pays_below_us` microseconds."""
+    """The times of a cluster, predicted from the times of one machine. If an exchange takes less
+    than `pays_below_us` microseconds, plain decoding is faster on the cluster than on one
+    machine."""
 
     step_seconds: float
     pays_below_us: float

@@ -174,7 +174,7 @@ class Presentation:
 
     Attributes:
         title: The subject of the report.
-        counts: Which time counts.
+        counts: A phrase that says which time is compared.
         unit: The unit of the bars.
         table: The figures of all methods.
         verdict: A sentence on the fastest method, or "" if only plain decoding ran.

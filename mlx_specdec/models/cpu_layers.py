@@ -25,8 +25,8 @@ measured on Metal."""
 
 
 class _PassState(threading.local):
-    """The shared positions of this thread's newest pass, and the number of layers since the
-    start."""
+    """What a thread knows of its passes. offsets: The positions that `shared` marked last. layers:
+    The number of layers that `begin` has counted, on a GPU."""
 
     offsets: mx.array | None = None
     layers = 0

@@ -81,7 +81,8 @@ class ChannelReader(Reader):
 
 
 def _may_begin(text: str, *, over: bool) -> bool:
-    """Return whether a header may begin with a text. over: Whether the text is complete."""
+    """Return whether a text begins a header, or could begin one if more text followed. over:
+    Whether the text is complete."""
     if text.startswith(BEGINNINGS):
         return True
     return not over and any(beginning.startswith(text) for beginning in BEGINNINGS)

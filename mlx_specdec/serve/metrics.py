@@ -53,7 +53,7 @@ class Histogram:
         self.sum += times * value
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
-        """Yield the lines of the metric with this name."""
+        """Yield the lines of this histogram in Prometheus' text format, under the given name."""
         yield from _head(name, "histogram", self.description)
         totals = accumulate(self.counts)
         for edge, total in zip([*self.edges, "+Inf"], totals, strict=True):

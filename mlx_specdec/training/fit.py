@@ -142,7 +142,7 @@ class Fit:
         self._total = self.task.steps * self._config.epochs
         self._optimizer = optimizers.AdamW(self._rate(), bias_correction=True)
         self._step = self._best_epoch = 0
-        # float32 as in a checkpoint, so that an interruption changes no comparison.
+        # Checkpoints store the best score in float32. Keep it so, or resuming could change results.
         self._best_score = np.float32(math.inf if self.start is None else self.start.score)
         self._best = self._module.parameters()
         self._optimizer.init(self._module.trainable_parameters())

@@ -160,8 +160,8 @@ class Assistant(DrafterNetwork):
         self.taps = (FINAL, *(tap for attention in attentions for tap in attention.taps))
 
     def _attention(self, kind: str, files: DrafterFiles, target: Base) -> TargetAttention:
-        """Return the attention of the target's last layer of a kind that computes keys and values
-        of its own. Raises CheckpointError if they do not fit the assistant's heads."""
+        """Return the attention of the target's last layer of this kind that computes its own keys
+        and values and fits the assistant's heads. Raises CheckpointError if there is none."""
         size, heads = self.head_dims[kind], files.sizes.heads
         for number, layer in reversed([*enumerate(getattr(target.network, "layers", ()))]):
             if getattr(layer, "layer_type", None) != kind or not layer.self_attn.has_kv:

@@ -47,8 +47,8 @@ def cut(network: nn.Module, kept: Sequence[int]) -> None:
     of_no_layer = set(range(len(empty))).difference(*(call.caches for call in calls))
     numbers = sorted(of_no_layer.union(*(calls[number].caches for number in kept)))
     kinds = [_kind_of(cache) for cache in empty]
-    # The model indexes caches by their old numbers. A dropped cache, from which it may still make a
-    # mask, is replaced by a remaining one of the same kind, or by an empty one if there is none.
+    # The model indexes caches by their old numbers, and may make a mask from a dropped cache. That
+    # cache is replaced by a remaining one of the same kind, or by an empty one if there is none.
     same_kind = {kinds[number]: place for place, number in enumerate(numbers)}
     places = {number: place for place, number in enumerate(numbers)}
     sources = [places.get(number, same_kind.get(kind)) for number, kind in enumerate(kinds)]
