@@ -242,11 +242,9 @@ class Opener:
         proposer = self.overrides.proposer or self._make_proposer(jobs)
         cached = [self._cached(job, proposer) for job in jobs]
         prefixes = [prefix.target for prefix in cached]
-        if self.batched:
-            context = self._target.open_batch(prompts, prefixes)
-        else:
-            context = self._target.open(prompts[0], prefixes[0])
-            context = ExactContext(context) if options.exact else context
+        context = self._target.open_batch(prompts, prefixes)
+        if options.exact:
+            context = ExactContext(context)
         length = len(prompts[0])
         early = self.cache is not None and context.checkpoints and length > 4 * CHECKPOINT
         for job in jobs:

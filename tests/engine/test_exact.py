@@ -1,8 +1,6 @@
 """`Options.exact`: a row has the same bits in every pass, although kernels round one row and
 several rows differently. The kernels are those of tests/support/simulated_metal.py."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterator
