@@ -8,8 +8,6 @@ virtual: seconds have noise, stalls and drift, and the score is taken without th
 the texts. The first reading of them is cold and the second one warm. Prints `auto` divided by the
 best fixed length of the draft model, and divided by plain decoding."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -2,8 +2,6 @@
 
 The second one shows a server's page. It needs playwright (the extra `clients`) and Chromium."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from html import escape

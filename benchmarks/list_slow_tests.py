@@ -5,8 +5,6 @@
 
 Setup, call and teardown of a test are added. Tests with the marker `slow` need no line."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import defaultdict

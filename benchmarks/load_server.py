@@ -7,8 +7,6 @@
 The command behind `--` must listen on port 8096; by default it serves the shipped Python pair.
 Some of the 16 clients leave early. Prints a line of JSON. The exit code is 1 if a text differs."""
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import json

@@ -10,8 +10,6 @@ Files of the standard library that the models were not trained on are left out; 
 those.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

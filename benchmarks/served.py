@@ -1,7 +1,5 @@
 """Start a server for measurements, and send it requests."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import subprocess

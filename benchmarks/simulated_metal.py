@@ -7,8 +7,6 @@ Decodes prompts plainly, with 3 draft tokens a round, and as a batch, in bfloat1
 kernels of tests/support/simulated_metal.py, with and without `Options.exact`. Prints one JSON line
 for each pair, temperature and mode."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

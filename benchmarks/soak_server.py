@@ -7,8 +7,6 @@ is always full. Clients stream, leave early, set schemas, call tools and hold ch
 prints a line of JSON with the server's memory, files and threads. The exit code is 1 if an answer
 was an error, or if the text of one repeated request changed."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

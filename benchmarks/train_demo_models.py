@@ -9,8 +9,6 @@
 A run that was cut off goes on where it was when the same command is given again.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

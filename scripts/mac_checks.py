@@ -6,8 +6,6 @@ Every line on standard output is one JSON object. It is printed as soon as it is
 nothing is lost if mac.sh ends the program. mac_summary.py puts the lines into words.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

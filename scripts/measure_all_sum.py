@@ -10,8 +10,6 @@ machines and more may add up in another order there. The first machine prints JS
 microseconds, and of nine in ten sums the longest.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -5,8 +5,6 @@ On Metal an attention over at most 8 rows whose rows x (query heads / KV heads) 
 in one kernel, one over more rows in another, and what fits neither runs unfused; "divided" are
 calls that fit the first. Each time is the median of several; each ratio is to one row."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -1,7 +1,5 @@
 """Examples -> batches of few fixed shapes: a new shape makes kernels plan anew."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Sentences with lists of things, written for this project: sentence collections have few of them,
 and a small model that has not seen lists drops and repeats their members."""
 
-from __future__ import annotations
-
 import random
 
 # English, French noun, gender and number (m, f, or p for plural).

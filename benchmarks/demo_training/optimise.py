@@ -4,8 +4,6 @@ Matrices are stepped by Muon (Jordan et al. 2024, github.com/KellerJordan/Muon) 
 to AdamW's size, everything else by AdamW. Computation in bfloat16, weights in float32.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

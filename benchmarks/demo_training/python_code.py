@@ -1,7 +1,5 @@
 """The Python pair: Llama on the running Python's standard library, and a one-layer draft."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path

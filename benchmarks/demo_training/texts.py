@@ -1,7 +1,5 @@
 """What the demo models are trained on: files of Python, and pairs of sentences. Needs no torch."""
 
-from __future__ import annotations
-
 import random
 import sysconfig
 from collections.abc import Sequence

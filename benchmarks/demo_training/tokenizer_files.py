@@ -1,7 +1,5 @@
 """Tokenizers of the demo models: carried over from a checkpoint, or built from the data."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """The English to French pair: T5, and a draft with the target's encoder and one decoder layer."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Iterator, Sequence

@@ -10,8 +10,6 @@ A record has no clock in it. Runs whose smallest margin is below NEAR are not re
 processor may choose the other token there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """What the program did before it was rebuilt inside, it does still."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A tiny translator and a tiny completer on disk, and a way to run the commands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mlx.core as mx

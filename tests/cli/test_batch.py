@@ -1,7 +1,5 @@
 """The batch command: what comes out is what each prompt becomes alone, whatever ends the run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

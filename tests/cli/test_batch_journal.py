@@ -1,7 +1,5 @@
 """Results on disk: whole lines, the order of the input, and nobody else's work touched."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

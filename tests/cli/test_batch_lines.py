@@ -1,7 +1,5 @@
 """The lines of a file of prompts: what is taken, what is named, and what a line asks for."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bench command: what it measures, checks, prints and writes, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The chat command: what is said, what is obeyed, and what ends it."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

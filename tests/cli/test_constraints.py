@@ -1,7 +1,5 @@
 """Constraints on the command line: texts that fit, and one line for what is wrong."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

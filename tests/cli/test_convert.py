@@ -1,7 +1,5 @@
 """The convert command: a result that generates the same text, or one line and nothing on disk."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

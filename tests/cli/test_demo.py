@@ -1,7 +1,5 @@
 """`generate` without arguments: the sentence, both ways of decoding, and what to do next."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

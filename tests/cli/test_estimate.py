@@ -1,7 +1,5 @@
 """The estimate command, on configurations alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

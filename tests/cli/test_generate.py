@@ -1,7 +1,5 @@
 """The generate command: what it prints where, and that speculation does not change it."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

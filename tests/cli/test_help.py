@@ -1,7 +1,5 @@
 """--help for people: whole sentences, groups, choices, an example, the terminal's width."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

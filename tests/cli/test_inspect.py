@@ -1,7 +1,5 @@
 """The inspect command, and drafters on hidden states on the command line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

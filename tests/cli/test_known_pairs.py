@@ -1,7 +1,5 @@
 """The table of pairs: shown, searched by name, and used by --draft-model auto."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

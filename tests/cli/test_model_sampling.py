@@ -1,7 +1,5 @@
 """Sampling settings of generation_config.json: defaults that flags and requests override."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

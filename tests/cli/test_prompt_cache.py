@@ -1,7 +1,5 @@
 """generate --prompt-cache-dir: what it keeps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Bad input: one line that says what is wrong, exit code 2, no traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What is said while something takes long, and output to closed streams and to terminals."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The serve command as a program: its beginning, its signals, its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

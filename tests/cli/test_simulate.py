@@ -1,7 +1,5 @@
 """generate --simulate-acceptance: the real loop, no text, marked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

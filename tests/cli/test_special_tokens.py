@@ -1,8 +1,6 @@
 """Special tokens in the text, printed if a flag asks for them or a T5 fills in gaps, and the prefix
 that a T5 wants before its prompts."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

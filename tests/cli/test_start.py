@@ -1,7 +1,5 @@
 """The way in: which Python runs, what Ctrl-C does before anything is imported, prompts by pipe."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

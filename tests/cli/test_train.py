@@ -1,7 +1,5 @@
 """train-draft and train-medusa, and generate with what they wrote."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A real server on loopback for clients of others, of the extra `clients`; all of it is slow."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from pathlib import Path

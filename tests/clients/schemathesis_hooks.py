@@ -4,8 +4,6 @@ What fits the schema of /openapi.json keeps what it asks for, but for texts in o
 (expressions, grammars, schemas) and functions by their names. What does not fit stays.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import urllib.request

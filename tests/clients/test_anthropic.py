@@ -1,7 +1,5 @@
 """Anthropic's own client: messages, streams, tools, thoughts."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("anthropic", reason="the extra clients is not installed")

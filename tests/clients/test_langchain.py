@@ -1,7 +1,5 @@
 """LangChain's standard tests of chat models, through langchain-openai."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """OpenAI's own client: sync, async, streams, parsed answers, tools, errors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Literal

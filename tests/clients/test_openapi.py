@@ -1,7 +1,5 @@
 """schemathesis asks for everything that /openapi.json describes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

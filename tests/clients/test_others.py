@@ -1,7 +1,5 @@
 """Clients on top of OpenAI's: llm on the command line, instructor."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

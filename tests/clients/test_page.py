@@ -1,7 +1,5 @@
 """The page, in a real browser without a window: the system's Chromium, or playwright's own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Logits that are no numbers end a text in one line, and what is told of a text is strict JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """The loop on mocks: same text whatever is guessed, one pass a round, nothing seen twice."""
 
-from __future__ import annotations
-
 import inspect
 import random
 import textwrap

@@ -4,8 +4,6 @@ The debugging shadow is on: every context is compared with the committed tokens 
 was never rewound.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """`target_passes` counts every pass that the target's network computed after the prefill."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

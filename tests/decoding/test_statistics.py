@@ -1,7 +1,5 @@
 """Figures stop at the last emitted token, and times are scaled from the timed rounds."""
 
-from __future__ import annotations
-
 import pytest
 
 from mlx_specdec.decoding.statistics import Recorder, Statistics

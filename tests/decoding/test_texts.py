@@ -1,7 +1,5 @@
 """Texts of tiny models: what settings, ends and rules make of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import mlx.core as mx

@@ -5,8 +5,6 @@
 Rank 0 writes its results to the file that the specification names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """`bench` on a target that ranks share reports the time of sums over the network."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Orders arrive as they were sent, in sums whose sizes no rank can have otherwise."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Sequence

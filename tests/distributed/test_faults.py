@@ -1,7 +1,5 @@
 """If one rank ends, all ranks end soon, with one line and an exit code in a file."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The launch command builds mlx.launch's, and says what a machine lacks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Ranks on one machine write the text that one process writes, whatever drafts and decides."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import signal

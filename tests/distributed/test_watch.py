@@ -1,7 +1,5 @@
 """The watch ends a process that waits in a sum that cannot be interrupted."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

@@ -1,7 +1,5 @@
 """Texts that a grammar binds: they fit it, and nobody's drafts change them."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

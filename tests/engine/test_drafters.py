@@ -1,7 +1,5 @@
 """Who proposes for which pair, asked or not."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import cast

@@ -5,8 +5,6 @@ done all, or what a model computes is NaN. Whoever is beside it writes the text 
 becomes alone, and so do the same requests afterwards, which begin with what was kept.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import logging

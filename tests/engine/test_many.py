@@ -1,7 +1,5 @@
 """Many sequences at once: each text is what its prompt becomes alone, whatever is beside it."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sequences of unlike lengths neither wait for one another nor share a rectangle of memory."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterator

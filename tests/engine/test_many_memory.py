@@ -1,7 +1,5 @@
 """What is decoded together stays within a budget of bytes, and what would not fit waits."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What is found is what was kept of these very tokens, within the bound, in memory of its own."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

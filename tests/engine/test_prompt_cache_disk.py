@@ -1,7 +1,5 @@
 """A cache in a directory: whole, of these very models and tokens, or computed anew."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

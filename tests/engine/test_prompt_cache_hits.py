@@ -1,7 +1,5 @@
 """A text that was begun from the cache is the text without it, in every family, whoever drafts."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ prompt cache and with one. Sampling, constraints and ends are drawn for each req
 stop strings, end tokens and max_tokens fall inside of drafts.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import random

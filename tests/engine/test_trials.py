@@ -1,7 +1,5 @@
 """A drafter that is hardly ever right is named once, wherever texts are made."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Figures from samples with known answers."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """transformers as a baseline, with a stand-in for it: what it is asked, and what is counted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

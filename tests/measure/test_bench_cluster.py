@@ -1,7 +1,5 @@
 """What one machine would gain, from times of several: the closed form backwards."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

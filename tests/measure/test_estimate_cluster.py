@@ -1,7 +1,5 @@
 """What an estimate says of several machines that share the target."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

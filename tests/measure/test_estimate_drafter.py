@@ -1,7 +1,5 @@
 """Drafters on hidden states known by config.json alone: their sizes, and what they cost."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

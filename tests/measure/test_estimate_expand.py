@@ -1,7 +1,5 @@
 """Which layers estimate times for a quantized model: quantized ones or dequantized ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """How close the choices of an output were: scored again, and against every other choice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import mlx.core as mx

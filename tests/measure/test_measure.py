@@ -1,7 +1,5 @@
 """Every method meets every prompt, in turns; what is interrupted or refused loses nothing else."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

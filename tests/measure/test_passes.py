@@ -1,7 +1,5 @@
 """Costs of passes, on a clock that passes of a known price move."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

@@ -1,7 +1,5 @@
 """Which layers a drafter should read: the best of three numberings, or none."""
 
-from __future__ import annotations
-
 import functools
 import json
 import warnings

@@ -1,7 +1,5 @@
 """The report: whole, self-contained, and showing the figures it was given."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re

@@ -1,7 +1,5 @@
 """S(gamma), by hand and against the published formula."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

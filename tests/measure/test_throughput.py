@@ -1,7 +1,5 @@
 """Whole files: turns, medians and ratios, and texts that do not depend on the batch size."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

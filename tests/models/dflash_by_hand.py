@@ -3,8 +3,6 @@
 Written from the papers and the authors' description of their files, without this package's modules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

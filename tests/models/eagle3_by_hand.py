@@ -3,8 +3,6 @@
 Every token is drafted from the beginning; written from the paper, without this package's modules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

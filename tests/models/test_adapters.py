@@ -1,7 +1,5 @@
 """Adapters that mlx-lm has trained give what mlx-lm computes with them, or one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 tests/fixtures/make_bart.py writes, with every switch and every trap among them.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models are batched if a trial batch gives what each sequence gets alone, and say why not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

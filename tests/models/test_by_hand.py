@@ -1,7 +1,5 @@
 """Drafters' arithmetic against NumPy's in float64, with and without an encoder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

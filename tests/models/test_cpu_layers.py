@@ -1,7 +1,5 @@
 """Layers of the CPU back end with fewer operations: the same bits as MLX's own."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from pathlib import Path

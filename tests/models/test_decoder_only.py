@@ -1,7 +1,5 @@
 """Loading mlx-lm directories, sound and damaged, and what a loaded model promises."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

@@ -1,7 +1,5 @@
 """Passes of a few rows off the CPU, divided into calls that Metal's vector kernel takes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace

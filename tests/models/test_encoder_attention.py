@@ -1,7 +1,5 @@
 """Drafters whose layers attend to what the target's encoder put out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """The contract of contexts, for every encoder-decoder fixture, and what T5 alone has to show."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 One table of small numbers suits nearly all: mlx-lm takes from a config the keys that it knows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple

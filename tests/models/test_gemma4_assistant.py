@@ -3,8 +3,6 @@
 tests/fixtures/make_gemma4.py wrote the fixtures: each round is computed from the beginning there.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mlx.core as mx

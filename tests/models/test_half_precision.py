@@ -1,7 +1,5 @@
 """Every family in bfloat16 and float16, without the branches for CPUs, as a Mac computes it."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Passes of a few rows through latent attention: single rows' arithmetic, and the same texts."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """How much memory loading takes, and which numbers it chooses on a CPU."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Iterator

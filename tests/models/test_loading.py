@@ -1,7 +1,5 @@
 """T5 directories load in every layout, and what is wrong with one is named in one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

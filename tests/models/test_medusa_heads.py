@@ -1,7 +1,5 @@
 """Heads compute what torch computes with the same files, whatever their layout and base."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Changes to the classes, functions and modules of others are all in one table, and are undone."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Sequence
 from pathlib import Path

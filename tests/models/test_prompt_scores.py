@@ -1,7 +1,5 @@
 """The memory and the length of a pass over a prompt, if its attention scores are held in memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

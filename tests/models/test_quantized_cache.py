@@ -1,7 +1,5 @@
 """Attention over quantized caches, a few query rows at a time: the same texts, less memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import mlx.core as mx

@@ -4,8 +4,6 @@ Texts are random and forced, so a schedule never depends on a near tie. All are 
 long. Helpers hold the logits of plain decoding, one row a token, as the only truth.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import random

@@ -2,8 +2,6 @@
 
 This holds for every family of mlx-lm but for those in NOT_TINY, which has the reasons."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

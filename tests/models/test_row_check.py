@@ -1,7 +1,5 @@
 """Models whose passes over several rows mean something else are decoded plainly, with a word."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Self-drafting: the target's own layers at fewer bits, sharing what is not packed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Smaller models out of larger ones: whose layers they have, and which shapes there are."""
 
-from __future__ import annotations
-
 import mlx.nn as nn
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """A model that ranks share gives what the whole one gives, and what cannot be shared is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

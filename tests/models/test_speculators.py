@@ -4,8 +4,6 @@ tests/fixtures/make_drafters.py and make_mtp.py wrote the fixtures: each round i
 from the beginning there. The latter's reference is transformers where `speculators` has none.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

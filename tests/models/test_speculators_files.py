@@ -1,7 +1,5 @@
 """Drafters' directories: which kind one is, what its files say, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

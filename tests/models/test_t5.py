@@ -4,8 +4,6 @@ The fixtures are written by tests/fixtures/make_t5.py; source and target have 15
 that the far buckets of the relative positions are used.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ The fixtures are written by tests/fixtures/make_t5.py: names, entries of config.
 file formats of the real checkpoints, tiny sizes.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

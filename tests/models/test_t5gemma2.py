@@ -1,7 +1,5 @@
 """T5Gemma 2 against transformers' numbers, and the same texts with drafts and in batches."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

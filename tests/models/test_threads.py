@@ -1,7 +1,5 @@
 """A model that one thread has loaded can be used in any other, also when the first has ended."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Trainable copies compute the same logits as their models, and have gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """The wired limit: the evaluated weights of large models, until the process or the server ends."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The proposer of docs/architecture.md: what followed the newest token is proposed again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mlx_specdec.interfaces import Noise, Proposal, Proposer

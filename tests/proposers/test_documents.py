@@ -1,7 +1,5 @@
 """The index of documents against a search that looks everywhere."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from dataclasses import replace

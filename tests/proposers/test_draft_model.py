@@ -1,7 +1,5 @@
 """A draft model as a proposer: how far ahead it may decode."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import mlx.core as mx

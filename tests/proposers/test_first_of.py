@@ -1,7 +1,5 @@
 """Several proposers in a row: who proposes, who is told, and whose length counts."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 from mlx_specdec.interfaces import Prices, Proposal, Proposer, Scores

@@ -1,7 +1,5 @@
 """Forced tokens: what is proposed, when, and from where a text begins."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import pytest
 

@@ -1,7 +1,5 @@
 """Gemma 4's assistants never change the text, and are refused where they do not fit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

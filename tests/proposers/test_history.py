@@ -1,7 +1,5 @@
 """Drafts from earlier texts: the same texts in fewer rounds, no others' texts, bounded memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

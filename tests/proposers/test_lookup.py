@@ -1,7 +1,5 @@
 """Prompt lookup: what it proposes, when it abstains, and that it reads a source text."""
 
-from __future__ import annotations
-
 import random
 import sys
 

@@ -1,7 +1,5 @@
 """Medusa heads from directory to text: which text comes out, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Targets whose own checkpoint carries layers for multi-token prediction draft with them, whatever
 way the checkpoint is laid out, and write what they would alone."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

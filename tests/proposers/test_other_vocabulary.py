@@ -1,7 +1,5 @@
 """A draft with another vocabulary: what it proposes, and that the text stays the target's own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

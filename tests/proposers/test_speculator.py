@@ -3,8 +3,6 @@
 The network here writes down what happens to it.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import mlx.core as mx

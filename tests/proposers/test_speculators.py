@@ -1,7 +1,5 @@
 """Drafters on hidden states never change the text, whatever their kind, target, rule and seed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A proposer of one's own, added in the two ways that docs/architecture.md shows."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

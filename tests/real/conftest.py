@@ -1,7 +1,5 @@
 """A published model, which scripts/real_models.sh has downloaded, and what others make of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

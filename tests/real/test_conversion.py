@@ -1,7 +1,5 @@
 """A conversion of SmolLM2's file changes its perplexity within bounds, and runs in mlx-lm."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mlx.core as mx

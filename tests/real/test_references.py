@@ -1,8 +1,6 @@
 """SmolLM2 has the token ids and chat prompts of llama.cpp, and the log-probabilities and greedy
 outputs of transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """SmolLM2 writes the greedy output of plain decoding with drafts, batches and a prompt cache."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A tiny Llama with its draft and a tiny T5, each behind an engine in its own thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

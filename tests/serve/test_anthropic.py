@@ -1,7 +1,5 @@
 """/v1/messages, as Anthropic's clients read it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Who may send requests, limits, errors that every endpoint has, and llama.cpp's endpoints."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

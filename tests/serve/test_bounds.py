@@ -1,7 +1,5 @@
 """What is too large is refused before anything takes long over it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Models that write messages in channels, as gpt-oss does in OpenAI's Harmony format."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Texts that requests bind to a schema, an expression or a grammar, under their clients' names."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

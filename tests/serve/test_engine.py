@@ -1,7 +1,5 @@
 """The engine: requests come and go at any time, from any thread, and texts are what they are."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Thoughts and calls in texts, in whatever pieces they come."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Chat and text completions as OpenAI's clients read them, without a socket."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace

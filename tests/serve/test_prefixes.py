@@ -1,7 +1,5 @@
 """Prompts of a conversation begin alike, and what the prefix cache holds is not computed again."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace

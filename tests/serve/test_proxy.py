@@ -1,7 +1,5 @@
 """docs/examples/haproxy.cfg: a server restarts while clients send requests, and none notices."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import shutil

@@ -1,8 +1,6 @@
 """/v1/responses: the cases of Open Responses' compliance tests and of llm-comply, and what Codex
 sends and reads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

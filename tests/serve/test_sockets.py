@@ -1,7 +1,5 @@
 """What only a real connection shows: clients that leave, are slow or silent, or send nonsense."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

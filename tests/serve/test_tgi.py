@@ -1,7 +1,5 @@
 """The endpoints of Hugging Face's text-generation-inference, read by its own client's types."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Tool calls in the formats of Llama 3, DeepSeek, Granite, Phi-4 and Seed-OSS, and what the
 grammar of a demanded call allows after the first call."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Tools and thoughts over HTTP: asked for, called, streamed, and told back to the model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

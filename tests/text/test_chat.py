@@ -1,7 +1,5 @@
 """Chat templates without transformers: the same ids as with it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """MADLAD-400's form of a T5, and languages on their way from a flag to a prompt."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How models mark thoughts and calls, read from real tokenizers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prompt files: both formats are read, and whatever is wrong with one is named with its line."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pieces add up to the whole text, nothing printed is ever taken back, stops straddle pushes."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Tokenizers are read from a checkpoint's files, and damaged files are named."""
 
-from __future__ import annotations
-
 import builtins
 import inspect
 import json

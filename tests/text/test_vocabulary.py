@@ -1,7 +1,5 @@
 """Vocabularies are compared by content, and the first difference is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

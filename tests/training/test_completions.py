@@ -1,7 +1,5 @@
 """Completions and hidden states for training equal those of single sequences."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ accept it and every correction is summed, in float64, with the functions that `j
 uniforms with.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import mlx.core as mx

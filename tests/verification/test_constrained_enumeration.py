@@ -4,8 +4,6 @@ decoding has, p without what the grammar forbids and scaled to 1, whatever a dra
 Masks and cuts are the shipped ones; the reference asks a constraint that no draft has ever touched.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

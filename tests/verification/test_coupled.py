@@ -1,7 +1,5 @@
 """Accept while equal: the emitted text is the target's own choice, whatever was drafted."""
 
-from __future__ import annotations
-
 import itertools
 
 import mlx.core as mx

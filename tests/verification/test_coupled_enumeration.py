@@ -5,8 +5,6 @@ rational. With E = exp(-g), the target's choice has the least E / p and the draf
 E_j = s E_i leaves the integral of C(s)^-2, where C(s) is the sum of the bounds on all E.
 """
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 

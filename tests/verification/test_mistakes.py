@@ -3,8 +3,6 @@
 Each mutation gives, like the shipped functions, P(length kept) and the law of the token after it.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tokens that the target does not allow, and rows of a draft that are no distribution."""
 
-from __future__ import annotations
-
 import math
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """The token rule: its emitted law is p exactly, shown by enumeration in float32 and by draws."""
 
-from __future__ import annotations
-
 import itertools
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """A rule decides about every sequence of a batch as if it were alone."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import pytest
 

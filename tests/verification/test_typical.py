@@ -1,7 +1,5 @@
 """Typical acceptance: its threshold, verdicts on both sides of it, what it never refuses."""
 
-from __future__ import annotations
-
 import math
 
 import mlx.core as mx

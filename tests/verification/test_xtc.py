@@ -4,8 +4,6 @@ At each position the law is the target's own where the coin says no, and the one
 where it says yes. The rules' laws are summed over all drafts, verdicts and tosses.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable
