@@ -29,7 +29,12 @@ ELSEWHERE = {
     "tensors of checkpoints": {"weight_scale_inv"},
     "JSON of the server": {"metrics.speculative_decoding"},
     "macOS": {"ibv_devices", "ipc", "kern", "rdma_ctl", "rdma_en", "somaxconn"},
-    "MLX and mlx-vlm": {"MLX_METAL_FAST_SYNCH", "has_fused_kernel", "split_mtp"},
+    "MLX and mlx-vlm": {
+        "MLX_METAL_FAST_SYNCH",
+        "MLX_PTX_CACHE_DIR",
+        "has_fused_kernel",
+        "split_mtp",
+    },
     "flags of mlx.distributed_config": {"--auto-setup", "--output-hostfile", "--over"},
     "flags of pip and AIPerf": {"--endpoint-type", "--no-deps", "--streaming", "--wheel-dir"},
 }

@@ -135,7 +135,7 @@ class Requests(Defaults, MemoryFlags, TextFlags):
 def serve(
     network: NetworkFlags, load: Load, prompt_cache: PromptCacheFlags, flags: Requests
 ) -> None:
-    """Serve a model over HTTP, with an API that OpenAI's clients can use.
+    """Serve a model over HTTP to OpenAI's and other clients.
 
     Without --model it is the shipped translator, from English to French. A request's text depends
     on its prompt, its settings and its seed alone, whatever else is served at the same time.

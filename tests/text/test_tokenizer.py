@@ -28,6 +28,30 @@ def chatty(directory: Path, template: str) -> Tokenizer:
     return load_tokenizer(byte_level(directory, **named), kind="decoder-only")
 
 
+LOOP = "{% for i in range(99999) %}"
+ENDLESS = {
+    "it writes more than 1000 characters": f"{LOOP}hello{{% endfor %}}",
+    "it takes more than 0 s": f"{LOOP}{LOOP}{{% endfor %}}{{% endfor %}}",
+    "it takes more than 0 s of computing": (
+        "{% macro m(n) %}{% if n %}{% set a = m(n - 1) ~ m(n - 1) %}{% endif %}{% endmacro %}"
+        "{{ m(99) }}"
+    ),
+    "Range too big": "{% for i in range(10**9) %}{% endfor %}",
+    "'__class__' of 'str' object is unsafe": "{{ ''.__class__.__mro__ }}",
+}
+
+
+@pytest.mark.parametrize("reason", ENDLESS)
+def test_a_hostile_template_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr(chat, "SECONDS", 0.01 if "0 s" in reason else 60.0)
+    monkeypatch.setattr(chat, "MOST_CHARACTERS", 1000 if "1000" in reason else 1 << 24)
+    with pytest.raises(CheckpointError, match=f"cannot be applied .*{reason}") as caught:
+        chatty(tmp_path, ENDLESS[reason]).apply_chat("hello")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_prompt_is_text_ids_or_messages(tmp_path: Path) -> None:
     plain = load_tokenizer(byte_level(tmp_path / "a"), kind="decoder-only")
     templated = chatty(tmp_path / "b", "{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
