@@ -20,7 +20,7 @@ from .pair import Pair
 from .prompt_cache import PromptCache
 from .prompt_cache_disk import Directory
 
-LAYOUT = "3"
+LAYOUT = "4"
 """Version of the cached arrays. It is a part of the digests, so that blocks of other versions are
 not read."""
 SHARE, MOST = 1 / 8, 8 << 30

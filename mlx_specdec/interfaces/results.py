@@ -56,6 +56,18 @@ class Scores:
         return Scores(self.logits[part, :rows], hidden, self.encoded[part])
 
 
+def joined(parts: Sequence[Scores]) -> Scores:
+    """Return the results of successive passes over the same sequences as those of one pass."""
+    if len(parts) == 1:
+        return parts[0]
+    hidden = {
+        name: mx.concatenate([part.hidden[name] for part in parts], axis=1)
+        for name in parts[0].hidden
+    }
+    logits = mx.concatenate([part.logits for part in parts], axis=1)
+    return Scores(logits, hidden, parts[0].encoded)
+
+
 @dataclass(frozen=True)
 class Proposal:
     """The draft tokens of one round. A proposer abstains with a proposal of size 0.

@@ -65,6 +65,13 @@ class Buffer:
         empty = mx.zeros_like(padded(cached[0], capacity))
         self.array = mx.concatenate([empty if r is None else padded(r, capacity) for r in rows])
 
+    def drop(self, counts: Sequence[int]) -> None:
+        """Drop the first positions of each sequence, `counts` of them."""
+        if (array := self.array) is not None:
+            size = array.shape[2] - min(counts)
+            rows = [padded(array[row : row + 1, :, n:], size) for row, n in enumerate(counts)]
+            self.array = mx.concatenate(rows)
+
     def filter(self, keep: mx.array, used: int) -> None:
         """Keep only these sequences, (n,) int32, and the capacity that `used` positions need."""
         if self.array is not None:

@@ -154,8 +154,12 @@ LEFT_OUT = Replacement(
     "Skipped layers stay in the list, because models derive a layer's kind from its number.",
 )
 WATCHED = Replacement(
-    "__call__ of all layers of such a model, for one pass",
-    "Only a call of the model shows which cache a layer gets, and how many values it returns.",
+    "__call__ of layers, or of all modules, for one pass",
+    "Only a call of the model shows which cache a module gets, and what it does with it.",
+)
+RECORDED = Replacement(
+    "__call__ of the modules that write recurrent state, and of the projections inside of them",
+    "After a rejection only the recurrence runs again, over rows that the pass has projected.",
 )
 CAUGHT_WEIGHTS = Replacement(
     "sanitize and load_weights of a model of mlx-lm while its loader runs",
@@ -163,5 +167,5 @@ CAUGHT_WEIGHTS = Replacement(
 )
 PATCHES = (
     *(FAST_START, ATTENTION, QUANTIZED_ATTENTION, LIGHT_LAYERS),
-    *(LATENT, TAPS, LEFT_OUT, WATCHED, CAUGHT_WEIGHTS),
+    *(LATENT, TAPS, LEFT_OUT, WATCHED, RECORDED, CAUGHT_WEIGHTS),
 )

@@ -17,6 +17,9 @@ from ..interfaces.results import Cached, KVSlice, Reusable
 from .base import check_pass, check_rewind
 from .cpu_layers import shared
 
+DROP = 256
+"""Windowed caches drop this many old entries at once, because the others are copied."""
+
 
 class Place:
     """The cache positions that one pass writes.
@@ -71,16 +74,23 @@ class Rows:
         mask_axes: Returns the number of axes of the mask of an uneven pass. It is 5 if attention
             scores have an axis for the heads that share keys.
         ahead: For each sequence, the number of cache positions before its first token.
+        final: The smallest length of each sequence that a rewind may reach.
+        windows: The columns of windowed caches, by the size of the windows.
     """
 
     def __init__(self, count: int, mask_axes: Callable[[], int | None] = lambda: 4) -> None:
         self.mask_axes = mask_axes
         self.lengths = self.ahead = (0,) * count
         self.place = Place(self.lengths, 0)
-        self._final = self.lengths
+        self.final = self.lengths
+        self.windows: dict[int, Window] = {}
+
+    def window(self, size: int) -> Window:
+        """Return the columns of all windowed caches of this size."""
+        return self.windows.setdefault(size, Window(self, size))
 
     def begin(self, lengths: tuple[int, ...]) -> None:
-        self.lengths = self._final = lengths
+        self.lengths = self.final = lengths
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -94,22 +104,64 @@ class Rows:
         self.place = Place(self.ends, rows)
         self.lengths = tuple(length + rows for length in self.lengths)
         if proposed < rows:
-            self._final = tuple(length - proposed for length in self.lengths)
+            self.final = tuple(length - proposed for length in self.lengths)
         return self.place
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        check_rewind(lengths, self._final, self.lengths)
-        self.lengths = self._final = lengths
+        check_rewind(lengths, self.final, self.lengths)
+        self.lengths = self.final = lengths
 
     def join(self, joining: Rows) -> None:
         self.lengths += joining.lengths
         self.ahead += joining.ahead
-        self._final += joining._final
+        self.final += joining.final
+        for size, window in self.windows.items():
+            window.first += joining.windows[size].first
 
     def filter(self, keep: Sequence[int]) -> None:
         self.lengths = tuple(self.lengths[row] for row in keep)
         self.ahead = tuple(self.ahead[row] for row in keep)
-        self._final = tuple(self._final[row] for row in keep)
+        self.final = tuple(self.final[row] for row in keep)
+        for window in self.windows.values():
+            window.first = tuple(window.first[row] for row in keep)
+
+
+class Window:
+    """The columns of all windowed caches of one size in a context.
+
+    A sequence's column 0 holds its position `first`, which grows when older entries are dropped.
+    Positions that a rewind may reach still see their whole window.
+
+    Args:
+        rows: The lengths of the context's sequences.
+        size: The number of positions that a token sees, itself included."""
+
+    def __init__(self, rows: Rows, size: int) -> None:
+        self.size = size
+        self.first = (0,) * len(rows.lengths)
+        self._rows = rows
+        self._of: Place | None = None
+        self._place = rows.place
+
+    @property
+    def place(self) -> Place:
+        """The columns that the newest pass writes."""
+        if self._of is not (place := self._rows.place):
+            # Tokens before the final one are never fed again.
+            needed = [
+                max(0, min(start, final) - self.size + 1)
+                for start, final in zip(place.starts, self._rows.final, strict=True)
+            ]
+            if max(n - first for n, first in zip(needed, self.first, strict=True)) >= DROP:
+                self.first = tuple(needed)
+            columns = [s - first for s, first in zip(place.starts, self.first, strict=True)]
+            self._of, self._place = place, Place(tuple(columns), place.rows)
+        return self._place
+
+    @property
+    def begin(self) -> int:
+        """The first column that a row of the newest pass sees."""
+        return max(0, min(self.place.starts) - self.size + 1)
 
 
 class RowsContext:

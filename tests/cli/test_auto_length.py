@@ -175,7 +175,7 @@ def test_without_a_draft_rounds_of_lookup_are_measured(
 
 def test_a_target_that_is_decoded_without_drafts_is_not_calibrated() -> None:
     with pytest.warns(RuntimeWarning), pytest.raises(OptionError, match="without drafts"):
-        calibration.calibrate(pair_of(model_of("plamo3"), None))
+        calibration.calibrate(pair_of(model_of("phi3small"), None))
 
 
 def test_too_few_turns_are_reported(run: Run, t5: Path) -> None:

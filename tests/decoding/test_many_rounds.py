@@ -17,10 +17,10 @@ from mlx_specdec.errors import RewindError
 from mlx_specdec.interfaces import Model, Noise, Proposal, Proposer, Scores
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderContext
-from mlx_specdec.models.mlx_lm import rewinding
 from mlx_specdec.models.mlx_lm.context import DecoderOnlyContext
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.mlx_lm.rewinding import RewindableCache
+from mlx_specdec.models.mlx_lm.states import States
+from mlx_specdec.models.rows import Window
 from mlx_specdec.options import Options
 from mlx_specdec.testing import CheckedModel
 
@@ -158,23 +158,25 @@ def test_dozens_of_rounds_keep_every_context_right(
 def test_recurrent_state_that_was_not_taken_back_is_noticed(
     monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    shipped = RewindableCache._restore
-
-    def careless(self: RewindableCache, number: int, target: int) -> None:
-        if number not in self._opaque:
-            shipped(self, number, target)
-
-    monkeypatch.setattr(RewindableCache, "_restore", careless)
+    assert pair_for(family).target.rows_agree  # its trials would notice, too
+    monkeypatch.setattr(States, "rewind", lambda self, lengths, now: None)
     with pytest.raises(RewindError, match="never rewound"):
         compare(family, "random", 25)
 
 
 @pytest.mark.parametrize("family", ["gemma3_wrapped", "llama, newest 16 tokens"])
-def test_a_window_that_was_only_counted_back_is_noticed(
+def test_a_window_that_ends_a_token_too_early_is_noticed(
     monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """Planted: what mlx-lm's own trim does to a window that has wrapped."""
-    monkeypatch.setattr(rewinding, "_cut", lambda window, count: window.trim(count))
+    """Planted: a pass of several rows loses the oldest token that its first row sees."""
+    assert pair_for(family).target.rows_agree  # its trials would notice, too
+    begin = Window.begin
+
+    def late(window: Window) -> int:
+        first: int = begin.__get__(window)
+        return first + (first > 0 and window.place.rows > 1)
+
+    monkeypatch.setattr(Window, "begin", property(late))
     with pytest.raises(RewindError, match="never rewound"):
         compare(family, "random", 25)
 

@@ -96,14 +96,26 @@ def test_damage_of_one_sequence_does_not_touch_the_others(
             assert (part.result.text, part.result.finish_reason) == expected[part.number]
 
 
-@pytest.mark.parametrize("family", ["gemma3_wrapped", "mamba2"])
-def test_windows_and_recurrent_states_are_decoded_in_turns(family: str) -> None:
+@pytest.mark.parametrize("family", ["gemma3_wrapped", "mamba2", "qwen3_next"])
+def test_windows_and_recurrent_states_share_passes(family: str) -> None:
+    pair = decoder_only(family)
+    requests = [request(seed, num_draft=2, temperature=0.8) for seed in range(6)]
+    run = stream_many(pair, requests, requests[0].options, batch_size=4)
+    assert run.why_not is None and run.batch_size == 4
+    texts = {p.number: (p.result.text, p.result.finish_reason) for p in run if p.result}
+    assert [texts[number] for number in range(6)] == alone(pair, requests)
+
+
+@pytest.mark.parametrize("family", ["llama4", "recurrent_gemma"])
+def test_other_models_are_decoded_in_turns(family: str) -> None:
     pair = decoder_only(family)
     requests = [request(seed, num_draft=2, temperature=0.8) for seed in range(4)]
     run = stream_many(pair, requests, requests[0].options, batch_size=4)
-    cache = {"gemma3_wrapped": "RotatingKVCache", "mamba2": "ArraysCache"}[family]
-    cannot = "target cannot take several sequences in one pass"
-    assert run.why_not == f"{cannot}: its caches of type {cache} hold one sequence"
+    reason = {
+        "llama4": "its caches of type ChunkedKVCache hold one sequence",
+        "recurrent_gemma": "the recurrent state of an empty sequence is not zero",
+    }[family]
+    assert run.why_not == f"target cannot take several sequences in one pass: {reason}"
     assert run.batch_size == 1
     texts = {p.number: (p.result.text, p.result.finish_reason) for p in run if p.result}
     assert [texts[number] for number in range(4)] == alone(pair, requests)

@@ -233,7 +233,7 @@ def test_directories_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for directory, pair in (
         (tmp_path / "file", decoder("llama")),
-        (tmp_path, pair_of(model_of("plamo3"), None)),
+        (tmp_path, pair_of(model_of("phi3small"), None)),
     ):
         with pytest.raises(OptionError, match="--prompt-cache-dir"):
             Store(ROOM, directory).open(pair)

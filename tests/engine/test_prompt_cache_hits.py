@@ -151,10 +151,9 @@ def test_nobody_writes_into_what_is_kept(name: str, pairs: Callable[[str], Pair]
 
 
 @pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
-@pytest.mark.parametrize("name", ["phi3small", "plamo3"])
-def test_a_model_whose_rows_disagree_keeps_nothing(name: str) -> None:
+def test_a_model_whose_rows_disagree_keeps_nothing() -> None:
     """What it computed of a beginning depends on how many tokens went through each pass."""
-    pair, cache = pair_of(model_of(name), None), PromptCache(ROOM)
+    pair, cache = pair_of(model_of("phi3small"), None), PromptCache(ROOM)
     prompts = [SYSTEM + PROMPT, SYSTEM + PROMPT + [17, 44], [*SYSTEM, 3]]
     options = make_options(1.0)
     expected = [generate(pair, prompt, options).tokens for prompt in prompts]

@@ -169,6 +169,7 @@ ROWS: dict[str, Row] = {
         name: decoder(name)
         for name in (
             *("llama_sliding", "gpt_oss", "qwen3_next", "falcon_h1", "recurrent_gemma", "llama4"),
+            *("lfm2", "gemma3"),
         )
     },
     **{

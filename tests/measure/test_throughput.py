@@ -142,7 +142,7 @@ def texts_of(method: FileMethod, prompts: Prompts) -> list[tuple[int, ...]]:
     [
         ("llama", 0.0),
         ("own-head-scaled", 1.0),
-        pytest.param("gemma3_wrapped", 0.0, marks=pytest.mark.slow),
+        pytest.param("llama4", 0.0, marks=pytest.mark.slow),
     ],
 )
 def test_every_batch_size_makes_the_texts_of_plain_decoding_alone(
@@ -164,9 +164,9 @@ def test_every_batch_size_makes_the_texts_of_plain_decoding_alone(
     assert all(texts == alone for texts in batched)
     turns = (
         "texts were made in turns: target cannot take several sequences in one pass: its caches of "
-        "type RotatingKVCache hold one sequence"
+        "type ChunkedKVCache hold one sequence"
     )
-    assert notes == ([turns] if family == "gemma3_wrapped" else [])
+    assert notes == ([turns] if family == "llama4" else [])
 
 
 def test_what_the_model_cannot_take_is_skipped_with_its_reason() -> None:

@@ -44,8 +44,7 @@ WIDE = dict.fromkeys(
 
 
 def rows_apart(model: DecoderOnlyModel, seed: int = 0) -> float:
-    make = model._make_caches
-    return trials._rows_apart(model, make(), trials._taps(model, make()), seed)[0]
+    return trials._rows_apart(model, model.untried, trials._taps(model, model.untried()), seed)[0]
 
 
 def quantized(name: str) -> DecoderOnlyModel:

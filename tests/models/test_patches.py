@@ -17,7 +17,7 @@ from mlx_specdec.models.cpu_layers import lighten
 from mlx_specdec.models.mlx_lm import attention, latent
 from mlx_specdec.models.mlx_lm.cut import cut
 from mlx_specdec.models.mlx_lm.loader import open_model
-from mlx_specdec.models.mlx_lm.model import cache_maker
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel, cache_maker
 from mlx_specdec.models.mlx_lm.network import tapped
 from mlx_specdec.models.number_format import twin_of
 
@@ -121,6 +121,12 @@ def _left_out() -> Originals:
     return _classes([network, network.layers[0]], lambda: cut(network, [1]))
 
 
+def _recorded() -> Originals:
+    model = DecoderOnlyModel(tiny.build("mamba2"))
+    mixer = model.network.layers[0].mixer
+    return _classes([mixer, mixer.in_proj], lambda: model.open([0]))
+
+
 APPLIED: dict[patches.Replacement, Callable[[], Originals]] = {
     patches.ATTENTION: _attention,
     patches.QUANTIZED_ATTENTION: _quantized,
@@ -128,6 +134,7 @@ APPLIED: dict[patches.Replacement, Callable[[], Originals]] = {
     patches.LATENT: _latent,
     patches.TAPS: _taps,
     patches.LEFT_OUT: _left_out,
+    patches.RECORDED: _recorded,
 }
 """How the package applies a patch. Returns owners, the names of attributes, and what these were."""
 BRIEF = {patches.FAST_START, patches.WATCHED, patches.CAUGHT_WEIGHTS}

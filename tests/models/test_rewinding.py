@@ -13,19 +13,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import (
-    ArraysCache,
-    CacheList,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-    make_prompt_cache,
-)
+from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 
 from mlx_specdec.errors import RewindError
 from mlx_specdec.interfaces import Context
+from mlx_specdec.models.mlx_lm.caches import BatchedCache, WindowCache
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.mlx_lm.rewinding import RewindableCache
+from mlx_specdec.models.mlx_lm.states import States
+from mlx_specdec.models.rows import DROP, Rows
 
 from ..support import tiny
 from ..support.pairs import read
@@ -174,15 +169,9 @@ def test_over_a_hundred_rounds_in_one_text_give_the_logits_of_plain_decoding(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_only_models_with_opaque_state_say_that_they_replay(family: str) -> None:
-    assert opened(family).replays == (family in RECURRENT)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_plain_decoding_never_copies_a_cache(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model_of(family), plain_logits(family, LENGTH)  # making models copies their configurations
+    context, _ = opened(family), plain_logits(family, LENGTH)  # to open one copies empty caches
     monkeypatch.setattr(copy, "deepcopy", _refuse)
-    context = opened(family)
     for at in range(PROMPT, LENGTH):
         agree(family, at, context.advance(tokens_of(family, at, at + 1)).logits)
 
@@ -229,116 +218,82 @@ def test_final_and_future_tokens_cannot_be_rewound(family: str) -> None:
     agree(family, PROMPT + 5, context.advance(tokens_of(family, PROMPT + 5, PROMPT + 6)).logits)
 
 
-def test_a_cache_that_does_not_trim_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = opened("gemma3")
-    context.advance(tokens_of("gemma3", PROMPT, PROMPT + 4), proposed=3)
-    monkeypatch.setattr(KVCache, "trim", lambda self, n: 0)
-    with pytest.raises(RewindError, match=r"KVCache.* holds 9 tokens after a rewind to 7"):
-        context.rewind((PROMPT + 2,))
+class Recorded:
+    """Windowed caches of several sequences, whose keys are the positions of tokens."""
 
+    def __init__(self, size: int, count: int = 1) -> None:
+        self.rows = Rows(count)
+        self.cache = WindowCache(self.rows, self.rows.window(size))
+        self.size = size
 
-class Silent(KVCache):
-    """An unknown class that claims to trim and does not."""
-
-    def trim(self, n: int) -> int:
-        return n
-
-
-def test_unknown_classes_are_copied_whatever_they_claim() -> None:
-    cache = RewindableCache([Silent(), KVCache()])
-    assert cache.replays
-    _feed(cache, 3)
-    _feed(cache, 3, proposed=2)
-    assert cache.rewind(5) == 3
-    assert [entry.offset for entry in cache.entries] == [3, 3]
-
-
-def test_nested_caches_are_restored_in_place() -> None:
-    pair = CacheList(ArraysCache(size=1), KVCache())
-    cache = RewindableCache([pair, KVCache()])
-    _feed(cache, 2)
-    _feed(cache, 3, proposed=3)
-    assert cache.rewind(2) == 2
-    assert cache.entries[0] is pair
-    assert pair[0][0].item() == 2
-    assert (pair[1].offset, cache.entries[1].offset) == (2, 2)
-
-
-def test_quantized_caches_are_cut_by_counting() -> None:
-    cache = RewindableCache([QuantizedKVCache(group_size=32)])
-    _feed(cache, 5, proposed=4)
-    assert not cache.replays
-    assert cache.rewind(2) == 2
-    assert cache.entries[0].offset == 2
-
-
-def test_every_cut_of_a_window_leaves_what_plain_decoding_has() -> None:
-    """All fillings and cuts of a window of four: the next token sees exactly the last four."""
-    for size in range(1, 10):
-        for rows in range(1, 7):
-            for cut in range(rows + 1):
-                cache = RewindableCache([RotatingKVCache(max_size=4)])
-                _feed(cache, size)
-                _feed(cache, rows, proposed=rows if cut == rows else cut)
-                assert cache.rewind(size + rows - cut) in (size, size + rows - cut)
-                end = cache.length
-                for at in range(end, end + 6):
-                    seen = sorted(_feed(cache, 1)[0])
-                    assert seen == list(range(max(0, at - 3), at + 1)), (size, rows, cut)
+    def feed(self, rows: int, proposed: int = 0) -> None:
+        """Append tokens, and compare what each row sees with the newest positions."""
+        starts = self.rows.lengths
+        self.rows.advance(mx.zeros((len(starts), rows), dtype=mx.int32), proposed)
+        mask = self.cache.make_mask(rows, return_array=True)
+        positions = mx.array(starts)[:, None] + mx.arange(rows)
+        keys = positions[:, None, :, None].astype(mx.float32)
+        read, _ = self.cache.update_and_fetch(keys, -keys)
+        visible = mx.ones((rows, read.shape[2]), dtype=mx.bool_) if mask is None else mask
+        shape = (len(starts), 1, rows, read.shape[2])
+        for row, start in enumerate(starts):
+            for number, shown in enumerate(mx.broadcast_to(visible, shape)[row, 0].tolist()):
+                held = read[row, 0, :, 0].tolist()
+                seen = [int(key) for key, sees in zip(held, shown, strict=True) if sees]
+                end = start + number + 1
+                assert seen == list(range(max(0, end - self.size), end))
 
 
 @pytest.mark.parametrize("size", [3, 16, 300])
-def test_any_rewinding_of_a_window_leaves_what_plain_decoding_has(size: int) -> None:
-    """300 is past mlx-lm's growth step of 256: the buffer grows before it turns."""
-    choose = random.Random(size)
-    cache = RewindableCache([RotatingKVCache(max_size=size)])
-    while cache.length < 3 * size:
-        rows = choose.randint(1, 9)
+@pytest.mark.parametrize("count", [1, 3])
+def test_any_rewinding_of_a_window_leaves_what_plain_decoding_has(size: int, count: int) -> None:
+    """300 is more than DROP: entries are dropped while the window is not full."""
+    choose = random.Random(size + count)
+    window = Recorded(size, count)
+    window.feed(size - 1)
+    while min(window.rows.lengths) < size + 3 * DROP:
+        rows = choose.choice([1, 2, 5, 9, 60])
         proposed = choose.randint(0, rows)
-        settings = cache.length + rows - choose.randint(0, proposed)
-        _feed(cache, rows, proposed)
-        reached = cache.rewind(settings)
-        assert reached == settings or proposed == rows
-        probe = copy.deepcopy(cache)
-        seen = sorted(_feed(probe, 1)[0])
-        assert seen == list(range(max(0, reached + 1 - size), reached + 1))
-
-
-def test_a_window_cannot_lose_more_than_it_can_refill() -> None:
-    for rows in range(1, 6):
-        cache = RewindableCache([RotatingKVCache(max_size=4)])
-        _feed(cache, 6)
-        _feed(cache, rows, proposed=rows - 1)
-        with pytest.raises(RewindError, match="no copy was kept"):
-            cache.rewind(6)
+        window.feed(rows, proposed)
+        window.rows.rewind(tuple(n - choose.randint(0, proposed) for n in window.rows.lengths))
+        assert window.cache.keys is not None and window.cache.keys.shape[2] <= size + 4 * DROP
+    if count > 1:
+        other = Recorded(size)
+        other.feed(2 * size + 1)
+        window.rows.filter([2, 0])
+        window.cache.filter([2, 0])
+        window.rows.join(other.rows)
+        window.cache.join(other.cache)
+        for rows in (1, 4):
+            window.feed(rows)
 
 
 def test_a_final_pass_gives_up_the_way_back() -> None:
-    cache = RewindableCache([ArraysCache(size=1)])
-    _feed(cache, 2)
-    _feed(cache, 3, proposed=3)
-    _feed(cache, 1)
+    states = States([ArraysCache(size=1)], None)
+    for start, rows, proposed in ((0, 2, 2), (2, 1, 0)):
+        with states.in_pass((start,), rows, proposed):
+            states.caches[0][0] = mx.array([start + rows])
     with pytest.raises(RewindError, match="no copy was kept"):
-        cache.rewind(5)
+        states.rewind((2,), (3,))
 
 
-def _feed(cache: RewindableCache, rows: int, proposed: int = 0) -> list[list[int]]:
-    """Writes each token's position as its key, or the length in recurrent state; returns what
-    attention would read."""
-    start = cache.length
-    cache.before_pass(rows, proposed)
-    return [read for entry in cache.entries for read in _write(entry, start, rows)]
+def test_nested_states_are_restored_in_place() -> None:
+    pair = CacheList(ArraysCache(size=1), BatchedCache(Rows(1)))
+    entries = [pair]
+    states = States(entries, None)
+    for start in (0, 1):
+        with states.in_pass((start,), 1, 1):
+            pair[0][0] = mx.array([start + 1])
+    states.rewind((1,), (2,))
+    assert entries == [pair] and pair[0][0].item() == 1
 
 
-def _write(entry: Any, start: int, rows: int) -> list[list[int]]:
-    if isinstance(entry, CacheList):
-        return [read for part in entry.caches for read in _write(part, start, rows)]
-    if isinstance(entry, ArraysCache):
-        entry[0] = mx.array(start + rows)
-        return []
-    position = mx.arange(start, start + rows, dtype=mx.float32)[None, None, :, None]
-    keys = mx.broadcast_to(position, (1, 1, rows, 32))
-    read, _ = entry.update_and_fetch(keys, keys)
-    if isinstance(entry, QuantizedKVCache):
-        return []
-    return [[int(value) for value in read[0, 0, :, 0].tolist()]]
+def test_sequences_go_back_to_different_passes() -> None:
+    """As in a draft of a recurrent model: one token a pass, then one rewind."""
+    entries = [ArraysCache(size=2)]
+    states = States(entries, None)
+    for start in range(4):
+        with states.in_pass((start, start + 5, start + 9), 1, 1):
+            entries[0][0] = mx.array([[start + 1], [start + 6], [start + 10]])
+    states.rewind((2, 9, 11), (4, 9, 13))
+    assert entries[0][0].tolist() == [[2], [9], [11]] and entries[0][1] is None

@@ -25,7 +25,7 @@ from ..support import tiny
 from ..support.families import config_of, model_of
 from ..support.pairs import PROMPT, pair_of
 
-WRONG = ("phi3small", "plamo3")
+WRONG = ("phi3small",)
 MANTISSA = 0xFFFFE000
 """The bits of a float32 number that TF32 keeps: sign, exponent and 10 bits of mantissa."""
 
@@ -69,7 +69,7 @@ def test_a_wrong_mask_is_found_where_products_may_be_in_tf32(not_on_cpu: None, n
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
 @pytest.mark.parametrize("name", WRONG)
-def test_the_two_families_that_are_wrong_are_reported_once(name: str, dtype: mx.Dtype) -> None:
+def test_a_family_that_is_wrong_is_reported_once(name: str, dtype: mx.Dtype) -> None:
     model = model_of(name, dtype)
     with pytest.warns(RuntimeWarning, match=f"mlx-lm's {name} models") as caught:
         assert not model.rows_agree
@@ -81,8 +81,8 @@ def test_the_two_families_that_are_wrong_are_reported_once(name: str, dtype: mx.
 
 @pytest.mark.parametrize("window", [1, 3, 100, 4096])
 def test_a_window_of_any_width_is_passed(window: int) -> None:
-    with pytest.warns(RuntimeWarning):
-        assert not model_of("plamo3", window_size=window).rows_agree
+    # mlx-lm lets rows of plamo3 after the first see one token more than the window.
+    assert model_of("plamo3", window_size=window).rows_agree
     assert model_of("gpt_oss", sliding_window=max(window, 2)).rows_agree
 
 
@@ -95,7 +95,7 @@ def test_a_window_wider_than_memory_costs_nothing(window: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
 def test_a_proposer_of_the_callers_own_is_not_requested() -> None:
-    pair = pair_of(model_of("plamo3"), None)
+    pair = pair_of(model_of("phi3small"), None)
     plain = generate(pair, PROMPT, Options(max_tokens=40, regular=True))
     run = stream_generate(pair, PROMPT, Options(max_tokens=40), proposer=PromptLookup())
     assert run.result().tokens == plain.tokens

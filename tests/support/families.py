@@ -116,6 +116,10 @@ OWN: dict[str, dict[str, Any]] = {
             "laurel_rank": 4,
         }
     },
+    "gear": {
+        "layer_types": ["conv_mixer", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 3,
+    },
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "hunyuan": {
         "use_mixed_mlp_moe": True,
@@ -197,7 +201,6 @@ NOT_TINY = {
 }
 DIFFERENT = {
     "phi3small": "mlx-lm adds a mask of True and False to the scores of its passes of several rows",
-    "plamo3": "mlx-lm lets rows after the first see one token more than the window",
 }
 """Decoded plainly, with a warning."""
 

@@ -216,7 +216,7 @@ class Mtp(Chain):
         self.block.embed_tokens = self.block.norm = nn.Identity()
 
     def open(self) -> ChainReading:
-        from ..mlx_lm.context import BatchedCache
+        from ..mlx_lm.caches import BatchedCache
 
         return ChainReading(self, 1, BatchedCache)
 

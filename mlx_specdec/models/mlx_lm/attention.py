@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base
-from mlx_lm.models.cache import RotatingKVCache
 
 from ..attention_parts import attend_by_kernel, in_parts
 from ..exact import rows_attend_alone
 from ..patches import ATTENTION
 from . import latent
+from .caches import WindowCache
 
 NAME = "scaled_dot_product_attention"
 SCORES_NBYTES = 64 << 20
@@ -47,7 +47,7 @@ def attend(
         return result
 
     if isinstance(keys, mx.array) or rows_attend_alone():
-        window = cache.max_size if type(cache) is RotatingKVCache else None
+        window = cache.max_size if isinstance(cache, WindowCache) else None
         return attend_by_kernel(mixed, queries, keys, values, mask, window)
     # The vector kernel does not read quantized caches.
     return mixed(queries, keys, values, mask)

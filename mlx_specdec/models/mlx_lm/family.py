@@ -48,13 +48,15 @@ class DecoderOnlyOutline(Outline):
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
         """Return the bytes of the caches after passes of these sizes, which are not computed."""
-        caches = make_prompt_cache(self.network)
-        for rows in (prompt, *[1] * min(1, generated), generated - 1):
-            if rows > 0:
-                self.network(mx.zeros((1, rows), dtype=mx.int32), cache=caches)
-        return sum(int(cache.nbytes) for cache in caches)
+        model = self._model()
+        context = model.untried()
+        with model.lazily():
+            for rows in (prompt, *[1] * min(1, generated), generated - 1):
+                if rows > 0:
+                    context.advance(mx.zeros((1, rows), dtype=mx.int32))
+        return context.nbytes
 
-    def _model(self) -> Base:
+    def _model(self) -> DecoderOnlyModel:
         return DecoderOnlyModel(self.network, max_length(self._config, self.network))
 
 

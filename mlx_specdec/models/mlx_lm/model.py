@@ -4,6 +4,7 @@ A quantized cache is quantized from the first token on, so that its type never c
 does not keep the first tokens (attention sinks), because mlx-lm masks them in passes of several
 rows."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,6 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import base
 from mlx_lm.models.cache import (
+    ArraysCache,
     CacheList,
     ChunkedKVCache,
     KVCache,
@@ -24,7 +26,7 @@ from mlx_lm.models.cache import (
 
 from ...errors import OptionError, first_line
 from ...interfaces import Context
-from ...interfaces.results import Cached, Snapshot
+from ...interfaces.results import Cached
 from ...text.tokenizer import Kind
 from ..attention_parts import PROMPT_SIZES
 from ..base import check_prompt
@@ -33,14 +35,22 @@ from ..cpu_layers import lighten
 from ..kv_cache import STEP
 from ..number_format import nbytes, on_cpu
 from ..patches import QUANTIZED_ATTENTION
+from ..rows import DROP, Rows
 from . import latent
 from .attention import SCORES_NBYTES, attend_in_parts, replace_in
-from .context import DecoderOnlyContext, MakeCache, ReplayingContext, batched, restored
+from .caches import BatchedCache, MakeCache, batched
+from .context import DecoderOnlyContext
 from .network import TappedNetwork, type_name
-from .rewinding import RewindableCache
-from .trials import BatchTrial, absorb, misfit, rows_agree, try_batches
+from .recurrence import Recurrences
+from .states import slots
+from .trials import BatchTrial, absorb, misfit, rows_agree, try_batches, try_recurrences
 
 MakeCaches = Callable[[], list[Any]]
+
+
+def _copier(cache: Any) -> MakeCache:
+    """Return a function that makes caches like an empty one of mlx-lm."""
+    return lambda _: copy.deepcopy(cache)
 
 
 def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
@@ -110,8 +120,10 @@ def sizes_of(caches: Sequence[Any]) -> tuple[int, Counter[int | None]]:
             always += int(cache.nbytes)
         else:
             columns = (keys[0] if isinstance(keys, tuple) else keys).shape[-2]
-            most = getattr(cache, "max_size", None)
-            if isinstance(cache, ChunkedKVCache):
+            most = None
+            if isinstance(cache, RotatingKVCache):
+                most = cache.max_size + DROP
+            elif isinstance(cache, ChunkedKVCache):
                 most = cache.chunk_size + STEP
             per_token[most] += int(cache.nbytes) // columns
     return always, per_token
@@ -202,16 +214,15 @@ class DecoderOnlyModel(TappedNetwork):
 
     @cached_property
     def rows_agree(self) -> bool:
-        self._absorbs  # noqa: B018  decide this before the first prefill, so that all are alike
-        return rows_agree(self, self._make_caches)
+        return rows_agree(self, self._opened)
 
     @cached_property
     def _absorbs(self) -> bool:
-        return absorb(self, self._make_caches)
+        return absorb(self, self.untried)
 
     @cached_property
     def why_not_exact(self) -> str:
-        if RewindableCache(self._make_caches()).replays:
+        if self._opaque:
             return "the model has caches that cannot drop a single token"
         if latent.expanding(self.network):
             return "its latent attention multiplies all rows of a pass at once"
@@ -222,6 +233,16 @@ class DecoderOnlyModel(TappedNetwork):
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
         return self.open_batch([prompt], [cached])
+
+    def untried(self) -> DecoderOnlyContext:
+        """Open a context of one sequence before any trial of the model. Nothing is computed."""
+        return DecoderOnlyContext(self, self._batched_caches, 1)
+
+    def _opened(
+        self, count: int = 1, mask_axes: Callable[[], int | None] = lambda: 4
+    ) -> DecoderOnlyContext:
+        self._absorbs  # noqa: B018  decide this before the first prefill, so that all are alike
+        return DecoderOnlyContext(self, self._makers, count, mask_axes, self._recurrences)
 
     def caution(self, prompt_tokens: int) -> str:
         return ""
@@ -244,40 +265,50 @@ class DecoderOnlyModel(TappedNetwork):
                 f"{type_name(self.network)} models decode one sequence at a time: "
                 f"{self.why_not_batched}"
             )
-        if self._batched:
-            # The trial runs only if sequences of different lengths share a pass.
-            context = DecoderOnlyContext(
-                self, self._batched, len(prompts), lambda: self._batch_trial.mask_axes
-            )
-            context.recall(cached)
-            return context
-        snapshot = next(iter(cached), None)
-        if isinstance(snapshot, Snapshot):
-            return ReplayingContext(self, restored(self._make_caches(), snapshot), snapshot.length)
-        return ReplayingContext(self, self._make_caches())
+        # The trial runs only if sequences of different lengths share a pass.
+        context = self._opened(len(prompts), lambda: self._batch_trial.mask_axes)
+        context.recall(cached)
+        return context
 
     @cached_property
     def _batch_trial(self) -> BatchTrial:
-        if self._misfit:
-            return BatchTrial(None, self._misfit)
-        return try_batches(self, self._batched)
+        single = sorted({type(c).__name__ for c in self._opaque if type(c) is not ArraysCache})
+        if reason := self._misfit:
+            return BatchTrial(None, reason)
+        if single:
+            reason = f"its caches of type {' and '.join(single)} hold one sequence"
+            return BatchTrial(None, reason)
+        return try_batches(self, self._opened)
 
     @cached_property
-    def _batched(self) -> list[MakeCache]:
-        """For each layer, the function that makes its batched cache; an empty list if the model
-        cannot use batched caches."""
-        return [] if self._misfit else self._batched_caches()
+    def _recurrences(self) -> Recurrences | None:
+        return try_recurrences(self, self._makers) if self._opaque else None
+
+    @cached_property
+    def _opaque(self) -> list[Any]:
+        """The caches of a sequence that cannot drop entries."""
+        caches = [slot.cache for slot in slots([make(Rows(1)) for make in self._makers])]
+        return [cache for cache in caches if not isinstance(cache, BatchedCache)]
+
+    @cached_property
+    def _makers(self) -> list[MakeCache]:
+        """For each cache of the model, the function that makes the cache that is used."""
+        if not self._misfit:
+            return self._batched_caches
+        return [_copier(cache) for cache in self._make_caches()]
 
     @cached_property
     def _misfit(self) -> str:
         """The reason why the model cannot use batched caches, in one line; "" if it can."""
-        self._absorbs  # noqa: B018  as in rows_agree
-        caches = self._make_caches()
-        single = sorted({type(cache).__name__ for cache in caches if batched(cache) is None})
-        if single:
-            return f"its caches of type {' and '.join(single)} hold one sequence"
-        return misfit(self, self._batched_caches())
+        self._absorbs  # noqa: B018  as in _opened
+        return misfit(self, self.untried)
 
+    @cached_property
     def _batched_caches(self) -> list[MakeCache]:
-        made = map(batched, self._make_caches())
-        return [make for make in made if make is not None]
+        def maker(cache: Any) -> MakeCache:
+            if isinstance(cache, CacheList):
+                members = [maker(member) for member in cache.caches]
+                return lambda rows: CacheList(*[make(rows) for make in members])
+            return batched(cache) or _copier(cache)
+
+        return [maker(cache) for cache in self._make_caches()]

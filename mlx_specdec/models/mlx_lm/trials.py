@@ -5,7 +5,6 @@ Batches require that each sequence can have its own position. Some models fail, 
 the wrong type, or a window that is one token wider for all rows but the first. A list of such
 models would soon be outdated. Differences from rounding are allowed."""
 
-import copy
 import itertools
 import math
 import warnings
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx.utils import tree_flatten
 
 from ...errors import OptionError, first_line
 from ...interfaces import after, rectangle
@@ -22,9 +21,11 @@ from ..number_format import on_cpu
 from ..sharding import of_rank_0
 from . import latent
 from .attention import replace_in
-from .context import DecoderOnlyContext, MakeCache
+from .caches import MakeCache, WindowCache
+from .context import DecoderOnlyContext
 from .network import TappedNetwork, type_name
-from .rewinding import slots
+from .recurrence import Recurrences
+from .states import slots
 
 BEGUN = 5
 """Number of tokens in the cache before the compared rows. No row is then the first of its
@@ -59,6 +60,13 @@ NOISE = 2
 from rounding vary."""
 
 
+NARROW = 4
+"""Size of the windows in trial batches, in tokens. Real windows are longer than such a trial."""
+Open = Callable[..., DecoderOnlyContext]
+"""A function that opens a context of a number of sequences (by default 1). Its second argument
+returns the number of axes of masks."""
+
+
 @dataclass(frozen=True)
 class BatchTrial:
     """The outcome of trial batches, whose sequences have different lengths.
@@ -71,28 +79,29 @@ class BatchTrial:
     reason: str = ""
 
 
-def misfit(model: TappedNetwork, make: Sequence[MakeCache]) -> str:
+def misfit(model: TappedNetwork, open_: Open) -> str:
     """Return why a model cannot be called with batched caches, in one line; "" if it can. Nothing
     is computed."""
     try:
         with model.lazily():
-            DecoderOnlyContext(model, make, 1).advance(mx.zeros((1, 2), dtype=mx.int32))
+            open_().advance(mx.zeros((1, 2), dtype=mx.int32))
     except Exception as problem:
         # Some models read attributes that only mlx-lm's caches have.
         return f"it fails with caches of several sequences ({first_line(problem)})"
     return ""
 
 
-def try_batches(model: TappedNetwork, make: Sequence[MakeCache]) -> BatchTrial:
+def try_batches(model: TappedNetwork, open_: Open) -> BatchTrial:
     """Compare the logits of sequences in a batch with the logits of single sequences.
 
     Several attempts are made with each number of mask axes, and one success is enough. If all fail,
-    the reason names the smallest difference. Rank 0 decides for all ranks that share the model.
-    make: For each layer, the function that makes its batched cache."""
+    the reason names the smallest difference. Rank 0 decides for all ranks that share the model."""
+    if open_().states and not of_rank_0(model.group, _begins_with_zeros(model, open_)):
+        return BatchTrial(None, "the recurrent state of an empty sequence is not zero")
     reasons: dict[float, str] = {}
     for seed, axes in itertools.product(range(ATTEMPTS), MASK_AXES):
         try:
-            apart, limit = _batch_apart(model, make, axes, seed)
+            apart, limit = _batch_apart(model, open_, axes, seed)
             reason = (
                 f"in a trial its logits were off by {apart:.2g} of their norm; {limit:g} is allowed"
             )
@@ -106,10 +115,23 @@ def try_batches(model: TappedNetwork, make: Sequence[MakeCache]) -> BatchTrial:
     return BatchTrial(None, reasons[min(reasons)])
 
 
-def _batch_apart(
-    model: TappedNetwork, make: Sequence[MakeCache], axes: int, seed: int
-) -> tuple[float, float]:
-    """Decode a batch, some of whose tokens are rewound, and the same sequences alone.
+def _begins_with_zeros(model: TappedNetwork, open_: Open) -> bool:
+    """Return whether a sequence may begin with zeros as its recurrent state. Sequences that join a
+    batch before their first token get them."""
+    tokens = mx.arange(ROWS, dtype=mx.int32)[None] % model.vocabulary
+    first, second = open_(1), open_(1)
+    expected = first.advance(tokens).logits[0]
+    for empty, written in zip(second.states.caches, first.states.caches, strict=True):
+        zeros = [None if array is None else mx.zeros_like(array) for array in written.cache]
+        empty.state = zeros, None, None
+    apart = _apart(second.advance(tokens).logits[0], expected)
+    least: Any = mx.min(apart).item()
+    return not least > _limit(expected.dtype)
+
+
+def _batch_apart(model: TappedNetwork, open_: Open, axes: int, seed: int) -> tuple[float, float]:
+    """Decode a batch, some of whose tokens are rewound, and the same sequences alone. Windows are
+    made smaller than the sequences.
 
     Returns:
         The second-largest relative difference of a sequence's logits, and the limit for it. The
@@ -119,13 +141,23 @@ def _batch_apart(
         mx.random.randint(0, model.vocabulary, (count,), mx.int32, key=key).tolist()  # type: ignore[misc]
         for key, (count, _) in zip(keys, TRIED, strict=True)
     ]
-    batch = DecoderOnlyContext(model, make, len(TRIED), lambda: axes)
-    fed_again = [row[-more:] for row, (_, more) in zip(tokens, TRIED, strict=True)]
-    batch.advance(rectangle(tokens), proposed=max(map(len, tokens)))
-    batch.rewind(tuple(count - more for count, more in TRIED))
-    logits = batch.advance(rectangle(fed_again)).logits
-    together = mx.stack([logits[row, more - 1] for row, (_, more) in enumerate(TRIED)])
-    alone = [model.run(mx.array([sequence]), None).logits[0, -1] for sequence in tokens]
+
+    def opened(count: int) -> DecoderOnlyContext:
+        context = open_(count, lambda: axes)
+        for window in context.rows.windows.values():
+            window.size = min(window.size, NARROW)
+        return context
+
+    batch, fed = opened(len(TRIED)), tokens
+    for again in (0, 1):
+        batch.advance(rectangle(fed), proposed=max(map(len, fed)))
+        # The second time every other sequence keeps a token, so that both states are merged.
+        left = [more - again * (row % 2) for row, (_, more) in enumerate(TRIED)]
+        batch.rewind(tuple(len(row) - n for row, n in zip(tokens, left, strict=True)))
+        fed = [row[-n:] for row, n in zip(tokens, left, strict=True)]
+    logits = batch.advance(rectangle(fed)).logits
+    together = mx.stack([logits[row, len(part) - 1] for row, part in enumerate(fed)])
+    alone = [opened(1).advance(mx.array([sequence])).logits[0, -1] for sequence in tokens]
     apart = _apart(together, mx.stack(alone))
     counted: Any = mx.sort(mx.where(mx.isnan(apart), 0, apart))[-2].item()
     return counted, _limit(logits.dtype)
@@ -147,13 +179,16 @@ def _limit(dtype: mx.Dtype) -> float:
     return LIMIT if on_cpu() else TF32_LIMIT
 
 
-def rows_agree(model: TappedNetwork, make: Callable[[], list[Any]]) -> bool:
+def rows_agree(model: TappedNetwork, open_: Open) -> bool:
     """Return whether a pass over several rows, after the windows are full, agrees with passes over
-    single rows. Warn if it does not. make: Returns empty caches."""
-    taps = _taps(model, make())
+    single rows. The pass must also be rewindable to any of its rows. Warn if it is not so."""
+    if open_().replays:
+        _warn(model, "cannot go back to a part of a pass: decoding without speculation")
+        return False
+    taps = _taps(model, open_())
 
     def agree(seed: int) -> bool:
-        apart, dtype = _rows_apart(model, make(), taps, seed)
+        apart, dtype = _rows_apart(model, open_, taps, seed)
         return not apart > _limit(dtype)
 
     if any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS)):
@@ -166,28 +201,78 @@ def rows_agree(model: TappedNetwork, make: Callable[[], list[Any]]) -> bool:
     return False
 
 
-def absorb(model: TappedNetwork, make: Callable[[], list[Any]]) -> bool:
+def try_recurrences(model: TappedNetwork, make: Sequence[MakeCache]) -> Recurrences | None:
+    """Return the recurrences of a model. Return None if repeating them over the first rows of a
+    pass gives another state than a shorter pass."""
+    empty = DecoderOnlyContext(model, make, 1)
+    empty.rows.advance(mx.zeros((1, 2), dtype=mx.int32), 0)
+    recurrences = Recurrences(model.network, empty.entries, empty.states.caches)
+
+    def agree(seed: int) -> bool:
+        try:
+            apart, dtype = _states_apart(model, make, recurrences, seed)
+            return not apart > _limit(dtype)
+        except Exception:  # A call cannot be repeated over fewer rows.
+            return False
+
+    agrees = any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS))
+    return recurrences if agrees else None
+
+
+def _states_apart(
+    model: TappedNetwork, make: Sequence[MakeCache], recurrences: Recurrences, seed: int
+) -> tuple[float, mx.Dtype]:
+    """Compare states that were advanced over the first rows of a pass with the states after a pass
+    over these rows only.
+
+    Returns:
+        The largest difference of an array, relative to its norm, and the widest dtype."""
+    tokens = _random_tokens(model, seed)
+    apart, dtypes = [], []
+    enough = _layers_to_try(model, DecoderOnlyContext(model, make, 1))
+    with model.lazily():
+        for rows in range(1, ROWS):
+            states = []
+            for fed in (rows, ROWS):
+                context = DecoderOnlyContext(model, make, 1, recurrences=recurrences)
+                context.advance(tokens[:, :BEGUN])
+                context.advance(tokens[:, BEGUN : BEGUN + fed], proposed=fed - 1)
+                context.states.rewind((BEGUN + rows,), context.lengths)
+                tried = {id(slot.cache) for slot in slots(context.entries[:enough])}
+                caches = [cache for cache in context.states.caches if id(cache) in tried]
+                # In some models entries have other numbers than layers.
+                caches = caches or context.states.caches
+                states.append(tree_flatten([cache.state for cache in caches]))
+            for (_, expected), (_, actual) in zip(*states, strict=True):
+                if isinstance(expected, mx.array):
+                    difference = _apart(actual.reshape(1, -1), expected.reshape(1, -1))
+                    # The norm of a state can be zero.
+                    apart.append(mx.where(mx.all(actual == expected), 0, difference))
+                    dtypes.append(expected.dtype)
+    largest: Any = mx.max(mx.concatenate(apart)).item()
+    return largest, max(dtypes, key=lambda dtype: dtype.size)
+
+
+def absorb(model: TappedNetwork, open_: Open) -> bool:
     """Absorb passes of a few rows from now on, if that changes results by no more than rounding.
 
     Absorbed rows must agree with single rows at least as well as expanded rows do. If they do not,
     warn, and leave attention unchanged.
 
-    Args:
-        make: Returns empty caches.
     Returns:
         Whether passes are absorbed. False also if the model has no latent attention."""
     attentions = latent.expanding(model.network)
     if not attentions:
         return False
     replace_in(model.network)
-    taps = _taps(model, make())
+    taps = _taps(model, open_())
 
     def agree(seed: int) -> bool:
         latent.release(attentions)
-        expanded, _ = _rows_apart(model, make(), taps, seed)
+        expanded, _ = _rows_apart(model, open_, taps, seed)
         latent.intercept(attentions)
         before = latent.absorbed_calls()
-        apart, dtype = _rows_apart(model, make(), taps, seed)
+        apart, dtype = _rows_apart(model, open_, taps, seed)
         rounding = ROUNDINGS * float(mx.finfo(dtype).eps)
         return latent.absorbed_calls() > before and apart <= max(NOISE * expanded, rounding)
 
@@ -204,76 +289,80 @@ def _warn(model: TappedNetwork, what: str) -> None:
 
 
 def _rows_apart(
-    model: TappedNetwork, entries: list[Any], taps: list[str], seed: int
+    model: TappedNetwork, open_: Open, taps: list[str], seed: int
 ) -> tuple[float, mx.Dtype]:
     """Compare the rows of one pass with single rows.
 
     Args:
-        entries: Empty caches.
         taps: The hidden state to compare; no layer after it is computed. Without one, logits.
         seed: Seed of the random tokens.
     Returns:
         The second-smallest relative difference of a row, and the dtype of the rows."""
-    key = mx.random.key(seed)
-    tokens = mx.random.randint(0, model.vocabulary, (1, BEGUN + ROWS), mx.int32, key=key)
+    tokens = _random_tokens(model, seed)
 
-    def states(part: mx.array, entries: list[Any]) -> mx.array:
-        scores = model.run(part, entries, taps)
-        return scores.hidden[taps[0]] if taps else scores.logits
+    def states(size: int) -> mx.array:
+        context = open_()
+        context.advance(tokens[:, :BEGUN])
+        _fill(context, mx.random.key(seed))
+        parts = [tokens[:, at : at + size] for at in range(BEGUN, BEGUN + ROWS, size)]
+        scores = [context.advance(part, taps=taps) for part in parts]
+        return mx.concatenate([s.hidden[taps[0]] if taps else s.logits for s in scores], axis=1)
 
     with model.lazily():
-        model.run(tokens[:, :BEGUN], entries)
-        _fill(entries, key)
-        twin = copy.deepcopy(entries)
-        fed = tokens[:, BEGUN:]
-        together = states(fed, entries)
-        alone = [states(fed[:, row : row + 1], twin) for row in range(ROWS)]
-    expected = mx.concatenate(alone, axis=1)
+        together, expected = states(ROWS), states(1)
     # A wrong mask changes all rows but one. A token at another expert mostly changes one row.
     second_least: Any = mx.sort(_apart(together, expected)[0])[1].item()
     return second_least, expected.dtype
 
 
-def _fill(entries: list[Any], key: mx.array) -> None:
+def _random_tokens(model: TappedNetwork, seed: int) -> mx.array:
+    key = mx.random.key(seed)
+    return mx.random.randint(0, model.vocabulary, (1, BEGUN + ROWS), mx.int32, key=key)
+
+
+def _fill(context: DecoderOnlyContext, key: mx.array) -> None:
     """Fill attention caches up to the largest window without a pass over that many tokens.
 
     All keys that are put in are equal, so that attention weighs them equally. The values that leave
     the window next are large. A window that is one token too wide or too narrow therefore changes
     the result, even if the window is large."""
-    caches = [slot.cache for slot in slots(entries)]
-    for cache in caches:
-        if type(cache) is RotatingKVCache:
-            cache.max_size = min(cache.max_size, WIDEST)
-    size = max((cache.max_size for cache in caches if type(cache) is RotatingKVCache), default=0)
-    for cache in caches:
-        if size <= BEGUN or type(cache) not in (KVCache, RotatingKVCache) or cache.keys is None:
+    windows = context.rows.windows.values()
+    for window in windows:
+        window.size = min(window.size, WIDEST)
+    size = max((window.size for window in windows), default=0)
+    if size <= BEGUN:
+        return
+    context.rows.begin((size,))
+    for cache in context.attention:
+        keys, values = cache.keys, cache.values
+        if keys is None or values is None:
             continue
-        held = min(size, getattr(cache, "max_size", size))
-        heads, width = cache.values.shape[1], cache.values.shape[3]
+        held = min(size, cache.max_size) if isinstance(cache, WindowCache) else size
+        heads, width = values.shape[1], values.shape[3]
         # The largest values are near 2 ** 15. The largest number of float16 is twice that.
         scale = min(held, 32) * OUTWEIGHS ** mx.arange(ROWS, 0, -1)[:, None]
         leaving = scale * mx.random.normal((1, heads, ROWS, width), key=key)
-        values = mx.pad(leaving[:, :, :held], [(0, 0), (0, 0), (0, max(0, held - ROWS)), (0, 0)])
-        cache.values = values.astype(cache.values.dtype)
-        cache.keys = mx.zeros((*cache.keys.shape[:2], held, cache.keys.shape[3]), cache.keys.dtype)
-        cache.offset = size
-        if type(cache) is RotatingKVCache:
-            cache._idx = held
+        filled = mx.pad(leaving[:, :, :held], [(0, 0), (0, 0), (0, max(0, held - ROWS)), (0, 0)])
+        equal = mx.zeros((*keys.shape[:2], held, keys.shape[3]), keys.dtype)
+        cache.hold([[equal, filled.astype(values.dtype)]])
 
 
-def _taps(model: TappedNetwork, entries: list[Any]) -> list[str]:
-    """Return the name of the hidden state to compare, or an empty list if the model hides it.
-
-    It is the output of the first layer after which no new kind of layer follows. Layers are of one
-    kind if their modules and their caches are of the same classes and sizes."""
+def _layers_to_try(model: TappedNetwork, context: DecoderOnlyContext) -> int:
+    """Return the number of layers after which no new kind of layer follows. Layers are of one kind
+    if their modules and their caches are of the same classes and sizes."""
     layers = list(getattr(model.network, "layers", ()))
     kinds: dict[Hashable, int] = {}
     for number, layer in enumerate(layers):
-        cache = entries[number] if len(entries) == len(layers) else None
+        cache = context.entries[number] if len(context.entries) == len(layers) else None
         parts = tuple((path, type(module).__name__) for path, module in layer.named_modules())
         kinds.setdefault((parts, type(cache), getattr(cache, "max_size", None)), number)
-    enough = max([LAYERS - 1, *kinds.values()])
-    name = after(min(enough, len(layers) - 1))
+    return min(max([LAYERS - 1, *kinds.values()]) + 1, len(layers))
+
+
+def _taps(model: TappedNetwork, context: DecoderOnlyContext) -> list[str]:
+    """Return the name of the hidden state to compare, or an empty list if the model hides it. It is
+    the output of the last layer to try."""
+    name = after(_layers_to_try(model, context) - 1)
     try:
         model.tap(name)
     except (OptionError, ValueError, TypeError):

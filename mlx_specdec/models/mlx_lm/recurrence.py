@@ -1,0 +1,220 @@
+"""Repetition of recurrences over the accepted rows of a pass, without the target's weights.
+
+A recurrent state cannot drop its newest tokens. After a rejection it is restored to the copy from
+before the pass, and advanced over the accepted tokens. Their projections were computed in the pass.
+Therefore the modules that write the state are called again with the first rows of their arguments.
+Each projection inside of them then returns the first rows of its earlier result. MLX is lazy, so a
+call computes only what the state depends on: convolutions, gates and the recurrence, but neither
+attention nor the output projection. This needs no knowledge of a family. `trials.py` tries it."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map
+from mlx_lm.models.cache import CacheList
+
+from ..patches import RECORDED, WATCHED
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of a module that writes recurrent state.
+
+    Attributes:
+        module: The module.
+        args, kwargs: The arguments, among them caches.
+        projections: The results of the projections inside, by the id of the module."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    projections: dict[int, list[mx.array]] = field(default_factory=dict)
+
+
+class _Building(threading.local):
+    """The recorded or repeated calls of the pass that a thread is building.
+
+    Attributes:
+        calls: The recorded calls of the pass, or None if it is not recorded.
+        call: The call that is being recorded.
+        repeated: The rows that projections return instead of computing them, by module."""
+
+    calls: list[Call] | None = None
+    call: Call | None = None
+    repeated: dict[int, list[mx.array]] | None = None
+
+
+class Recurrences:
+    """The modules of a network that write recurrent state, whose calls can be recorded.
+
+    Args:
+        network: The network, whose modules are changed.
+        entries: Empty caches of one sequence.
+        opaque: The caches among them that cannot drop entries."""
+
+    def __init__(self, network: nn.Module, entries: list[Any], opaque: Sequence[Any]) -> None:
+        self._building = _Building()
+        writers = _writers(network, entries, opaque)
+        inside = {id(m): m for writer in writers for m in writer.modules() if _projects(m)}
+        RECORDED.extend(writers, __call__=self._write)
+        RECORDED.extend(inside.values(), __call__=self._project)
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[Call]]:
+        """Record the calls of a pass of this thread."""
+        calls: list[Call] = []
+        self._building.calls = calls
+        try:
+            yield calls
+        finally:
+            self._building.calls = None
+
+    def repeat(
+        self,
+        calls: Sequence[Call],
+        shape: tuple[int, int],
+        sequences: mx.array | None,
+        rows: int,
+        caches: dict[int, Any],
+    ) -> None:
+        """Repeat the calls of a pass over its first rows.
+
+        Args:
+            calls: The recorded calls.
+            shape: The number of sequences and of rows of the pass.
+            sequences: The sequences to repeat, (n,) int32, or None for all.
+            rows: The number of rows to repeat.
+            caches: By the id of each recurrent cache of the pass, the cache to write instead. It
+                holds the state of the sequences from before the pass."""
+
+        def first_rows(array: mx.array) -> mx.array:
+            return array[:, :rows] if sequences is None else array[sequences, :rows]
+
+        def part(value: Any) -> Any:
+            if isinstance(value, CacheList):
+                return CacheList(*[caches.get(id(c)) or _Unwritten() for c in value.caches])
+            if not isinstance(value, mx.array):
+                return caches.get(id(value), value)
+            if value.dtype == mx.bool_:
+                return None  # a mask of attention, whose result is not computed
+            if value.shape == shape[:1] and sequences is not None:
+                return value[sequences]  # one position for each sequence
+            return first_rows(value) if value.shape[:2] == shape else value
+
+        for call in calls:
+            self._building.repeated = {
+                number: list(map(first_rows, results))
+                for number, results in call.projections.items()
+                if all(result.ndim == 3 and result.shape[:2] == shape for result in results)
+            }
+            try:
+                call.module(*tree_map(part, call.args), **tree_map(part, call.kwargs))
+            finally:
+                self._building.repeated = None
+
+    def _write(self, plain: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        building = self._building
+        if building.calls is None or building.call is not None:
+            return plain(module, *args, **kwargs)
+        building.call = Call(module, args, kwargs)
+        building.calls.append(building.call)
+        try:
+            return plain(module, *args, **kwargs)
+        finally:
+            building.call = None
+
+    def _project(self, plain: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        building = self._building
+        if building.repeated and (results := building.repeated.get(id(module))):
+            return results.pop(0)
+        result = plain(module, *args, **kwargs)
+        if building.call is not None:
+            building.call.projections.setdefault(id(module), []).append(result)
+        return result
+
+
+class _Unwritten:
+    """A KV cache that writes nothing, for a repeated call that also gets a recurrent cache.
+    The KV cache is rewound on its own, and no position is part of a recurrent state."""
+
+    offset = 0
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        return keys, values
+
+
+def _projects(module: nn.Module) -> bool:
+    """Return whether a module multiplies by a matrix, so that repeating it would read weights."""
+    weight = module.get("weight")
+    return isinstance(weight, mx.array) and weight.ndim == 2
+
+
+@dataclass(eq=False)
+class _Visit:
+    """A module's call with a cache, and the contents of the cache before and after it."""
+
+    module: nn.Module | None
+    before: list[Any]
+    after: list[Any] = field(default_factory=list)
+    inner: list["_Visit"] = field(default_factory=list)
+
+    def writers(self) -> Iterator[nn.Module]:
+        """Yield the modules that change the cache: this one, or only modules inside of it."""
+        between = [self.before, *[state for v in self.inner for state in (v.before, v.after)]]
+        between.append(self.after)
+        pairs = zip(between[::2], between[1::2], strict=True)
+        if self.module is not None and any(not _same(*pair) for pair in pairs):
+            yield self.module
+        else:
+            for visit in self.inner:
+                yield from visit.writers()
+
+
+def _writers(network: nn.Module, entries: list[Any], opaque: Sequence[Any]) -> list[nn.Module]:
+    """Return the modules that change opaque caches. Nothing is computed."""
+    open_visits = {id(cache): [_Visit(None, [])] for cache in opaque}
+
+    def observe(plain: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        values = [
+            part
+            for value in (*args, *kwargs.values())
+            for part in (value.caches if isinstance(value, CacheList) else [value])
+        ]
+        caches = [value for value in values if id(value) in open_visits]
+        for cache in caches:
+            visit = _Visit(module, _contents(cache))
+            open_visits[id(cache)][-1].inner.append(visit)
+            open_visits[id(cache)].append(visit)
+        result = plain(module, *args, **kwargs)
+        for cache in caches:
+            open_visits[id(cache)].pop().after = _contents(cache)
+        return result
+
+    modules = network.modules()
+    try:
+        WATCHED.extend(modules, __call__=observe)
+        network(mx.zeros((1, 2), dtype=mx.int32), cache=entries)
+    finally:
+        for module in modules:
+            WATCHED.undo(module)
+    found = {id(m): m for [root] in open_visits.values() for m in root.writers()}
+    return list(found.values())
+
+
+def _contents(cache: Any) -> list[Any]:
+    """Return everything that a cache holds."""
+    values: list[Any] = []
+    for value in vars(cache).values():
+        values += value if isinstance(value, (list, tuple)) else [value]
+    return values
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(
+        a is b or (isinstance(a, int) and a == b) for a, b in zip(one, other, strict=True)
+    )
