@@ -145,11 +145,11 @@ class Passes:
 @pytest.mark.parametrize("how", ["plain", "drafted", "auto"])
 def test_every_pass_has_two_to_five_rows(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    real = DecoderOnlyModel.open
+    real = DecoderOnlyModel.open_batch
     pair = decoder_only("llama")
     monkeypatch.setattr(
         DecoderOnlyModel,
-        "open",
+        "open_batch",
         lambda self, *arguments: Passes(
             real(self, *arguments), rows if self is pair.target else []
         ),
