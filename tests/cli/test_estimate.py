@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.measure import estimate as estimating
+from mlx_specdec.measure.estimate import ModelSource
 from mlx_specdec.process import device_name
 
 from ..support import tiny
@@ -80,9 +81,9 @@ def test_a_pair_that_does_not_fit_gets_a_clear_no(run: Run, tmp_path: Path) -> N
 def test_types_and_packing_are_requested_with_the_flags_of_generate(
     run: Run, pair: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests: list[estimating.Asked] = []
+    requests: list[ModelSource] = []
 
-    def look(target: estimating.Asked, draft: estimating.Asked, *rest: object, **more: object):
+    def look(target: ModelSource, draft: ModelSource, *rest: object, **more: object):
         requests.extend((target, draft))
         return whole(target, draft, *rest, **more)
 

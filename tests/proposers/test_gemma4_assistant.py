@@ -104,12 +104,9 @@ def changed(directory: Path, inner: dict | None = None, **changes: object) -> Pa
     ("inner", "changes", "match"),
     [
         ({"hidden_size": 48}, {}, "has shape .* where config.json asks for"),
-        ({"num_hidden_layers": 2}, {}, "for each of 2 layers"),
-        ({"hidden_activation": "silu"}, {}, "'silu' for hidden_activation"),
         ({"enable_moe_block": True}, {}, "0 or false in an assistant"),
         ({"rope_parameters": {"full_attention": {"partial_rotary_factor": 2}}}, {}, "ValueError"),
-        ({}, {"text_config": None}, "has no num_hidden_layers"),
-        ({}, {"use_ordered_embeddings": True}, "a divisor of the 40 tokens"),
+        ({}, {"text_config": None}, "has no hidden_size"),
     ],
 )
 def test_files_that_contradict_themselves_are_refused(
@@ -117,18 +114,6 @@ def test_files_that_contradict_themselves_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=match):
         read(changed(tmp_path / "drafter", inner, **changes))
-
-
-def test_an_ordering_that_names_a_token_twice_is_refused(tmp_path: Path) -> None:
-    directory = tmp_path / "drafter"
-    shutil.copytree(FIXTURES / "ordered" / "assistant", directory)
-    file = directory / "model.safetensors"
-    tensors = dict(mx.load(str(file)))
-    mx.eval(list(tensors.values()))
-    damaged = {**tensors, "masked_embedding.token_ordering": mx.zeros(40, mx.int64)}
-    mx.save_safetensors(str(file), damaged)
-    with pytest.raises(CheckpointError, match="does not name every token once"):
-        read(directory)
 
 
 def llama(**changes: int) -> Base:
@@ -149,7 +134,3 @@ def test_another_target_is_refused() -> None:
     files.check_config({"model_type": "gemma4", "text_config": {"hidden_size": 24}})
     with pytest.raises(CheckpointError, match=r"has no \w+_attention for"):
         attach(files, llama(), NumberFormat())
-    changed = replace(files, head_dims={**files.head_dims, "full_attention": 8})
-    target = load_model(FIXTURES / "dense" / "target", dtype="float32").model
-    with pytest.raises(CheckpointError, match="no full_attention for 4 heads of width 8"):
-        attach(changed, target, NumberFormat())

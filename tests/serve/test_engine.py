@@ -109,8 +109,8 @@ def test_an_engine_logs_why_it_decodes_one_request_at_a_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     size = load_tokenizer(byte_level(tmp_path), kind="decoder-only").size
-    model = tiny.write("mamba2", tmp_path, vocab_size=size)
+    model = tiny.write("recurrent_gemma", tmp_path, vocab_size=size)
     with caplog.at_level("INFO"), running((model, None), batch_size=2):
         pass
-    reason = "cannot take several sequences in one pass: its caches of type ArraysCache hold one"
+    reason = "cannot take several sequences in one pass: the recurrent state of an empty sequence"
     assert f"requests are decoded one at a time: {model} {reason}" in caplog.text

@@ -127,9 +127,9 @@ class Writing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model if self._context is None else self._context, name)
 
-    def open(self, prompt: Sequence[int], cached: Any = None) -> Writing:
+    def open_batch(self, prompts: Sequence[Sequence[int]], cached: Any = ()) -> Writing:
         opened = Writing(self._model, self._text)
-        opened._context, opened._prompt = self._model.open(prompt, cached), len(prompt)
+        opened._context, opened._prompt = self._model.open_batch(prompts, cached), len(prompts[0])
         return opened
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Any:

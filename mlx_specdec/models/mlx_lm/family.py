@@ -48,7 +48,8 @@ class DecoderOnlyOutline(Outline):
 
     def cache_nbytes(self, prompt: int, generated: int) -> int:
         """Return the bytes of the caches after passes of these sizes, which are not computed."""
-        model = self._model()
+        length = max_length(self._config, self.network)
+        model = DecoderOnlyModel(self.network, length, computes=False)
         context = model.untried()
         with model.lazily():
             for rows in (prompt, *[1] * min(1, generated), generated - 1):
