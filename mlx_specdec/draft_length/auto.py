@@ -26,6 +26,8 @@ MARGIN = 1.03
 better than plain decoding for each doubling of the rows, because rows end at different times."""
 EXPLORE = 64
 """Rounds between two trials of old candidates. The first trials come sooner."""
+OLD = 512
+"""Rounds after which a timing counts little, and plain decoding is tried whatever a draft gains."""
 TOO_EXPENSIVE = 3.0
 """Plain steps per draft token above which a proposer is dropped after its first round."""
 EXPECTED, PRIOR = 0.7, 8.0
@@ -113,14 +115,9 @@ class CostTable:
         plain: The entry of plain decoding."""
 
     def __init__(self, memory: Memory, rows: int, doublings: int, names: Sequence[str]) -> None:
-        """Open the saved table, or begin with the nearest one's costs and little weight.
-
-        Args:
-            memory: The saved tables of the pair.
-            rows: Sequences of the batch, a power of two.
-            doublings: How often the context doubled beyond 1,024 tokens.
-            names: `Source.costs` of all proposers.
-        """
+        """Open the saved table, or begin with the nearest one's costs and little weight. names:
+        `Source.costs` of all proposers. doublings: How often the context doubled beyond 1,024
+        tokens."""
 
         def opened(name: str, default: list[Any]) -> list[Any]:
             entries, key = memory.entries, f"{name}, {rows} rows, {doublings} doublings"
@@ -157,6 +154,7 @@ class CostTable:
         """Learn from a round."""
         entry, state = self.entry(name, drafted), self.state
         error = math.log(seconds) - entry[0] - state[0]
+        entry[1] = min(entry[1], 2.0) if state[1] - entry[2] > OLD else entry[1]
         # A far shorter round than the first ones shows that these stalled.
         new = not entry[1] or (entry[1] < 3 and error < -STALL)
         error = error if new else min(error, STALL)
@@ -404,9 +402,11 @@ class AutoLength(DraftLength):
     def _explore(self, size: _Size) -> None:
         """Try the oldest of the other candidates that could be best."""
         table, hopeful = size.table, []
-        if any(size.limits.values()) and size.rate < (1.5 if table.plain[1] >= EVERY else 2.0):
-            # All costs are compared with plain decoding's.
-            hopeful.append((table.plain[2] if table.plain[1] >= 4 else -1, "", 0))
+        # All costs are compared with plain decoding's, which may have been timed in a slow moment.
+        old = table.plain[1] < 4 or table.state[1] - table.plain[2] > OLD
+        rival = size.rate < (1.5 if table.plain[1] >= EVERY else 2.0)
+        if any(size.limits.values()) and (old or rival):
+            hopeful.append((-1 if old else table.plain[2], "", 0))
         for source in self._paid:
             if source.name in self._dropped or self._reading(size, source) > EVERY:
                 continue
@@ -437,13 +437,13 @@ class AutoLength(DraftLength):
         for source in self._paid:
             costs, rates = size.table.costs(source), self._rates(size, source)
             lengths = [n for n in LENGTHS if n <= source.most]
-            chances = self._acceptance[source.name].chances()[: min(source.most, 8)]
+            reached = self._acceptance[source.name].chances()[: min(source.most, 8)]
+            chances = [f"{chance:.2f}" for chance in reached]
+            times = " ".join(f"{1000 * plain * costs[n]:.1f}" for n in lengths)
+            speeds = " ".join(f"{rates[n] / plain:.0f}" for n in lengths)
             parts.append(
                 f"{source.name or 'draft'}: {size.limits[source.name]} draft tokens, since the "
-                f"first 1, 2, ... are accepted with probability "
-                f"{' '.join(f'{chance:.2f}' for chance in chances)}, and "
-                f"{', '.join(map(str, lengths))} draft tokens take "
-                f"{' '.join(f'{1000 * plain * costs[n]:.1f}' for n in lengths)} ms per round, "
-                f"{' '.join(f'{rates[n] / plain:.0f}' for n in lengths)} tokens/s"
+                f"first 1, 2, ... are accepted with probability {' '.join(chances)}, and "
+                f"{', '.join(map(str, lengths))} take {times} ms per round, {speeds} tokens/s"
             )
         return "; ".join(parts)

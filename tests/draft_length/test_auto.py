@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlx_specdec.draft_length.auto import EVERY, EXPLORE, LONG_PROMPT, AutoLength, Source
+from mlx_specdec.draft_length.auto import EVERY, EXPLORE, LONG_PROMPT, OLD, AutoLength, Source
 from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.draft_length.saved import Memory
 from mlx_specdec.errors import OptionError
@@ -290,3 +290,12 @@ def test_a_survey_runs_its_lengths_in_turn_and_counts_no_acceptance() -> None:
         assert (lengths.size(1).table.entry("draft", 4)[1] > 0) is (number == 1)
     assert lengths.size(1).table.costs(DRAFT)[4] == pytest.approx(cheap(4), rel=0.02)
     assert not any(map(sum, memory.entries["acceptance draft"]))
+
+
+def test_plain_decoding_is_timed_again_if_it_was_timed_in_a_slow_moment() -> None:
+    memory = known((DRAFT, 0.5, 0.3))
+    lengths = AutoLength([DRAFT], memory)
+    lengths.size(1).table.plain[0] += 2.0
+    lengths.begin(10, 5, 10_000)
+    chosen = run(lengths, 4 * OLD, lambda n: 1 + 0.5 * n, lambda number: number % 3 == 0)
+    assert any(chosen[:OLD]) and sum(map(bool, chosen[-OLD:])) < OLD // 8
