@@ -181,18 +181,17 @@ class CostTable:
 
 @dataclass
 class _Size:
-    """The decisions for batches of one size.
+    """The decisions for batches of one size, a power of two.
 
     Attributes:
-        rows: The number of sequences, a power of two.
         limits: The draft length of each proposer.
         prices: `AutoLength.prices` of each proposer that uses them.
         rate: Tokens per plain step's time of the chosen candidate.
         due: Rounds until the next choice.
         trial: Whether an old candidate is being tried.
         plain_steps: Plain steps since the last draft.
-        context: Committed tokens of a sequence.
-        remaining: Tokens of a sequence that may still be emitted."""
+        idle: Choices since a free proposer drafted in a batch.
+        context, remaining: Committed tokens of a sequence, and tokens that may still follow."""
 
     rows: int
     limits: dict[str, int]
@@ -202,6 +201,7 @@ class _Size:
     due: int = 0
     trial: bool = False
     plain_steps: int = 0
+    idle: int = 0
     context: int = 0
     remaining: float = math.inf
 
@@ -217,13 +217,9 @@ class AutoLength(DraftLength):
         memory: Memory | None = None,
         survey: Sequence[int] = (),
     ) -> None:
-        """Create the draft length of one request or of many.
-
-        Args:
-            sources: The proposers in the order in which they propose.
-            memory: The saved tables of the pair, which are changed in place.
-            survey: Draft lengths that are run in turn, only to time them.
-        """
+        """Create the draft length of one request or of many. sources: The proposers in the order in
+        which they propose. memory: The saved tables of the pair, which are changed in place.
+        survey: Draft lengths that are run in turn, only to time them."""
         self._memory = memory or Memory()
         self._sources = {source.name: source for source in sources}
         self._paid = [source for source in sources if not source.free]
@@ -266,6 +262,7 @@ class AutoLength(DraftLength):
         size = self._newest = self.size(rows)
         size.due -= 1
         size.plain_steps = 0 if report.size or report.drained else size.plain_steps + 1
+        size.idle = 0 if report.size and source.free else size.idle
         if not report.drained:
             self._time(size, source, report)
         committed = left = emitted = 0
@@ -358,6 +355,7 @@ class AutoLength(DraftLength):
         doublings = max(0, size.context.bit_length() - 10)
         size.table = table = CostTable(self._memory, size.rows, doublings, list(names))
         before, size.due, size.trial, size.prices = size.limits, EVERY, False, {}
+        size.idle += 1
         size.limits = dict.fromkeys(self._sources, 0)
         if self._survey:
             drafted = self._survey[self.surveyed % len(self._survey)]
@@ -393,7 +391,9 @@ class AutoLength(DraftLength):
             self._explore(size)
         for source in self._sources.values():
             if source.free:
-                size.limits[source.name] = source.most
+                # In a batch, searching for every row takes time even if nothing is proposed.
+                rests = size.rows > 1 and size.idle % (EXPLORE // EVERY) > 1
+                size.limits[source.name] = 0 if rests else source.most
                 size.prices[source.name] = Prices(table.costs(source), 1 / size.rate)
             elif source.stops and size.limits[source.name] and not size.trial:
                 costs = table.costs(source, f"{source.costs}, drafted")

@@ -299,3 +299,18 @@ def test_plain_decoding_is_timed_again_if_it_was_timed_in_a_slow_moment() -> Non
     lengths.begin(10, 5, 10_000)
     chosen = run(lengths, 4 * OLD, lambda n: 1 + 0.5 * n, lambda number: number % 3 == 0)
     assert any(chosen[:OLD]) and sum(map(bool, chosen[-OLD:])) < OLD // 8
+
+
+def test_in_a_batch_lookup_rests_while_it_finds_nothing() -> None:
+    lengths = AutoLength([LOOKUP], known((LOOKUP, 0.1, 0.5), rows=8))
+    limits = []
+    for _ in range(4 * EXPLORE):
+        limits.append(lengths.limit("ngram", 16, rows=8) > 0)
+        lengths.on_round(a_round(0, rows=8))
+    assert 0 < sum(limits) <= EXPLORE
+    for _ in range(EXPLORE):
+        if lengths.limit("ngram", 16, rows=8):
+            lengths.on_round(a_round(2, 2, 1.2, source="ngram", rows=8))
+        else:
+            lengths.on_round(a_round(0, rows=8))
+    assert lengths.limit("ngram", 16, rows=8) > 0
