@@ -119,7 +119,7 @@ def test_only_the_modules_that_write_recurrent_state_are_repeated(
     repeated = set()
     repeat = Recurrences.repeat
 
-    def watched(self: Recurrences, calls: list[recurrence.Call], *args: Any) -> None:
+    def watched(self: Recurrences, calls: list[recurrence.RecordedCall], *args: Any) -> None:
         repeated.update(type(call.module).__name__ for call in calls)
         repeat(self, calls, *args)
 

@@ -22,7 +22,7 @@ from ..patches import RECORDED, WATCHED
 
 
 @dataclass(eq=False)
-class Call:
+class RecordedCall:
     """A call of a module that writes recurrent state.
 
     Attributes:
@@ -44,8 +44,8 @@ class _Building(threading.local):
         call: The call that is being recorded.
         repeated: The rows that projections return instead of computing them, by module."""
 
-    calls: list[Call] | None = None
-    call: Call | None = None
+    calls: list[RecordedCall] | None = None
+    call: RecordedCall | None = None
     repeated: dict[int, list[mx.array]] | None = None
 
 
@@ -65,9 +65,9 @@ class Recurrences:
         RECORDED.extend(inside.values(), __call__=self._project)
 
     @contextmanager
-    def recorded(self) -> Iterator[list[Call]]:
+    def recorded(self) -> Iterator[list[RecordedCall]]:
         """Record the calls of a pass of this thread."""
-        calls: list[Call] = []
+        calls: list[RecordedCall] = []
         self._building.calls = calls
         try:
             yield calls
@@ -76,7 +76,7 @@ class Recurrences:
 
     def repeat(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[RecordedCall],
         shape: tuple[int, int],
         sequences: mx.array | None,
         rows: int,
@@ -121,7 +121,7 @@ class Recurrences:
         building = self._building
         if building.calls is None or building.call is not None:
             return plain(module, *args, **kwargs)
-        building.call = Call(module, args, kwargs)
+        building.call = RecordedCall(module, args, kwargs)
         building.calls.append(building.call)
         try:
             return plain(module, *args, **kwargs)

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 
 from ...errors import RewindError
 from .caches import BatchedCache
-from .recurrence import Call, Recurrences
+from .recurrence import RecordedCall, Recurrences
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Boundary:
     copies: list[Any]
     passed: list[Any]
     rows: int
-    calls: list[Call]
+    calls: list[RecordedCall]
 
     def reaches(self, row: int, length: int) -> bool:
         """Return whether the state of a sequence can be advanced to this length."""
@@ -92,7 +92,7 @@ class States:
             yield
             return
         # Copy all at once, so that objects that caches share are shared by the copies too.
-        copies, passed, calls = copy.deepcopy(self.caches), self.caches, list[Call]()
+        copies, passed, calls = copy.deepcopy(self.caches), self.caches, list[RecordedCall]()
         if rows > 1 and self._recurrences is not None:
             with self._recurrences.recorded() as calls:
                 yield
