@@ -23,7 +23,8 @@ from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag, g
 from .loading import MemoryFlags, TextFlags, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
-    from ..engine.request import Labels, Part, Request
+    from ..engine.request import Request
+    from ..engine.results import Labels, Part
     from ..engine.scheduler import Scheduler
     from ..text.chat import Messages
 

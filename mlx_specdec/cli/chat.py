@@ -20,7 +20,7 @@ from .serve import Defaults
 
 if TYPE_CHECKING:
     from ..engine.pair import Pair
-    from ..engine.request import Result
+    from ..engine.results import Result
     from ..options import Options
 
 BLOCK = '"""'

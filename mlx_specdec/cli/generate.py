@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..engine.generate import Run
     from ..engine.pair import Pair
     from ..engine.prompt_cache import PromptCache
-    from ..engine.request import Result
+    from ..engine.results import Result
 
 PIPE_SECONDS = 5.0
 """Seconds to wait for the first byte from standard input if no prompt is named."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..decoding.sequence import Emission
-    from ..engine.request import Labels, Result
+    from ..engine.results import Labels, Result
     from ..measure.margins import Margins
 
 GREEN_UNDERLINED = "\x1b[32;4m"

@@ -323,7 +323,7 @@ class AutoLength(DraftLength):
         return self._sources.get(name) or next(iter(self._sources.values()))
 
     def size(self, rows: int) -> _Size:
-        """Return what was decided for a batch."""
+        """Return the decisions for batches of this size."""
         rounded = 1 << (rows - 1).bit_length()
         if rounded not in self._sizes:
             self._choose(self._new_size(rounded))

@@ -55,7 +55,7 @@ class DraftLength(RoundListener, Protocol):
         return None
 
     def save(self) -> None:
-        """Save what was learned."""
+        """Save the learned costs and acceptance rates for later completions."""
         return None
 
 

@@ -25,11 +25,7 @@ from ..text.tokenizer import SENTINEL
 from ..verification import rules
 from .memory import Extent
 from .pair import Pair
-from .results import NO_TEXT
-from .results import STUCK as STUCK
-from .results import Labels as Labels
-from .results import Part as Part
-from .results import Result as Result
+from .results import NO_TEXT, Labels, Part, Result
 
 Prompt = str | Sequence[int] | Messages
 

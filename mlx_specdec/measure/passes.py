@@ -37,7 +37,7 @@ WORTHWHILE = 0.6
 
 @dataclass(frozen=True)
 class PassCosts:
-    """The median times of passes, in seconds.
+    """The costs of passes: their median times, in seconds.
 
     Attributes:
         draft: A draft step over one token; None without a draft.

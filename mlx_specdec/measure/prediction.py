@@ -216,7 +216,7 @@ class ClusterSpeeds:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines that share the target. Each of them holds the whole draft.
+    """A cluster: several machines share the target, and each of them holds the whole draft.
 
     Attributes:
         mode: "pipeline" or "tensor".

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..decoding.sequence import Emission, TokenLogprob
-from ..engine.request import Part, Result
+from ..engine.results import Part, Result
 from ..text.vocabulary import token_bytes
 from ..version import __version__
 from .bodies import Body

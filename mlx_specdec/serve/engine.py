@@ -14,7 +14,8 @@ from ..engine.memory import BatchSize, MemoryBudget
 from ..engine.pair import Pair
 from ..engine.prompt_cache import PromptCache
 from ..engine.prompt_cache_files import Store
-from ..engine.request import Part, Request
+from ..engine.request import Request
+from ..engine.results import Part
 from ..engine.scheduler import Failures, Scheduler
 from ..models.wired_memory import release
 from ..options import Options

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ..decoding.sequence import Emission
-from ..engine.request import STUCK, Part
+from ..engine.results import STUCK, Part
 from ..errors import SpecdecError
 from .answers import NOTHING, Choice, Payload, Writer, server_sent_event
 from .bodies import Fields, parse

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.engine.request import Part, Request
+from mlx_specdec.engine.request import Request
+from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module

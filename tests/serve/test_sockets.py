@@ -26,7 +26,7 @@ from starlette.routing import Route
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache_files import Store
-from mlx_specdec.engine.request import Part
+from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.serve import server as server_module
 from mlx_specdec.serve.app import Access

@@ -20,7 +20,8 @@ from starlette.testclient import TestClient
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import with_history
 from mlx_specdec.engine.prompt_cache_files import Store
-from mlx_specdec.engine.request import Part, Request
+from mlx_specdec.engine.request import Request
+from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.options import Options
 from mlx_specdec.serve.app import Access, make_app
