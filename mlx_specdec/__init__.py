@@ -52,8 +52,12 @@ if TYPE_CHECKING:
     from .errors import SourceError as SourceError
     from .errors import SpecdecError as SpecdecError
     from .errors import VocabularyError as VocabularyError
+    from .interfaces import Noise as Noise
+    from .interfaces import Proposal as Proposal
     from .interfaces import Proposer as Proposer
     from .interfaces import Rule as Rule
+    from .interfaces import Scores as Scores
+    from .interfaces import Verdict as Verdict
     from .models.cache_settings import CacheSettings as CacheSettings
     from .options import Options as Options
 
@@ -65,6 +69,7 @@ _HOMES = {
     "DraftLength": "draft_length.length",
     "Emission": "decoding.sequence",
     "Labels": "engine.results",
+    "Noise": "interfaces",
     "OptionError": "errors",
     "Options": "options",
     "OutputError": "errors",
@@ -73,6 +78,7 @@ _HOMES = {
     "Piece": "decoding.sequence",
     "PromptCache": "engine.prompt_cache",
     "PromptError": "errors",
+    "Proposal": "interfaces",
     "Proposer": "interfaces",
     "ConversionReport": "conversion.report",
     "Request": "engine.request",
@@ -81,6 +87,7 @@ _HOMES = {
     "Rule": "interfaces",
     "Run": "engine.generate",
     "Scheduler": "engine.scheduler",
+    "Scores": "interfaces",
     "Seconds": "decoding.statistics",
     "SourceError": "errors",
     "SourceFigures": "decoding.statistics",
@@ -88,6 +95,7 @@ _HOMES = {
     "Statistics": "decoding.statistics",
     "TextChange": "conversion.verify",
     "TokenLogprob": "decoding.sequence",
+    "Verdict": "interfaces",
     "VocabularyError": "errors",
     "convert": "conversion.convert",
     "generate": "engine.generate",

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,27 @@ def test_the_readmes_python_runs(
     monkeypatch.chdir(ROOT)
     exec(README.read_text("utf-8").split("```python\n")[1].split("```")[0], {})
     assert len(capsys.readouterr().out) > 3
+
+
+CHAT_MODEL = "cache/SmolLM2-135M-Instruct.Q4_1.gguf"
+"""The model of the chat example, which tests do not download. A shipped model with a chat template
+takes its place, and its output is not compared."""
+
+
+def test_the_python_page_prints_what_it_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+    stand_in = tmp_path / CHAT_MODEL
+    shutil.copytree(ROOT / "weights" / "py-llama", stand_in)
+    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    (stand_in / "chat_template.jinja").write_text(template, "utf-8")
+    (tmp_path / "weights").symlink_to(ROOT / "weights")
+    monkeypatch.chdir(tmp_path)
+    page, names = (ROOT / "docs" / "python.md").read_text("utf-8"), {}
+    examples = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", page, re.S)
+    assert len(examples) == page.count("```python") == 10
+    for code, output in examples:
+        exec(code, names)
+        printed = capsys.readouterr().out
+        assert printed == output or (CHAT_MODEL in code and printed)
