@@ -67,8 +67,14 @@ def parsed(words: list[str]) -> None:
         parsed(words[words.index("--") + 1 :])
 
 
-def test_the_readme_is_short() -> None:
-    assert README.read_text("utf-8").count("\n") <= 130
+def test_the_pages_are_short() -> None:
+    pages = [page.read_text("utf-8") for page in PAGES]
+    assert pages[0].count("\n") <= 100 and sum(len(page.split()) for page in pages[1:]) <= 18_000
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text("utf-8")
+    assert {page.name for page in PAGES[1:]} - {"README.md"} == set(re.findall(r"\((\w[\w-]*\.md)", index))
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_step_that_was_interrupted_in_its_middle_is_not_gone_on_with() -> None
 
 def test_architecture_prints_the_loop_as_it_is() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    methods = (Decoding.step, Decoding._round, Decoding._submit, Decoding._commit)
+    methods = (Decoding._round, Decoding._submit, Decoding._commit)
     loop = "\n\n".join(textwrap.dedent(inspect.getsource(method)) for method in methods)
     assert f"```python\n{loop}```" in page, "copy the methods into docs/architecture.md"
     assert loop.count("\n") <= 120

@@ -68,4 +68,4 @@ def test_the_docs_show_the_proposer_that_is_tested() -> None:
     section = DOCS.read_text(encoding="utf-8").split("## Where new things go: a proposer")[1]
     block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
     assert block is not None
-    assert block[1] == Path(repeat.__file__).read_text(encoding="utf-8").split('"""\n\n', 1)[1]
+    assert Path(repeat.__file__).read_text(encoding="utf-8").endswith(block[1])
