@@ -74,11 +74,15 @@ def test_the_pages_are_short() -> None:
 
 def test_the_index_lists_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text("utf-8")
-    assert {page.name for page in PAGES[1:]} - {"README.md"} == set(re.findall(r"\((\w[\w-]*\.md)", index))
+    assert {page.name for page in PAGES[1:]} - {"README.md"} == set(
+        re.findall(r"\((\w[\w-]*\.md)", index)
+    )
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "benchmarks" / "NOTES.md"], ids=lambda page: page.name
+    "page",
+    [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "NOTES.md"],
+    ids=lambda page: page.name,
 )
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):

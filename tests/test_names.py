@@ -11,7 +11,7 @@ from mlx_specdec.cli.app import app
 
 from .support.shipped import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODULES = sorted((ROOT / "mlx_specdec").rglob("*.py"))
 PLACES = [ROOT, ROOT / "mlx_specdec", ROOT / "docs", ROOT / "scripts"]
 SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")

@@ -1,4 +1,4 @@
-"""The proposer of docs/architecture.md: what followed the newest token is proposed again."""
+"""The proposer of CONTRIBUTING.md: what followed the newest token is proposed again."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A proposer of one's own, added in the two ways that docs/architecture.md shows."""
+"""A proposer of one's own, added in the two ways that CONTRIBUTING.md shows."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ from mlx_specdec.options import Options
 from ..support.models import make_llama, make_t5
 from . import repeat
 
-DOCS = Path(__file__).parents[2] / "docs" / "architecture.md"
+DOCS = Path(__file__).parents[2] / "CONTRIBUTING.md"
 SETTINGS = {"max_tokens": 60, "num_draft": 3, "cost_cache": False}
 
 
