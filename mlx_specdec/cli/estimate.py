@@ -133,15 +133,12 @@ def _costs(speeds: Speeds, machine: Mapping[str, str]) -> str:
     passes = ", ".join(
         f"{m}: {speeds.passes[m - 1]:.2f}" for m in SHOWN_PASSES if m <= len(speeds.passes)
     )
-    text = (
+    return (
         f"A plain step takes {1000 * speeds.step_seconds:.2f} ms ({1 / speeds.step_seconds:.1f} "
         f"tokens/s); {machine['device']}, BLAS {machine['blas']}.\n"
         f"A draft step costs {speeds.draft_cost:.2f} plain steps, every round {speeds.start:.2f} "
         f"besides, a pass over m tokens\n{passes}."
     )
-    if speeds.replays:
-        text += "\nThe target cannot take single tokens back: a rejection costs another pass."
-    return text
 
 
 def _cells(one: BestLength, step_seconds: float) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ class Statistics:
         tokens_per_round: Generated tokens per round; None without rounds.
         drafted_by_position, accepted_by_position: Entry i is about the i-th draft token of a round.
         by_source: Figures by proposer, if several proposed.
-        target_passes: The number of target passes after the prefill, replays included. Pipelined
+        target_passes: The number of target passes after the prefill. Pipelined
             decoding submits one pass more than it uses.
         timed_rounds: The number of speculative rounds that were timed in parts.
         seconds: Wall times.

@@ -24,10 +24,6 @@ class Context(Protocol):
         """The number of tokens in the KV cache per sequence, without rewound tokens."""
 
     @property
-    def replays(self) -> bool:
-        """Whether a rewind into a pass of several tokens costs another pass over some of them."""
-
-    @property
     def checkpoints(self) -> bool:
         """Whether `reusable` returns snapshots, which cannot be cut to fewer tokens."""
 
@@ -45,9 +41,9 @@ class Context(Protocol):
     def rewind(self, lengths: tuple[int, ...]) -> int:
         """Drop all but the first `lengths` tokens, which are committed from then on.
 
-        Returns the number of target passes that this took: 1 for a replay, otherwise 0. Raises
-        RewindError if `lengths` exceeds the cached tokens or would drop final tokens; a context
-        never silently drops fewer tokens."""
+        Returns the number of target passes that this took. Raises RewindError if `lengths` exceeds
+        the cached tokens or would drop final tokens; a context never silently drops fewer tokens.
+        """
 
     def evaluate(self) -> None:
         """Compute the state of all tokens so far, but not their logits, and wait for it."""

@@ -191,7 +191,7 @@ class RoundReport:
     Attributes:
         size: The longest proposal of a sequence, in tokens; 0 for a plain step.
         source: See Proposal.
-        passes: Target passes submitted in this round, replays included.
+        passes: Target passes submitted in this round.
         pipelined: Whether the pass for the next token is in flight.
         ended: Whether this was the last round, after which nothing is rewound.
         waiting: Whether requests wait for a row of the batch."""

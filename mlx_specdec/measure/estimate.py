@@ -360,7 +360,6 @@ def speeds(target: PassCosts, draft: PassCosts, most: int | None = None) -> Spee
         draft_cost=cost.draft,
         passes=tuple(map(cost.pass_over, range(1, longest + 1))),
         start=cost.start,
-        replays=cost.replays,
         samples=min(target.samples, draft.samples),
         spread=max(target.spread, draft.spread),
         predictions=tuple(prediction.best(cost, alpha, drafted) for alpha in prediction.ALPHAS),

@@ -44,7 +44,6 @@ class PassCosts:
         start: The additional time of the first pass of a round. No other pass runs while MLX
             builds its graph.
         step: A plain, pipelined step; 0 if it was not timed.
-        replays: Whether the target needs another pass to rewind.
         samples: The smallest number of samples of any of these times.
         spread: The median absolute deviation of the steps, relative to their median.
     """
@@ -53,7 +52,6 @@ class PassCosts:
     passes: Mapping[int, float]
     start: float = 0.0
     step: float = 0.0
-    replays: bool = False
     samples: int = 1
     spread: float = 0.0
 
@@ -64,7 +62,6 @@ class PassCosts:
             draft=(self.draft or 0.0) / step,
             passes={size: seconds / step for size, seconds in self.passes.items()},
             start=(self.start + other) / step,
-            replays=self.replays,
         )
 
 
@@ -145,7 +142,6 @@ class PassTimer:
             passes={size: max(0.0, _typical(times) - first) for size, times in passes.items()},
             start=0.0 if draft is None else max(0.0, first - draft),
             step=_typical(steps) / STEPS if steps else 0.0,
-            replays=self.target.replays,
             samples=min(max(len(times) - 1, 1) for times in used.values()),
             spread=deviation / middle if middle else 0.0,
         )
@@ -247,7 +243,6 @@ def extended(few: PassCosts, more: PassCosts, depths: tuple[int, int], depth: in
         passes={m: line(few.passes[m], s) for m, s in more.passes.items() if m in few.passes},
         start=line(few.start, more.start),
         step=line(few.step, more.step),
-        replays=more.replays,
         samples=min(few.samples, more.samples),
         spread=max(few.spread, more.spread),
     )

@@ -2,7 +2,7 @@
 
 S(gamma) is the speedup over plain decoding of rounds with gamma draft tokens:
 
-    S(gamma) = (1 + a_1 + .. + a_gamma) / (gamma c + V(gamma + 1) + o + r)
+    S(gamma) = (1 + a_1 + .. + a_gamma) / (gamma c + V(gamma + 1) + o)
 
 All costs are in plain steps of the target. The formula is from Leviathan et al. (arXiv 2211.17192,
 section 3), with a measured V in the place of 1. a_i is the probability that the first i draft
@@ -39,13 +39,11 @@ class RoundCost:
         draft: The cost of one draft step (c).
         passes: The cost of a pass of the target, by the number of its tokens (V).
         start: The cost of a round that belongs to neither model (o).
-        replays: Whether a rejection costs another pass, over the accepted tokens (r).
     """
 
     draft: float
     passes: Mapping[int, float]
     start: float = 0.0
-    replays: bool = False
 
     def pass_over(self, tokens: int) -> float:
         """Return V, interpolated linearly between the measured numbers of tokens."""
@@ -58,14 +56,7 @@ class RoundCost:
         gamma = len(acceptance)
         if not gamma:
             return 1.0
-        cost = gamma * self.draft + self.pass_over(gamma + 1) + self.start
-        if self.replays and acceptance[-1] < 1:
-            rejected = 1 - acceptance[-1]
-            # The mean number of accepted tokens in the rounds with a rejection:
-            # the sum of i (a_i - a_(i + 1)), divided by the share of these rounds.
-            accepted = (sum(acceptance) - gamma * acceptance[-1]) / rejected
-            cost += rejected * self.pass_over(round(accepted) + 1)
-        return cost
+        return gamma * self.draft + self.pass_over(gamma + 1) + self.start
 
 
 def speedups(
@@ -101,7 +92,7 @@ def shared(cost: RoundCost, share: float, network: float) -> RoundCost:
     one machine. A pass takes `share` of its time there, and `network` plain steps more."""
     step = share + network
     passes = {m: (share * alone + network) / step for m, alone in cost.passes.items()}
-    return RoundCost(cost.draft / step, passes, cost.start / step, cost.replays)
+    return RoundCost(cost.draft / step, passes, cost.start / step)
 
 
 def break_even(cost: RoundCost, share: float, acceptance: Sequence[float]) -> float | None:
@@ -177,7 +168,6 @@ class Speeds:
     draft_cost: float
     passes: tuple[float, ...]
     start: float
-    replays: bool
     samples: int
     spread: float
     predictions: tuple[BestLength, ...]

@@ -31,10 +31,9 @@ class ExactContext:
     """An interfaces.Context of one sequence whose passes have at least two rows.
 
     Args:
-        context: The context that runs the passes. It must be able to drop its newest token without
-            a replay."""
+        context: The context that runs the passes."""
 
-    replays = checkpoints = False
+    checkpoints = False
 
     def __init__(self, context: Context) -> None:
         self._context = context

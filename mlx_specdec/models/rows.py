@@ -168,7 +168,6 @@ class RowsContext:
     """The base class of contexts in which a rewind changes only lengths. `caches` has one cache per
     layer."""
 
-    replays = False
     checkpoints = False
 
     def __init__(self, rows: Rows, caches: list[Any]) -> None:

@@ -74,7 +74,7 @@ FAMILIES = [
     Setting("gpt_oss", "tensor", SOME),
     Setting("deepseek_v3", "tensor", SOME),
     Setting("deepseek_v3", "pipeline", SOME),
-    # Recurrent layers: rejected tokens lead to a replay.
+    # Recurrent layers: a rewind repeats them on every rank.
     Setting(WITH_MTP, "tensor", WITHOUT_A_DRAFT),
 ]
 DISTURBED = {"1": {"noise": 1e-6, "sleep": 0.02}, "0": {"noise": 0.0, "sleep": 0.005}}

@@ -34,7 +34,6 @@ def test_speeds_are_seconds_in_the_unit_of_a_plain_step() -> None:
         again = best(cost, one.alpha, 16)
         assert one.num_draft == again.num_draft and one.speed_up == pytest.approx(again.speed_up)
     assert [p.alpha for p in found.predictions] == [0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
-    assert not found.replays and speeds(replace(target, replays=True), draft).replays
 
 
 def test_the_best_length_is_the_best_of_all_and_none_where_nothing_gains() -> None:
@@ -66,7 +65,6 @@ def test_every_time_of_a_model_is_extended_to_all_its_layers() -> None:
             passes={m: 0.6 + 0.1 * m * depth for m in sizes},
             start=0.1 * depth,
             step=0.5 + 0.1 * depth,
-            replays=True,
         )
 
     # A size that time sufficed for at one depth alone is no size.
@@ -75,7 +73,6 @@ def test_every_time_of_a_model_is_extended_to_all_its_layers() -> None:
     assert full.draft == pytest.approx(costs(40).draft)
     assert full.passes == pytest.approx(costs(40).passes)
     assert full.start == pytest.approx(costs(40).start)
-    assert full.replays
 
 
 def test_times_that_vary_or_rest_on_one_sample_are_remarked_on() -> None:
@@ -124,7 +121,7 @@ def test_passes_of_every_kind_of_cache_are_taken_back(family: str) -> None:
     settings = ModelSource(family, tiny.CONFIGS[family])
     # Longer than the windows.
     found = estimate(settings, settings, **{**QUICK, "prompt_tokens": 40}, clock=ticking())
-    assert found.speeds is not None and not found.speeds.replays
+    assert found.speeds is not None
     assert len(found.speeds.passes) == LONGEST_DRAFT + 1
 
 

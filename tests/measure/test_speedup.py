@@ -41,17 +41,6 @@ def test_the_speedup_is_tokens_over_cost() -> None:
     assert speedups(FREE, alike(0.8, 5))[5] == pytest.approx((1 - 0.8**6) / (1 - 0.8))
 
 
-def test_models_that_replay_pay_for_what_is_rejected_and_for_nothing_else() -> None:
-    free = RoundCost(0.0, {1: 1.0, 2: 2.0, 3: 4.0})
-    paying = replace(free, replays=True)
-    assert paying.of(alike(1.0, 2)) == free.of(alike(1.0, 2)) == 4.0
-    assert paying.of(alike(0.0, 2)) == pytest.approx(4.0 + 1.0)
-    # alpha 0.5, gamma 2: rejected at the first in 2 of 3 cases; 1/3 token stays, rounded to none.
-    assert paying.of(alike(0.5, 2)) == pytest.approx(4.0 + 0.75 * 1.0)
-    # The first always stays and the second never: a replay of both that are kept.
-    assert paying.of([1.0, 0.0]) == pytest.approx(4.0 + 2.0)
-
-
 def test_a_sequence_that_ends_cuts_its_last_round_short() -> None:
     # Both drafted tokens are always kept: one round for up to three tokens, and two for four.
     assert expected_rounds([1.0, 1.0], 4) == pytest.approx([0, 1, 1, 1, 2])
@@ -99,10 +88,9 @@ def test_thresholds_are_those_worked_out_by_hand(
     assert pays_below(cost, part, acceptance) * us == pytest.approx(speculative, abs=0.51)
 
 
-@pytest.mark.parametrize("replays", [False, True])
 @pytest.mark.parametrize("start", [0.0, 0.3])
-def test_at_the_thresholds_both_sides_are_equal(start: float, replays: bool) -> None:
-    cost = RoundCost(0.08, {1: 1.0, 2: 1.05, 5: 1.4}, start, replays)
+def test_at_the_thresholds_both_sides_are_equal(start: float) -> None:
+    cost = RoundCost(0.08, {1: 1.0, 2: 1.05, 5: 1.4}, start)
     acceptance, part = [0.8, 0.64, 0.5, 0.4], 0.55
     alone = speedups(cost, acceptance)[-1]
     network = break_even(cost, part, acceptance)

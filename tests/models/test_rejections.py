@@ -92,7 +92,7 @@ def test_the_state_after_any_rejection_is_that_of_decoding_token_by_token(
 ) -> None:
     model = model_of(name)
     context = opened(model)
-    assert context.states and not context.replays
+    assert context.states and context.states.restored
     passes = itertools.count()
     run = model.run
     monkeypatch.setattr(model, "run", lambda *args: (next(passes), run(*args))[1])

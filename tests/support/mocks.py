@@ -35,10 +35,6 @@ class TableContext:
     def lengths(self) -> tuple[int, ...]:
         return (len(self.fed),)
 
-    @property
-    def replays(self) -> bool:
-        return False
-
     def evaluate(self) -> None:
         pass
 

@@ -23,8 +23,6 @@ class PricedContext:
     """A context whose pass over m tokens takes fixed + m * per_row, and `begins` more after a
     rewind. It records its calls."""
 
-    replays = True
-
     def __init__(self, clock: Clock, fixed: float, per_row: float) -> None:
         self._clock, self._fixed, self._per_row = clock, fixed, per_row
         self._seen = self.final = 0

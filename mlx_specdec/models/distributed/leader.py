@@ -304,10 +304,6 @@ class LedContext:
 
     checkpoints = False
 
-    @property
-    def replays(self) -> bool:
-        return self._context.replays
-
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
         batch, rows = tokens.shape
         if self._tap is not None:
@@ -319,14 +315,9 @@ class LedContext:
             return run_pass(self._context, message, batch, rows, proposed, taps)
 
     def rewind(self, lengths: tuple[int, ...]) -> int:
-        order = Order(Op.REWIND, self._number, lengths)
-        if not self._context.replays:
-            passes = self._context.rewind(lengths)
-            self._leader.queue(order)
-            return passes
-        with self._leader.whole():
-            self._leader.send(order)
-            return self._context.rewind(lengths)
+        passes = self._context.rewind(lengths)
+        self._leader.queue(Order(Op.REWIND, self._number, lengths))
+        return passes
 
     def evaluate(self) -> None:
         with self._leader.whole():

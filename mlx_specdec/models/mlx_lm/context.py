@@ -46,7 +46,6 @@ class DecoderOnlyContext(RowsContext):
         super().__init__(self.rows, self.attention)
         self._model = model
         self.states = States(self.entries, recurrences)
-        self.replays = self.states.replays
         self.checkpoints = bool(self.states or self.rows.windows)
 
     def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:

@@ -74,9 +74,9 @@ class States:
         return [slot.cache for slot in self._slots]
 
     @property
-    def replays(self) -> bool:
-        """Whether the state after a part of a pass cannot be restored."""
-        return bool(self._slots) and self._recurrences is None
+    def restored(self) -> bool:
+        """Whether the state after a part of a pass can be restored."""
+        return not self._slots or self._recurrences is not None
 
     @contextmanager
     def in_pass(self, starts: tuple[int, ...], rows: int, proposed: int) -> Iterator[None]:

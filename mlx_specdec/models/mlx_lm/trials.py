@@ -182,7 +182,7 @@ def _limit(dtype: mx.Dtype) -> float:
 def rows_agree(model: TappedNetwork, open_: Open) -> bool:
     """Return whether a pass over several rows, after the windows are full, agrees with passes over
     single rows. The pass must also be rewindable to any of its rows. Warn if it is not so."""
-    if open_().replays:
+    if not open_().states.restored:
         _warn(model, "cannot go back to a part of a pass: decoding without speculation")
         return False
     taps = _taps(model, open_())
