@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ GUESS = 100_000
 """Bytes of a file that are requested for its header. A longer header needs a second request."""
 LONGEST_HEADER = 100_000_000
 """Most bytes of a header, which is also the limit of the library safetensors."""
+TRIES = 3
+"""Requests for a part of a file that may fail in a row."""
 PIECE = 1 << 16
 """Bytes from the middle of a tensor that are fetched to find out whether it is a copy."""
 _PLAIN = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
@@ -99,18 +101,40 @@ class Repository:
         return headers_in
 
     def fetch_config(self) -> Path:
-        """Download config.json alone and return its directory. Raises SourceError."""
-        if (problem := self._list()) is not None:
-            if (cached := self._in_cache(CONFIG, self._revision)) is None:
-                raise self._error(problem) from problem
-            return cached.parent
-        if CONFIG not in self._listed:
+        """Download config.json alone and return its directory. Raises SpecdecError."""
+        if (config := self.small(CONFIG)) is None:
             raise SourceError(f"{self._name} has no {CONFIG}: choose a repository with a model")
-        directory = self._file(CONFIG).parent
+        return config.parent
+
+    def small(self, file: str) -> Path | None:
+        """Download one small file and return its path, or None if there is no such file. Without a
+        network the cache is used. Raises SpecdecError."""
+        if not self._listed and (problem := self._list()) is not None:
+            if (cached := self._in_cache(file, self._revision)) is None:
+                raise self._error(problem) from problem
+            return cached
+        if file not in self._listed:
+            return None
+        path = self._file(file)
         # The cache may hold an older commit of this revision with all files.
-        if self._in_cache(CONFIG, self._revision) is None:
-            self._remember(CONFIG)
-        return directory
+        if self._in_cache(file, self._revision) is None:
+            self._remember(file)
+        return path
+
+    @property
+    def files(self) -> Collection[str]:
+        """The paths of all files. `small` has listed them."""
+        return self._listed
+
+    def part(self, file: str, begin: int, count: int) -> Iterator[bytes]:
+        """Yield `count` bytes of a file from position `begin` on. Raises SpecdecError."""
+        if file not in self._listed:
+            raise SourceError(f"{self._name} lacks {file:.80}, which its index names")
+        url = hub.hf_hub_url(self._name, file, revision=self._commit)
+        try:
+            yield from _pieces(url, begin, count)
+        except Exception as problem:
+            raise self._error(problem, file) from problem
 
     def _list(self) -> Exception | None:
         """List the repository's files. Return the error if the Hub cannot be reached, because the
@@ -317,21 +341,33 @@ def is_network_error(problem: Exception) -> bool:
 
 
 def _part(url: str, begin: int, count: int) -> bytes:
-    """Return up to `count` bytes of a file. Raises SourceError if the server sends no parts."""
-    if count <= 0:
-        return b""
-    headers = {**utils.build_hf_headers(), "Range": f"bytes={begin}-{begin + count - 1}"}
-    part = bytearray()
-    timeout = hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
-    with utils.http_stream_backoff("GET", url, headers=headers, timeout=timeout) as answer:
-        utils.hf_raise_for_status(answer)
-        if begin and answer.status_code != 206:
-            raise SourceError("the Hub sends no parts of files: download the model")
-        for data in answer.iter_bytes():
-            part += data
-            if len(part) >= count:
-                break
-    return bytes(part[:count])
+    """Return `count` bytes of a file. Raises SourceError if the server sends no parts."""
+    return b"".join(_pieces(url, begin, count))
+
+
+def _pieces(url: str, begin: int, count: int) -> Iterator[bytes]:
+    """Do the same as `_part`, and yield the bytes as they arrive. If the connection breaks, request
+    the rest, unless TRIES requests in a row have brought nothing."""
+    tries = TRIES
+    while count > 0 and tries:
+        tries -= 1
+        headers = {**utils.build_hf_headers(), "Range": f"bytes={begin}-{begin + count - 1}"}
+        timeout = hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
+        try:
+            with utils.get_session().stream("GET", url, headers=headers, timeout=timeout) as answer:
+                utils.hf_raise_for_status(answer)
+                if begin and answer.status_code != 206:
+                    raise SourceError("the Hub sends no parts of files: download the model")
+                for data in answer.iter_bytes():
+                    yield data[:count]
+                    begin, count, tries = begin + len(data), count - len(data), TRIES
+                    if count <= 0:
+                        return
+        except Exception as problem:
+            if not (tries and is_network_error(problem)):
+                raise
+    if count > 0:
+        raise SourceError("the connection to the Hub was cut: try again")
 
 
 def _bar(report: Callable[[int], None]) -> type[utils.tqdm]:

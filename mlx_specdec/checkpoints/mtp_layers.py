@@ -23,10 +23,13 @@ NUMBERED = frozenset(("deepseek_v3", "glm4_moe", "glm4_moe_lite"))
 SPLIT = frozenset(("qwen3_5_mtp", "glm4_moe_lite_mtp"))
 """Types of the directories that mlx-vlm's `split_mtp` writes. They hold only such layers, in MLX's
 layout, and have the type of the target in `text_config`."""
+FAMILIES = NUMBERED | QWEN - {"qwen3_5_text", "qwen3_5_moe_text"}
+"""Types of models whose layers are supported."""
 CONVOLUTION = "conv1d.weight"
 _NAMED = re.compile(r"(?:(?:language_)?model\.)*mtp\.")
 _NUMBERED = re.compile(r"model\.layers\.(\d+)\.")
 _ANY = re.compile(r"(?:.*\.)?(?:mtp\w*|eh_proj)\..*")
+_COPY = re.compile(r"(?:.*\.)?(?:embed_tokens|shared_head\.head|lm_head)\.\w+")
 _MENTIONS = re.compile(r".*(?:mtp|nextn).*")
 
 
@@ -108,6 +111,11 @@ def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
     if not mentioned or family(config) in QWEN | NUMBERED or not shards.format_of(directory):
         return False
     return any(map(looks_so, Weights(directory).infos))
+
+
+def is_copy(name: str) -> bool:
+    """Return whether a tensor of such a layer is a copy of the target's embedding or head."""
+    return _COPY.fullmatch(name) is not None
 
 
 def looks_so(name: str) -> bool:

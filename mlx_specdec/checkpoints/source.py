@@ -57,6 +57,12 @@ def resolve_config(name: str, *, revision: str | None = None) -> Path:
     return Repository(name, revision).fetch_config()
 
 
+def on_hub(name: str, revision: str | None = None) -> tuple[str | None, str | None]:
+    """Return name and revision of a repository on the Hub; no name for a local path."""
+    name, revision = _of_page(name, revision)
+    return (None if _local(name) is not None else name), revision
+
+
 def names_of(name: str) -> tuple[str, ...]:
     """Return the names by which a client may request a model, the shortest first.
 

@@ -190,7 +190,8 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
     for name in drafts[1:]:
         _, draft = named(replace(one, draft_model=name))
         with render.progress("downloading", in_bytes=True) as report:
-            pairs.append(with_draft_model(pairs[0], str(draft), progress=report, **of_draft))
+            of_draft |= {"progress": report, "announce": render.tell}
+            pairs.append(with_draft_model(pairs[0], str(draft), **of_draft))
     for pair in pairs if not simulated else ():
         learn_costs(pair, options, sizes)
     analysis: Measured

@@ -11,7 +11,7 @@ from .. import process
 from ..checkpoints.disk import show
 from ..draft_length.saved import directory
 from ..errors import OptionError
-from ..options import own_layers
+from ..options import mtp_of, own_layers
 from . import render
 from .flags import MAX_TOKENS, TEMPERATURE, Flags, Json, command, flag, group
 from .loading import Models, Sources, load_pair, named
@@ -64,6 +64,10 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
     model, draft_model = named(sources)
     if draft_model is None:
         raise OptionError("name the draft model as well, with --draft-model")
+    if mtp_of(draft_model) is not None:
+        raise OptionError(
+            "estimate needs the files of layers for multi-token prediction: give their directory"
+        )
     from ..checkpoints.source import resolve_config
     from ..measure.estimate import DrafterSource, ModelSource, model_source, own_draft
     from ..measure.estimate import estimate as measure

@@ -72,8 +72,9 @@ class Sources(Flags):
     draft_model: str | None = flag(
         None,
         "The draft, a model or a drafter on hidden states: a directory, a name on the Hub, self "
-        "for the target at fewer bits, self:2 for two of its layers, or auto for the one in the "
-        "table of pairs.",
+        "for the target at fewer bits, self:2 for two of its layers, mtp for its layers for "
+        "multi-token prediction (mtp:NAME fetches those of another model), or auto for the one in "
+        "the table of pairs.",
         "--draft-model-name",
     )
     revision: str | None = flag(None, REVISION)
@@ -303,7 +304,7 @@ def load_pair(
 
     names = " and ".join(filter(None, (model, draft_model)))
     with render.progress("downloading", in_bytes=True) as report, render.slowly(f"loading {names}"):
-        pair = load(model, draft_model, progress=report, **settings)
+        pair = load(model, draft_model, progress=report, announce=render.tell, **settings)
     for note in () if quiet else pair.notes:
         render.tell(note)
     return pair

@@ -3,17 +3,17 @@
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .. import process
-from ..checkpoints import files, shards
+from ..checkpoints import files, mtp_fetch, shards
 from ..checkpoints.source import as_directory, resolve, resolve_config
 from ..errors import CheckpointError, OptionError, SourceError
-from ..interfaces import Progress
+from ..interfaces import Progress, ignore_progress
 from ..models import families
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, Ranks, join
@@ -23,7 +23,7 @@ from ..models.drafters.medusa import MedusaHeads
 from ..models.loading import Loaded, load_model, outline
 from ..models.number_format import NumberFormat
 from ..models.self_draft import bytes_beside, self_draft
-from ..options import Options, own_layers
+from ..options import Options, mtp_of, own_layers
 from ..proposers.drafter import Trial
 from ..text.tokenizer import StandInTokenizer, Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
@@ -53,6 +53,7 @@ def load(
     random_weights: bool = False,
     distributed: Mode | None = None,
     progress: Progress | None = None,
+    announce: Callable[[str], None] = lambda line: None,
 ) -> Pair:
     """Load a target and its drafter.
 
@@ -64,7 +65,9 @@ def load(
             Medusa heads, their base model is the target.
         draft_model: A draft model, or a drafter that reads the target's hidden states. "self" has
             the target's layers at `draft_q_bits`. "self:2" has two of them, evenly spaced, with the
-            target's own weights.
+            target's own weights. "mtp" means the target's layers for multi-token prediction; if its
+            checkpoint lacks them, they are downloaded from the model that it was converted from.
+            "mtp:OWNER/NAME" names the repository of that model.
         revision: The branch, tag or commit of the target on the Hub; None for main.
         adapter_path: A directory with an adapter that mlx-lm has trained for the target.
         dtype: "auto", "float32", "float16" or "bfloat16". "auto" computes in float32 on the CPU,
@@ -82,6 +85,7 @@ def load(
             each layer, and "pipeline" the list of layers. Only rank 0 returns a pair. All other
             ranks serve rank 0 until it ends, and then raise SystemExit.
         progress: Called with the numbers of bytes of a download that are done and that there are.
+        announce: Called with a line about the size of a download that the name "mtp" leads to.
 
     Returns:
         The pair, which many completions share.
@@ -110,7 +114,14 @@ def load(
     process.warn_if_late()
     started = time.perf_counter()
     loader = Loader(
-        dtype, expand_weights, caches, random_weights, progress, ranks, distributed == "pipeline"
+        dtype,
+        expand_weights,
+        caches,
+        random_weights,
+        progress,
+        announce,
+        ranks,
+        distributed == "pipeline",
     )
     if ranks is None:
         source, directory = loader.find(draft_model, str(model), revision)
@@ -176,7 +187,7 @@ def with_draft_model(
         vocabulary=min(pair.target.vocabulary, pair.tokenizer.size),
         trials=defaultdict(Trial),
     )
-    source = loader.find_draft(draft_model)
+    source = loader.find_draft(draft_model, pair.name, None)
     return loader.with_draft(alone, pair.target.kind, source, draft_q_bits, draft_vocab)
 
 
@@ -209,6 +220,7 @@ class Loader:
     caches: CacheSettings | None = None
     random_weights: bool = False
     progress: Progress | None = None
+    announce: Callable[[str], None] = lambda line: None
     ranks: Ranks | None = None
     pipeline: bool = False
     fetching: list[float] = field(default_factory=list)
@@ -220,7 +232,7 @@ class Loader:
         self, draft_model: str | Path | None, model: str, revision: str | None
     ) -> tuple[DraftSource | None, Path]:
         """Return the source of the draft, and the directory of the target, downloading both."""
-        source = None if draft_model is None else self.find_draft(draft_model)
+        source = None if draft_model is None else self.find_draft(draft_model, model, revision)
         directory = self._fetch(model, revision)
         kinds.check_is_none(directory)
         # The config.json of Medusa heads does not describe their base model.
@@ -229,11 +241,28 @@ class Loader:
             source.drafter.check_config(files.read_config(directory))
         return source, directory
 
-    def find_draft(self, draft_model: str | Path) -> DraftSource:
+    def find_draft(self, draft_model: str | Path, model: str, revision: str | None) -> DraftSource:
+        """Return the source of the draft for the target `model`."""
         name = str(draft_model)
         if own_layers(name) is not None:
             return DraftSource(name, None, None)
+        if (original := mtp_of(name)) is not None:
+            return self._mtp(name, original, model, revision)
         directory = self._fetch(name, None)
+        return DraftSource(name, directory, kinds.read(directory))
+
+    def _mtp(self, name: str, original: str, model: str, revision: str | None) -> DraftSource:
+        """Return layers for multi-token prediction: of the repository `original` or, if that is
+        empty, of the target or of the model that it was converted from."""
+        target = self._fetch(model, revision)
+        if not original:
+            own = mtp.of_target(target, files.read_config(target))
+            if own is not None:
+                return DraftSource(name, target, own)
+            original = mtp_fetch.original_of(model, target, revision)
+        started = time.perf_counter()
+        directory = mtp_fetch.fetch(original, self.announce, self.progress or ignore_progress)
+        self.fetching.append(time.perf_counter() - started)
         return DraftSource(name, directory, kinds.read(directory))
 
     def load_target(

@@ -1,20 +1,16 @@
 """Downloads from a Hub that is a real server on loopback, through the real huggingface_hub."""
 
 import json
-import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
 import pytest
-from huggingface_hub import constants, file_download
-from huggingface_hub.utils import _http
+from huggingface_hub import constants
 
 from mlx_specdec.checkpoints.hub import choose
 from mlx_specdec.checkpoints.source import _of_page, resolve, resolve_config
@@ -22,7 +18,7 @@ from mlx_specdec.conversion.inspect import inspect
 from mlx_specdec.errors import CheckpointError, SourceError
 
 from ..support.checkpoints import T5, refusal, save, t5_weights, write_index, write_t5
-from ..support.hub_server import NAME, Hub, serve
+from ..support.hub_server import NAME, Hub
 
 LIST = f"/api/models/{NAME}"
 CONFIG = b'{"model_type": "t5"}'
@@ -34,28 +30,10 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A Hub with one model; huggingface_hub asks it, keeps files aside and does not pause."""
-    held = Hub(WHOLE)
-    for name in [name for name in os.environ if name.startswith("HF_") or "proxy" in name.lower()]:
-        monkeypatch.delenv(name)
-    with serve(held) as address:
-        for setting, value in {
-            "ENDPOINT": address,
-            "HUGGINGFACE_CO_URL_TEMPLATE": address + "/{repo_id}/resolve/{revision}/{filename}",
-            "HF_HUB_CACHE": str(tmp_path / "cache"),
-            "HF_TOKEN_PATH": str(tmp_path / "token"),
-            "HF_STORED_TOKENS_PATH": str(tmp_path / "tokens"),
-            "HF_HUB_OFFLINE": False,
-            "DOWNLOAD_CHUNK_SIZE": 1000,
-        }.items():
-            monkeypatch.setattr(constants, setting, value)
-        hasty = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
-        for module in (file_download, _http):
-            monkeypatch.setattr(module, "time", hasty)
-        huggingface_hub.close_session()
-        yield held
-        huggingface_hub.close_session()
+def hub(hub: Hub) -> Hub:
+    """The same Hub with one model."""
+    hub.files = WHOLE
+    return hub
 
 
 @pytest.mark.parametrize(

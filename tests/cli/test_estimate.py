@@ -131,6 +131,7 @@ def test_a_gguf_file_is_estimated(run: Run, tmp_path: Path, inside: bool) -> Non
     [
         (("--model", "{big}"), "--draft-model"),
         (("--model", "{big}", "--draft-model", "/nowhere"), "there is no directory /nowhere"),
+        (("--model", "{big}", "--draft-model", "mtp"), "give their directory"),
         (("--model", "{big}", "--draft-model", "{empty}"), "has no config.json"),
         (("--model", "{big}", "--draft-model", "{big}", "--turns", "0"), "--turns"),
         (("--model", "{big}", "--draft-model", "{llama}"), "target's own kind"),

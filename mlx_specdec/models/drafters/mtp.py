@@ -289,6 +289,6 @@ MTP = DrafterKind(
     Mtp,
     described=False,
     missing="there is no such drafter to propose: the checkpoint carries no layers for multi-token "
-    "prediction, which mlx-lm's conversions drop and mlx-specdec convert keeps, or another drafter "
+    "prediction, which mlx-lm's conversions drop and draft-model mtp fetches, or another drafter "
     "was named with draft-model",
 )
