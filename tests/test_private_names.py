@@ -20,7 +20,6 @@ NOT_DOCUMENTED = {
     "huggingface_hub.constants.MAX_HTTP_DOWNLOAD_SIZE",
     "huggingface_hub.file_download.http_get",
     "huggingface_hub.utils.WeakFileLock",
-    "huggingface_hub.utils.http_stream_backoff",
     "uvicorn.protocols.http.h11_impl.H11Protocol.on_response_complete",
 }
 BOUNDED = ("mlx-lm", "huggingface-hub", "uvicorn")

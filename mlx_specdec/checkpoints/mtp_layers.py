@@ -17,19 +17,34 @@ from .tensors import Tensor, TensorReader
 
 FILE = "mtp.safetensors"
 QWEN = frozenset(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"))
-"""Types of models whose layers are named `mtp`, with norms stored as the difference from 1."""
-NUMBERED = frozenset(("deepseek_v3", "glm4_moe", "glm4_moe_lite"))
+"""Types of models with Qwen's layers."""
+NUMBERED = frozenset(
+    ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "step3p5")
+)
 """Types of models whose layers are numbered after the layers of the model."""
-SPLIT = frozenset(("qwen3_5_mtp", "glm4_moe_lite_mtp"))
+CENTERED = QWEN | {"step3p5"}
+"""Types of models whose authors store norms as the difference from 1."""
+SPLIT = frozenset(("qwen3_5_mtp", "glm4_moe_lite_mtp", "glm_moe_dsa_mtp"))
 """Types of the directories that mlx-vlm's `split_mtp` writes. They hold only such layers, in MLX's
 layout, and have the type of the target in `text_config`."""
-FAMILIES = NUMBERED | QWEN - {"qwen3_5_text", "qwen3_5_moe_text"}
-"""Types of models whose layers are supported."""
 CONVOLUTION = "conv1d.weight"
-_NAMED = re.compile(r"(?:(?:language_)?model\.)*mtp\.")
+_MTP = re.compile(r"(?:(?:language_)?model\.)*mtp\.")
+_ERNIE = re.compile(r"model\.mtp_(?:block|emb_norm|hidden_norm|linear_proj)\.\d+\.")
+_NAMED = {
+    **dict.fromkeys((*QWEN, "nemotron_h"), _MTP),
+    **dict.fromkeys(("ernie4_5", "ernie4_5_moe"), _ERNIE),
+    "mimo": re.compile(r"model\.mtp_layers\.\d+\."),
+}
+"""Type of a model -> how the names of the layers' tensors begin."""
+KNOWN = NUMBERED | _NAMED.keys()
+FAMILIES = KNOWN - {"qwen3_5_text", "qwen3_5_moe_text"}
+"""Types of models whose layers are supported, and the same as users read them."""
 _NUMBERED = re.compile(r"model\.layers\.(\d+)\.")
 _ANY = re.compile(r"(?:.*\.)?(?:mtp\w*|eh_proj)\..*")
 _COPY = re.compile(r"(?:.*\.)?(?:embed_tokens|shared_head\.head|lm_head)\.\w+")
+_ENCODING, _DELTA = "mtplx_mtp_norm_encoding", ("delta", "delta_plus_one", "mlx_delta")
+"""Entry with which a pack of MTPLX says how norms are stored, and its values for the difference
+from 1."""
 _MENTIONS = re.compile(r".*(?:mtp|nextn).*")
 
 
@@ -64,8 +79,8 @@ def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
     function is always false for an unknown family."""
     if is_split(config):
         return lambda name: True
-    if family(config) in QWEN:
-        return lambda name: _NAMED.match(name) is not None
+    if (named := _NAMED.get(family(config))) is not None:
+        return lambda name: named.match(name) is not None
     layers = text_config(config).get("num_hidden_layers")
     if family(config) in NUMBERED and type(layers) is int:
         # The layers of the model itself have smaller numbers.
@@ -75,11 +90,11 @@ def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
 
 def carried(directory: Path, config: Mapping[str, Any]) -> Carried | None:
     """Return the layers in a directory, None without any. Raises CheckpointError."""
-    if family(config) not in QWEN | NUMBERED:
+    if family(config) not in KNOWN:
         return None
     if (file := directory / FILE).is_file():
         names = tuple(safetensors.read_header(file))
-        return Carried(names, safetensors.load(file).__getitem__, not safetensors.of_mlx(file))
+        return Carried(names, safetensors.load(file).__getitem__, _is_original(file, names, config))
     if shards.format_of(directory) not in ("safetensors", "torch"):
         return None
     weights = Weights(directory)
@@ -105,10 +120,20 @@ def is_original(weights: Weights) -> bool:
     return not any(safetensors.of_mlx(path) for path in weights.paths if weights.lazy)
 
 
+def _is_original(file: Path, names: Collection[str], config: Mapping[str, Any]) -> bool:
+    """Do the same for the file of the layers alone. MTPLX quantizes them, and may store norms as
+    the authors do."""
+    encodings = [part.get(_ENCODING) for part in (config, text_config(config))]
+    if any(encoding in _DELTA for encoding in encodings):
+        return True
+    quantized = any(name.endswith(".scales") for name in names)
+    return not quantized and not safetensors.of_mlx(file)
+
+
 def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
     """Return whether a directory has such layers of an unknown family. Raises CheckpointError."""
     mentioned = any(_MENTIONS.fullmatch(key) for key in (*config, *text_config(config)))
-    if not mentioned or family(config) in QWEN | NUMBERED or not shards.format_of(directory):
+    if not mentioned or family(config) in KNOWN or not shards.format_of(directory):
         return False
     return any(map(looks_so, Weights(directory).infos))
 

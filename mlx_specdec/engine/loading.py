@@ -17,7 +17,7 @@ from ..interfaces import Progress, ignore_progress
 from ..models import families
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, Ranks, join
-from ..models.drafters import kinds, medusa, mtp
+from ..models.drafters import kinds, medusa, mtp_files
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.medusa import MedusaHeads
 from ..models.loading import Loaded, load_model, outline
@@ -256,7 +256,7 @@ class Loader:
         empty, of the target or of the model that it was converted from."""
         target = self._fetch(model, revision)
         if not original:
-            own = mtp.of_target(target, files.read_config(target))
+            own = mtp_files.of_target(target, files.read_config(target))
             if own is not None:
                 return DraftSource(name, target, own)
             original = mtp_fetch.original_of(model, target, revision)
@@ -390,7 +390,7 @@ def _with_own_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair
     if not (directory / "config.json").is_file():
         return pair
     try:
-        layers = mtp.of_target(directory, files.read_config(directory))
+        layers = mtp_files.of_target(directory, files.read_config(directory))
         if layers is None:
             return pair
         network = kinds.attach(layers, pair.target, numbers)

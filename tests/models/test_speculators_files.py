@@ -137,13 +137,13 @@ def test_a_p_eagle_names_its_mask_token_and_its_depth(tmp_path: Path) -> None:
         ({"exit_dim": 8, "num_draft_layers": 2}, {}, "a ReDrafter"),
         ({"speculators_model_type": "eagle"}, {}, "a drafter that says it is 'eagle'"),
         (
-            {"model_type": "nemotron_h"},
+            {"model_type": "exaone_moe"},
             {"mtp.fc.weight": (4, 8)},
             "layers for multi-token prediction of another family",
         ),
         (
-            {"model_type": "mimo"},
-            {"model.mtp_layers.0.input_proj.weight": (4, 8)},
+            {"model_type": "mimo_v2_flash"},
+            {"model.mtp.layers.0.eh_proj.weight": (4, 8)},
             "layers for multi-token prediction of another family",
         ),
     ],

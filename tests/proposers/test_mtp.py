@@ -14,6 +14,7 @@ from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError
+from mlx_specdec.models.drafters import mtp_files
 from mlx_specdec.models.mlx_lm import latent
 from mlx_specdec.models.mlx_lm.latent import absorbed_calls
 from mlx_specdec.options import Options
@@ -22,6 +23,7 @@ from ..support import mtp, speculators, tiny
 from ..support.tokenizers import byte_level
 
 FAMILIES = tuple(mtp.CONFIGS)
+SPLIT = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe_lite", "glm_moe_dsa")
 SIZE = 400
 TEXT = "some text"
 BEFORE = "model.layers.2."
@@ -80,7 +82,7 @@ def test_every_layout_of_a_checkpoint_says_the_same(family: str, tmp_path: Path)
     assert apart(logits_of(pair), expected) < 1e-4
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "glm4_moe_lite"])
+@pytest.mark.parametrize("family", SPLIT)
 def test_folders_that_hold_the_layer_alone_draft_as_it_does(family: str, tmp_path: Path) -> None:
     expected = logits_of(loading.load(target(family, tmp_path / "source")))
     without = target(family, tmp_path / "without", layer=False)
@@ -144,7 +146,7 @@ def unusable(directory: Path, message: str) -> None:
     [
         ("glm4_moe", {"layer": False}, "carries no layers .* mlx-lm's conversions drop"),
         ("glm4_moe", {"drop": "model.layers.2.enorm.weight"}, "pre_fc_norm_embedding.* missing"),
-        ("glm4_moe", {"extra": {"model.layers.3.more.weight": mx.zeros((2,))}}, "2 layers for mul"),
+        ("glm4_moe", {"extra": {"model.layers.3.more.weight": mx.zeros((2,))}}, "and 13 more"),
         ("qwen3_next", {"drop": "mtp.layers.0.mlp.experts.2.up_proj.weight"}, "KeyError: 2"),
         ("qwen3_next", {"mtp_use_dedicated_embeddings": True}, "an embedding of its own"),
     ],
@@ -156,18 +158,55 @@ def test_layers_that_cannot_be_used_leave_a_target_that_can(
 
 
 def test_layers_of_other_families_are_named(tmp_path: Path) -> None:
-    source = byte_level(tiny.write("llama", tmp_path / "mimo", vocab_size=SIZE))
+    source = byte_level(tiny.write("llama", tmp_path / "exaone", vocab_size=SIZE))
     config = json.loads((source / "config.json").read_text())
-    config |= {"model_type": "mimo", "num_nextn_predict_layers": 1, "attention_bias": False}
-    (source / "config.json").write_text(json.dumps(config))
+    names = {"model_type": "exaone_moe", "num_nextn_predict_layers": 1}
+    (source / "config.json").write_text(json.dumps({**config, **names}))
     weights = mx.load(str(source / "model.safetensors"))
-    bias = {"q_proj": 32, "k_proj": 16, "v_proj": 16}
-    for number in range(2):
-        for part, size in bias.items():
-            weights[f"model.layers.{number}.self_attn.{part}.bias"] = mx.zeros((size,))
-    weights["model.mtp_layers.0.input_proj.weight"] = mx.zeros((32, 64))
+    weights["mtp.fc.weight"] = mx.zeros((32, 64))
     mx.save_safetensors(str(source / "model.safetensors"), weights)
-    unusable(source, "of the type 'mimo' are not supported: those of deepseek_v3, glm4_moe")
+    with pytest.raises(CheckpointError, match="exaone_moe' are not supported: those of deep"):
+        mtp_files.of_target(source, {**config, **names})
+
+
+def test_several_numbered_layers_draft_in_turn(tmp_path: Path) -> None:
+    """The first token is the first layer's, and the second another layer's."""
+    one = target("glm4_moe", tmp_path / "one")
+    weights = mx.load(str(one / "model.safetensors"))
+    second = {
+        name.replace(BEFORE, "model.layers.3."): array * (1.5 if array.ndim > 1 else 1)
+        for name, array in weights.items()
+        if name.startswith(BEFORE)
+    }
+    two = target("glm4_moe", tmp_path / "two", extra=second, num_nextn_predict_layers=2)
+    alone, both = logits_of(loading.load(one)), logits_of(loading.load(two))
+    assert apart(alone[:, :1], both[:, :1]) == 0 < apart(alone[:, 1], both[:, 1])
+    plain = generate(loading.load(one), TEXT, Options(max_tokens=8, regular=True)).tokens
+    options = Options(max_tokens=8, num_draft=3, proposer="mtp")
+    assert generate(loading.load(two), TEXT, options).tokens == plain
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_packs_of_mtplx_hold_quantized_layers(delta: bool, tmp_path: Path) -> None:
+    """The file names no writer. Norms are around 1, or around 0 if config.json says so."""
+    expected = logits_of(loading.load(target("qwen3_5", tmp_path / "source")), count=1)
+    pack = target("qwen3_5", tmp_path / "pack", original=False)
+    weights = mx.load(str(pack / "model.safetensors"))
+    layers = {name: weights.pop(name) for name in list(weights) if name.startswith("mtp.")}
+    for name, array in list(layers.items()):
+        if array.ndim > 1 and array.shape[-1] % 32 == 0:
+            parts = zip(("weight", "scales", "biases"), mx.quantize(array, 32, 8), strict=True)
+            layers |= {f"{name.removesuffix('.weight')}.{kind}": part for kind, part in parts}
+        elif delta and array.ndim == 1:
+            layers[name] = array - 1
+    mx.eval(weights, layers)
+    mx.save_safetensors(str(pack / "model.safetensors"), weights, {"format": "mlx"})
+    mx.save_safetensors(str(pack / FILE), layers)
+    if delta:
+        config = json.loads((pack / "config.json").read_text())
+        config["mtplx_mtp_norm_encoding"] = "delta_plus_one"
+        (pack / "config.json").write_text(json.dumps(config))
+    assert 0 < apart(logits_of(loading.load(pack), count=1), expected) < 0.5
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe_lite"])

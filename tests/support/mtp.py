@@ -23,6 +23,12 @@ ROUTED = {
     "first_k_dense_replace": 1,
     "num_nextn_predict_layers": 1,
 }
+SPARSE = {
+    "index_head_dim": 8,
+    "index_n_heads": 2,
+    "index_topk": 4,
+    "num_nextn_predict_layers": 1,
+}
 CONFIGS: Mapping[str, dict[str, Any]] = {
     "qwen3_next": tiny.CONFIGS["qwen3_next"],
     "qwen3_5": {
@@ -53,6 +59,21 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "use_qk_norm": True,
         "attention_bias": False,
         "partial_rotary_factor": 0.5,
+    },
+    "deepseek_v32": {**tiny.CONFIGS["deepseek_v3"], **SPARSE, "model_type": "deepseek_v32"},
+    "glm_moe_dsa": {
+        **tiny.CONFIGS["deepseek_v3"],
+        **SPARSE,
+        "model_type": "glm_moe_dsa",
+        "routed_scaling_factor": 1.0,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_layer_freq": 1,
+        "attention_bias": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
     "glm4_moe_lite": {
         **tiny.CONFIGS["deepseek_v3"],
@@ -112,7 +133,7 @@ def split(
     config = json.loads(json.dumps(CONFIGS[family]))
     text = config.get("text_config", config)
     text["vocab_size"] = vocabulary
-    name = family.removesuffix("_moe") if family.startswith("qwen") else family
+    name = "qwen3_5" if family.startswith("qwen") else family
     outer: dict[str, Any] = {"model_type": f"{name}_mtp", "text_config": text, "block_size": 3}
     weights: dict[str, mx.array] = {}
     table = mx.zeros((text["vocab_size"], text["hidden_size"]), mx.bfloat16)
@@ -120,7 +141,9 @@ def split(
         weights |= {"model.embed_tokens.weight": table, "lm_head.weight": table}
     for name, array in layer_of(family, config).items():
         name = name.removeprefix("mtp.").removeprefix(f"model.layers.{text['num_hidden_layers']}.")
-        if not family.startswith("qwen"):
+        if family == "glm_moe_dsa":
+            name = f"mtp.{name.replace('shared_head.norm', 'shared_head_norm')}"
+        elif not family.startswith("qwen"):
             around = name.startswith(("enorm", "hnorm", "eh_proj", "shared_head.norm"))
             inside = name.replace("shared_head.norm", "shared_head_norm")
             name = f"model.{inside}" if around else f"model.mtp_block.{name}"

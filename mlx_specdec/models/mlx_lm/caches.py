@@ -190,4 +190,8 @@ def batched(cache: Any) -> MakeCache | None:
     if type(cache) is mlx_lm_caches.RotatingKVCache and cache.keep == 0:
         size = cache.max_size
         return lambda rows: WindowCache(rows, rows.window(size))
+    if type(cache) is mlx_lm_caches.CacheList:
+        members = [make for member in cache.caches if (make := batched(member)) is not None]
+        if len(members) == len(cache.caches):
+            return lambda rows: mlx_lm_caches.CacheList(*[make(rows) for make in members])
     return None

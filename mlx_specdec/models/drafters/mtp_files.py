@@ -1,0 +1,265 @@
+"""Files of layers for multi-token prediction, in a checkpoint of their own or in the target's.
+mlx-lm builds each layer as a model of one layer, which needs other names and a configuration."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import filterfalse
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ...checkpoints import mtp_layers
+from ...checkpoints.files import Weights, check_numbers
+from ...checkpoints.mtp_layers import CENTERED, FAMILIES, Carried
+from ...errors import CheckpointError, first_line
+from .files import UNUSED, ConfigEntries, DrafterFiles, LayerSizes, StoredTensors
+from .network import Config
+
+PLAIN = "qwen3"
+"""The family whose checkpoints carry no such layers. Only `speculators` trains them."""
+MLX_LM_TYPES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
+LAYER = "layers.0."
+_PARTS = {
+    **dict.fromkeys(("fc", "eh_proj", "input_proj", "linear_proj"), "fc"),
+    **dict.fromkeys(("shared_head.norm", "shared_head_norm", "final_layernorm"), "norm"),
+    **dict.fromkeys(("enorm", "token_layernorm", "emb_norm"), "pre_fc_norm_embedding"),
+    **dict.fromkeys(("hnorm", "hidden_layernorm", "hidden_norm"), "pre_fc_norm_hidden"),
+    **{name: name for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden")},
+    "shared_head.output": "lm_head",
+}
+"""The families' names of the modules around the layer, and this module's names for them."""
+_BEFORE = re.compile(
+    r"(?:(?:language_)?model\.)*(?:mtp\.layers|mtp_layers|layers)\.(\d+)\."
+    r"|.*mtp\.|model\.mtp_block\.|model\."
+)
+_ERNIE = re.compile(r"model\.mtp_(?:block|(emb_norm|hidden_norm|linear_proj))\.(\d+)\.(.*)")
+_EXPERT = re.compile(
+    r"layers\.0\.mlp\.experts\.(\d+)\.((?:gate|up|down)_proj\.(?:weight|scales|biases))"
+)
+_GATE_UP, _DOWN = (f"{LAYER}mlp.experts.{part}_proj" for part in ("gate_up", "down"))
+_SWITCH = f"{LAYER}mlp.switch_mlp."
+_ALONE: Mapping[str, Any] = {
+    "num_hidden_layers": 1,
+    "full_attention_interval": 1,
+    "first_k_dense_replace": 0,
+    "moe_layer_freq": 1,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+"""Settings that make a model of one attention layer, with experts if the family has them."""
+_OF_OTHER_LAYERS = ("layer_types", "quantization", "quantization_config", "text_config")
+_PER_LAYER = (
+    *("layer_types", "rope_theta", "partial_rotary_factors"),
+    *("swiglu_limits", "swiglu_limits_shared"),
+)
+"""Entries with a value for each layer, the additional layers included."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """The way in which a family's layers differ from DeepSeek's.
+
+    Attributes:
+        hidden_first: Whether the hidden state comes before the embedding in the inputs of `fc`.
+        raw: Whether the layer reads hidden states before the norm that follows them: of the target,
+            and of the layer before.
+        settings: Returns entries for mlx-lm's model of the layer, from the target's configuration
+            and from whether the layer has experts.
+    """
+
+    hidden_first: bool = False
+    raw: bool = False
+    settings: Callable[[Mapping[str, Any], bool], Mapping[str, Any]] = lambda text, experts: {}
+
+
+def _ernie(text: Mapping[str, Any], experts: bool) -> Mapping[str, Any]:
+    last = {"moe_layer_end_index": 0, "moe_layer_interval": 1}
+    return {"moe_layer_start_index": 0, **last} if experts else {"moe_layer_start_index": 1}
+
+
+def _nemotron(text: Mapping[str, Any], experts: bool) -> Mapping[str, Any]:
+    kinds = text.get("mtp_layers_block_type") or ["attention", "moe"]
+    pattern = text.get("mtp_hybrid_override_pattern")
+    return {
+        "layers_block_type": None if pattern else list(kinds),
+        "hybrid_override_pattern": list(pattern) if pattern else None,
+        "num_hidden_layers": len(pattern or kinds),
+    }
+
+
+FORMS: Mapping[str, Form] = {
+    "mimo": Form(hidden_first=True),
+    "nemotron_h": Form(settings=_nemotron),
+    "step3p5": Form(raw=True, settings=lambda text, experts: {"moe_layers_enum": None}),
+    **dict.fromkeys(("ernie4_5", "ernie4_5_moe"), Form(raw=True, settings=_ernie)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtpFiles(DrafterFiles):
+    """A layer for multi-token prediction in a checkpoint.
+
+    Attributes:
+        block: The configuration of mlx-lm's model that has only this layer.
+        renamed: Whether the layer's tensors already have mlx-lm's names.
+        later: The layers that draft the tokens after this layer's, in their order.
+    """
+
+    block: Mapping[str, Any]
+    renamed: bool
+    form: Form = field(default_factory=Form)
+    later: tuple["MtpFiles", ...] = ()
+
+
+def recognizes(config: Config, names: Collection[str]) -> bool:
+    """Return whether all tensors belong to layers for multi-token prediction."""
+    return bool(names) and all(map(mtp_layers.known(config), names))
+
+
+def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
+    assert weights is not None, "config.json alone does not describe the layer"
+    inner = config.get("transformer_layer_config")
+    if not isinstance(inner, Mapping):
+        original = not mtp_layers.is_split(config) and mtp_layers.is_original(weights)
+        carried = Carried(tuple(weights.infos), weights.read, original)
+        return _files(directory, config, carried)
+    family = mtp_layers.family(inner)
+    kind = MLX_LM_TYPES.get(family, family)
+    if kind not in (supported := (PLAIN, "qwen3_5", "qwen3_5_moe", "qwen3_next")):
+        raise CheckpointError(
+            f"{directory} holds a layer for multi-token prediction of the type {family!a:.60}, "
+            f"which is not supported: {', '.join(supported)} are"
+        )
+    from transformers import AutoConfig  # mlx-lm imports transformers as well
+
+    stated = {key: value for key, value in inner.items() if value is not None}
+    text = kind if f"{kind}_text" not in MLX_LM_TYPES else f"{kind}_text"
+    # `speculators` omits entries that have transformers' default values.
+    complete = AutoConfig.for_model(**{**stated, "model_type": text}).to_dict()
+    # Norms of Qwen 3 are stored as they are. Other families store their distance from 1.
+    carried = Carried(tuple(weights.infos), weights.read, family != PLAIN)
+    return _files(directory, complete, carried)
+
+
+def of_target(directory: Path, config: Config) -> MtpFiles | None:
+    """Open the layers in a target's checkpoint, or return None if it carries none. Raises
+    CheckpointError if they are damaged or not supported."""
+    carried = mtp_layers.carried(directory, config)
+    if carried is not None:
+        try:
+            return _files(directory, config, carried)
+        except (KeyError, TypeError, ValueError) as problem:
+            raise CheckpointError(
+                f"{directory} has layers for multi-token prediction that do not fit together "
+                f"({type(problem).__name__}: {first_line(problem):.100}): download it again"
+            ) from problem
+    if mtp_layers.foreign(directory, config):
+        raise CheckpointError(
+            f"layers for multi-token prediction of the type {mtp_layers.family(config)!a:.60} are "
+            f"not supported: those of {', '.join(sorted(FAMILIES))} are"
+        )
+    return None
+
+
+def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
+    text, family = mtp_layers.text_config(config), mtp_layers.family(config)
+    if text.get("mtp_use_dedicated_embeddings"):
+        raise CheckpointError(
+            f"{directory} has an embedding of its own for multi-token prediction, which is not "
+            "supported"
+        )
+    renamed = family in CENTERED | {PLAIN}
+    made = []
+    for depth, tensors in enumerate(_own_names(carried, family)):
+        if renamed:
+            centered = carried.original and family in CENTERED
+            tensors = _as_mlx_lm(tensors, zero_centered=centered)
+        experts = any(".gate." in name for name in tensors)
+        block = _block(text, family, depth, experts=experts)
+        check_numbers(directory, block, len(tensors))
+        settings = ConfigEntries(directory / "config.json", block)
+        width = int(settings["hidden_size"])
+        eps = settings.get("rms_norm_eps", settings.get("layer_norm_epsilon", 1e-6))
+        files = MtpFiles(
+            directory=directory,
+            kind="mtp",
+            settings=settings,
+            sizes=LayerSizes(width, float(eps)),
+            tapped=None,
+            target_width=width,
+            vocabulary=int(settings["vocab_size"]),
+            tensors=StoredTensors.made(directory, tensors),
+            block=block,
+            renamed=renamed,
+            form=FORMS.get(family, Form()),
+        )
+        made.append(files)
+    return replace(made[0], later=tuple(made[1:]))
+
+
+def _own_names(carried: Carried, family: str) -> list[dict[str, mx.array]]:
+    """Return the tensors of each layer by this package's names: `fc`, the norms around the layer,
+    and the layer's tensors in `layers.0`. All layers share tensors without a number. The layers of
+    Nemotron-H are parts of one layer, which keep their numbers."""
+    apart: dict[int, dict[str, mx.array]] = {}
+    shared: dict[str, mx.array] = {}
+    for name in filterfalse(mtp_layers.is_copy, carried.names):
+        plain = name.replace(".transformer.", ".")
+        if (ernie := _ERNIE.fullmatch(plain)) is not None:
+            part, number, rest = ernie.groups(default="")
+            plain = f"mtp.layers.{number}.{part}{'.' if part else ''}{rest}"
+        before = _BEFORE.match(plain)
+        rest = plain if before is None else plain[before.end() :]
+        if rest in UNUSED:
+            continue
+        path, _, kind = rest.rpartition(".")
+        layer_number: str | None = None if before is None else before[1]
+        if path in _PARTS:
+            key = f"{_PARTS[path]}.{kind}"
+        elif path == "norm" and layer_number is None:
+            key = rest
+        elif family == "nemotron_h" and layer_number is not None:
+            key, layer_number = f"layers.{layer_number}.{rest}", None
+        else:
+            key = LAYER + rest
+        shares = layer_number is None or family == "nemotron_h"
+        layer = shared if shares else apart.setdefault(int(layer_number or 0), {})
+        layer[key] = carried.read(name)
+    return [{**shared, **apart[number]} for number in sorted(apart)] or [shared]
+
+
+def _as_mlx_lm(tensors: dict[str, mx.array], *, zero_centered: bool) -> dict[str, mx.array]:
+    """Convert Qwen's tensors to mlx-lm's layout: all experts in one tensor, and norms around 1."""
+    if zero_centered:
+        tensors = {
+            name: array + 1 if name.endswith("norm.weight") or "pre_fc_norm" in name else array
+            for name, array in tensors.items()
+        }
+    if _GATE_UP in tensors:
+        gate, up = mx.split(tensors.pop(_GATE_UP), 2, axis=-2)
+        tensors |= {f"{_SWITCH}gate_proj.weight": gate, f"{_SWITCH}up_proj.weight": up}
+    if _DOWN in tensors:
+        tensors[f"{_SWITCH}down_proj.weight"] = tensors.pop(_DOWN)
+    apart: dict[str, dict[int, mx.array]] = {}
+    for name in list(tensors):
+        if match := _EXPERT.fullmatch(name):
+            apart.setdefault(match[2], {})[int(match[1])] = tensors.pop(name)
+    for part, experts in apart.items():
+        rows = [experts[number] for number in range(len(experts))]
+        tensors[_SWITCH + part] = mx.stack(rows)
+    return tensors
+
+
+def _block(text: Mapping[str, Any], family: str, depth: int, *, experts: bool) -> dict[str, Any]:
+    """Return the configuration of mlx-lm's model for the layer `depth`, counted from 0."""
+    kind, number = MLX_LM_TYPES.get(family, family), text.get("num_hidden_layers", 0) + depth
+    block = {key: value for key, value in text.items() if key not in _OF_OTHER_LAYERS}
+    block |= {**_ALONE, "model_type": kind}
+    for key in _PER_LAYER:
+        if isinstance(values := text.get(key), list) and len(values) > number:
+            block[key] = [values[number]]
+    if not experts:
+        block |= {"num_experts": 0, "n_routed_experts": None}
+    return {**block, **FORMS.get(family, Form()).settings(text, experts)}
