@@ -29,7 +29,8 @@ from .flags import (
     flag,
     group,
 )
-from .pairs import AUTO, TOKENS, USES, best_for, draft_for
+from .known_pairs import AUTO, TOKENS, USES, best_for, draft_for, this_machine
+from .pairs import told_gain
 
 if TYPE_CHECKING:
     from ..engine.pair import Pair
@@ -95,18 +96,20 @@ class Sources(Flags):
         word, _, use = (self.model or "").partition(":")
         if word != AUTO:
             return self
-        pair, bits = best_for(use or USES[0], self.q_bits)
-        target, q_bits = pair.target.source(self.q_bits or bits)
-        draft, draft_q_bits = pair.draft.source(self.draft_q_bits or bits)
+        use, machine = use or USES[0], this_machine()
+        pair, bits = best_for(use, self.q_bits, machine)
+        target, q_bits = pair.target.source(bits)
+        draft, draft_q_bits = pair.draws(self.draft_q_bits or bits)
         nbytes = pair.target.download(bits)
         if self.draft_model in (None, AUTO):
-            nbytes += pair.draft.download(bits)
+            nbytes += pair.draft.download(pair.draft_bits(bits))
+            gain = f" Drafts bring {told_gain(pair, bits, use)}."
         else:
-            draft, draft_q_bits = self.draft_model, self.draft_q_bits
+            draft, draft_q_bits, gain = self.draft_model, self.draft_q_bits, ""
         render.tell(
-            f"auto: {target} at {bits} bits, drafts from {draft}; {show(pair.nbytes(bits))} of "
-            f"memory with {TOKENS:,} tokens. Downloads about {show(nbytes)} from the Hub, less "
-            "what its cache has"
+            f"auto: {target} at {bits} bits, drafts from {draft}; "
+            f"{show(pair.nbytes(bits, machine.on_cpu))} of memory with {TOKENS:,} tokens.{gain} "
+            f"Downloads about {show(nbytes)} from the Hub, less what its cache has"
         )
         chosen: dict[str, Any] = {"model": target, "draft_model": draft}
         return replace(self, **chosen, q_bits=q_bits, draft_q_bits=draft_q_bits)
