@@ -51,6 +51,13 @@ class NetworkFlags(Flags):
         metavar="NAME",
         show_default="by the chat template",
     )
+    thinking_budget: int | None = flag(
+        None,
+        "The largest number of tokens of thoughts of an answer whose request names none.",
+        metavar="TOKENS",
+        show_default="no limit",
+        min=0,
+    )
     per_request_spec_decode_metrics: Literal["none", "summary"] = flag(
         "none", "With summary, answers also tell what drafts brought under vLLM's names."
     )
@@ -193,6 +200,7 @@ def serve(
             keep_billing=prompt_cache.keep_billing_lines,
             strict_model=network.strict_model,
             tool_call_parser=network.tool_call_parser or "",
+            thinking_budget=network.thinking_budget,
         ),
         batch_size=load.batch_size,
         store=store,

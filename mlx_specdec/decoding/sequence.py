@@ -271,8 +271,7 @@ class Batch:
     """The sequences that share each target pass.
 
     Attributes:
-        committed: All committed tokens, one list per sequence.
-        constrained: Whether a sequence has a grammar, whose masks depend on all earlier tokens."""
+        committed: All committed tokens, one list per sequence."""
 
     def __init__(self, sequences: Seq[Sequence]) -> None:
         self._set(sequences)
@@ -281,7 +280,6 @@ class Batch:
         self.sequences = tuple(sequences)
         self.committed = [sequence.committed for sequence in sequences]
         self._distributions = [sequence.distribution for sequence in sequences]
-        self.constrained = any(row.constraint is not None for row in self._distributions)
         self._logprobs = any(sequence.top_logprobs is not None for sequence in sequences)
 
     def join(self, other: Batch) -> None:
@@ -299,10 +297,19 @@ class Batch:
     def any_ended(self) -> bool:
         return any(sequence.ended for sequence in self.sequences)
 
+    @property
+    def constrained(self) -> bool:
+        """Whether the pass for the token after the next one needs to know the next one, since a
+        constraint may exclude tokens there."""
+        return self._bound(2)
+
+    def _bound(self, count: int) -> bool:
+        return any(distribution.bound(count) for distribution in self._distributions)
+
     def cut(self, proposal: Proposal) -> Proposal:
-        """Cut a proposal after the first token that a grammar forbids. If a sequence has a
-        grammar, this waits for the draft tokens."""
-        if not self.constrained or proposal.size == 0:
+        """Cut a proposal after the first token that a constraint forbids. If a constraint is in
+        force, this waits for the draft tokens."""
+        if proposal.size == 0 or not self._bound(proposal.size + 1):
             return proposal
         drafted: Any = proposal.tokens.tolist()
         counts = []

@@ -16,11 +16,14 @@ from ..interfaces import NoiseSource, Progress, Proposer, Rule
 from ..models.base import check_prompt
 from ..options import Options
 from ..proposers.drafter import Drafter
+from ..sampling.constraint import Constraint
 from ..sampling.distribution import Distribution
 from ..sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
+from ..sampling.thought_budget import ThoughtBudget
 from ..text.chat import Messages, check_settings
 from ..text.prompts import is_chat, prompt_ids
 from ..text.stream import StopStrings, TextStream
+from ..text.thoughts import Thoughts
 from ..text.tokenizer import SENTINEL
 from ..verification import rules
 from .memory import Extent
@@ -45,6 +48,7 @@ class Request:
         ignore_eos: Whether no token ends the completion.
         tenant: Whose earlier completions may be drafted from.
         answers: Whether the completion is an answer in a chat, whose first blank is not printed.
+        thoughts: The thoughts before the first token and their budget, or None without thoughts.
     """
 
     prompt: Prompt
@@ -55,6 +59,7 @@ class Request:
     ignore_eos: bool = False
     tenant: str = ""
     answers: bool = False
+    thoughts: Thoughts | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,10 @@ class Job:
             ),
             stops=StopStrings(tuple(options.stop)) if options.stop else None,
         )
-        distribution = Distribution(options, bound.vocabulary, ids, constraint)
+        closing: Constraint | ThoughtBudget | None = constraint
+        if request.thoughts is not None and request.thoughts.budget is not None:
+            closing = ThoughtBudget(request.thoughts, bound.vocabulary, constraint)
+        distribution = Distribution(options, bound.vocabulary, ids, closing)
         noise = make_noise(bound, ids, options)
         # At temperature 0, several rule names mean the same rule class.
         rule = type(make_rule(options)), options.delta

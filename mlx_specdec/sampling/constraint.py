@@ -165,6 +165,11 @@ class Constraint:
         exceeded llguidance's limits."""
         return self._dead is not None
 
+    def idle(self, count: int) -> bool:
+        """Return whether each of the next `count` tokens may be any token, whatever the others
+        are. If so, `masks` need not be asked."""
+        return False
+
     def take(self, tokens: Sequence[int]) -> int:
         """Commit tokens up to the first one that the grammar forbids, and return their number.
         Tokens after an EOS token are not checked."""

@@ -12,6 +12,7 @@ from ..largest import largest
 from .constraint import Constraint
 from .noise import Coins
 from .settings import Sampling
+from .thought_budget import ThoughtBudget
 
 
 def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
@@ -127,14 +128,16 @@ class Distribution:
     Attributes:
         vocabulary: The number of token ids.
         prompt: Determines, with the seed, at which positions XTC applies.
-        constraint: The grammar's state after the committed tokens; only a target has one.
-        kind: Distributions of equal kind compute the same function, so one call can serve a batch.
+        constraint: The state of a grammar or of a thought's budget after the committed tokens; only
+            a target has one.
+        kind: Distributions of equal kind compute the same function if no constraint is in force,
+            so one call can serve a batch.
     """
 
     settings: Sampling
     vocabulary: int
     prompt: Sequence[int] = ()
-    constraint: Constraint | None = None
+    constraint: Constraint | ThoughtBudget | None = None
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -146,10 +149,13 @@ class Distribution:
         self._coins: Coins | None = None
         if settings.temperature > 0 and settings.xtc_probability > 0:
             self._coins = Coins(settings.seed, self.prompt, settings.xtc_probability)
-        stateful = (self._counts, self._coins, self.constraint)
-        alone = any(state is not None for state in stateful)
+        alone = self._counts is not None or self._coins is not None
         self.kind: object = self if alone else settings.kind
         self._special = [id for id in settings.xtc_special_tokens or () if id < self.vocabulary]
+
+    def bound(self, count: int) -> bool:
+        """Return whether a constraint may exclude one of the next `count` tokens."""
+        return self.constraint is not None and not self.constraint.idle(count)
 
     def log_probabilities(
         self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
@@ -171,7 +177,8 @@ class Distribution:
     ) -> mx.array:
         """Apply all steps of `log_probabilities` up to temperature."""
         settings = self.settings
-        if self.constraint is not None:
+        count = 1 + (0 if drafted is None else drafted.shape[1])
+        if self.constraint is not None and self.bound(count):
             # The device computes the logits while the host computes the masks.
             mx.async_eval(logits)
             tokens: Any = [] if drafted is None else drafted[0].tolist()
@@ -236,10 +243,12 @@ def log_probabilities(
     committed: Sequence[Sequence[int]],
     drafted: mx.array | None = None,
 ) -> mx.array:
-    """Return `Distribution.log_probabilities` of a batch, in one call if all kinds are equal.
+    """Return `Distribution.log_probabilities` of a batch, in one call if all kinds are equal and no
+    constraint is in force.
     logits: (batch, m, width). drafted: (batch, n) int32."""
-    first = distributions[0]
-    if all(row.kind == first.kind for row in distributions[1:]):
+    first, count = distributions[0], 1 + (0 if drafted is None else drafted.shape[1])
+    alike = all(row.kind == first.kind and not row.bound(count) for row in distributions)
+    if alike or len(distributions) == 1:
         return first.log_probabilities(logits, committed[0], drafted)
     parts = [slice(row, row + 1) for row in range(len(distributions))]
     return mx.concatenate(

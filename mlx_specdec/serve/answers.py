@@ -9,6 +9,7 @@ from typing import Any
 
 from ..decoding.sequence import Emission, TokenLogprob
 from ..engine.results import Part, Result
+from ..text.thoughts import Thoughts
 from ..text.vocabulary import token_bytes
 from ..version import __version__
 from .bodies import Body
@@ -35,6 +36,7 @@ class Choice:
             that was cut because of the time limit.
         stop: The stop string that ended the completion, or "".
         result: The engine's result, or None before the end and for a completion that was cut.
+        thoughts: The thoughts so far, or None if the model marks none.
     """
 
     index: int = 0
@@ -48,6 +50,12 @@ class Choice:
     finish_reason: str | None = None
     stop: str = ""
     result: Result | None = None
+    thoughts: Thoughts | None = None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """The number of tokens of thoughts, without the marks around them."""
+        return 0 if self.thoughts is None else self.thoughts.tokens
 
     def take(self, part: Part) -> None:
         """Add what a step generated."""
@@ -55,6 +63,9 @@ class Choice:
         self.texts.append(emission.text)
         self.logprobs += emission.logprobs
         self.tokens += len(emission.tokens)
+        if self.thoughts is not None:
+            ended = emission.finish_reason == "eos"
+            self.thoughts = self.thoughts.after(emission.tokens[: -1 if ended else None])
         self.drafted += part.drafted
         self.accepted += part.accepted
         self.stop = emission.stop

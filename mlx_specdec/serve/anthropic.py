@@ -46,7 +46,7 @@ THINKING: Payload = {"type": "thinking", "thinking": "", "signature": ""}
 BLOCKS = {"content": EMPTY, "reasoning": THINKING}
 """The empty block of each kind. Deltas are named after the block's type."""
 UNUSED: Payload = dict.fromkeys(
-    ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier")
+    ("cache_creation", "inference_geo", "server_tool_use", "service_tier")
 )
 """Fields of a usage that Anthropic's schema requires, and that have no meaning here."""
 
@@ -344,6 +344,7 @@ class MessagesWriter(Writer):
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": choice.tokens,
+            "output_tokens_details": {"thinking_tokens": choice.reasoning_tokens},
             **UNUSED,
         }
 

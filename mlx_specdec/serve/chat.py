@@ -32,7 +32,7 @@ def template_settings(body: Body) -> dict[str, Any]:
     different fields; chat_template_kwargs takes precedence."""
     thinks: bool | None = THINKING.get(body.get("thinking", {}).get("type"))
     settings: dict[str, Any] = {}
-    effort = body.get("reasoning_effort")
+    effort = body.get("reasoning_effort", body.get("reasoning", {}).get("effort"))
     if effort == "none":
         thinks = False
     elif effort:
@@ -41,6 +41,16 @@ def template_settings(body: Body) -> dict[str, Any]:
     if thinks is not None:
         settings |= dict.fromkeys(SWITCHES, thinks)
     return {**settings, **body.get("chat_template_kwargs", {})}
+
+
+def thinking_budget(body: Body) -> int | None:
+    """Return the largest number of tokens of thoughts that a request allows, or None. Fields of
+    Anthropic's and of OpenRouter's API set it; of both, the smaller number holds."""
+    budgets = (
+        body.get("thinking", {}).get("budget_tokens"),
+        body.get("reasoning", {}).get("max_tokens"),
+    )
+    return min((budget for budget in budgets if budget is not None), default=None)
 
 
 def wants_no_thought(body: Body, options: Options) -> bool:

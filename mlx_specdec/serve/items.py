@@ -18,6 +18,7 @@ from .models import (
     OneOf,
     Parameters,
     Penalty,
+    Reasoning,
     SchemaFormat,
     Stop,
     Stops,
@@ -171,10 +172,6 @@ ResponseChoice = Annotated[
 ]
 
 
-class Reasoning(Fields):
-    effort: String | None = None
-
-
 class InputTokensRequest(Fields):
     """The body of /v1/responses/input_tokens."""
 
@@ -257,7 +254,7 @@ def as_chat(body: Body, items: Iterable[Body]) -> dict[str, Any]:
         "tools": [_as_function(name, tool) for name, tool in named_tools(body).items()],
         "tool_choice": _tool_choice(body.get("tool_choice", "auto")),
         "parallel_tool_calls": body.get("parallel_tool_calls", True),
-        "reasoning_effort": body.get("reasoning", {}).get("effort"),
+        "reasoning": body.get("reasoning"),
     }
 
 

@@ -64,8 +64,17 @@ class ContentPart(Fields):
 Content = String | list[ContentPart]
 
 
+Budget = Annotated[StrictInt, Field(ge=0), integral]
+
+
 class Thinking(Fields):
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Budget | None = None
+
+
+class Reasoning(Fields):
+    effort: String | None = None
+    max_tokens: Budget | None = None
 
 
 class Parameters(Fields):
@@ -154,6 +163,7 @@ class Templated(Fields):
     messages: Messages | None = None
     chat_template_kwargs: TemplateVariables | None = None
     thinking: Thinking | None = None
+    reasoning: Reasoning | None = None
     reasoning_effort: String | None = None
     enable_thinking: Boolean | None = None
     add_generation_prompt: Boolean | None = None

@@ -103,6 +103,7 @@ class CompletionWriter(Writer):
             "total_tokens": prompt_tokens + generated,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens(choices)},
             "completion_tokens_details": {
+                "reasoning_tokens": sum(choice.reasoning_tokens for choice in choices),
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": sum(source.drafted for source in predicted)
                 - accepted,

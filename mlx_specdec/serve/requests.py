@@ -18,6 +18,7 @@ from ..sampling.settings import LARGEST, LEAST_TOP_P
 from ..text.infill import infill_of
 from ..text.markers import NONE, Markers, markers_of
 from ..text.messages import in_order, messages_of, text_of, with_tools_in_message, without_volatile
+from ..text.thoughts import Thoughts
 from . import chat, constraints
 from .bodies import Body, Fields
 from .channels import ChannelReader
@@ -33,7 +34,8 @@ LANGUAGES = ("target_lang", "source_lang")
 SAME: tuple[str, ...] = ("temperature", "top_p", "min_p", "xtc_probability", "xtc_threshold")
 SAME += (*LANGUAGES, "repetition_penalty", "presence_penalty", "frequency_penalty")
 """Fields with the meaning of the option of the same name."""
-TEMPLATE_FIELDS = ("messages", "tools", "functions", "chat_template_kwargs", "reasoning_effort")
+TEMPLATE_FIELDS: tuple[str, ...] = ("messages", "tools", "functions", "chat_template_kwargs")
+TEMPLATE_FIELDS += ("reasoning", "reasoning_effort")
 """Fields that chat templates read."""
 MOST_CHARACTERS = 32
 """Largest number of characters of a prompt per token of the context; usual texts have 3 to 5. A
@@ -259,7 +261,12 @@ class RequestParser:
         ignore_eos = body.get("ignore_eos", False)
         more = (tuple(predicted), top, markers.special, ignore_eos, self.tenant)
         requests = [
-            Request(ids, replace(options, seed=options.seed + choice), *more)
+            Request(
+                ids,
+                replace(options, seed=options.seed + choice),
+                *more,
+                thoughts=self._thoughts(body, markers, ids, options),
+            )
             for ids, options in zip(prompts, bounded, strict=True)
             for choice in range(count)
         ]
@@ -273,6 +280,18 @@ class RequestParser:
             most_calls=tools.most_calls,
         )
         return ParsedRequest(requests, sum(map(len, prompts)), reader)
+
+    def _thoughts(
+        self, body: Body, markers: Markers, prompt: list[int], options: Options
+    ) -> Thoughts | None:
+        """Return the thoughts at the end of a prompt, with their budget. Raises Problem."""
+        budget, default = chat.thinking_budget(body), self.settings.thinking_budget
+        thoughts = markers.thoughts(prompt, default if budget is None else budget)
+        ends = () if thoughts is None or thoughts.budget is None else thoughts.end
+        if any(options.logit_bias.get(id, 0) == -math.inf for id in ends):
+            message = "logit_bias excludes the mark that ends a thought, which a budget needs"
+            raise invalid(message, "logit_bias")
+        return thoughts
 
     def _thought(self, body: Body, markers: Markers, prompt: list[int]) -> Thought:
         """Return the kind of thought that precedes the answer to a prompt."""

@@ -95,7 +95,6 @@ class ResponsesWriter(Writer):
         options = self.request.requests[0].options
         self._names = {tool.shown: tool for tool in named_tools(body)}
         self._events = 0
-        self._reasoning_tokens = 0
         self._output: list[Payload] = []
         # The type of the last item and the pieces of its text, or None if the item has ended.
         self._kind = ""
@@ -159,7 +158,7 @@ class ResponsesWriter(Writer):
             "input_tokens": tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens([choice])},
             "output_tokens": choice.tokens,
-            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
             "total_tokens": tokens + choice.tokens,
         }
         why = {"incomplete_details": {"reason": "max_output_tokens"}}
@@ -217,7 +216,6 @@ class ResponsesWriter(Writer):
             content, more = {"content": [part]}, {"logprobs": []}
         elif kind == "reasoning":
             content = {"content": [{"type": "reasoning_text", "text": text}]}
-            self._reasoning_tokens += len(self.parser.pair.tokenizer.encode(text))
             if INCLUDE_REASONING in self.body.get("include", ()):
                 content["encrypted_content"] = ENCRYPTED + text
         elif kind == "function_call":

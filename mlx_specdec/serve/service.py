@@ -181,7 +181,10 @@ class ResponseStream:
 
     def __init__(self, engine: Engine, writer: Writer, seconds: float) -> None:
         self._parsed = parsed = writer.request
-        self.choices = [Choice(at, parsed.reader()) for at in range(len(parsed.requests))]
+        self.choices = [
+            Choice(at, parsed.reader(), thoughts=request.thoughts)
+            for at, request in enumerate(parsed.requests)
+        ]
         self._engine = engine
         self._writer = writer
         self._loop = asyncio.get_running_loop()

@@ -42,6 +42,8 @@ class ServiceSettings:
         keep_billing: Keep billing lines and countdowns of Claude Code in system prompts.
         tool_call_parser: Name of the format of tool calls, or "" for the format that the chat
             template shows.
+        thinking_budget: Tokens of the thoughts of an answer whose request sets no budget, or None
+            for no limit.
     """
 
     limits: Limits = Limits()
@@ -51,3 +53,4 @@ class ServiceSettings:
     strict_model: bool = False
     aliases: tuple[str, ...] = ()
     tool_call_parser: str = ""
+    thinking_budget: int | None = None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from .thoughts import Thoughts
 from .tokenizer import DirectoryTokenizer, Tokenizer
 from .tool_formats import (
     CHANNEL,
@@ -168,6 +169,14 @@ class Markers:
         if self.think_begin is None or self.think_end is None:
             return False
         return _last(prompt, self.think_begin.ids) > _last(prompt, self.think_end.ids)
+
+    def thoughts(self, prompt: Sequence[int], budget: int | None) -> Thoughts | None:
+        """Return the thoughts at the end of a prompt, or None if the model marks none. budget: See
+        `Thoughts`."""
+        if self.think_begin is None or self.think_end is None:
+            return None
+        marks = self.think_begin.ids, self.think_end.ids
+        return Thoughts(*marks, self.thinks_after(prompt), budget)
 
     def in_header(self, prompt: Sequence[int]) -> bool:
         """Return whether the completion of a prompt begins within the header of a message."""

@@ -69,7 +69,7 @@ def test_a_message_is_answered(client: TestClient, pair: Pair, text: str) -> Non
             "output_tokens": 12,
             "cache_creation": None,
             "inference_geo": None,
-            "output_tokens_details": None,
+            "output_tokens_details": {"thinking_tokens": 0},
             "server_tool_use": None,
             "service_tier": None,
         },

@@ -58,6 +58,7 @@ def test_a_completion_has_what_clients_read(
         "total_tokens": len(ids) + 12,
         "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {
+            "reasoning_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         },

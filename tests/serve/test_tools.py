@@ -355,6 +355,7 @@ def showing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         ({}, "- - -"),
         ({"reasoning_effort": "none"}, "False False -"),
         ({"reasoning_effort": "low"}, "- - low"),
+        ({"reasoning": {"effort": "low"}}, "- - low"),
         ({"enable_thinking": False}, "False False -"),
         ({"thinking": {"type": "enabled"}}, "True True -"),
         (

@@ -1,0 +1,73 @@
+"""The constraint that closes a thought at its budget. Imports no MLX."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..text.thoughts import Thoughts
+from .constraint import ALL, Constraint, Words
+
+
+@dataclass(eq=False)
+class ThoughtBudget:
+    """A constraint that forces the end mark of a thought, in one sequence.
+
+    Attributes:
+        thoughts: The thoughts of the committed tokens.
+        size: The number of token ids.
+        grammar: Another constraint of the sequence, or None. If it forbids the mark at the
+            position at which the budget ends, it decides alone.
+    """
+
+    thoughts: Thoughts
+    size: int
+    grammar: Constraint | None = None
+
+    @property
+    def stuck(self) -> bool:
+        """See `Constraint`."""
+        return self.grammar is not None and self.grammar.stuck
+
+    @property
+    def complete(self) -> bool:
+        """See `Constraint`."""
+        return self.grammar is not None and self.grammar.complete
+
+    def idle(self, count: int) -> bool:
+        """See `Constraint`."""
+        return self.grammar is None and self.thoughts.never_forced(count)
+
+    def take(self, tokens: Sequence[int]) -> int:
+        """See `Constraint`."""
+        count = len(tokens) if self.grammar is None else self.grammar.take(tokens)
+        self.thoughts = self.thoughts.after(tokens[:count])
+        return count
+
+    def verifiable(self, drafted: Sequence[int]) -> int:
+        """See `Constraint`. Later draft tokens than a wrong one at a forced position would only
+        be rejected."""
+        count = len(drafted) if self.grammar is None else self.grammar.verifiable(drafted)
+        thoughts = self.thoughts
+        for at, token in enumerate(drafted[:count]):
+            if thoughts.forced not in (None, token):
+                return at + 1
+            thoughts = thoughts.after([token])
+        return count
+
+    def masks(self, drafted: Sequence[int]) -> Words:
+        """See `Constraint`."""
+        if self.grammar is None:
+            rows = np.full((len(drafted) + 1, (self.size + 31) // 32), ALL)
+        else:
+            rows = self.grammar.masks(drafted)
+        thoughts = self.thoughts
+        for at, row in enumerate(rows):
+            if (token := thoughts.forced) is not None:
+                bit = row[token // 32] & np.uint32(1 << token % 32)
+                if bit:
+                    row[:] = 0
+                    row[token // 32] = bit
+            if at < len(drafted):
+                thoughts = thoughts.after([drafted[at]])
+        return rows
