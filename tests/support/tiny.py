@@ -202,6 +202,11 @@ def from_config(config: dict[str, Any], seed: int = 0) -> nn.Module:
         model = classes.Model(classes.ModelArgs.from_dict(config))
     finally:
         mx.random.seed((high << 32) + low)
+    return randomized(model, seed)
+
+
+def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
+    """The model with random float32 weights."""
     leaves = sorted(tree_flatten(model.parameters()))
     keys = mx.random.split(mx.random.key(seed), len(leaves))
     # A tied head repeats its input unless the embeddings are small.
