@@ -19,11 +19,13 @@ from .batch import batch
 from .bench import bench
 from .chat import chat
 from .convert import convert
+from .doctor import doctor
 from .estimate import calibrate, estimate
 from .flags import Command, Version
 from .generate import generate
 from .inspect import inspect
 from .launch import launch
+from .models import models
 from .pairs import pairs
 from .serve import serve
 from .train import train_draft, train_medusa
@@ -39,6 +41,8 @@ COMMANDS = (
     serve,
     launch,
     pairs,
+    models,
+    doctor,
     convert,
     inspect,
     calibrate,
@@ -50,6 +54,17 @@ COMMANDS = (
 OTHER = "Other"
 WRONG_COUNT = "'-m': it must be a whole number"
 """The beginning of the error for `-m NAME`. Users of other programs name the model with -m."""
+FIRST_STEPS = """\
+mlx-specdec writes the target model's own text, faster. First steps:
+
+  mlx-specdec "Where is the station?"       translate with the model that comes with the program
+  mlx-specdec chat --model auto             talk to the best model that fits this machine
+  mlx-specdec serve --model auto            serve it to other programs, and as a page
+  mlx-specdec pairs                         see which models fit, and what drafts gain
+  mlx-specdec doctor                        check this installation
+  mlx-specdec help                          list all commands
+"""
+"""The text for users who type no arguments in a terminal."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
@@ -77,7 +92,8 @@ class PanelCommand(TyperCommand):
 
 
 class Program(TyperGroup):
-    """All commands. Without the name of a command, generate runs, with all flags."""
+    """All commands. Without the name of a command, generate runs, with all flags. Without any
+    arguments, a terminal shows the first steps."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert `generate` if no command is named. Called by typer, with resilient_parsing if a
@@ -86,6 +102,9 @@ class Program(TyperGroup):
         names_no_command = not args or (_is_flag(args[0]) and args[0] not in top_level)
         if args in (["help"], *(["help", name] for name in self.commands)):
             args = [*args[1:], "--help"]
+        elif not (args or ctx.resilient_parsing) and sys.stdin.isatty():
+            render.write(sys.stdout, FIRST_STEPS)
+            raise typer.Exit
         elif not ctx.resilient_parsing and names_no_command:
             if late := next((word for word in args if word in self.commands), None):
                 raise OptionError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ..checkpoints.disk import parse, show
 from ..checkpoints.source import ROOT
+from ..checkpoints.stored_models import names as stored_names
 from ..errors import OptionError
 from ..models.cache_settings import CacheSettings
 from ..models.drafters import KINDS
@@ -55,9 +56,21 @@ REVISION = "The branch, tag or commit of the model on the Hub."
 DTYPE = "The number format to compute in."
 
 
+def targets() -> list[str]:
+    """Return names that --model may have, for the completion of a shell."""
+    return [AUTO, f"{AUTO}:{USES[1]}", *stored_names()]
+
+
+def drafts() -> list[str]:
+    """Return names that --draft-model may have, for the completion of a shell."""
+    return [AUTO, "self", *stored_names()]
+
+
 @group("Model")
 class ModelFlags(Flags):
-    model: str = flag(REQUIRED, f"The model: a {MODEL}", "--model-name")
+    model: str = flag(
+        REQUIRED, f"The model: a {MODEL}", "--model-name", autocompletion=stored_names
+    )
     dtype: Dtype = flag("auto", DTYPE)
 
 
@@ -65,18 +78,20 @@ class ModelFlags(Flags):
 class Sources(Flags):
     model: str | None = flag(
         None,
-        "The target: a directory, a name on the Hub, or auto or auto:code for the best pair of the "
-        "table that fits this machine.",
+        "The target: a directory, a name on the Hub, or auto or auto:code for the pair of the "
+        "table that gains most on this machine.",
         "--model-name",
         show_default="the shipped translator",
+        autocompletion=targets,
     )
     draft_model: str | None = flag(
         None,
         "The draft, a model or a drafter on hidden states: a directory, a name on the Hub, self "
         "for the target at fewer bits, self:2 for two of its layers, mtp for its layers for "
         "multi-token prediction (mtp:NAME fetches those of another model), or auto for the one in "
-        "the table of pairs.",
+        "the table of pairs that gains most.",
         "--draft-model-name",
+        autocompletion=drafts,
     )
     revision: str | None = flag(None, REVISION)
     dtype: Dtype = flag("auto", DTYPE)

@@ -72,7 +72,7 @@ class Which(Flags):
 
 @command("mlx-specdec pairs", "mlx-specdec pairs qwen3", "mlx-specdec pairs --memory 32GB")
 def pairs(which: Which, output: Json) -> None:
-    """Show targets and drafts that fit this machine, or another Mac.
+    """Show targets and drafts that fit a machine.
 
     Nothing is downloaded. --draft-model auto takes the draft from this table, --model auto and
     auto:code take the pair with the largest gain for chat and for code."""

@@ -93,7 +93,8 @@ def test_every_command_says_what_it_takes(run: Run, name: str) -> None:
     assert "<" not in done.out and "list[" not in done.out and "None" not in done.out
     assert "Example:\n    mlx-specdec " + name in done.out
     panels = re.findall(r"^([A-Z][a-z ]+):$", done.out, re.MULTILINE)
-    assert len(panels) >= 2 and panels[-1] == "Other" and "Options" not in panels
+    assert panels[-1] == "Other" and "Options" not in panels
+    assert len(panels) >= 2 or name == "doctor"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -151,6 +152,17 @@ def test_a_revision_reaches_the_hub(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert (done.code, done.err) == (2, "error: loading v2\n")
 
 
+def test_a_terminal_without_arguments_shows_the_first_steps(
+    whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    done = whole()
+    assert (done.code, done.err) == (0, "") and done.out == program.FIRST_STEPS
+    assert max(map(len, done.out.splitlines())) <= 100 and done.out.count("\n") <= 10
+    for command in re.findall(r"^  mlx-specdec ([a-z]+) ", done.out, re.MULTILINE):
+        assert command == "help" or command in COMMANDS
+
+
 def test_completion_is_offered() -> None:
     done = run_cli("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert done.returncode == 0 and "complete" in done.stdout
@@ -163,6 +175,8 @@ def test_completion_is_offered() -> None:
         ("generate --proposer n", {"ngram", "none"}),
         ("generate --rule b", {"block"}),
         ("generate --draft-m", {"--draft-model", "--draft-model-name"}),
+        ("generate --model weights/t5-enfr-", {"weights/t5-enfr-draft", "weights/t5-enfr-medusa"}),
+        ("chat --draft-model se", {"self"}),
     ],
 )
 def test_what_is_typed_is_completed(typed: str, completions: set[str]) -> None:

@@ -14,8 +14,8 @@ import pytest
 from mlx_specdec.cli import app, render
 
 COMMANDS = (
-    *("batch", "bench", "calibrate", "chat", "convert", "estimate", "generate", "inspect"),
-    *("pairs", "serve", "train-draft", "train-medusa"),
+    *("batch", "bench", "calibrate", "chat", "convert", "doctor", "estimate", "generate"),
+    *("inspect", "models", "pairs", "serve", "train-draft", "train-medusa"),
 )
 
 

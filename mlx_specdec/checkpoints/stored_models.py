@@ -1,0 +1,127 @@
+"""The models on this machine's disk: those in the Hub's cache, and those in weights/."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import OutputError, SourceError, SpecdecError
+from .disk import read_json
+from .shards import format_of
+from .source import ROOT, SHIPPED
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo, HFCacheInfo
+
+_PREFIX = "models--"
+"""The beginning of a model's directory in the Hub's cache; "--" stands for "/" in the rest."""
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model on the disk.
+
+    Attributes:
+        name: The name that loads it.
+        nbytes: The bytes that it takes on the disk.
+        type: The model_type in config.json, or "" without one.
+        used: When its files were last read, in seconds since 1970; 0 if that is not known.
+        in_hub: Whether it is in the Hub's cache. Otherwise it is in weights/.
+        complete: Whether its weights are there."""
+
+    name: str
+    nbytes: int
+    type: str
+    used: float
+    in_hub: bool
+    complete: bool
+
+
+def hub_cache() -> Path:
+    """Return the directory of the Hub's cache, which may not exist."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def names() -> list[str]:
+    """Return the names of all models on the disk, without reading any file."""
+    found = []
+    for place in sorted(hub_cache().glob(f"{_PREFIX}*")):
+        if (place / "snapshots").is_dir():
+            found.append(place.name.removeprefix(_PREFIX).replace("--", "/"))
+    return found + [SHIPPED + directory.name for directory in _local()]
+
+
+def stored_models() -> list[StoredModel]:
+    """Return all models on the disk. Raises SourceError if the Hub's cache cannot be read."""
+    return [*_in_hub(), *map(_in_weights, _local())]
+
+
+def remove(name: str) -> int:
+    """Remove a model from the Hub's cache with all its revisions, and return the bytes that this
+    frees. Raises SourceError if the cache does not have it, and OutputError if it cannot be
+    removed."""
+    cache = _scan()
+    repository = next((one for one in _models(cache) if one.repo_id == name), None)
+    if cache is None or repository is None:
+        raise SourceError(f"the Hub's cache has no {name}: mlx-specdec models lists its models")
+    # Two repositories may have a commit of the same name. Delete only from this one.
+    alone = replace(cache, repos=frozenset((repository,)))
+    strategy = alone.delete_revisions(*(one.commit_hash for one in repository.revisions))
+    strategy.execute()
+    place = Path(repository.repo_path)
+    if place.exists():  # huggingface_hub logs a failure and raises nothing
+        raise OutputError(f"{place} cannot be removed: check whether you may write there")
+    return int(strategy.expected_freed_size)
+
+
+def _scan() -> "HFCacheInfo | None":
+    """Scan the Hub's cache. Return None if there is no cache. Raises SourceError."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        return scan_cache_dir(hub_cache())
+    except CacheNotFound:
+        return None
+    except (OSError, ValueError) as problem:
+        raise SourceError(
+            f"the Hub's cache {hub_cache()} cannot be read ({problem!s:.200}): check its rights"
+        ) from problem
+
+
+def _models(cache: "HFCacheInfo | None") -> "list[CachedRepoInfo]":
+    """Return the models in a cache, sorted by name."""
+    repositories = () if cache is None else cache.repos
+    found = (one for one in repositories if one.repo_type == "model")
+    return sorted(found, key=lambda one: one.repo_id)
+
+
+def _in_hub() -> Iterator[StoredModel]:
+    for one in _models(_scan()):
+        places = [Path(revision.snapshot_path) for revision in one.revisions]
+        formats = [format_of(place) for place in places]
+        types = filter(None, map(_type, places))
+        size = one.size_on_disk
+        yield StoredModel(
+            one.repo_id, size, next(types, ""), one.last_accessed or 0, True, any(formats)
+        )
+
+
+def _local() -> list[Path]:
+    """Return the directories in weights/ that hold a model."""
+    return [file.parent for file in sorted((ROOT / SHIPPED).glob("*/config.json"))]
+
+
+def _in_weights(directory: Path) -> StoredModel:
+    files = [file for file in directory.rglob("*") if file.is_file()]
+    size, used = sum(file.stat().st_size for file in files), max(f.stat().st_atime for f in files)
+    complete = bool(format_of(directory))
+    return StoredModel(SHIPPED + directory.name, size, _type(directory), used, False, complete)
+
+
+def _type(directory: Path) -> str:
+    try:
+        return str(read_json(directory / "config.json").get("model_type", ""))
+    except SpecdecError:
+        return ""

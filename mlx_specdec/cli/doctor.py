@@ -1,0 +1,136 @@
+"""The command that reports versions, device, memory and caches, and what to do about problems."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from .. import process
+from ..checkpoints import disk
+from ..checkpoints.disk import show
+from ..checkpoints.stored_models import hub_cache, stored_models
+from ..errors import SpecdecError
+from ..version import __version__
+from . import render
+from .flags import command
+from .known_pairs import USES, best_for, this_machine
+from .pairs import SLOW_ROWS, has_slow_rows
+
+PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub")
+EXTRAS = {"server": ("fastapi", "uvicorn"), "grammar": ("llguidance",), "llm": ("llm",)}
+"""Modules that each extra installs."""
+ENOUGH_DISK = 20 * 10**9
+"""Bytes of free disk below which a warning is due: the size of a model with 27 billion weights at 4
+bits, with its drafter."""
+OLDEST_MACOS = 14
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the report. advice: The advice to the user, or "" if all is well."""
+
+    name: str
+    value: str
+    advice: str = ""
+
+
+@command("mlx-specdec doctor")
+def doctor() -> None:
+    """Report versions, device, memory and caches.
+
+    Each problem is followed by what to do about it. Nothing is downloaded or changed."""
+    found = [*_software(), *_machine(), *_disk(), *_choices()]
+    width = max(len(one.name) for one in found)
+    lines = [f"{one.name:<{width}}  {one.value}" for one in found]
+    render.write(sys.stdout, "\n".join(lines) + "\n")
+    problems = [one for one in found if one.advice]
+    for one in problems:
+        render.lay_out(sys.stdout, f"\n{one.name}: {one.advice}")
+    render.write(sys.stdout, "" if problems else "\nNo problems were found.\n")
+
+
+def _software() -> Iterator[Finding]:
+    yield Finding("mlx-specdec", f"{__version__}, {Path(__file__).resolve().parents[1]}")
+    mac_version = platform.mac_ver()[0]
+    system = f"macOS {mac_version}" if mac_version else platform.platform(terse=True)
+    advice = ""
+    if mac_version and int(mac_version.partition(".")[0]) < OLDEST_MACOS:
+        advice = f"MLX needs macOS {OLDEST_MACOS} or newer: update macOS"
+    if mac_version and platform.machine() != "arm64":
+        advice = "this Python runs under Rosetta, where MLX has no GPU: install an arm64 Python"
+    python = f"Python {platform.python_version()}, {platform.machine()}, {system}"
+    yield Finding("system", python, advice)
+    versions = (f"{name} {_version(name) or 'missing'}" for name in PACKAGES)
+    missing = [name for name in PACKAGES if _version(name) is None]
+    advice = f"install what is missing: pip install {' '.join(missing)}" if missing else ""
+    yield Finding("packages", ", ".join(versions), advice)
+    there = {name: all(map(find_spec, modules)) for name, modules in EXTRAS.items()}
+    extras = (
+        f"{name} yes" if there[name] else f"{name} no (pip install {' '.join(EXTRAS[name])})"
+        for name in EXTRAS
+    )
+    yield Finding("extras", ", ".join(extras))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _machine() -> Iterator[Finding]:
+    import mlx.core as mx
+
+    machine = this_machine()
+    advice = SLOW_ROWS if has_slow_rows() else ""
+    if sys.platform == "darwin" and not mx.metal.is_available():
+        advice = "MLX finds no GPU here: in a virtual machine or under Rosetta it has none"
+    yield Finding("device", machine.name, advice)
+    room = f"{show(disk.memory())}, {show(machine.room)} for models and caches"
+    yield Finding("memory", f"{room}, {show(machine.auto_room)} of them for --model auto")
+    advice = "install the faster one, which drafts need to gain: ./scripts/setup.sh --fast-cpu"
+    slow = machine.on_cpu and process.is_slow()
+    yield Finding("BLAS of the CPU", process.name(), advice if slow else "")
+
+
+def _disk() -> Iterator[Finding]:
+    cache, free = hub_cache(), disk.free(hub_cache())
+    advice = ""
+    try:
+        found = stored_models()
+    except SpecdecError as problem:
+        found, advice = [], str(problem)
+    cached = [one for one in found if one.in_hub]
+    total, count = sum(one.nbytes for one in cached), len(cached)
+    if free < ENOUGH_DISK:
+        advice = f"make room: {show(free)} are free; mlx-specdec models shows what takes it"
+    if broken := [one.name for one in cached if not one.complete]:
+        advice = advice or f"{', '.join(broken)} came without weights: load or remove them"
+    summary = f"{count} {'model' if count == 1 else 'models'}, {show(total)}, {show(free)} free"
+    yield Finding("cache of the Hub", f"{cache}: {summary}", advice)
+    offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
+    unset = "HF_HUB_OFFLINE forbids downloads: unset it to fetch models"
+    yield Finding("downloads", "forbidden" if offline else "allowed", unset if offline else "")
+    place = process.directory("")
+    files = [file for file in place.rglob("*") if file.is_file()] if place.is_dir() else []
+    size = sum(file.stat().st_size for file in files)
+    yield Finding("own cache", f"{place}: {show(size)} in {len(files)} files")
+
+
+def _choices() -> Iterator[Finding]:
+    for use in USES:
+        try:
+            pair, bits = best_for(use)
+        except SpecdecError as problem:
+            yield Finding(f"fits for {use}", "nothing of the table", str(problem))
+        else:
+            size = show(pair.nbytes(bits, this_machine().on_cpu))
+            named = f"{pair.target.source(bits)[0]} with {pair.draft.name}"
+            yield Finding(f"fits for {use}", f"{named}, {bits} bits, {size}")

@@ -1,0 +1,75 @@
+"""The command that lists the models on this machine's disk, and removes one of them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Literal
+
+from ..checkpoints.disk import show
+from ..checkpoints.source import SHIPPED
+from ..checkpoints.stored_models import hub_cache, names, remove, stored_models
+from ..errors import OptionError
+from . import render
+from .flags import Flags, command, flag, group
+
+
+@group("Models")
+class ModelsFlags(Flags):
+    action: Literal["list", "remove"] = flag(
+        "list", "List the models, or remove one.", argument=True, metavar="[remove]"
+    )
+    name: str | None = flag(
+        None,
+        "The name of the model to remove.",
+        argument=True,
+        metavar="[NAME]",
+        autocompletion=names,
+    )
+
+
+@command("mlx-specdec models", "mlx-specdec models remove mlx-community/Qwen3-8B-4bit")
+def models(flags: ModelsFlags) -> None:
+    """List the models on this disk, or remove one.
+
+    These are the models in the Hub's cache and in weights/. Only those in the cache can be
+    removed, and you are asked first."""
+    if flags.action == "remove":
+        _remove(flags.name)
+    elif flags.name is not None:
+        raise OptionError(
+            "to list models takes no name: mlx-specdec models remove NAME removes one"
+        )
+    else:
+        _list()
+
+
+def _list() -> None:
+    found = stored_models()
+    table = render.table("model", ">size", "type", "last used", "")
+    for one in found:
+        used = time.strftime("%Y-%m-%d", time.localtime(one.used)) if one.used else ""
+        note = "" if one.complete else "without weights"
+        table.add_row(render.escaped(one.name), show(one.nbytes), one.type, used, note)
+    total = sum(one.nbytes for one in found if one.in_hub)
+    if found:
+        render.lay_out(sys.stdout, table, wrap=False)
+    render.lay_out(
+        sys.stdout,
+        f"The Hub's cache {hub_cache()} has {show(total)} of models. mlx-specdec models remove "
+        "NAME removes one.",
+    )
+
+
+def _remove(name: str | None) -> None:
+    if name is None:
+        raise OptionError("name the model to remove: mlx-specdec models lists all of them")
+    if name.startswith(SHIPPED):
+        raise OptionError(f"{name} is not in the Hub's cache: remove its directory yourself")
+    size = next((show(one.nbytes) for one in stored_models() if one.name == name), "")
+    if size:
+        print(f"Remove {name} ({size}) from the Hub's cache? [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            render.tell("nothing was removed")
+            return
+    render.tell(f"removed {name}: {show(remove(name))} are free")
