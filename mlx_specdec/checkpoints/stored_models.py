@@ -53,6 +53,16 @@ def names() -> list[str]:
     return found + [SHIPPED + directory.name for directory in _local()]
 
 
+def typed_names() -> list[str]:
+    """Return the names of the models on the disk whose config.json has a model_type. This leaves
+    out data, heads and most drafters."""
+    found = []
+    for place in sorted(hub_cache().glob(f"{_PREFIX}*")):
+        if any(_type(snapshot) for snapshot in place.glob("snapshots/*")):
+            found.append(place.name.removeprefix(_PREFIX).replace("--", "/"))
+    return found + [SHIPPED + directory.name for directory in _local() if _type(directory)]
+
+
 def stored_models() -> list[StoredModel]:
     """Return all models on the disk. Raises SourceError if the Hub's cache cannot be read."""
     return [*_in_hub(), *map(_in_weights, _local())]
