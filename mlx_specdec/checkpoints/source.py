@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, OutputError, SourceError
 from .disk import check_directory
-from .shards import format_of
+from .shards import find, format_of
 
 PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = PACKAGE if (PACKAGE / "weights").is_dir() else PACKAGE.parent
@@ -76,6 +76,18 @@ def names_of(name: str) -> tuple[str, ...]:
     parts = Path(os.path.abspath(local)).parts
     ends = [str(Path(*parts[-count:])) for count in range(1, len(parts) + 1)]
     return tuple(dict.fromkeys((*ends, name)))
+
+
+def nbytes_of(name: str) -> int:
+    """Return the size of the files of a local model's weights, or 0 if they cannot be found. Raises
+    SourceError as `resolve` does."""
+    local = _local(_of_page(name, None)[0])
+    if local is None or local.is_file():
+        return 0 if local is None else local.stat().st_size
+    try:
+        return sum(file.stat().st_size for file in find(local).files)
+    except (CheckpointError, OSError):
+        return 0
 
 
 def _of_page(name: str, revision: str | None) -> tuple[str, str | None]:

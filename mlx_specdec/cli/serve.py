@@ -5,18 +5,26 @@ from __future__ import annotations
 import logging
 import math
 import sys
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 from ..checkpoints.disk import parse
 from ..errors import OptionError
+from ..options import own_layers
 from .flags import Flags, ModelSampling, command, flag, group
 from .loading import MemoryFlags, TextFlags, load_drafting, named
+from .pairs import AUTO
+from .presets import Preset, read_presets
 
 if TYPE_CHECKING:
     from ..engine.pair import Pair
+    from ..engine.prompt_cache_files import Store
     from ..options import Options
+    from ..serve.registry import Model
 
 PROGRAM = __name__.partition(".")[0]
 NEEDED = ("fastapi", "uvicorn")
@@ -39,24 +47,12 @@ class NetworkFlags(Flags):
         metavar="ORIGIN",
     )
     strict_model: bool = flag(
-        False, "Refuse requests that name another model, instead of answering them with this one."
+        False,
+        "Refuse requests that name another model, instead of answering them with this one; several "
+        "models always refuse them.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = flag(
         "info", "What is written to standard error; info has a line for each request."
-    )
-    tool_call_parser: str | None = flag(
-        None,
-        "The format in which the model calls tools, for a model whose chat template does not show "
-        "it; an unknown name lists all.",
-        metavar="NAME",
-        show_default="by the chat template",
-    )
-    thinking_budget: int | None = flag(
-        None,
-        "The largest number of tokens of thoughts of an answer whose request names none.",
-        metavar="TOKENS",
-        show_default="no limit",
-        min=0,
     )
     per_request_spec_decode_metrics: Literal["none", "summary"] = flag(
         "none", "With summary, answers also tell what drafts brought under vLLM's names."
@@ -67,18 +63,23 @@ class NetworkFlags(Flags):
 class Load(Flags):
     batch_size: int = flag(16, "The number of requests that are decoded at once.", min=1)
     max_waiting: int = flag(64, "The number of requests that may wait; more are refused.", min=0)
-    max_model_len: int | None = flag(
-        None,
-        "The largest number of tokens of a prompt and its answer together.",
-        show_default="the model's own, or 4096",
-        min=2,
-    )
     timeout: float = flag(600.0, "The seconds after which an answer is cut.")
     drain_seconds: float = flag(
         0.0,
         "The seconds after SIGTERM in which /health says 503 but requests are still taken, so that "
         "proxies notice.",
         min=0,
+    )
+    idle_unload: float | None = flag(
+        None,
+        "The minutes without a request after which a model is unloaded, until the next request.",
+        metavar="MINUTES",
+        show_default="never",
+        min=0,
+    )
+    wait_for_model: bool = flag(
+        False,
+        "Let requests wait while their model is loaded, instead of answering 503 with Retry-After.",
     )
 
 
@@ -133,22 +134,103 @@ class Defaults(ModelSampling):
         return {name: value for name, value in settings.items() if value is not None}
 
 
+@group("Server")
+class ModelLimits(Flags):
+    max_model_len: int | None = flag(
+        None,
+        "The largest number of tokens of a prompt and its answer together.",
+        show_default="the model's own, or 4096",
+        min=2,
+    )
+    tool_call_parser: str | None = flag(
+        None,
+        "The format in which the model calls tools, for a model whose chat template does not show "
+        "it; an unknown name lists all.",
+        metavar="NAME",
+        show_default="by the chat template",
+    )
+    thinking_budget: int | None = flag(
+        None,
+        "The largest number of tokens of thoughts of an answer whose request names none.",
+        metavar="TOKENS",
+        show_default="no limit",
+        min=0,
+    )
+
+
 @group()
-class Requests(Defaults, MemoryFlags, TextFlags):
-    """Flags that change the completions of requests."""
+class OneModel(Defaults, MemoryFlags, TextFlags, ModelLimits):
+    """The settings of one model, and flags that change the completions of requests to it."""
 
 
-@command("mlx-specdec serve", "mlx-specdec serve --model weights/py-llama --draft-model auto")
+@group("Model")
+class Requests(OneModel):
+    """The same flags for several models."""
+
+    model: list[str] | None = flag(  # type: ignore[assignment]
+        None,
+        "A target: a directory, a name on the Hub, or auto or auto:code for the best pair of the "
+        "table that fits this machine. The flag may be repeated: requests select one of the models "
+        "by its name, and each is loaded for its first request.",
+        "--model-name",
+        show_default="the shipped translator",
+    )
+    models_preset: Path | None = flag(
+        None,
+        "A TOML file with a table for each model, by the name that requests select it by. A table "
+        "has flags of this command without dashes, such as draft-model, and aliases, a list.",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+    )
+
+    def begin(self) -> Requests:
+        return self
+
+    def each(self) -> list[Preset[OneModel]]:
+        """Return the flags of each model. Raises OptionError."""
+        if self.models_preset is not None:
+            if self.model is not None:
+                raise OptionError("--models-preset names all models: leave --model out")
+            presets = read_presets(self.models_preset, OneModel, self._with)
+        else:
+            presets = [Preset(self._with({"model": name})) for name in self.model or (None,)]
+        if len(presets) > 1:
+            for preset in presets:
+                self._check_one_of_several(preset.flags)
+        return presets
+
+    def _with(self, settings: Mapping[str, Any]) -> OneModel:
+        """Return these flags for one model, with other settings."""
+        shared = {one.name: getattr(self, one.name) for one in fields(OneModel)}
+        return OneModel(**{**shared, "model": None, **settings}).begin()
+
+    def _check_one_of_several(self, flags: OneModel) -> None:
+        if flags.distributed is not None:
+            raise OptionError("--distributed serves one model: leave the others out")
+        draft = flags.draft_model
+        own = draft in (None, AUTO) or own_layers(draft) is not None
+        if self.models_preset is None and not own:
+            raise OptionError(
+                f"--draft-model {draft} would be the draft of every model: name each model's draft "
+                "in a file, by --models-preset"
+            )
+
+
+@command(
+    "mlx-specdec serve",
+    "mlx-specdec serve --model weights/py-llama --draft-model auto",
+    "mlx-specdec serve --model weights/py-llama --model weights/t5-enfr",
+)
 def serve(
     network: NetworkFlags, load: Load, prompt_cache: PromptCacheFlags, flags: Requests
 ) -> None:
-    """Serve a model over HTTP to OpenAI's and other clients.
+    """Serve models over HTTP to OpenAI's and other clients.
 
     Without --model it is the shipped translator, from English to French. A request's text depends
     on its prompt, its settings and its seed alone, whatever else is served at the same time.
     Sampling flags are the defaults of requests that do not set them."""
-    model, _ = named(flags)
-    options = flags.options()
+    presets = flags.each()
     if not 0 <= network.port < 1 << 16:
         raise OptionError(f"--port must lie between 0 and 65535, not {network.port}")
     if not load.timeout > 0:
@@ -161,8 +243,6 @@ def serve(
             raise OptionError(
                 f"--cors-origin must be an origin such as https://example.org, not {origin:.80}"
             )
-    if network.tool_call_parser is not None:
-        _check_parser(network.tool_call_parser)
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise OptionError(
             f"the server needs {' and '.join(missing)}: run ./scripts/setup.sh in a clone, or pip "
@@ -173,39 +253,77 @@ def serve(
     logging.getLogger(PROGRAM).setLevel(network.log_level.upper())
     from ..engine.prompt_cache_files import Store
     from ..serve.app import Access
+    from ..serve.registry import Registry
     from ..serve.server import serve as run
-    from ..serve.settings import Limits, ServiceSettings
 
     disk = prompt_cache.prompt_cache_disk
     if disk is not None and prompt_cache.prompt_cache_dir is None:
         raise OptionError("--prompt-cache-disk bounds a directory: name it by --prompt-cache-dir")
-    bound = None if disk is None else parse(disk)
-    store = Store(cached_bytes, prompt_cache.prompt_cache_dir, bound)
+    bound, several = None if disk is None else parse(disk), len(presets) > 1
+    store = Store(cached_bytes, prompt_cache.prompt_cache_dir, bound, len(presets))
+
+    def model_of(preset: Preset[OneModel]) -> Model:
+        return _model(preset, network, load, prompt_cache, store, several=several)
+
+    registry = Registry(
+        [model_of(preset) for preset in presets],
+        batch_size=load.batch_size,
+        waiting=load.max_waiting,
+        memory_budget=memory_budget,
+        idle_seconds=math.inf if load.idle_unload is None else 60 * load.idle_unload,
+        waits=load.wait_for_model,
+        strict=network.strict_model,
+    )
+    access = Access(tuple(network.api_key or ()), tuple(network.cors_origin or ()))
+    drain_seconds = load.drain_seconds
+    run(registry, network.host, network.port, access=access, drain_seconds=drain_seconds)
+
+
+def _model(
+    preset: Preset[OneModel],
+    network: NetworkFlags,
+    load: Load,
+    prompt_cache: PromptCacheFlags,
+    store: Store,
+    *,
+    several: bool,
+) -> Model:
+    """Return a model that may be loaded. Raises OptionError if its flags are wrong."""
+    from ..checkpoints.source import names_of, nbytes_of
+    from ..serve.registry import Model
+    from ..serve.settings import Limits, ServiceSettings
+
+    flags = preset.flags
+    target, draft = named(flags)
+    draft = None if own_layers(draft) is not None else draft
+    options = flags.options()
+    if flags.tool_call_parser is not None:
+        _check_parser(flags.tool_call_parser)
+    names = names_of(target)
+    if preset.name:
+        names = preset.name, *preset.aliases
+    directory = store.directory
+    if several and directory is not None:
+        store = replace(store, directory=directory / quote(names[0], safe=""))
 
     def loading() -> tuple[Pair, Options]:
-        return load_drafting(
-            flags, options, history=cached_bytes != 0, rows=load.batch_size, texts=math.inf
-        )
+        history = store.max_bytes != 0
+        return load_drafting(flags, options, history=history, rows=load.batch_size, texts=math.inf)
 
-    run(
-        model,
+    return Model(
+        names[0],
         loading,
-        network.host,
-        network.port,
-        access=Access(tuple(network.api_key or ()), tuple(network.cors_origin or ())),
-        settings=ServiceSettings(
-            Limits(waiting=load.max_waiting, seconds=load.timeout, context=load.max_model_len),
+        names[1:],
+        ServiceSettings(
+            Limits(waiting=load.max_waiting, seconds=load.timeout, context=flags.max_model_len),
             drawn_seeds=flags.seed is None,
             metrics=network.per_request_spec_decode_metrics == "summary",
             keep_billing=prompt_cache.keep_billing_lines,
-            strict_model=network.strict_model,
-            tool_call_parser=network.tool_call_parser or "",
-            thinking_budget=network.thinking_budget,
+            tool_call_parser=flags.tool_call_parser or "",
+            thinking_budget=flags.thinking_budget,
         ),
-        batch_size=load.batch_size,
-        store=store,
-        memory_budget=memory_budget,
-        drain_seconds=load.drain_seconds,
+        store,
+        sum(map(nbytes_of, filter(None, (target, draft)))),
     )
 
 

@@ -40,11 +40,19 @@ class Store:
     Attributes:
         max_bytes: Limit of the bytes in memory. None is the default, and 0 means no cache.
         directory: Directory of a persistent cache, or None to cache in memory only.
-        disk_bytes: Limit of the bytes in the directory. None is the default."""
+        disk_bytes: Limit of the bytes in the directory. None is the default.
+        parts: Number of caches that share these limits equally."""
 
     max_bytes: int | None = None
     directory: Path | None = None
     disk_bytes: int | None = None
+    parts: int = 1
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit of this cache's bytes in memory."""
+        default = min(MOST, int(SHARE * disk.memory()))
+        return (default if self.max_bytes is None else self.max_bytes) // self.parts
 
     def open(self, pair: Pair) -> PromptCache | None:
         """Open the cache of a pair, with all blocks on disk that belong to the pair's models.
@@ -55,10 +63,8 @@ class Store:
             OptionError: If the directory cannot be used, or the target's state cannot be stored."""
         if self.max_bytes == 0:
             return None
-        default = min(MOST, int(SHARE * disk.memory()))
-        max_bytes = default if self.max_bytes is None else self.max_bytes
         if self.directory is None:
-            return PromptCache(max_bytes)
+            return PromptCache(self.memory_bytes)
         computed = _computed(pair.target)
         if not pair.target.rows_agree or (computed.columns is None and computed.snapshot is None):
             raise OptionError(
@@ -71,7 +77,8 @@ class Store:
             bound = self.disk_bytes
             if bound is None:
                 bound = min(MOST_ON_DISK, int(DISK_SHARE * shutil.disk_usage(self.directory).free))
-            return PromptCache(max_bytes, Directory(self.directory, bound, _digests(pair)))
+            files = Directory(self.directory, bound // self.parts, _digests(pair))
+            return PromptCache(self.memory_bytes, files)
         except OSError as problem:
             raise OptionError(f"cannot use --prompt-cache-dir: {problem}") from None
 

@@ -18,6 +18,7 @@ from .problems import Problem
 from .requests import ParsedRequest, RequestParser
 
 Payload = dict[str, Any]
+EVENTS = "text/event-stream"
 FINGERPRINT = f"mlx-specdec-{__version__}"
 LEAST_LOGPROB = -9999.0
 """The logprob that is sent in place of minus infinity, which JSON lacks."""
@@ -86,6 +87,8 @@ class Writer(ABC):
 
     Attributes:
         done: Bytes that end a stream.
+        media: The media type of a stream.
+        heartbeat: Bytes that keep proxies from closing a silent stream.
         named: Whether the events of a stream are named after their type.
         include_drafted: Whether payloads of a stream say if their text was drafted.
     Raises:
@@ -93,6 +96,8 @@ class Writer(ABC):
     """
 
     done = b""
+    media = EVENTS
+    heartbeat = b": keep-alive\n\n"
     named = False
     include_drafted = False
 
@@ -114,8 +119,12 @@ class Writer(ABC):
         """Return the payloads that end a stream early."""
         return [self.error(problem)[1]]
 
+    def encoded(self, payload: Payload) -> bytes:
+        """Return the bytes of a payload of a stream."""
+        return server_sent_event(payload, named=self.named)
+
     def silence(self) -> list[Payload]:
-        """Return the payloads for a silent stream. If there are none, a comment is sent."""
+        """Return the payloads for a silent stream. If there are none, the heartbeat is sent."""
         return []
 
     @abstractmethod

@@ -176,7 +176,7 @@ class MessagesRequest(Generated, CountRequest):
 
 def count_tokens(parser: RequestParser, body: Body) -> Payload:
     """Count the tokens of a checked body for /v1/messages/count_tokens. Raises Problem."""
-    return {"input_tokens": len(parser.chat_ids(parser.check(ChatRequest, _as_chat(body))))}
+    return {"input_tokens": len(parser.chat_ids(ChatRequest.read(_as_chat(body))))}
 
 
 def _as_chat(body: Body) -> dict[str, Any]:
@@ -256,7 +256,7 @@ class MessagesWriter(Writer):
         # The field `effort` of output_config is only a hint.
         answer_format = body.get("output_config", {}).get("format") or body.get("output_format")
         chat["response_format"] = answer_format
-        return self.parser.chat(self.parser.check(ChatRequest, chat))
+        return self.parser.chat(ChatRequest.read(chat))
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..version import __version__
 from . import answer_models, anthropic, llama_cpp, openai, responses, tgi
 from .problems import Problem, failed
-from .service import EVENTS, Endpoint, Service, error_response
+from .service import Endpoint, Service, error_response
 
 STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 500, 503)
 PUBLIC = ("/health", "/v1/health")
@@ -105,7 +105,7 @@ def _add(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
     if endpoint.answer is None:
         answers[200] = {"content": {endpoint.media: {"schema": {"type": "string"}}}}
     elif endpoint.body is not None:
-        answers[200] = {"content": {EVENTS: {}}}
+        answers[200] = {"content": {endpoint.streams: {}}}
     # Some clients leave out "/v1". Every path with GET also has HEAD.
     paths = dict.fromkeys((endpoint.path, endpoint.path.removeprefix("/v1")))
     for path in paths:

@@ -1,12 +1,15 @@
 """The thread that owns the models and decodes. Other threads submit requests and receive parts of
 completions. They never touch an array."""
 
+import gc
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Full
+
+import mlx.core as mx
 
 from .. import process
 from ..decoding.sequence import Emission
@@ -48,9 +51,13 @@ class Engine:
         load: Returns the models and the default options. It is called in the thread.
         store: The files of the prompt cache, or None for no prompt cache.
         memory_budget: Bytes for all sequences, or None for the scheduler's default.
+        metrics: The counters, which outlive the engine.
     Attributes:
-        ready: Set when `pair`, `options` and `budget` can be read.
+        ready: Set while `pair`, `options` and `budget` can be read.
         problem: The exception that ended the engine early, or None.
+        weight_bytes: Size of the weights of all models of the pair, set before `ready`.
+        nbytes: Bytes of the prompt cache, of the completions that lookup searches, and of the
+            budget.
     """
 
     pair: Pair
@@ -65,13 +72,15 @@ class Engine:
         waiting: int,
         store: Store | None = None,
         memory_budget: int | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self.failures = Failures()
         self.ready = threading.Event()
         self.problem: BaseException | None = None
         self.batch_size = batch_size
-        self.reserved_bytes = 0
+        self.reserved_bytes = self.weight_bytes = 0
+        self.nbytes = (0, 0, 0)
         self._load = load
         self._store = store
         self._memory_budget = memory_budget
@@ -86,13 +95,6 @@ class Engine:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._stepped = 0.0
-
-    @property
-    def nbytes(self) -> tuple[int, int, int]:
-        """Bytes of the prompt cache, of the completions that lookup searches, and of the budget."""
-        held = (self._cache, self.pair.history, self.budget) if self.ready.is_set() else [None] * 3
-        cached, history, budget = (0 if holder is None else holder.nbytes for holder in held)
-        return cached, history, budget
 
     @property
     def requests(self) -> tuple[int, int]:
@@ -114,6 +116,12 @@ class Engine:
         if came is not None and time.perf_counter() - max(came, self._stepped) > STEP_SECONDS:
             return f"a step has not finished in {STEP_SECONDS:.0f} seconds"
         return None
+
+    def limit(self, nbytes: int) -> None:
+        """Change the bytes for all sequences. Call this only while there are no requests, since a
+        request that was accepted might not fit any more."""
+        self._memory_budget = self.budget.nbytes = nbytes
+        self._measure()
 
     def start(self, then: Callable[[], None] = lambda: None) -> None:
         """Load the models, then decode. then: Called after loading, and again after a problem."""
@@ -165,23 +173,34 @@ class Engine:
     def _work(self, then: Callable[[], None]) -> None:
         process.clear_at_end()
         try:
-            self.pair, self.options = self._load()
-            if self._store is not None:
-                self._cache = self._store.open(self.pair)
-            scheduler = self._begin()
-            if self.batch_size > 1 and scheduler.why_not is not None:
-                log.info("requests are decoded one at a time: %s", scheduler.why_not)
-            self.ready.set()
-            then()
-            self._decode(scheduler)
+            self._load_and_decode(then)
         except BaseException as problem:
             # The caller of `start` reports it.
             self.problem = problem
             self.close()
             then()
-        release()
         if self._cache is not None:
             self._cache.close()
+        if self.ready.is_set():
+            # Give the memory back, although requests that have ended may still refer to the engine.
+            self.ready.clear()
+            del self.pair, self.options, self.budget
+        self._cache, self.nbytes = None, (0, 0, 0)
+        gc.collect()
+        mx.clear_cache()
+        release()
+
+    def _load_and_decode(self, then: Callable[[], None]) -> None:
+        self.pair, self.options = self._load()
+        if self._store is not None:
+            self._cache = self._store.open(self.pair)
+        scheduler = self._begin()
+        if self.batch_size > 1 and scheduler.why_not is not None:
+            log.info("requests are decoded one at a time: %s", scheduler.why_not)
+        self.weight_bytes = self.pair.target.nbytes + self.pair.draft_bytes
+        self.ready.set()
+        then()
+        self._decode(scheduler)
 
     def _decode(self, scheduler: Scheduler) -> None:
         """Decode until the engine is closed. An error in a step ends all pending requests. An error
@@ -201,6 +220,7 @@ class Engine:
                     scheduler.cancel(number)
                 parts = scheduler.step()
                 self.reserved_bytes, self._waiting = scheduler.reserved_bytes, scheduler.waiting
+                self._measure()
                 self.metrics.count("steps")
             except Exception as problem:
                 if getattr(self.pair.target, "lost", False):
@@ -218,7 +238,13 @@ class Engine:
             self.pair, None, self.options, size, self._cache, self.failures, budget
         )
         self.budget, self.reserved_bytes, self._waiting = scheduler.budget, 0, 0
+        self._measure()
         return scheduler
+
+    def _measure(self) -> None:
+        held = self._cache, self.pair.history, self.budget
+        cached, history, budget = (0 if holder is None else holder.nbytes for holder in held)
+        self.nbytes = cached, history, budget
 
     def _all_with(self, error: str) -> list[Part]:
         """Return parts that end all pending requests with an error."""

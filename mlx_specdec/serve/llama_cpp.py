@@ -1,6 +1,6 @@
 """Endpoints of llama.cpp's server: infill, tokenization, properties, health and metrics."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import StrictInt, model_validator
@@ -19,6 +19,7 @@ from .metrics import CONTENT_TYPE
 from .models import MaxTokens, Messages, Sampled, Stop, Stops, Templated, ToolList, Written
 from .openai import timings
 from .problems import busy
+from .registry import Model
 from .requests import ParsedRequest, RequestParser
 from .service import Endpoint, Service
 
@@ -137,21 +138,21 @@ def detokenize(parser: RequestParser, body: Body) -> Payload:
 
 def props(service: Service, request: Request) -> Payload:
     """Describe the model, its options and the limits of the server."""
-    parser, limits = service.parser(), service.settings.limits
-    pair, options = parser.pair, parser.options
+    parser, registry = service.parser(request), service.registry
+    pair, options, limits = parser.pair, parser.options, parser.settings.limits
     generation = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
-    seed = None if service.settings.drawn_seeds else options.seed
+    seed = None if parser.settings.drawn_seeds else options.seed
     shown = ("body_bytes", "waiting", "seconds", "choices", "stops", "schema_bytes", "schema_depth")
     tokenizer = pair.tokenizer
     template = ""
     if isinstance(tokenizer, DirectoryTokenizer) and tokenizer.has_chat_template:
         template = tokenizer.templated.chat_template
     return {
-        "model_alias": service.name,
-        "model_path": service.name,
+        "model_alias": parser.name,
+        "model_path": parser.name,
         "modalities": {"vision": False, "audio": False},
         "chat_template": template,
-        "total_slots": service.engine.batch_size,
+        "total_slots": registry.batch_size,
         "n_ctx": parser.longest,
         "chat": chat_format(pair, options).way,
         "task_prefix": pair.task_prefix if options.chat_template else "",
@@ -168,33 +169,59 @@ def props(service: Service, request: Request) -> Payload:
 
 def health(service: Service, request: Request) -> Payload:
     """Report whether requests are accepted and make progress. Raises Problem if not."""
-    service.parser()
-    engine = service.engine
+    registry = service.registry
+    registry.refresh()
+    if registry.begins:
+        raise registry.not_loaded(registry.first)
     if service.stopping:
         raise busy(STOPPING, code="stopping")
-    if trouble := engine.trouble:
+    loaded = [model.engine for model in registry.models if model.state == "loaded"]
+    troubles = (engine.trouble for engine in loaded if engine is not None)
+    if trouble := next(filter(None, troubles), None):
         raise busy(f"texts make no progress: {trouble}", code="no_progress")
-    failures = engine.failures
-    last = {"last_failure": failures.last} if failures.count else {}
-    return {"status": "ok", "failures": failures.count, **last}
+    failures = [engine.failures for engine in registry.engines if engine.failures.count]
+    last = {"last_failure": failures[-1].last} if failures else {}
+    return {"status": "ok", "failures": sum(one.count for one in failures), **last}
 
 
 def metrics(service: Service, request: Request) -> Response:
     """Return all metrics for Prometheus."""
-    engine = service.engine
-    running, waiting = engine.requests
-    (cached, history, budget), reserved = engine.nbytes, engine.reserved_bytes
-    gauges = {
+    registry = service.registry
+    registry.refresh()
+    engines = registry.engines
+    running, waiting = _sums([engine.requests for engine in engines], 2)
+    cached, history, budget = _sums([engine.nbytes for engine in engines], 3)
+    gauges: dict[str, tuple[float | dict[str, float], str]] = {
         "llamacpp:requests_processing": (running, "Requests decoded now."),
         "llamacpp:requests_deferred": (waiting, "Requests waiting now."),
         "vllm:num_requests_running": (running, "Requests decoded now."),
         "vllm:num_requests_waiting": (waiting, "Requests waiting now."),
         "mlx_specdec:prompt_cache_bytes": (cached, "Bytes of the prompt cache."),
         "mlx_specdec:history_bytes": (history, "Bytes of texts that are looked up."),
-        "mlx_specdec:memory_reserved_bytes": (reserved, "Bytes that requests may take."),
+        "mlx_specdec:memory_reserved_bytes": (
+            sum(engine.reserved_bytes for engine in engines),
+            "Bytes that requests may take.",
+        ),
         "mlx_specdec:memory_budget_bytes": (budget, "Bytes that all requests may take together."),
     }
-    return Response(engine.metrics.as_text(service.name, gauges), media_type=CONTENT_TYPE)
+    for name, description, value_of in OF_MODEL:
+        values = {model.name: float(value_of(model)) for model in registry.models}
+        gauges[f"mlx_specdec:model_{name}"] = values, description
+    text = registry.metrics.as_text(registry.names, gauges)
+    return Response(text, media_type=CONTENT_TYPE)
+
+
+OF_MODEL: tuple[tuple[str, str, Callable[[Model], float]], ...] = (
+    ("loaded", "Whether the model is in memory.", lambda model: model.state == "loaded"),
+    ("bytes", "Bytes of its weights in memory.", lambda model: model.loaded_bytes),
+    ("requests_running", "Its requests decoded now.", lambda model: model.requests[0]),
+    ("requests_waiting", "Its requests waiting now.", lambda model: model.requests[1]),
+)
+"""The gauges of each model: name, description and value."""
+
+
+def _sums(rows: Sequence[Sequence[int]], width: int) -> list[int]:
+    return [sum(row[at] for row in rows) for at in range(width)]
 
 
 ENDPOINTS = (

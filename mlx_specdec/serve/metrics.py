@@ -107,10 +107,12 @@ class Metrics:
                 self._counts[what] += by
             self._accepted_at.update(dict(enumerate(stats.accepted_by_position)))
 
-    def as_text(self, model: str, gauges: Mapping[str, tuple[float, str]]) -> str:
-        """Return all metrics. gauges: Further numbers and their descriptions, by name."""
-        escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        labels = f'model_name="{escaped}",engine="0"'
+    def as_text(
+        self, model: str, gauges: Mapping[str, tuple[float | Mapping[str, float], str]]
+    ) -> str:
+        """Return all metrics. gauges: Further numbers, or numbers by model, and their descriptions,
+        by name."""
+        labels = f'{_label(model)},engine="0"'
         lines: list[str] = []
 
         def add(name: str, kind: str, description: str, values: Mapping[str, float]) -> None:
@@ -122,7 +124,9 @@ class Metrics:
 
         with self._lock:
             for name, (number, description) in gauges.items():
-                add(name, "gauge", description, {"": number})
+                by_model = number if isinstance(number, Mapping) else {"": number}
+                values = {of and _label(of): value for of, value in by_model.items()}
+                add(name, "gauge", description, values)
             for name, (key, description) in COUNTERS.items():
                 add(name, "counter", description, {"": self._counts[key]})
             places = {f'position="{at}"': n for at, n in sorted(self._accepted_at.items())}
@@ -136,6 +140,11 @@ class Metrics:
             lines += self._between_tokens.lines("vllm:inter_token_latency_seconds", labels)
             lines += self._answers.lines("vllm:e2e_request_latency_seconds", labels)
         return "\n".join([*lines, ""])
+
+
+def _label(model: str) -> str:
+    escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'model_name="{escaped}"'
 
 
 def _head(name: str, kind: str, description: str) -> list[str]:

@@ -17,7 +17,8 @@ from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_
 from .bodies import Body
 from .events import Call, Event, Text, joined
 from .models import ChatRequest, TextRequest
-from .requests import ParsedRequest, RequestParser, unknown_model
+from .registry import Model
+from .requests import ParsedRequest, RequestParser
 from .service import Endpoint, Service
 
 TEXTS = {"content": "content", "reasoning": "reasoning_content"}
@@ -306,11 +307,19 @@ def _ratio(part: float, total: float) -> float:
 
 
 def models(service: Service, request: Request) -> Payload:
-    """List the one model: in `data` for OpenAI's and Anthropic's clients, in `models` for Codex."""
-    model = _model(service)
-    # Codex drops an entry that lacks a field (ollama/ollama, cmd/launch/codex.go).
-    codex = {
-        **dict.fromkeys(("slug", "display_name", "description"), service.name),
+    """List all models: in `data` for OpenAI's and Anthropic's clients, in `models` for Codex."""
+    service.registry.refresh()
+    listed = [_described(service, model) for model in service.registry.models]
+    first, last = listed[0]["id"], listed[-1]["id"]
+    answer = {"object": "list", "data": listed, "models": [_for_codex(model) for model in listed]}
+    return {**answer, "first_id": first, "last_id": last, "has_more": False}
+
+
+def _for_codex(model: Payload) -> Payload:
+    """Return the fields of a model, of which Codex drops an entry that lacks one (ollama/ollama,
+    cmd/launch/codex.go)."""
+    return {
+        **dict.fromkeys(("slug", "display_name", "description"), model["id"]),
         **dict.fromkeys(("supported_reasoning_levels", "experimental_supported_tools"), ()),
         **dict.fromkeys(("support_verbosity", "supports_reasoning_summaries"), False),
         "context_window": model.get("context_length"),
@@ -324,32 +333,30 @@ def models(service: Service, request: Request) -> Payload:
         "base_instructions": "",
         "default_verbosity": "low",
     }
-    listed = {"object": "list", "data": [model], "models": [codex]}
-    return {**listed, "first_id": model["id"], "last_id": model["id"], "has_more": False}
 
 
 def model(service: Service, request: Request) -> Payload:
-    """Describe the one model."""
-    named = request.path_params["id"]
-    if named not in (service.name, *service.settings.aliases):
-        raise unknown_model(named, service.name)
-    return _model(service)
+    """Describe a model by one of its names."""
+    service.registry.refresh()
+    return _described(service, service.registry.named(request.path_params["id"]))
 
 
-def _model(service: Service) -> Payload:
-    model: Payload = {"id": service.name, "object": "model", "created": service.created}
-    model |= {"owned_by": "mlx-specdec", "type": "model", "display_name": service.name}
-    if not service.engine.ready.is_set():
+def _described(service: Service, of: Model) -> Payload:
+    model: Payload = {"id": of.name, "object": "model", "created": service.created}
+    model |= {"owned_by": "mlx-specdec", "type": "model", "display_name": of.name}
+    # llama.cpp's names of the state and the size.
+    model |= {"status": {"value": of.state}, "meta": {"size": of.nbytes or None}}
+    if of.facts is None:
         return model
     # vLLM, OpenRouter and llama.cpp have different names for the context length.
-    longest = service.parser().longest
-    lengths = dict.fromkeys(("max_model_len", "context_length"), longest)
-    return {**model, **lengths, "meta": {"n_ctx_train": longest}}
+    longest = of.facts.longest
+    model["meta"]["n_ctx_train"] = longest
+    return {**model, **dict.fromkeys(("max_model_len", "context_length"), longest)}
 
 
 ENDPOINTS = (
     Endpoint("/v1/chat/completions", ChatWriter, CompletionAnswer, "Answers messages", ChatRequest),
     Endpoint("/v1/completions", TextWriter, CompletionAnswer, "Goes on with a text", TextRequest),
-    Endpoint("/v1/models", models, Models, "The one model, in a list"),
-    Endpoint("/v1/models/{id:path}", model, ModelAnswer, "The one model"),
+    Endpoint("/v1/models", models, Models, "The models and their states"),
+    Endpoint("/v1/models/{id:path}", model, ModelAnswer, "One model"),
 )

@@ -49,9 +49,9 @@ def unsupported(param: str, message: str = "") -> Problem:
     return invalid(message or default, param, "unsupported_parameter")
 
 
-def busy(message: str, status: int = 503, code: str | None = None) -> Problem:
-    """Return the error for a request that may succeed a moment later."""
-    return Problem(status, message, code=code, headers={"Retry-After": "1"})
+def busy(message: str, status: int = 503, code: str | None = None, seconds: int = 1) -> Problem:
+    """Return the error for a request that may succeed some seconds later."""
+    return Problem(status, message, code=code, headers={"Retry-After": str(seconds)})
 
 
 def failed(message: str) -> Problem:

@@ -20,13 +20,12 @@ from ..text.markers import NONE, Markers, markers_of
 from ..text.messages import in_order, messages_of, text_of, with_tools_in_message, without_volatile
 from ..text.thoughts import Thoughts
 from . import chat, constraints
-from .bodies import Body, Fields
+from .bodies import Body
 from .channels import ChannelReader
 from .chat import Tools
 from .constraints import Thought
 from .events import Reader
-from .models import UNNAMED
-from .problems import CONTEXT, Problem, invalid, unsupported
+from .problems import CONTEXT, invalid, unsupported
 from .settings import ServiceSettings
 from .stored import StoredResponses
 
@@ -63,6 +62,26 @@ class ParsedRequest:
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What clients may know of a model, also when it is not in memory.
+
+    Attributes:
+        longest: See `RequestParser.longest`.
+        capabilities: What the model can do, in ollama's words.
+        family: The name of the architecture's module, such as "llama".
+        dtype: The number format in words.
+    """
+
+    longest: int
+    capabilities: tuple[str, ...]
+    family: str
+    dtype: str
+
+
+def _keep(seconds: float) -> None: ...
+
+
+@dataclass(frozen=True)
 class RequestParser:
     """A parser of request bodies.
 
@@ -71,6 +90,8 @@ class RequestParser:
         name: The model's name for clients.
         budget: The memory budget, or None for no limit.
         responses: The responses that a request may continue.
+        keep: Sets the seconds without a request after which the model is unloaded.
+        load_seconds: Seconds for which the request has waited for the model.
     """
 
     pair: Pair
@@ -80,6 +101,24 @@ class RequestParser:
     budget: MemoryBudget | None = None
     responses: StoredResponses = field(default_factory=StoredResponses)
     tenant: str = ""
+    keep: Callable[[float], None] = _keep
+    load_seconds: float = 0.0
+
+    @property
+    def facts(self) -> Facts:
+        """What clients may know of the model."""
+        tokenizer, network = self.pair.tokenizer, self.pair.target.network
+        template = chat_format(self.pair, self.options).way == "template"
+        markers = markers_of(tokenizer, self.settings.tool_call_parser) if template else NONE
+        found = {
+            "completion": True,
+            "tools": markers.calls is not None,
+            "thinking": markers.think_end is not None or markers.channels is not None,
+            "insert": infill_of(tokenizer) is not None,
+        }
+        capabilities = tuple(name for name, present in found.items() if present)
+        family = type(network).__module__.rpartition(".")[2]
+        return Facts(self.longest, capabilities, family, self.pair.dtype)
 
     @property
     def longest(self) -> int:
@@ -87,14 +126,6 @@ class RequestParser:
         an encoder-decoder."""
         bounds = [self.pair.target.max_length, self.settings.limits.context]
         return min((bound for bound in bounds if bound is not None), default=ENDLESS)
-
-    def check(self, model: type[Fields], body: Body) -> Body:
-        """Check a body, and return its canonical form. Raises Problem."""
-        served = (self.name, *self.settings.aliases, *UNNAMED)
-        named = body.get("model", self.name)
-        if self.settings.strict_model and named not in served:
-            raise unknown_model(str(named), self.name)
-        return model.read(body)
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         """Raise Problem, which names the field, for ids that are not in the vocabulary."""
@@ -385,9 +416,3 @@ class RequestParser:
         options = replace(options, max_tokens=most)
         prepared(self.pair, ids, options)
         return options
-
-
-def unknown_model(named: str, served: str) -> Problem:
-    """Return the error for a model that is not served."""
-    message = f"the model {named:.80} is not served here: ask for {served}"
-    return Problem(404, message, param="model", code="model_not_found")

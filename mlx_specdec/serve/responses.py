@@ -68,7 +68,7 @@ complete text in the last event, and the fields of an item without text."""
 def count_tokens(parser: RequestParser, body: Body) -> Payload:
     """Count the tokens of a checked body for /v1/responses/input_tokens. Raises Problem."""
     chat = as_chat(body, [*_before(parser, body).items, *items_of(body)])
-    ids = parser.chat_ids(parser.check(ChatRequest, chat))
+    ids = parser.chat_ids(ChatRequest.read(chat))
     return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
 
@@ -120,7 +120,7 @@ class ResponsesWriter(Writer):
         # Codex treats a cut answer as a failure, so the default for max_tokens is no limit.
         chat["max_tokens"] = body.get("max_output_tokens", -1)
         chat["response_format"] = body.get("text", {}).get("format")
-        return self.parser.chat(self.parser.check(ChatRequest, chat))
+        return self.parser.chat(ChatRequest.read(chat))
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:

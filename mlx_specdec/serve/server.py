@@ -12,22 +12,17 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..checkpoints.source import names_of
-from ..engine.pair import Pair
-from ..engine.prompt_cache_files import Store
 from ..errors import OptionError
-from ..options import Options
 from .app import Access, make_app
-from .engine import Engine
+from .registry import Model, Registry
 from .service import Service
-from .settings import ServiceSettings
 
 FINISH_SECONDS = 20.0
 """Seconds to finish pending answers when the server ends."""
@@ -45,32 +40,17 @@ log = logging.getLogger(__name__)
 
 
 def serve(
-    model: str,
-    load: Callable[[], tuple[Pair, Options]],
-    host: str,
-    port: int,
-    *,
-    access: Access,
-    settings: ServiceSettings,
-    batch_size: int,
-    store: Store,
-    memory_budget: int | None = None,
-    drain_seconds: float = 0.0,
+    registry: Registry, host: str, port: int, *, access: Access, drain_seconds: float = 0.0
 ) -> None:
     """Serve until a signal comes.
 
     Args:
-        model: The model's name or directory.
-        load: An argument of Engine, like batch_size, store and memory_budget.
+        registry: The models. A single one is loaded at once.
         drain_seconds: Seconds after SIGTERM in which connections are accepted.
     Raises:
-        OptionError: If the port cannot be used. Errors of `load` are raised, too.
+        OptionError: If the port cannot be used. Errors of loading a single model are raised, too.
     """
-    names, listener = names_of(model), _listen(host, port)
-    waiting = settings.limits.waiting
-    engine = Engine(
-        load, batch_size=batch_size, waiting=waiting, store=store, memory_budget=memory_budget
-    )
+    listener = _listen(host, port)
     address, port = listener.getsockname()[:2]
     loopback = ipaddress.ip_address(address).is_loopback
     where = f"[{address}]" if ":" in address else address
@@ -80,7 +60,7 @@ def serve(
     with contextlib.suppress(ValueError, OSError):
         # The default is 256 on macOS and 1,024 under systemd.
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, FILES), most_files))
-    service = Service(engine, names[0], replace(settings, aliases=names[1:]))
+    service, name = Service(registry), registry.first.name
     server = _Server(
         uvicorn.Config(
             make_app(service, access),
@@ -99,28 +79,39 @@ def serve(
             timeout_graceful_shutdown=int(FINISH_SECONDS) + 2 * CUT_SECONDS,
         ),
         service,
-        configuration(f"http://{reached}:{port}", service.name, next(iter(access.keys), None)),
+        configuration(f"http://{reached}:{port}", name, next(iter(access.keys), None)),
         drain_seconds,
     )
-    engine.start(then=server.loaded)
     log.info("listening on http://%s:%d", where, port)
     if not access.keys and not loopback:
         log.warning("anybody who reaches %s may ask: set an --api-key", where)
+    registry.begin(server.loaded)
     with listener:
         server.run(sockets=[listener])
-    engine.close()
-    writes = store.directory is not None and engine.ready.is_set()
-    ended = engine.join(CUT_SECONDS)
-    if writes and not ended:
-        log.info("writing the prompt cache to %s", store.directory)
-        ended = engine.join(WRITE_SECONDS)
-    if not ended:
-        # Do not wait for a long step or a download.
+    registry.close()
+    engines = registry.engines
+    ended = [_join(model) for model in registry.models]
+    if not all(ended):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-    if engine.problem is not None:
-        raise engine.problem
+    for engine in engines:
+        if engine.problem is not None:
+            raise engine.problem
+
+
+def _join(model: Model) -> bool:
+    """Wait for the end of a model's closed engine, and return whether it has ended."""
+    if (engine := model.engine) is None:
+        return True
+    directory = None if model.store is None else model.store.directory
+    writes, ended = engine.ready.is_set(), engine.join(CUT_SECONDS)
+    if writes and directory is not None and not ended:
+        log.info("waiting for %s, which writes its prompt cache to %s", model.name, directory)
+        ended = engine.join(WRITE_SECONDS)
+    if not ended:
+        log.info("not waiting for %s, which is in a long step or a download", model.name)
+    return ended
 
 
 def configuration(url: str, model: str, key: str | None) -> str:
@@ -205,20 +196,22 @@ class _Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._service = service
-        self._engine = service.engine
+        self._registry = service.registry
         self._configuration = configuration
         self._drain_seconds = drain_seconds
         self._accepts_until = 0.0
         self._interrupted = False
 
     def loaded(self) -> None:
-        """Called when the engine has loaded, or failed to."""
-        if self._engine.problem is not None:
+        """Called when a single model has been loaded, or could not be, or at the beginning if there
+        are several."""
+        engines = self._registry.engines
+        if any(engine.problem is not None for engine in engines):
             self.should_exit = True
         else:
             log.info("ready")
             # A model for one task, such as the shipped translator, is useless for agents.
-            count = 2 if self._engine.pair.task_prefix else None
+            count = 2 if any(engine.pair.task_prefix for engine in engines) else None
             print(*self._configuration.splitlines()[:count], sep="\n", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -237,13 +230,17 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to accept no more connections. Called by uvicorn ten times a second."""
+        self._registry.refresh()
         return await super().on_tick(counter) and not self._draining
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Called by uvicorn when connections are no longer accepted."""
         if count := len(self.server_state.tasks):
             hint = "; press Ctrl-C again to stop" if self._interrupted else ""
-            log.info("finishing %d request%s%s", count, "" if count == 1 else "s", hint)
+            what = f"{count} request{'' if count == 1 else 's'}"
+            if pending := self._registry.pending():
+                what += f" ({', '.join(pending)})"
+            log.info("finishing %s%s", what, hint)
         else:
             log.info("shutting down")
         cut = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._cut)
@@ -253,7 +250,7 @@ class _Server(uvicorn.Server):
     def _cut(self) -> None:
         """End all answers with an error, and close connections whose clients do not read it in
         time. Cancelling the tasks would log a traceback for each of them."""
-        self._engine.close()
+        self._registry.close()
         asyncio.get_running_loop().call_later(CUT_SECONDS, self._abort_connections)
 
     def _abort_connections(self) -> None:

@@ -1,5 +1,5 @@
-"""The service of all endpoints. It reads bodies within limits, submits requests to the engine, and
-sends answers over HTTP."""
+"""The service of all endpoints. It reads bodies within limits, submits requests to the engine of
+their model, and sends answers over HTTP."""
 
 import asyncio
 import contextlib
@@ -17,23 +17,24 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from ..decoding.sequence import Emission
 from ..engine.results import STUCK, Part
 from ..errors import SpecdecError
-from .answers import NOTHING, Choice, Payload, Writer, server_sent_event
-from .bodies import Fields, parse
+from .answers import EVENTS, NOTHING, Choice, Payload, Writer
+from .bodies import Body, Fields, parse
 from .engine import STOPPING, Engine
 from .events import Event
 from .problems import Problem, busy, failed, invalid
+from .registry import Model, Registry
 from .requests import RequestParser
-from .settings import ServiceSettings
 from .stored import StoredResponses
 
-JSON, EVENTS = "application/json", "text/event-stream"
+JSON = "application/json"
 SMALL_BODY = 1 << 16
 """Bytes of each body that do not count towards the limit of all bodies together."""
 HEARTBEAT_SECONDS = 15.0
 """Seconds between two comments in a silent stream. They keep proxies from closing it."""
-HEARTBEAT = b": keep-alive\n\n"
 POLL_SECONDS = 0.5
 """Seconds between two checks whether a client that waits for a complete answer has left."""
+LOAD_POLL_SECONDS = 0.05
+"""Seconds between two checks whether a model takes requests."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 Answer = Payload | Response | Writer
 
@@ -51,10 +52,14 @@ class Endpoint:
         handler: For a POST, a function of a RequestParser and a checked Body that returns the
             answer or the Writer of the answer. For other methods, a function of (Service, Request).
         answer: The type of the answer, or None if it is not JSON.
+        media: The media type of an answer that is not JSON.
+        streams: The media type of a streamed answer.
         summary: A phrase for /openapi.json.
         body: The model of the body, if the method is POST.
         error: Returns the status and the payload of a Problem.
         verb: The method of a path without a body.
+        waits: Whether its requests always wait while their model is loaded.
+        early: Returns the answer to a body that needs no model in memory, or None.
     """
 
     path: str
@@ -63,8 +68,11 @@ class Endpoint:
     summary: str
     body: type[Fields] | None = None
     media: str = JSON
+    streams: str = EVENTS
     error: Callable[[Problem], tuple[int, Payload]] = Writer.error
     verb: str = "GET"
+    waits: bool = False
+    early: Callable[["Service", Model, Body], Payload | None] = lambda service, model, body: None
 
     @property
     def method(self) -> str:
@@ -73,32 +81,25 @@ class Endpoint:
 
 
 class Service:
-    """The engine and the settings that all endpoints share.
+    """The models and the settings that all endpoints share.
 
     Attributes:
-        name: The model's name for clients.
+        settings: The settings of the first model; limits of bodies are the same for all models.
         stopping: Whether the server will soon refuse requests; /health reports this.
     """
 
-    def __init__(self, engine: Engine, name: str, settings: ServiceSettings) -> None:
-        self.engine = engine
-        self.name = name
-        # The queue would never have enough places for a request with more choices.
-        most = engine.batch_size + settings.limits.waiting
-        limits = replace(settings.limits, choices=min(settings.limits.choices, most))
-        self.settings = replace(settings, limits=limits)
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.settings = registry.first.settings
         self.created = int(time.time())
         self.responses = StoredResponses()
         self.stopping = False
         self._large_bytes = 0
 
-    def parser(self, tenant: str = "") -> RequestParser:
-        """Return the parser of a tenant's requests. Raises Problem while the models are loading."""
-        engine = self.engine
-        if not engine.ready.is_set():
-            raise busy("Loading model", code="loading")
-        of_model = (engine.pair, engine.options, self.settings, self.name, engine.budget)
-        return RequestParser(*of_model, self.responses, tenant)
+    def parser(self, request: Request) -> RequestParser:
+        """Return the parser for the model that the query `model` of a request without a body names.
+        Raises Problem if that is not in memory."""
+        return self.registry.parser(self.registry.find(request.query_params.get("model")))
 
     async def respond(self, endpoint: Endpoint, request: Request) -> Response:
         """Answer a request. Raises ClientDisconnect."""
@@ -107,17 +108,18 @@ class Service:
                 answer = await self._parse(request, endpoint)
             else:
                 answer = endpoint.handler(self, request)
-            if isinstance(answer, Writer):
+            if isinstance(answer, ResponseStream):
                 return await self._generate(request, answer)
+            assert not isinstance(answer, Writer), "requests have been submitted"
             return answer if isinstance(answer, Response) else JSONResponse(answer)
         except Problem as problem:
             status, payload = endpoint.error(problem)
             return JSONResponse(payload, status, problem.headers)
 
-    async def _parse(self, request: Request, endpoint: Endpoint) -> Answer:
-        """Read a body, and return the handler's answer. The handler runs in another thread. Raises
-        Problem."""
-        parser = self.parser(request.scope.get("tenant", ""))
+    async def _parse(self, request: Request, endpoint: Endpoint) -> "Answer | ResponseStream":
+        """Read a body, and return the handler's answer, or the stream of its Writer. The handler
+        runs in another thread. Raises Problem, and ClientDisconnect if the client leaves while the
+        model is loaded."""
         limits = self.settings.limits
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
             message = f"a body with the content encoding {coding:.20} is not read: send it plainly"
@@ -134,24 +136,62 @@ class Service:
                     if self._large_bytes + more > limits.large_bytes:
                         raise busy("too many large bodies come at once: try again", 429)
                     self._large_bytes, large = self._large_bytes + more, large + more
-            return await run_in_threadpool(_handled, endpoint, parser, bytes(data))
+            model, body = await run_in_threadpool(self._checked, endpoint, bytes(data))
+            if (early := endpoint.early(self, model, body)) is not None:
+                return early
+            waited = await self._prepare(request, model, endpoint.waits or self.registry.waits)
+            model.leases += 1
+            try:
+                tenant = request.scope.get("tenant", "")
+                parser = self.registry.parser(model, self.responses, tenant, waited)
+                answer = await run_in_threadpool(_handled, endpoint, parser, body)
+                if isinstance(answer, Writer):
+                    assert model.engine is not None, "a model with leases is not unloaded"
+                    return ResponseStream(model.engine, answer, limits.seconds)
+                return answer
+            finally:
+                model.leases -= 1
         except TimeoutError:
             raise Problem(408, "the body took too long to come") from None
         finally:
             self._large_bytes -= large
 
-    async def _generate(self, request: Request, writer: Writer) -> Response:
+    def _checked(self, endpoint: Endpoint, data: bytes) -> tuple[Model, Body]:
+        """Return the model that a body names, and the canonical form of the body. Raises
+        Problem."""
+        assert endpoint.body is not None, "only a POST has a body"
+        body = parse(data)
+        return self.registry.find(body.get("model")), endpoint.body.read(body)
+
+    async def _prepare(self, request: Request, model: Model, waits: bool) -> float:
+        """Return after a model takes requests, with the seconds for which the request has waited.
+        Raises Problem, at once unless it waits, and ClientDisconnect if the client leaves."""
+        began = time.monotonic()
+        model.waiting += 1
+        try:
+            while not self.registry.prepare(model):
+                seconds = time.monotonic() - began
+                if not waits or seconds > self.settings.limits.seconds:
+                    raise self.registry.not_loaded(model)
+                if await request.is_disconnected():
+                    raise ClientDisconnect
+                await asyncio.sleep(LOAD_POLL_SECONDS)
+        finally:
+            model.waiting -= 1
+        return time.monotonic() - began
+
+    async def _generate(self, request: Request, stream: "ResponseStream") -> Response:
         """Generate an answer, complete or as a stream. Raises Problem and ClientDisconnect."""
-        stream = ResponseStream(self.engine, writer, self.settings.limits.seconds)
 
         async def end() -> None:
             stream.close()
             request.scope.setdefault("log_fields", {}).update(stream.figures())
 
-        if writer.stream:
+        if stream.writer.stream:
             # The task runs even if the client has left.
+            media = stream.writer.media
             return StreamingResponse(
-                stream.events(), 200, STREAM_HEADERS, EVENTS, background=BackgroundTask(end)
+                stream.events(), 200, STREAM_HEADERS, media, background=BackgroundTask(end)
             )
         try:
             answer = await stream.complete(request)
@@ -160,9 +200,7 @@ class Service:
         return await run_in_threadpool(JSONResponse, answer)
 
 
-def _handled(endpoint: Endpoint, parser: RequestParser, data: bytes) -> Answer:
-    assert endpoint.body is not None, "only a POST has a body"
-    body = parser.check(endpoint.body, parse(data))
+def _handled(endpoint: Endpoint, parser: RequestParser, body: Body) -> Answer:
     try:
         return endpoint.handler(parser, body)
     except SpecdecError as error:
@@ -186,7 +224,7 @@ class ResponseStream:
             for at, request in enumerate(parsed.requests)
         ]
         self._engine = engine
-        self._writer = writer
+        self.writer = writer
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + seconds
         self._parts: asyncio.Queue[Part] = asyncio.Queue()
@@ -203,20 +241,20 @@ class ResponseStream:
         async for _ in self._steps(POLL_SECONDS):
             if await request.is_disconnected():
                 raise ClientDisconnect
-        return self._writer.answer(self.choices)
+        return self.writer.answer(self.choices)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events, with a comment in long silences."""
-        writer = self._writer
+        """Yield the events of a streamed answer, with a comment in long silences."""
+        writer = self.writer
 
         def sent(payloads: Sequence[Payload]) -> bytes:
-            return b"".join(server_sent_event(payload, named=writer.named) for payload in payloads)
+            return b"".join(writer.encoded(payload) for payload in payloads)
 
         try:
             yield sent([payload for choice in self.choices for payload in writer.start(choice)])
             async for step in self._steps(HEARTBEAT_SECONDS):
                 if step is None:
-                    yield sent(writer.silence()) or HEARTBEAT
+                    yield sent(writer.silence()) or writer.heartbeat
                     continue
                 choice, emission, events = step
                 payloads = writer.piece(choice, emission or NOTHING, events)
@@ -267,7 +305,7 @@ class ResponseStream:
                 raise (invalid if part.error == STUCK else failed)(part.error)
             choice = self._open[part.number]
             choice.take(part)
-            by_drafted = self._writer.include_drafted
+            by_drafted = self.writer.include_drafted
             for emission in _by_drafted(part.emission) if by_drafted else [part.emission]:
                 yield choice, emission, await _read(choice, emission.text)
             if part.last:

@@ -50,7 +50,5 @@ class ServiceSettings:
     drawn_seeds: bool = True
     metrics: bool = False
     keep_billing: bool = False
-    strict_model: bool = False
-    aliases: tuple[str, ...] = ()
     tool_call_parser: str = ""
     thinking_budget: int | None = None

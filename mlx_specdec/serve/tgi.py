@@ -122,7 +122,7 @@ class TgiWriter(Writer):
             completion["structured_outputs"] = {kind: value}
         # TGI's answers have the logprob of every token.
         completion |= {"prompt": body["inputs"], "logprobs": 0}
-        return self.parser.completions(self.parser.check(TextRequest, completion))
+        return self.parser.completions(TextRequest.read(completion))
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
@@ -193,14 +193,14 @@ class TgiWriter(Writer):
 
 def info(service: Service, request: Request) -> Payload:
     """Describe the server."""
-    parser, limits = service.parser(), service.settings.limits
+    parser, registry = service.parser(request), service.registry
     return {
-        "model_id": service.name,
+        "model_id": parser.name,
         "model_dtype": parser.pair.dtype,
         "model_pipeline_tag": "text-generation",
-        "max_concurrent_requests": service.engine.batch_size + limits.waiting,
+        "max_concurrent_requests": registry.batch_size + registry.waiting,
         "max_best_of": 1,
-        "max_stop_sequences": limits.stops,
+        "max_stop_sequences": parser.settings.limits.stops,
         "max_input_tokens": parser.longest - 1,
         "max_total_tokens": parser.longest,
         "version": __version__,

@@ -9,6 +9,7 @@ import pytest
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.options import Options
+from mlx_specdec.serve.registry import Registry
 
 from ..support.commands import Run, fails
 from ..support.models import make_llama
@@ -88,8 +89,8 @@ def test_the_server_takes_them_for_what_a_request_leaves_out(
 ) -> None:
     defaults: list[Options] = []
 
-    def serve(name: str, loading, *rest: object, **more: object) -> None:
-        defaults.append(loading()[1])
+    def serve(registry: Registry, *rest: object, **more: object) -> None:
+        defaults.append(registry.first.load()[1])
 
     monkeypatch.setattr("mlx_specdec.serve.server.serve", serve)
     for flags in ((), ("--top-k", 5), ("--greedy",)):

@@ -132,7 +132,7 @@ def test_ctrl_c_says_what_it_waits_for_and_a_second_one_cuts_it_without_a_traceb
         while b"requests_processing 1" not in urllib.request.urlopen(f"{url}/metrics").read():
             time.sleep(0.01)
         server.process.send_signal(signal.SIGINT)
-        hint = "finishing 1 request; press Ctrl-C again to stop\n"
+        hint = f"finishing 1 request (1 of {llama.name}); press Ctrl-C again to stop\n"
         while not any(line.endswith(hint) for line in server.said):
             assert server.process.poll() is None, server.said
             time.sleep(0.01)

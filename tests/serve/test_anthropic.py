@@ -8,13 +8,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.service import Service
-from mlx_specdec.serve.settings import ServiceSettings
 from mlx_specdec.text import messages as chat
 
-from ..support.serving import broken_after
+from ..support.serving import broken_after, client_of
 
 PATH = "/v1/messages"
 BODY = {
@@ -143,8 +140,7 @@ def test_lines_of_billing_are_left_out_of_prompts(
         assert answer["content"] == plain["content"] and answer["usage"] == plain["usage"]
     [said] = [each for each in caplog.messages if "billing" in each]
     assert "--keep-billing-lines" in said
-    settings = ServiceSettings(keep_billing=True)
-    keeping = TestClient(make_app(Service(engine, "tiny", settings), Access()))
+    keeping = client_of(engine, keep_billing=True)
     assert answer_to(keeping, system=system)["usage"]["input_tokens"] > 40 + len(BILLING) // 4
 
 

@@ -15,9 +15,10 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.registry import Registry
 from mlx_specdec.serve.server import configuration
-from mlx_specdec.serve.service import ResponseStream, Service
-from mlx_specdec.serve.settings import Limits, ServiceSettings
+from mlx_specdec.serve.service import ResponseStream
+from mlx_specdec.serve.settings import Limits
 
 from ..support import commands
 from ..support.serving import (
@@ -30,7 +31,9 @@ from ..support.serving import (
     client_of,
     ok,
     running,
+    service_of,
     streamed,
+    user,
     wait_until,
 )
 
@@ -38,7 +41,7 @@ KEY = {"Authorization": "Bearer secret"}
 
 
 def test_another_model_is_not_found_and_not_loaded(client: TestClient, engine: Engine) -> None:
-    service = Service(engine, "tiny", ServiceSettings(strict_model=True))
+    service = service_of(engine, strict=True)
     strict = TestClient(make_app(service, OPEN), raise_server_exceptions=False)
     for path, body in (
         (COMPLETIONS, {"prompt": "x"}),
@@ -57,9 +60,9 @@ def test_another_model_is_not_found_and_not_loaded(client: TestClient, engine: E
 
 
 def test_a_models_other_names_are_accepted_and_answered_with_its_id(engine: Engine) -> None:
-    settings = ServiceSettings(strict_model=True, aliases=("weights/tiny", "/models/weights/tiny"))
-    client = TestClient(make_app(Service(engine, "tiny", settings), OPEN))
-    for name in ("tiny", *settings.aliases):
+    names = ("weights/tiny", "/models/weights/tiny")
+    client = TestClient(make_app(service_of(engine, None, *names, strict=True), OPEN))
+    for name in ("tiny", *names):
         assert ok(client, COMPLETIONS, prompt="x", max_tokens=1, model=name)["model"] == "tiny"
         assert client.get(f"/v1/models/{name}").json()["id"] == "tiny"
     assert client.post(COMPLETIONS, json={"prompt": "x", "model": "other/tiny"}).status_code == 404
@@ -67,7 +70,7 @@ def test_a_models_other_names_are_accepted_and_answered_with_its_id(engine: Engi
 
 def test_while_loading_there_is_nobody_to_ask() -> None:
     client = client_of(Engine(lambda: None, batch_size=1, waiting=1))
-    for answer in (client.get("/health"), client.post(CHAT, json={})):
+    for answer in (client.get("/health"), client.post(CHAT, json={"messages": [user("x")]})):
         assert answer.status_code == 503
         assert answer.json()["error"]["message"] == "Loading model"
         assert answer.headers["retry-after"]
@@ -250,12 +253,12 @@ def test_a_client_reads_that_memory_has_ended_or_the_gpu_has_given_up(
 def test_a_handler_that_fails_shows_no_path(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(self: Service, request: object) -> None:
+    def broken(self: Registry, *about: object) -> None:
         raise ValueError("/a/path/of/ours")
 
-    monkeypatch.setattr(Service, "parser", broken)
+    monkeypatch.setattr(Registry, "parser", broken)
     with caplog.at_level("INFO", "mlx_specdec.serve.app"):
-        answer = client.post(CHAT, json={})
+        answer = client.post(CHAT, json={"messages": [user("x")]})
     assert [f"path={CHAT} status=500" in line for line in caplog.messages] == [True]
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "something went wrong here"

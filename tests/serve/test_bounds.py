@@ -15,6 +15,7 @@ from mlx_specdec.serve.answer_models import Anything
 from mlx_specdec.serve.bodies import Fields
 from mlx_specdec.serve.models import ChatRequest, TextRequest
 from mlx_specdec.serve.problems import Problem
+from mlx_specdec.serve.registry import Model, Registry
 from mlx_specdec.serve.requests import MOST_CHARACTERS, ParsedRequest, RequestParser
 from mlx_specdec.serve.service import Endpoint, Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
@@ -51,8 +52,8 @@ def parser(llama: tuple[Path, Path]) -> RequestParser:
 
 def read(parser: RequestParser, given: dict[str, Any]) -> ParsedRequest:
     if "messages" in given:
-        return parser.chat(parser.check(ChatRequest, given))
-    return parser.completions(parser.check(TextRequest, given))
+        return parser.chat(ChatRequest.read(given))
+    return parser.completions(TextRequest.read(given))
 
 
 def refused(parser: RequestParser, **given: Any) -> Problem:
@@ -176,10 +177,12 @@ def body_of(*chunks: bytes) -> Any:
 
 
 def test_large_bodies_have_a_bound_together_and_leave_room_for_small_ones() -> None:
-    engine: Any = SimpleNamespace(batch_size=1)
-    service = Service(engine, "tiny", ServiceSettings(Limits(large_bytes=1000)))
-    parser: Any = SimpleNamespace(check=lambda kind, body: body)
-    service.parser = lambda tenant: parser  # type: ignore[method-assign]
+    registry = Registry(
+        [Model("tiny", lambda: None, (), ServiceSettings(Limits(large_bytes=1000)))]
+    )
+    registry.prepare = lambda model: True  # type: ignore[method-assign]
+    registry.parser = lambda *about: None  # type: ignore[method-assign]
+    service = Service(registry)
     echo = Endpoint("/", lambda parser, body: body, Anything, "Sends a body back", Fields)
     large = b'{"a": "' + b"x" * (1 << 16) + b'"}'
     twice = [large[:40_000], large[40_000:], b" " * 600]

@@ -15,10 +15,8 @@ from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.options import Options
 from mlx_specdec.serve.answers import server_sent_event
-from mlx_specdec.serve.app import make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.requests import RequestParser
-from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import ServiceSettings
 from mlx_specdec.text.tokenizer import load_tokenizer
 from mlx_specdec.text.vocabulary import token_bytes
@@ -28,7 +26,6 @@ from ..support.models import make_llama
 from ..support.serving import (
     CHAT,
     COMPLETIONS,
-    OPEN,
     OPTIONS,
     TEMPLATE,
     TEXT,
@@ -118,8 +115,7 @@ def test_an_event_has_the_lines_that_it_should_have_whoever_splits_it() -> None:
 
 
 def test_figures_in_vllms_names_are_reported_on_demand(engine: Engine, client: TestClient) -> None:
-    app = make_app(Service(engine, "tiny", ServiceSettings(metrics=True)), OPEN)
-    telling = TestClient(app, raise_server_exceptions=False)
+    telling = client_of(engine, metrics=True)
     body = {"prompt": TEXT, "max_tokens": 20, "n": 2}
     answer = ok(telling, COMPLETIONS, **body)
     reply, timings = answer["metrics"]["speculative_decoding"], answer["timings"]

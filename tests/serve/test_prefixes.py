@@ -11,9 +11,7 @@ from starlette.testclient import TestClient
 
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache_files import Store
-from mlx_specdec.serve.app import Access, make_app
-from mlx_specdec.serve.service import Service
-from mlx_specdec.serve.settings import ServiceSettings
+from mlx_specdec.serve.app import Access
 from mlx_specdec.text import messages as chat
 
 from ..support.serving import (
@@ -145,9 +143,7 @@ def test_what_changes_means_nothing_to_the_prompt_cache(tmp_path: Path) -> None:
     """Two turns of Claude Code, and reasoning that the template drops with the next question."""
     directory = make_tooled(tmp_path, template=FORGETFUL)
     with running((directory, None), store=Store(1 << 26)) as engine:
-        keeping = TestClient(
-            make_app(Service(engine, "tiny", ServiceSettings(keep_billing=True)), Access())
-        )
+        keeping = client_of(engine, keep_billing=True)
 
         def turn(number: int, rest: list[Any], client: TestClient) -> dict[str, Any]:
             billing = f"x-anthropic-billing-header: cc_version=2.1; cch={number:05};"

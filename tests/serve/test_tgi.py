@@ -95,7 +95,6 @@ def test_those_who_pass_over_special_tokens_read_the_whole_text(
     monkeypatch.setattr(tgi, "token_pieces", lambda _: [b"</s>", b" a", b"b"])
     parser: Any = SimpleNamespace(
         pair=SimpleNamespace(tokenizer=SimpleNamespace(special_ids={0})),
-        check=lambda kind, body: body,
         completions=lambda body: parsed,
     )
     writer = TgiWriter(parser, {"inputs": "x"}, True)

@@ -12,12 +12,9 @@ from starlette.testclient import TestClient
 
 from mlx_specdec.sampling.constraint import Alphabet, Constraint, has
 from mlx_specdec.sampling.grammar import compiled
-from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.chat import Tools
 from mlx_specdec.serve.constraints import grammar_of
 from mlx_specdec.serve.events import Arguments, Call, Reader, Text
-from mlx_specdec.serve.service import Service
-from mlx_specdec.serve.settings import ServiceSettings
 from mlx_specdec.text.markers import Markers
 from mlx_specdec.text.tool_formats import DEEPSEEK, DEEPSEEK_INNER, json_calls
 
@@ -209,8 +206,7 @@ def test_a_format_may_be_named_for_a_model_that_does_not_show_it(tmp_path: Path)
     with running((make_tooled(tmp_path, template=template), None)) as engine:
         answer = client_of(engine).post(CHAT, json=body)
         assert answer.status_code == 400 and "--tool-call-parser" in answer.text
-        service = Service(engine, "tiny", ServiceSettings(tool_call_parser="llama3_json"))
-        client = TestClient(make_app(service, Access()), raise_server_exceptions=False)
+        client = client_of(engine, tool_call_parser="llama3_json")
         [call] = ok(client, CHAT, **body)["choices"][0]["message"]["tool_calls"]
         assert re.fullmatch(ARGUMENTS, call["function"]["arguments"])
 

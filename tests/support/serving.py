@@ -26,6 +26,7 @@ from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.options import Options
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.registry import Model, Registry
 from mlx_specdec.serve.server import Connection
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
@@ -124,8 +125,20 @@ COMPLETIONS = "/v1/completions"
 OPEN = Access()
 
 
-def client_of(engine: Engine, limits: Limits = LIMITS, access: Access = OPEN) -> TestClient:
-    app = make_app(Service(engine, "tiny", ServiceSettings(limits)), access)
+def service_of(
+    engine: Engine, settings: ServiceSettings | None = None, *names: str, strict: bool = False
+) -> Service:
+    """The service of one model, "tiny", that an engine has loaded or is loading."""
+    settings = settings or ServiceSettings()
+    model = Model("tiny", lambda: None, names, settings, engine=engine)
+    size, waiting = engine.batch_size, settings.limits.waiting
+    return Service(Registry([model], size, waiting, metrics=engine.metrics, strict=strict))
+
+
+def client_of(
+    engine: Engine, limits: Limits = LIMITS, access: Access = OPEN, **settings: Any
+) -> TestClient:
+    app = make_app(service_of(engine, ServiceSettings(limits, **settings)), access)
     return TestClient(app, raise_server_exceptions=False)
 
 
@@ -222,5 +235,5 @@ def served(app: Any, **settings: Any) -> Iterator[tuple[uvicorn.Server, int]]:
 
 @contextmanager
 def listening(engine: Engine, limits: Limits = LIMITS) -> Iterator[Place]:
-    with served(make_app(Service(engine, "tiny", ServiceSettings(limits)), Access())) as (_, port):
+    with served(make_app(service_of(engine, ServiceSettings(limits)), Access())) as (_, port):
         yield Place(port, engine)

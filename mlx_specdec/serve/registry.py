@@ -1,0 +1,430 @@
+"""The models that a server knows: their names, their states, and which of them are in memory.
+
+The registry stands between the routes and the engines, of which every loaded model has one. Models
+with requests are never unloaded."""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ..checkpoints import disk
+from ..engine.memory import RESERVE
+from ..engine.pair import Pair
+from ..engine.prompt_cache_files import Store
+from ..errors import OptionError, message
+from ..models.wired_memory import wire
+from ..options import Options
+from .engine import STOPPING, Engine
+from .metrics import Metrics
+from .models import UNNAMED
+from .problems import Problem, busy, failed
+from .requests import Facts, RequestParser
+from .settings import ServiceSettings
+from .stored import StoredResponses
+
+State = Literal["unloaded", "loading", "loaded", "unloading"]
+LATEST = ":latest"
+"""The tag that clients of ollama add to names."""
+PATIENCE_SECONDS = 30.0
+"""Seconds in which a client that got an error is expected to ask again: so long, a model without
+room is wanted, and a model that was loaded for a request is not unloaded for another one."""
+LOADED_BYTES = 1_000_000_000
+"""Bytes of weights per second that are expected to be loaded, for the header Retry-After."""
+MOST_RETRY_SECONDS = 60
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Model:
+    """A model that may be loaded. Only its registry changes the fields from `state` on.
+
+    Attributes:
+        name, aliases: The names by which requests select it, of which answers have the first one.
+        load: Returns the models and the default options. It is called in the engine's thread.
+        settings: How its requests are read.
+        store: The files of its prompt cache, or None for no prompt cache.
+        nbytes: Size of the weights: of the files before the first load, or 0 if it is not known.
+        engine: The engine, unless the model is unloaded.
+        keep: Seconds without a request after which the model is unloaded.
+        used: Time of the newest request.
+        asked: Time of the oldest request that wants the model to be loaded, or 0.
+        served: Whether the model has served a request since it was loaded.
+        resting: Whether it takes no request until it has none, because another model needs memory.
+        leases: Requests that are being read and are not submitted yet.
+        waiting: Requests that wait until the model takes requests.
+        problem: The error of the last load, for the requests that waited for it.
+        facts: What is known of the model since it was first loaded.
+    """
+
+    name: str
+    load: Callable[[], tuple[Pair, Options]]
+    aliases: tuple[str, ...] = ()
+    settings: ServiceSettings = field(default_factory=ServiceSettings)
+    store: Store | None = None
+    nbytes: int = 0
+    engine: Engine | None = None
+    state: State = "unloaded"
+    keep: float = math.inf
+    used: float = 0.0
+    asked: float = 0.0
+    served: bool = False
+    resting: bool = False
+    leases: int = 0
+    waiting: int = 0
+    problem: Problem | None = None
+    facts: Facts | None = None
+
+    @property
+    def requests(self) -> tuple[int, int]:
+        """The number of running requests and the number of waiting requests."""
+        running, waiting = (0, 0) if self.engine is None else self.engine.requests
+        return running, waiting + self.waiting
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Size of the weights in memory."""
+        return 0 if self.engine is None else self.engine.weight_bytes
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has requests, or is about to get some."""
+        return bool(self.leases) or (self.engine is not None and any(self.engine.requests))
+
+    @property
+    def request_bytes(self) -> int:
+        """The bytes that its requests may take now: none, or all requests of its budget."""
+        return self.engine.nbytes[2] if self.engine is not None and self.busy else 0
+
+
+@dataclass
+class Registry:
+    """The models of a server. A single model is loaded by `begin`; of several, each is loaded for
+    its first request, and the least recently used ones are unloaded if memory is short.
+
+    The methods may be called by any thread.
+
+    Attributes:
+        models: The models, of which the first is for requests that name none.
+        batch_size, waiting: Arguments of every Engine.
+        memory_budget: Bytes for all requests, and for the weights of several models. None is the
+            default.
+        idle_seconds: Seconds without a request after which a model is unloaded.
+        waits: Whether requests wait while their model is not loaded, instead of an error.
+        strict: Whether a request for an unknown name is refused although there is one model only.
+        clock: Returns the time in seconds.
+    Raises:
+        OptionError: If two models have the same name.
+    """
+
+    models: Sequence[Model]
+    batch_size: int = 16
+    waiting: int = 64
+    memory_budget: int | None = None
+    idle_seconds: float = math.inf
+    waits: bool = False
+    strict: bool = False
+    clock: Callable[[], float] = time.monotonic
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.RLock()
+        self._loading = threading.Lock()
+        self._closed = False
+        self._begun: Engine | None = None
+        self._loaded = False
+        self._by_name: dict[str, Model] = {}
+        # The queue would never have enough places for a request with more choices.
+        most = self.batch_size + self.waiting
+        for model in self.models:
+            limits = model.settings.limits
+            limits = replace(limits, choices=min(limits.choices, most))
+            model.settings = replace(model.settings, limits=limits)
+            if model.engine is not None:
+                model.state, model.used = "loading", self.clock()
+            for name in dict.fromkeys((model.name, *model.aliases)):
+                if name in self._by_name:
+                    raise OptionError(f"two models are named {name:.80}: give each its own name")
+                self._by_name[name] = model
+        # Several models share this number of bytes. The engine of a single one has the default.
+        self._shared = self._shared_bytes() if len(self.models) > 1 else None
+
+    def _shared_bytes(self) -> int:
+        if self.memory_budget is not None:
+            return self.memory_budget
+        cached = sum(model.store.memory_bytes for model in self.models if model.store is not None)
+        rest = int((1 - RESERVE) * disk.usable_memory())
+        return rest - min(cached, rest // 2)
+
+    @property
+    def _least(self) -> int:
+        """Bytes that every loaded model has for its requests."""
+        return int(RESERVE * (self._shared or 0))
+
+    @property
+    def first(self) -> Model:
+        """The model for requests that name none."""
+        return self.models[0]
+
+    @property
+    def names(self) -> str:
+        """The names of all models, for messages."""
+        return ", ".join(model.name for model in self.models)
+
+    @property
+    def engines(self) -> list[Engine]:
+        """The engines of all models that are in memory."""
+        return [model.engine for model in self.models if model.engine is not None]
+
+    @property
+    def begins(self) -> bool:
+        """Whether the single model has not been loaded yet."""
+        return len(self.models) == 1 and not self._loaded
+
+    def find(self, named: object) -> Model:
+        """Return the model for a name in a request, or None. Raises Problem."""
+        if named is None or named in UNNAMED:
+            return self.first
+        # One model answers requests for every name.
+        loose = len(self.models) == 1 and not self.strict
+        return self.first if loose else self.named(str(named))
+
+    def named(self, name: str) -> Model:
+        """Return the model with this name. Raises Problem if there is none."""
+        found = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
+        if found is None:
+            text = f"the model {name:.80} is not served here: ask for {self.names:.1000}"
+            raise Problem(404, text, param="model", code="model_not_found")
+        return found
+
+    def begin(self, then: Callable[[], None]) -> None:
+        """Load a single model. then: Called when it is loaded, and after an error, which the caller
+        reports."""
+        if len(self.models) == 1:
+            with self._lock:
+                self._begun = self._start(self.first, then)
+        else:
+            then()
+
+    def prepare(self, model: Model) -> bool:
+        """Return whether a model takes requests now, and begin to load it if it is unloaded. If it
+        takes requests, it does so until another method is called. Raises Problem if the model
+        cannot be loaded."""
+        with self._lock:
+            if self._closed:
+                raise busy(STOPPING)
+            if model.state == "unloaded" and model.problem is None:
+                self._check_fits(model)
+                model.used = self.clock()
+                model.asked = model.asked or model.used
+            self.refresh()
+            if model.problem is not None:
+                problem = model.problem
+                if model.waiting <= 1:
+                    model.problem = None  # the next request tries again
+                raise problem
+            if model.state != "loaded" or model.resting:
+                return False
+            if not model.busy:
+                self._share()
+            model.used, model.served, model.keep = self.clock(), True, self.idle_seconds
+            return True
+
+    def parser(
+        self,
+        model: Model,
+        responses: StoredResponses | None = None,
+        tenant: str = "",
+        load_seconds: float = 0.0,
+    ) -> RequestParser:
+        """Return the parser of a tenant's requests to a model. Raises Problem if it is not loaded.
+
+        Args:
+            responses: The responses that a request may continue.
+            load_seconds: Seconds for which the request has waited for the model.
+        """
+        engine = model.engine
+        if engine is None or not engine.ready.is_set() or model.state == "unloading":
+            raise self.not_loaded(model)
+
+        def keep(seconds: float) -> None:
+            model.keep = seconds
+
+        read_by = (engine.pair, engine.options, model.settings, model.name, engine.budget)
+        stored = responses or StoredResponses()
+        return RequestParser(*read_by, stored, tenant, keep, load_seconds)
+
+    def not_loaded(self, model: Model) -> Problem:
+        """Return the error for a request to a model that takes none yet."""
+        seconds = min(1 + model.nbytes // LOADED_BYTES, MOST_RETRY_SECONDS)
+        return busy("Loading model", code="loading", seconds=seconds)
+
+    def refresh(self) -> None:
+        """Note which models have been loaded or unloaded, unload those that are idle for too long,
+        and load the one that is wanted for the longest time if there is room. The server calls this
+        ten times a second."""
+        with self._lock:
+            for model in self.models:
+                if model.state != "unloaded":
+                    self._settle(model)
+            for model in self.models:
+                if model.state == "loaded":
+                    self._check_idle(model)
+                elif model.asked and not model.waiting and self._waited(model):
+                    model.asked = 0.0
+            wanted = (model for model in self.models if model.asked)
+            first = min(wanted, key=lambda model: model.asked, default=None)
+            if first is not None and not self._closed and self._make_room(first):
+                self._start(first)
+
+    def unload(self, model: Model) -> None:
+        """Unload a model as soon as it has no requests."""
+        with self._lock:
+            if model.state in ("loading", "loaded"):
+                model.keep, model.served = 0.0, True
+            self.refresh()
+
+    def close(self) -> None:
+        """Accept no more requests, and end pending requests with an error at once."""
+        with self._lock:
+            self._closed = True
+            for engine in self.engines:
+                engine.close()
+
+    def pending(self) -> list[str]:
+        """Describe the requests and the models that the server's end has to wait for."""
+        parts = []
+        for model in self.models:
+            if model.engine is None:
+                continue
+            if count := sum(model.engine.requests):
+                parts.append(f"{count} of {model.name}")
+            elif model.state != "loaded":
+                parts.append(f"{model.name}, which is {model.state}")
+        return parts
+
+    def _start(self, model: Model, then: Callable[[], None] = lambda: None) -> Engine:
+        def load() -> tuple[Pair, Options]:
+            with self._loading:  # the messages about progress are for one model at a time
+                log.info("loading %s", model.name)
+                pair, options = model.load()
+            model.facts = RequestParser(pair, options, model.settings, model.name).facts
+            return pair, options
+
+        model.engine = engine = Engine(
+            load,
+            batch_size=self.batch_size,
+            waiting=self.waiting,
+            store=model.store,
+            memory_budget=self.memory_budget if self._shared is None else self._least,
+            metrics=self.metrics,
+        )
+        model.state, model.asked, model.used = "loading", 0.0, self.clock()
+        model.served, model.resting, model.keep = False, False, self.idle_seconds
+        engine.start(then)
+        return engine
+
+    def _settle(self, model: Model) -> None:
+        """Bring the state of a model up to date with its engine."""
+        engine = model.engine
+        assert engine is not None, "only an unloaded model has no engine"
+        if engine.problem is not None and engine is not self._begun and engine.join(0):
+            error = engine.problem
+            log.error("%s has ended: %r", model.name, error)
+            what = message(error) or type(error).__name__
+            model.problem = failed(f"{model.name} cannot be used: {what}")
+            model.engine, model.state = None, "unloaded"
+        elif model.state == "loading" and engine.ready.is_set():
+            # A checkpoint may take more memory than its files have bytes.
+            model.nbytes, model.used = engine.weight_bytes, self.clock()
+            if self._make_room(model):
+                model.state, model.facts = "loaded", model.facts or self.parser(model).facts
+                self._loaded = True
+                log.info("loaded %s, %s", model.name, disk.show(model.nbytes))
+            elif self._alone_too_large(model) or any(
+                other.state == "loading" for other in self.models if other is not model
+            ):
+                log.info("there is no room for %s, %s", model.name, disk.show(model.nbytes))
+                self._unload(model)
+        elif model.state == "unloading" and engine.join(0):
+            log.info("unloaded %s", model.name)
+            model.engine, model.state = None, "unloaded"
+            if self.engines:
+                wire()
+
+    def _check_idle(self, model: Model) -> None:
+        """Unload a loaded model if it is due."""
+        if model.busy:
+            model.used = self.clock()
+            return
+        model.resting = False
+        waits = model.waiting or not (model.served or self._waited(model))
+        if not waits and self.clock() - model.used >= model.keep:
+            self._unload(model)
+
+    def _waited(self, model: Model) -> bool:
+        return self.clock() - model.used >= PATIENCE_SECONDS
+
+    def _unload(self, model: Model) -> None:
+        assert model.engine is not None
+        model.state, model.resting = "unloading", False
+        model.engine.close()
+
+    def _alone_too_large(self, model: Model) -> bool:
+        return self._shared is not None and model.nbytes + self._least > self._shared
+
+    def _check_fits(self, model: Model) -> None:
+        """Raise Problem if a model does not fit into the memory budget even alone."""
+        if self._alone_too_large(model):
+            raise failed(
+                f"{model.name} takes {disk.show(model.nbytes)}, and all models with their requests "
+                f"may take {disk.show(self._shared or 0)}: raise --memory-budget"
+            )
+
+    def _make_room(self, model: Model) -> bool:
+        """Return whether there is room for a model. If not, the least recently used ones take no
+        more requests and are unloaded, as many as necessary, when they have none."""
+        if self._shared is None:
+            return True
+        others = [other for other in self.models if other.engine is not None and other is not model]
+        kept = [other for other in others if other.state != "unloading"]
+        for victim in sorted(kept, key=lambda other: other.used):
+            if self._taken([*kept, model]) <= self._shared:
+                break
+            if victim.state == "loaded" and not victim.waiting:
+                if not victim.served and not self._waited(victim):
+                    continue
+                kept.remove(victim)
+                victim.resting, victim.keep, victim.served = True, 0.0, True
+        for other in kept:
+            # A busy model shares its part when its requests have ended.
+            other.resting |= other.busy and self._taken([*kept, model], now=True) > self._shared
+        for other in others:
+            if other.state == "loaded":
+                self._check_idle(other)
+        return self._taken([*others, model], now=True) <= self._shared
+
+    def _taken(self, models: Iterable[Model], *, now: bool = False) -> int:
+        """Return the bytes of these models with the least budget for their requests. now: With the
+        budget that they have, if they have requests."""
+        least = self._least
+        return sum(
+            model.nbytes + (max(least, model.request_bytes) if now else least) for model in models
+        )
+
+    def _share(self) -> None:
+        """Divide the memory without weights and without the budgets of busy models among the other
+        loaded models."""
+        if self._shared is None:
+            return
+        held = [model for model in self.models if model.engine is not None]
+        idle = [model for model in held if model.state == "loaded" and not model.busy]
+        fixed = [model for model in held if model not in idle]
+        weights = sum(model.nbytes for model in idle)
+        rest = self._shared - weights - self._taken(fixed, now=True)
+        for model in idle:
+            assert model.engine is not None
+            model.engine.limit(max(self._least, rest // len(idle)))
