@@ -16,8 +16,8 @@ from ..checkpoints.disk import parse
 from ..errors import OptionError
 from ..options import own_layers
 from .flags import Flags, ModelSampling, command, flag, group
+from .known_pairs import AUTO
 from .loading import MemoryFlags, TextFlags, load_drafting, named
-from .pairs import AUTO
 from .presets import Preset, read_presets
 
 if TYPE_CHECKING:
