@@ -10,10 +10,6 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_specdec.serve.app import Access, make_app
-from mlx_specdec.serve.service import Service
-from mlx_specdec.serve.settings import ServiceSettings
-
 from ..support.serving import CHAT, client_of, moved, ok, running, user
 from ..support.tooled import TEMPLATE, make_tooled
 
@@ -137,8 +133,7 @@ def test_every_wire_format_has_the_budget_and_the_count(client: TestClient) -> N
 
 def test_the_server_has_a_budget_for_requests_without_one(directory: Path) -> None:
     with running((directory, None)) as engine:
-        settings = ServiceSettings(thinking_budget=2)
-        client = TestClient(make_app(Service(engine, "tiny", settings), Access()))
+        client = client_of(engine, thinking_budget=2)
         body = {**BODY, "logit_bias": {str(mark(client, "</think>")): -30}}
         for more, count in (({}, 2), (limited(5), 5)):
             usage = ok(client, CHAT, **body, **more)["usage"]
