@@ -18,6 +18,7 @@ import mlx.nn as nn
 from ...checkpoints.files import Weights
 from ...largest import indices_of_largest
 from ..encoder_decoder.layers import attend_cached
+from .block_forms import ASSISTANT, GATED, NoiseLevel, adapted, center_norms, layer_of
 from .files import ConfigEntries, DrafterFiles, is_named, nested, read_layers
 from .layers import DrafterLayer, SourceKeysValues
 from .network import Config, DrafterKind, DrafterNetwork, Reading
@@ -49,14 +50,15 @@ def is_dflash2(config: Config, names: Collection[str]) -> bool:
 
 
 def is_dflash(config: Config, names: Collection[str]) -> bool:
-    return isinstance(config.get("dflash_config"), Mapping) or is_named(config, r"\w*DFlash\w*")
+    named = is_named(config, r"\w*DFlash\w*") or config.get("model_type") == ASSISTANT
+    return named or isinstance(config.get("dflash_config"), Mapping)
 
 
 def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
     files = read_layers(
         kind,
         directory,
-        config,
+        adapted(config),
         weights,
         own_name=_own_name,
         ids=IDS,
@@ -66,17 +68,23 @@ def read(kind: str, directory: Path, config: Config, weights: Weights | None) ->
         # Training freezes the embedding and the head.
         copies=("embed_tokens.weight", "lm_head.weight"),
     )
-    types, layered = (None, "qwen3", "llama", "speculator_model"), files.settings.layered
-    if config.get("model_type") not in types and not layered:
+    # DeepSpec's trainer writes the target's type.
+    copied = files.settings.layered or is_named(config, r"\w*DSparkModel")
+    types = (None, "qwen3", "llama", "speculator_model", ASSISTANT)
+    if config.get("model_type") not in types and not copied:
         raise files.settings.wrong("model_type", "qwen3")
+    if files.settings.get(GATED):
+        center_norms(files)
     if kind == "dflash2" and files.target_ids is not None:
         raise files.settings.wrong("draft_vocab_size", "the target's whole vocabulary")
     return files
 
 
 def _own_name(name: str) -> str:
+    name = name.removeprefix("model.").removeprefix("encoder.")
+    name = name.replace("output_norm_enc.", "hidden_norm.")
     # A codebook may be stored as a plain parameter.
-    return re.sub(r"_codebook$", "_codebook.weight", name.removeprefix("model."))
+    return re.sub(r"_codebook$", "_codebook.weight", name)
 
 
 def _windows(settings: ConfigEntries, layers: int) -> tuple[int | None, ...]:
@@ -94,11 +102,22 @@ def _causal(
     """Return for each layer whether a slot attends only to itself and to slots before it. If
     config.json does not say it, layers with a window are causal, except in a DFlash 2 of
     `speculators`."""
-    if (stated := settings.get("is_causal")) is not None:
+    names = ("is_causal", "causal", "dflash_query_causal")
+    if (stated := next((settings[name] for name in names if name in settings), None)) is not None:
         return (bool(stated),) * len(windows)
     seeing = kind == "dflash2" and "speculators_model_type" in settings
     sliding = not settings.get("sliding_window_non_causal", seeing)
     return tuple(window is not None and sliding for window in windows)
+
+
+def _drafts_first(settings: ConfigEntries, kind: str, slots: int) -> bool:
+    """Return whether the first slot, which holds the newest token, drafts the token after it."""
+    if (stated := settings.get("sample_from_anchor")) is not None:
+        return bool(stated)
+    if settings.layered and kind == "dspark":
+        # `speculators` has always written the number of draft tokens, and later the entry above.
+        return settings.get("speculative_tokens") == slots
+    return kind == "dspark" and not settings.get("dspark_bonus_anchor")
 
 
 class MarkovHead(nn.Module):
@@ -189,9 +208,7 @@ class DFlash(DrafterNetwork):
         super().__init__(files)
         sizes, settings = files.sizes, files.settings
         self.hidden_norm = nn.RMSNorm(sizes.width, sizes.eps)
-        self.layers = [
-            DrafterLayer(sizes, number, sizes.width, files.tensors) for number in range(sizes.count)
-        ]
+        self.layers = [layer_of(files, number) for number in range(sizes.count)]
         if rank := files.tensors.shapes.get(W1, (settings.get("markov_rank", 0),))[-1]:
             self.markov_head = MarkovHead(files, int(rank))
         if CONFIDENCE in files.tensors:
@@ -200,7 +217,9 @@ class DFlash(DrafterNetwork):
         self.sight = tuple(zip(windows, _causal(settings, windows, files.kind), strict=True))
         self.window_behind_block = settings.layered
         self.slots = int(settings.get("block_size", 8))
-        self.skipped = int(not settings.get("sample_from_anchor", files.kind == "dspark"))
+        self.skipped = int(not _drafts_first(settings, files.kind, self.slots))
+        if settings.get("log_snr_conditioning"):
+            self.log_snr_embed = NoiseLevel(files, self.slots)
         self.mask_token = settings.token("mask_token_id", files.vocabulary)
         self.most = self.slots - self.skipped
         if self.most < 1:
@@ -287,6 +306,8 @@ class DFlashReading(Reading):
         masked = mx.full((1, network.slots - 1), network.mask_token, dtype=mx.int32)
         tokens = mx.concatenate([self._newest, masked], axis=1)
         states = network.embed(tokens)
+        if "log_snr_embed" in network:
+            states = network.log_snr_embed(states)
         offset = self._rows.advance(tokens, network.slots).starts[0]
         parts = zip(network.layers, self._caches, network.masks(offset), self._sources, strict=True)
         for layer, cache, mask, source in parts:

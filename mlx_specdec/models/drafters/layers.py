@@ -8,9 +8,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..encoder_decoder.layers import Attention, RotaryAttention
+from ..encoder_decoder.layers import Attention, Mask, RotaryAttention
 from .files import LayerSizes
 
+SINKS = "attention_sink_bias"
+"""Tensor with the score of an additional key of each head, which has no value."""
 Names = Collection[str]
 """Names of all tensors of a drafter. A layer has a bias or a norm only if its name is listed."""
 BETA_FAST, BETA_SLOW = 32, 1
@@ -108,6 +110,14 @@ class DrafterAttention(RotaryAttention):
         for name in ("q_norm", "k_norm"):
             if f"{path}.{name}.weight" in present:
                 self[name] = nn.RMSNorm(sizes.head_dim, sizes.eps)
+        if f"{path}.{SINKS}" in present:
+            self[SINKS] = mx.zeros((sizes.heads,))
+
+    def _mixed(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+        sinks = self[SINKS].astype(queries.dtype) if SINKS in self else None
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=self._scale, mask=mask, sinks=sinks
+        )
 
 
 class FeedForward(nn.Module):
