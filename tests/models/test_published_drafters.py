@@ -24,6 +24,8 @@ from ..support.speculators import HEAD_DIM, HEADS, INNER, KV_HEADS, RANK, VOCABU
 from .dflash_by_hand import Array, norm, softmax
 
 LAYERS, TAPS, EPS = 2, 2, 1e-6
+GROUP, TOP_K = 4, 6
+SELECTOR = ("hidden_projection.weight", "predecessor_codebook", "successor_codebook")
 SIZES: dict[str, Any] = {
     "hidden_size": WIDTH,
     "intermediate_size": INNER,
@@ -86,6 +88,7 @@ class Case:
     causal: bool = False
     interleaved: bool = False
     noise_level: bool = False
+    second: bool = False
     plus: float = 0.0
     rotated: int = HEAD_DIM
     proportional: bool = False
@@ -116,11 +119,19 @@ class Case:
             shapes[f"{at}self_attn.o_proj.weight"] = (WIDTH, HEADS * HEAD_DIM)
             shapes |= {f"{at}mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")}
             shapes[f"{at}mlp.down_proj.weight"] = (WIDTH, INNER)
+            if self.second:
+                for part in (f"{at}attention_conv", f"{at}mlp_conv"):
+                    shapes[f"{part}.base_kernel"] = (2, 2, WIDTH)
+                    shapes[f"{part}.kernel_projection.weight"] = (4 * WIDTH // GROUP, WIDTH)
             if self.sinks:
                 shapes[f"{at}self_attn.attention_sink_bias"] = (HEADS,)
         if self.markov:
             shapes["markov_head.markov_w1.weight"] = (VOCABULARY, RANK)
             shapes["markov_head.markov_w2.weight"] = (VOCABULARY, RANK)
+        if self.second:
+            for part in ("predecessor", "successor"):
+                shapes[f"candidate_selector.{part}_codebook"] = (VOCABULARY, RANK)
+            shapes["candidate_selector.hidden_projection.weight"] = (RANK, WIDTH)
         if self.noise_level:
             shapes |= {"log_snr_embed.fc1.weight": (WIDTH, 128), "log_snr_embed.fc1.bias": (WIDTH,)}
             shapes |= {
@@ -296,6 +307,30 @@ CASES: dict[str, Case] = {
         },
         noise_level=True,
     ),
+    "incoai/Qwen3.8-27B-DFlash2": Case(
+        {
+            **SIZES,
+            "architectures": ["DFlash2DraftModel"],
+            "model_type": "qwen3",
+            "is_causal": False,
+            "layer_types": ["sliding_attention"] * LAYERS,
+            "sliding_window": 9,
+            "rope_parameters": {"rope_theta": 10000.0},
+            "dflash_config": {
+                "block_size": 8,
+                "conv_kernel_size": 2,
+                "conv_group_size": GROUP,
+                "selector_rank": RANK,
+                "selector_top_k": TOP_K,
+                **PLACES,
+            },
+        },
+        first=1,
+        slots=8,
+        markov=False,
+        second=True,
+        window=9,
+    ),
     "the assistant of Muse-Glimmer-30B": Case(
         {
             **{name: value for name, value in SIZES.items() if name != "vocab_size"},
@@ -393,6 +428,18 @@ def feed_forward(layer: Mapping[str, Array], case: Case, rows: Array) -> Array:
     return (inner * up) @ layer["mlp.down_proj.weight"].T
 
 
+def convolved(
+    layer: Mapping[str, Array], part: str, side: int, source: Array, rows: Array
+) -> Array:
+    """Add to each row the row before it, with factors that a DFlash 2 computes from `source`.
+    side: 0 before the part of the layer, 1 after it."""
+    factors = source @ layer[f"{part}_conv.kernel_projection.weight"].T
+    factors = factors.reshape(len(rows), 2, 2, -1)[:, side].repeat(GROUP, axis=-1)
+    factors = factors + layer[f"{part}_conv.base_kernel"][side]
+    before = np.concatenate([np.zeros((1, WIDTH)), rows[:-1]])
+    return factors[:, 0] * rows + factors[:, 1] * before
+
+
 def expected(
     tensors: Mapping[str, Array], case: Case, hidden: Array, embedding: Array, token: int
 ) -> tuple[list[int], Array]:
@@ -412,6 +459,15 @@ def expected(
     for at in (f"layers.{number}." for number in range(LAYERS)):
         layer = {n.removeprefix(at): array for n, array in tensors.items() if n.startswith(at)}
         inputs = norm(states, normed[f"{at}input_layernorm.weight"], EPS)
+        if case.second:
+            attended = attention(
+                layer, case, context, convolved(layer, "attention", 0, inputs, inputs)
+            )
+            states = states + convolved(layer, "attention", 1, inputs, attended)
+            inputs = norm(states, normed[f"{at}post_attention_layernorm.weight"], EPS)
+            inner = feed_forward(layer, case, convolved(layer, "mlp", 0, inputs, inputs))
+            states = states + convolved(layer, "mlp", 1, inputs, inner)
+            continue
         attended = attention(layer, case, context, inputs)
         if case.gemma:
             attended = norm(attended, layer["post_attention_layernorm.weight"], EPS)
@@ -431,6 +487,14 @@ def expected(
         if case.markov:
             w1, w2 = (tensors[f"markov_head.markov_w{number}.weight"] for number in (1, 2))
             row = row + w2 @ w1[before]
+        if case.second:
+            selector = {name: tensors[f"candidate_selector.{name}"] for name in SELECTOR}
+            gate = selector["hidden_projection.weight"] @ states[slot]
+            likely = np.isin(np.arange(VOCABULARY), np.argsort(row)[-TOP_K:])
+            row = row + selector["successor_codebook"] @ (
+                selector["predecessor_codebook"][before] * gate
+            )
+            row = np.where(likely, row, -np.inf)
         rows.append(row)
         before = int(row.argmax())
         drafted.append(before)
@@ -464,7 +528,7 @@ def test_the_drafts_of_published_block_drafters(name: str, tmp_path: Path) -> No
     lender = Lender(embedding)
     network = on_target(files, lender)
     network.load(files, NumberFormat("float32"))
-    assert network.kind == ("dspark" if case.markov else "dflash")
+    assert network.kind == ("dspark" if case.markov else "dflash2" if case.second else "dflash")
     assert network.most == case.slots - case.first
     run = Run(network, tokens, hidden)
     states = np.array(hidden).astype(np.float64), np.array(embedding).astype(np.float64)
