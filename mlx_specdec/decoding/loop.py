@@ -60,6 +60,8 @@ class PromptReader:
         step_size: Tokens per sequence and pass; see `chunk`.
         cached: State for `Proposer.recall`, per sequence.
         checkpoint: Length of the first prefix at which a chunk must end; 0 means none.
+        score: If a caller wants the log-probabilities of the only prompt, a function that receives
+            the logits of a chunk, (rows, width), and the token after each row, and waits for them.
         drafting: Seconds on the `clock` that the proposer took."""
 
     target: Context
@@ -70,6 +72,7 @@ class PromptReader:
     step_size: int = CHUNK
     cached: Sequence[Mapping[str, Cached]] = ()
     checkpoint: int = 0
+    score: Callable[[mx.array, Sequence[int]], None] | None = None
     clock: Callable[[], float] = time.perf_counter
     drafting: float = field(default=0.0, init=False)
     begun: bool = field(default=False, init=False)
@@ -112,6 +115,9 @@ class PromptReader:
             taps = self.proposer.taps if self.proposer is not None else ()
             scores = feed(self.target, chunks, taps)
             row_scores = [scores.of(row, len(tokens)) for row, tokens in enumerate(chunks)]
+            if self.score is not None:
+                first = self._cached_lengths[0] + self._read + 1
+                self.score(scores.logits[0], self.prefixes[0][first : first + len(chunks[0])])
         self.target.evaluate()
         if row_scores:
             self._timed(lambda proposer: proposer.observe(chunks, row_scores))

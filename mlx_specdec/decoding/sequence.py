@@ -192,6 +192,7 @@ class Sequence:
         distribution: The target's distribution.
         top_logprobs: How many of the most likely tokens to list per position; None returns no
             log-probabilities.
+        prompt_logprobs: The log-probabilities of prompt tokens, which `score` adds.
         problem: The exception that ended this sequence alone, or None."""
 
     prefix: Seq[int]
@@ -199,6 +200,7 @@ class Sequence:
     random: NoiseSource
     stop: StopCriteria
     top_logprobs: int | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list, init=False)
     problem: Exception | None = field(default=None, init=False)
     _rounds: int = field(default=0, init=False)
     _reason: FinishReason | None = field(default=None, init=False)
@@ -215,6 +217,12 @@ class Sequence:
     def remaining(self) -> int:
         """How many tokens may still be emitted; 0 after the end."""
         return 0 if self._reason is not None else self.stop.remaining
+
+    def score(self, logits: mx.array, tokens: Seq[int]) -> None:
+        """Add the log-probabilities of prompt tokens. logits: (rows, width); row i predicts token
+        i. Blocks."""
+        top, vocabulary = self.top_logprobs or 0, self.distribution.vocabulary
+        self.prompt_logprobs += token_logprobs(logits, tokens, top, vocabulary)
 
     def noise(self, in_flight: int) -> Noise:
         """Return the noise of the next round, before which `in_flight` tokens are not committed

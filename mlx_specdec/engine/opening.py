@@ -83,6 +83,8 @@ def memory(pair: Pair, options: Options) -> saved.Memory:
 CHECKPOINT = 16
 """Distance of a cached snapshot from the end of its prompt, in tokens. The next turn may not repeat
 the last tokens of a chat template's prompt, such as the beginning of a thought."""
+SCORED = 1 << 24
+"""Largest number of logits of a chunk whose log-probabilities are computed: 64 MiB in float32."""
 FREE = "ngram"
 """Name of the drafter that costs nothing. `auto` calls it before the one with weights."""
 
@@ -255,9 +257,10 @@ class Opener:
             prompts,
             proposer,
             self.overrides.progress,
-            options.prefill_step_size or self._step_size(len(jobs)),
+            self._step_size(jobs),
             [prefix.proposer for prefix in cached],
             checkpoint=length - CHECKPOINT if early else 0,
+            score=jobs[0].sequence.score if jobs[0].scores_prompt else None,
             clock=watch.clock,
         )
         return Decoding(
@@ -270,16 +273,19 @@ class Opener:
             watch=watch,
         )
 
-    def _step_size(self, prompts: int) -> int:
-        """Return the prefill chunk for this number of prompts, in tokens per prompt."""
-        if self.options.exact:
+    def _step_size(self, jobs: Sequence[Job]) -> int:
+        """Return the prefill chunk for the prompts of these jobs, in tokens per prompt."""
+        step = jobs[0].options.prefill_step_size
+        if self.options.exact or jobs[0].scores_prompt:
             # The size must not depend on free memory: equal prompts are to be divided alike.
-            return CHUNK
-        return chunk(prompts, holds_scores=self.pair.target.holds_scores)
+            step = step or CHUNK
+        if jobs[0].scores_prompt:
+            step = min(step or CHUNK, max(1, SCORED // self.pair.target.vocabulary))
+        return step or chunk(len(jobs), holds_scores=self.pair.target.holds_scores)
 
     def waits(self, job: Job, before: Sequence[Job]) -> bool:
         """Return whether a job should wait for the first one among `before` that begins alike."""
-        if self.cache is None:
+        if self.cache is None or job.scores_prompt:
             return False
         if job.behind is None:
             job.behind = next(
@@ -345,8 +351,9 @@ class Opener:
         return Limited(proposer, limits) if proposer is not None and limited else proposer
 
     def _cached(self, job: Job, proposer: Proposer | None) -> CachedPrefix:
-        """Return the cached prefix of a job's prompt; none if the cache fails."""
-        if self.cache is None:
+        """Return the cached prefix of a job's prompt; none if the cache fails, or if the job needs
+        the logits of its prompt, which are not cached."""
+        if self.cache is None or job.scores_prompt:
             return NOTHING
         try:
             beginning = self.cache.beginning(self.pair.target, job.ids, proposer, job.tenant)

@@ -49,6 +49,8 @@ class Request:
         tenant: Whose earlier completions may be drafted from.
         answers: Whether the completion is an answer in a chat, whose first blank is not printed.
         thoughts: The thoughts before the first token and their budget, or None without thoughts.
+        scores_prompt: Whether the first part has the log-probabilities of the prompt's tokens, for
+            a decoder-only target. Such a request shares no pass, so that they are always the same.
     """
 
     prompt: Prompt
@@ -60,6 +62,7 @@ class Request:
     tenant: str = ""
     answers: bool = False
     thoughts: Thoughts | None = None
+    scores_prompt: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class Job:
         drafting: The seconds that the drafters took in the prefill.
         behind: A job that this one waits for, since its prompt has a prefix in common.
         reported: The number of speculative rounds whose drafts earlier parts have counted.
+        scores_prompt: See `Request`.
     """
 
     pair: Pair
@@ -111,6 +115,7 @@ class Job:
     chosen: Sequence[Drafter]
     prediction: tuple[int, ...]
     tenant: str
+    scores_prompt: bool = False
     recorder: Recorder = field(default_factory=Recorder)
     pieces: list[Piece] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -177,15 +182,17 @@ class Job:
         # At temperature 0, several rule names mean the same rule class.
         rule = type(make_rule(options)), options.delta
         alike = replace(options, seed=0, max_tokens=1, stop=())
+        alone = number if request.scores_prompt else -1
         return cls(
             *(pair, number, options, ids),
             sequence=Decoded(prefix, distribution, noise, stop, request.top_logprobs),
             labels=labels,
-            reads_with=(alike, request.prediction, request.tenant),
-            rule=(*rule, options.posterior_threshold, options.posterior_alpha),
+            reads_with=(alike, request.prediction, request.tenant, alone),
+            rule=(*rule, options.posterior_threshold, options.posterior_alpha, alone),
             chosen=chosen,
             prediction=tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
             tenant=request.tenant,
+            scores_prompt=request.scores_prompt,
         )
 
     @property
@@ -201,7 +208,8 @@ class Job:
         self.pieces += emission.pieces
         drafts, self.reported = self.recorder.drafts[self.reported :], len(self.recorder.drafts)
         drafted, accepted = sum(n for _, n, _ in drafts), sum(n for *_, n in drafts)
-        part = Part(self.number, emission, drafted=drafted, accepted=accepted)
+        scored, self.sequence.prompt_logprobs = tuple(self.sequence.prompt_logprobs), []
+        part = Part(self.number, emission, None, None, drafted, accepted, scored)
         if not self.sequence.ended:
             return part
         try:

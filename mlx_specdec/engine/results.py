@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..decoding.sequence import Emission, FinishReason
+from ..decoding.sequence import Emission, FinishReason, TokenLogprob
 from ..decoding.statistics import DAMAGED, Statistics
 
 STUCK = (
@@ -91,6 +91,8 @@ class Part:
         error: Why there is no completion if this is the last part, otherwise None.
         drafted: The number of draft tokens of the step.
         accepted: How many of them were accepted.
+        prompt_logprobs: In the first part of a request that asks for them, the log-probabilities
+            of the second and all later tokens of the prompt.
     """
 
     number: int
@@ -99,6 +101,7 @@ class Part:
     error: str | None = None
     drafted: int = 0
     accepted: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def last(self) -> bool:

@@ -38,6 +38,7 @@ class Choice:
         stop: The stop string that ended the completion, or "".
         result: The engine's result, or None before the end and for a completion that was cut.
         thoughts: The thoughts so far, or None if the model marks none.
+        prompt_logprobs: Those of the second and all later prompt tokens, if they are requested.
     """
 
     index: int = 0
@@ -52,6 +53,7 @@ class Choice:
     stop: str = ""
     result: Result | None = None
     thoughts: Thoughts | None = None
+    prompt_logprobs: Sequence[TokenLogprob] = ()
 
     @property
     def reasoning_tokens(self) -> int:
@@ -63,6 +65,7 @@ class Choice:
         emission = part.emission
         self.texts.append(emission.text)
         self.logprobs += emission.logprobs
+        self.prompt_logprobs = part.prompt_logprobs or self.prompt_logprobs
         self.tokens += len(emission.tokens)
         if self.thoughts is not None:
             ended = emission.finish_reason == "eos"

@@ -441,8 +441,8 @@ class TextRequest(Completion):
 
     @model_validator(mode="after")
     def _check_echo(self) -> Self:
-        # A value of 0 requests only the logprobs of the generated tokens.
-        if self.echo and self.logprobs is not None and self.logprobs is not False:
-            rule = "echo and logprobs cannot be combined: prompts have no logprobs here"
-            raise broken(f"{rule}, leave one out", "echo")
+        # A value of 0 requests only the logprobs of the tokens themselves.
+        if self.echo and self.suffix and self.logprobs is not None and self.logprobs is not False:
+            rule = "echo with logprobs and suffix cannot be combined"
+            raise broken(f"{rule}: leave one of them out", "echo")
         return self

@@ -6,11 +6,11 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 
-from ..decoding.sequence import Emission
+from ..decoding.sequence import Emission, TokenLogprob
 from ..proposers.lookup import PREDICTION
 from .answer_models import CompletionAnswer, ModelAnswer, Models
 from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
@@ -47,6 +47,7 @@ class CompletionWriter(Writer):
         logprobs = self.request.requests[0].top_logprobs is not None
         self._pieces = token_pieces(parser.pair.tokenizer) if logprobs else []
         self._offsets: Counter[int] = Counter()
+        self._begun: set[int] = set()
         self._head = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -153,9 +154,23 @@ class TextWriter(CompletionWriter):
         return self.parser.completions(body)
 
     def start(self, choice: Choice) -> list[Payload]:
-        """Return the prompt, if `echo` is set."""
+        """Return the prompt, if `echo` is set and the prompt has no logprobs."""
+        return [] if self._scores_prompt(choice) else self._echo(choice)
+
+    def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
+        """Return chunks of text, and before the first one the prompt if it has logprobs."""
+        echo: list[Payload] = []
+        if self._scores_prompt(choice) and choice.index not in self._begun:
+            self._begun.add(choice.index)
+            echo = self._echo(choice, self._listed(choice, (), after_prompt=True))
+        return [*echo, *super().piece(choice, emission, events)]
+
+    def _echo(self, choice: Choice, logprobs: Payload | None = None) -> list[Payload]:
         echoed = self.request.echoed[choice.index :][:1]
-        return [self._chunk([self._choice(choice, {"text": text})]) for text in echoed]
+        return [self._chunk([self._choice(choice, {"text": text}, logprobs)]) for text in echoed]
+
+    def _scores_prompt(self, choice: Choice) -> bool:
+        return self.request.requests[choice.index].scores_prompt
 
     def content(self, choice: Choice) -> Payload:
         return {"text": "".join([*self.request.echoed[choice.index :][:1], *choice.texts])}
@@ -164,15 +179,29 @@ class TextWriter(CompletionWriter):
         return [{"text": emission.text}] if emission.text else []
 
     def logprobs(self, choice: Choice, of: Choice | Emission) -> Payload | None:
-        if not of.logprobs:
+        complete = of is choice and self._scores_prompt(choice)
+        return self._listed(choice, of.logprobs, after_prompt=complete)
+
+    def _listed(
+        self, choice: Choice, logprobs: Sequence[TokenLogprob], *, after_prompt: bool = False
+    ) -> Payload | None:
+        """Return the lists of the next tokens of a choice, or None if there are none. after_prompt:
+        Whether the tokens of the prompt come first."""
+        if after_prompt:
+            first: Any = self.request.requests[choice.index].prompt[0]
+            logprobs = [TokenLogprob(first, 0.0, ()), *choice.prompt_logprobs, *logprobs]
+        if not logprobs:
             return None
-        tokens = [self._token(token.token, token.logprob) for token in of.logprobs]
+        tokens = [self._token(token.token, token.logprob) for token in logprobs]
         offsets = []
-        for token in tokens:
+        for token, logprob in zip(tokens, logprobs, strict=True):
             offsets.append(self._offsets[choice.index])
-            self._offsets[choice.index] += len(token["token"])
-        likeliest = ([self._token(*top) for top in token.top] for token in of.logprobs)
-        return {
+            if logprob.token not in self.parser.pair.tokenizer.special_ids:
+                # A character counts at its first byte.
+                begun = sum(byte & 0xC0 != 0x80 for byte in token["bytes"])
+                self._offsets[choice.index] += begun
+        likeliest = ([self._token(*top) for top in token.top] for token in logprobs)
+        listed: dict[str, list[Any]] = {
             "tokens": [_key(token) for token in tokens],
             "token_logprobs": [token["logprob"] for token in tokens],
             "top_logprobs": [
@@ -180,6 +209,10 @@ class TextWriter(CompletionWriter):
             ],
             "text_offset": offsets,
         }
+        if after_prompt:
+            # Nothing predicts the first token.
+            listed["token_logprobs"][0] = listed["top_logprobs"][0] = None
+        return listed
 
 
 def _key(token: Payload) -> str:

@@ -168,6 +168,12 @@ class RequestParser:
         parsed = speaking._parsed(body, ids, None if top is False else top, Tools(), NONE)
         if not body.get("echo"):
             return parsed
+        if top is not False:
+            if self.pair.target.kind == "encoder-decoder":
+                message = "this model reads the prompt with an encoder, which gives no logprobs"
+                raise invalid(f"echo with logprobs is impossible: {message}", "echo")
+            scored = [replace(request, scores_prompt=True) for request in parsed.requests]
+            parsed = replace(parsed, requests=scored)
         decode = self.pair.tokenizer.decode
         texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
         choices = len(parsed.requests) // len(prompts)
