@@ -105,8 +105,6 @@ class Registry:
     """The models of a server. A single model is loaded by `begin`; of several, each is loaded for
     its first request, and the least recently used ones are unloaded if memory is short.
 
-    The methods may be called by any thread.
-
     Attributes:
         models: The models, of which the first is for requests that name none.
         batch_size, waiting: Arguments of every Engine.
