@@ -3,7 +3,8 @@
 #   ./scripts/test.sh            the fast ones, on all cores
 #   ./scripts/test.sh --all      the slow ones as well, on all cores
 #   ./scripts/test.sh --as-gpu   all, but the package takes no branch for CPUs, as on a Mac's GPU
-#   ./scripts/test.sh --real     those of a published model, which is downloaded first (98 MB)
+#   ./scripts/test.sh --real     those of published models: SmolLM2 is downloaded first (98 MB), the
+#                                others are tested if real_models.sh has downloaded them
 #   ./scripts/test.sh PATH ...   what is named, slow or not; any arguments of pytest will do
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -25,6 +26,7 @@ case "${1-}" in
     ;;
   --real)
     ./scripts/real_models.sh smollm2 >&2
+    export MLX_SPECDEC_BLAS=auto # tests/conftest.py says why
     set -- tests/real "${@:2}"
     ;;
 esac

@@ -27,8 +27,10 @@ if any(map(os.environ.get, OTHER_DEVICES)) and str(SITE) not in os.environ.get("
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     runpy.run_path(str(SITE / "sitecustomize.py"))
 # MLX comes before the package, so that MLX's own BLAS multiplies. The sums of MKL depend on the
-# alignment of arrays, and tests compare logits more closely. Programs that tests start use MKL.
-import_module("mlx.core")
+# alignment of arrays, and tests compare logits more closely. Programs that tests start use MKL, and
+# so do tests of published models, with which MLX's own BLAS takes ten times as long.
+if os.environ.get("MLX_SPECDEC_BLAS") != "auto":
+    import_module("mlx.core")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # In the background of a shell without job control. Processes that are started inherit it, and
     # tests interrupt theirs.

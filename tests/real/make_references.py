@@ -1,7 +1,8 @@
-"""Write smollm2.json: what llama.cpp and transformers make of a published model.
+"""Write what llama.cpp and transformers make of a published model into smollm2.json, gemma3.json or
+qwen-coder.json.
 
     python -m pip install xllamacpp torch transformers accelerate gguf
-    python tests/real/make_references.py SmolLM2-135M-Instruct.Q4_1.gguf
+    python tests/real/make_references.py smollm2 SmolLM2-135M-Instruct.Q4_1.gguf
 
 llama.cpp gives token ids and chat prompts. transformers gives greedy outputs and log-probabilities,
 since it computes with the file's weights in float32; llama.cpp rounds activations to 8 bits. Run it
@@ -10,6 +11,7 @@ in an environment of its own."""
 import json
 import os
 import sys
+import unicodedata
 import urllib.request
 from importlib.metadata import version
 from pathlib import Path
@@ -108,13 +110,19 @@ QUESTIONS = [
     "Tell me a story about a fox who could count.",
 ]
 MOST_TOKENS, LIKELIEST = 40, 5
+WITHOUT_CHATS = ("gemma3",)
+"""Models that continue a text and have no chat template."""
+WITH_NFC = ("qwen-coder",)
+"""Models whose published tokenizer.json composes characters first, which llama.cpp leaves out."""
 
 
 class LlamaCpp:
     """llama.cpp's server over one model, on a port of this machine."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, *, nfc: bool) -> None:
         import xllamacpp
+
+        self._nfc = nfc
 
         settings = xllamacpp.CommonParams()
         settings.model.path = str(model)
@@ -130,13 +138,14 @@ class LlamaCpp:
             return json.load(answer)
 
     def ids(self, text: str) -> list[int]:
+        text = unicodedata.normalize("NFC", text) if self._nfc else text
         return self._post("/tokenize", content=text, add_special=True, parse_special=True)["tokens"]
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
         return self.ids(self._post("/apply-template", messages=messages)["prompt"])
 
 
-def completions(model: Path, prompts: list[list[int]]) -> list[dict[str, object]]:
+def completions(model: Path, prompts: dict[str, list[int]]) -> list[dict[str, object]]:
     """Greedy completions in float32, with the likeliest tokens at every position."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -145,7 +154,7 @@ def completions(model: Path, prompts: list[list[int]]) -> list[dict[str, object]
         model.parent, gguf_file=model.name, dtype=torch.float32
     )
     made = []
-    for prompt in prompts:
+    for question, prompt in prompts.items():
         ids = network.generate(
             torch.tensor([prompt]), do_sample=False, max_new_tokens=MOST_TOKENS, pad_token_id=0
         )
@@ -155,28 +164,33 @@ def completions(model: Path, prompts: list[list[int]]) -> list[dict[str, object]
             [[int(id), round(float(value), 4)] for value, id in zip(*row, strict=True)]
             for row in zip(*scores.topk(LIKELIEST), strict=True)
         ]
-        made.append({"prompt": prompt, "tokens": ids[0, len(prompt) :].tolist(), "likeliest": top})
+        tokens = ids[0, len(prompt) :].tolist()
+        made.append({"question": question, "prompt": prompt, "tokens": tokens, "likeliest": top})
     return made
 
 
 if __name__ == "__main__":
-    model = Path(sys.argv[1]).absolute()
-    llama_cpp = LlamaCpp(model)
-    prompts = [llama_cpp.prompt([user(question)]) for question in QUESTIONS]
-    names = ("xllamacpp", "transformers", "torch")
+    name, model = sys.argv[1], Path(sys.argv[2]).absolute()
+    llama_cpp = LlamaCpp(model, nfc=name in WITH_NFC)
+    chats = [] if name in WITHOUT_CHATS else CHATS
+    prompts = {
+        question: llama_cpp.prompt([user(question)]) if chats else llama_cpp.ids(question)
+        for question in QUESTIONS
+    }
+    makers = ("xllamacpp", "transformers", "torch")
     origin = {
         "model": model.name,
         "made by": "tests/real/make_references.py",
-        **{name: version(name) for name in names},
+        **{maker: version(maker) for maker in makers},
     }
     references = {
         "origin": origin,
         "texts": [[text, llama_cpp.ids(text)] for text in TEXTS],
-        "chats": [[chat, llama_cpp.prompt(chat)] for chat in CHATS],
+        "chats": [[chat, llama_cpp.prompt(chat)] for chat in chats],
         "completions": completions(model, prompts),
     }
-    file = Path(__file__).with_name("smollm2.json")
-    lines = ",\n".join(f'"{name}": {json.dumps(value)}' for name, value in references.items())
+    file = Path(__file__).with_name(f"{name}.json")
+    lines = ",\n".join(f'"{key}": {json.dumps(value)}' for key, value in references.items())
     file.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)  # the server's threads never end

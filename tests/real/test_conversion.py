@@ -1,4 +1,4 @@
-"""A conversion of SmolLM2's file changes its perplexity within bounds, and runs in mlx-lm."""
+"""A converted published model keeps its perplexity within bounds, and runs in mlx-lm."""
 
 from pathlib import Path
 
@@ -17,9 +17,18 @@ PROMPT = "Write a short poem about the sea."
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "bits, growth, same_first",
-    # The file's 4-bit blocks are kept as they are. 8 bits took 22.98 to 22.62, 97 % the same.
-    [pytest.param(4, 1e-4, 0.999, id="4 bits"), pytest.param(8, 0.03, 0.94, id="8 bits")],
+    "name, bits, growth, same_first",
+    # The largest growth of perplexity and the smallest share of positions whose likeliest token
+    # stays. The 4-bit blocks of SmolLM2's file are kept. Measured on x86, in percent:
+    [
+        pytest.param("smollm2", 4, 1e-4, 0.999, id="smollm2, 4 bits"),  # 0 and 100
+        pytest.param("smollm2", 8, 0.03, 0.94, id="smollm2, 8 bits"),  # -1.6 and 97
+        pytest.param("gemma3", 4, 0.6, 0.55, id="gemma3, 4 bits"),  # 46 and 65
+        pytest.param("gemma3", 8, 0.02, 0.95, id="gemma3, 8 bits"),  # 0.7 and 98
+        pytest.param("qwen-coder", 4, 0.1, 0.7, id="qwen-coder, 4 bits"),  # 6 and 79
+        pytest.param("qwen-coder", 8, 0.01, 0.97, id="qwen-coder, 8 bits"),  # 0.1 and 99
+    ],
+    indirect=["name"],
 )
 def test_a_converted_model_keeps_its_perplexity_and_runs_in_mlx_lm(
     model: Path, tmp_path: Path, bits: int, growth: float, same_first: float
@@ -34,12 +43,13 @@ def test_a_converted_model_keeps_its_perplexity_and_runs_in_mlx_lm(
         compare_text=compare_text,
     )
     text = report.verified.text
-    assert text is not None and report.verdict == ""
+    assert text is not None and ("loses a lot" in report.verdict) == (same_first < 0.9)
     assert abs(text.result_perplexity / text.source_perplexity - 1) < growth
     assert text.same_first >= same_first
 
     pair = load(report.path, dtype="float32", expand_weights=True)
-    prompt = pair.tokenizer.apply_chat(PROMPT)
+    chats = pair.tokenizer.has_chat_template
+    prompt = pair.tokenizer.apply_chat(PROMPT) if chats else pair.tokenizer.encode(PROMPT)
     tokens = generate(pair, prompt, Options(max_tokens=24, regular=True, cost_cache=False)).tokens
     network, _ = load_model(report.path)
     network.set_dtype(mx.float32)

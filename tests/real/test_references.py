@@ -1,5 +1,5 @@
-"""SmolLM2 has the token ids and chat prompts of llama.cpp, and the log-probabilities and greedy
-outputs of transformers."""
+"""Published models have the token ids and chat prompts of llama.cpp, and the log-probabilities and
+greedy outputs of transformers."""
 
 from typing import Any
 
@@ -10,8 +10,9 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.options import Options
 
 References = dict[str, Any]
-CLOSE = 2e-3
-"""Largest accepted difference of log-probabilities in nats. Measured on x86 with MKL: 2.5e-4."""
+CLOSE = {"smollm2": 2e-3, "gemma3": 0.2, "qwen-coder": 2e-3}
+"""Largest accepted difference of log-probabilities in nats. Measured on x86 with MKL: 2.5e-4, 0.1
+and 5.3e-4. mlx-lm rounds Gemma's embedding scale to bfloat16, 25.25 instead of 25.298."""
 
 
 def test_texts_have_llama_cpps_tokens(pair: Pair, references: References):
@@ -20,11 +21,12 @@ def test_texts_have_llama_cpps_tokens(pair: Pair, references: References):
 
 
 def test_chats_have_llama_cpps_prompts(pair: Pair, references: References):
+    assert pair.tokenizer.has_chat_template == bool(references["chats"])
     for messages, ids in references["chats"]:
         assert pair.tokenizer.apply_chat(messages) == ids, messages
 
 
-def test_log_probabilities_are_those_of_transformers(pair: Pair, references: References):
+def test_log_probabilities_are_those_of_transformers(name: str, pair: Pair, references: References):
     for completion in references["completions"]:
         prompt, tokens = completion["prompt"], completion["tokens"]
         read = [*prompt, *tokens[:-1]]
@@ -35,7 +37,7 @@ def test_log_probabilities_are_those_of_transformers(pair: Pair, references: Ref
         likeliest = mx.array(completion["likeliest"])  # (tokens, 5, 2): pairs of id and value
         ids, expected = likeliest[..., 0].astype(mx.int32), likeliest[..., 1]
         found = mx.take_along_axis(rows, ids, axis=-1)
-        assert mx.max(mx.abs(found - expected)).item() < CLOSE
+        assert mx.max(mx.abs(found - expected)).item() < CLOSE[name]
 
 
 def test_greedy_outputs_are_those_of_transformers(pair: Pair, references: References):

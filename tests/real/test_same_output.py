@@ -1,14 +1,23 @@
-"""SmolLM2 writes the greedy output of plain decoding with drafts, batches and a prompt cache."""
+"""Published models write the greedy output of plain decoding with drafts, batches and a prompt
+cache."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlx_specdec.engine.generate import generate, generate_many, stream_generate
-from mlx_specdec.engine.loading import with_draft_model
+from mlx_specdec.engine.loading import load, with_draft_model
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
+from mlx_specdec.measure.margins import compare
+from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.options import Options
+from mlx_specdec.serve.engine import Engine
+
+from ..support.serving import CHAT, client_of, ok, user
+from .conftest import file_of, only
 
 PLAIN = Options(max_tokens=16, regular=True, cost_cache=False)
 LOOKUP = replace(PLAIN, regular=False, proposer="ngram", num_draft=3)
@@ -46,20 +55,11 @@ def at_once(pair: Pair, options: Options) -> Outputs:
 def test_lookup_gives_the_same_output(pair: Pair, plain: Outputs):
     results = [generate(pair, prompt, LOOKUP) for prompt in PROMPTS]
     assert [result.tokens for result in results] == plain
-    assert sum(result.stats.accepted for result in results) >= 10
+    assert sum(result.stats.accepted for result in results) >= 5
 
 
 def test_automatic_drafts_give_the_same_output(pair: Pair, plain: Outputs):
     assert one_by_one(pair, replace(LOOKUP, proposer="auto", num_draft="auto")) == plain
-
-
-@pytest.mark.parametrize("draft", ["self", "self:10", "self:29"])
-def test_own_layers_as_draft_give_the_same_output(pair: Pair, plain: Outputs, draft: str):
-    assert one_by_one(with_draft_model(pair, draft), DRAFT) == plain
-
-
-def test_a_draft_for_a_batch_of_8_gives_the_same_output(pair: Pair, plain: Outputs):
-    assert at_once(with_draft_model(pair, "self:29"), DRAFT) == plain * 2
 
 
 @pytest.mark.parametrize("options", [PLAIN, LOOKUP], ids=["plain", "lookup"])
@@ -67,6 +67,32 @@ def test_a_batch_of_8_gives_the_same_output(pair: Pair, plain: Outputs, options:
     assert at_once(pair, options) == plain * 2
 
 
+@only("smollm2")
+@pytest.mark.parametrize("draft", ["self", "self:10", "self:29"])
+def test_own_layers_as_draft_give_the_same_output(pair: Pair, plain: Outputs, draft: str):
+    assert one_by_one(with_draft_model(pair, draft), DRAFT) == plain
+
+
+@only("gemma3")
+def test_some_layers_of_a_model_with_windows_give_the_same_output(pair: Pair, plain: Outputs):
+    assert one_by_one(with_draft_model(pair, "self:6"), DRAFT) == plain
+
+
+@only("smollm2")
+def test_a_draft_for_a_batch_of_8_gives_the_same_output(pair: Pair, plain: Outputs):
+    assert at_once(with_draft_model(pair, "self:29"), DRAFT) == plain * 2
+
+
+@only("qwen-coder")
+def test_a_draft_with_another_vocabulary_gives_the_same_output(pair: Pair, plain: Outputs):
+    how = {"dtype": "float32", "expand_weights": True}
+    both = with_draft_model(pair, file_of("smollm2"), draft_vocab="intersect", **how)
+    results = [generate(both, prompt, DRAFT) for prompt in PROMPTS]
+    assert [result.tokens for result in results] == plain
+    assert sum(result.stats.accepted for result in results) >= 5
+
+
+@only("smollm2", "qwen-coder")
 @pytest.mark.parametrize("options", [PLAIN, LOOKUP], ids=["plain", "lookup"])
 def test_the_prompt_cache_gives_the_same_output(pair: Pair, plain: Outputs, options: Options):
     cache = PromptCache(1 << 28)
@@ -76,9 +102,54 @@ def test_the_prompt_cache_gives_the_same_output(pair: Pair, plain: Outputs, opti
     assert all(run.labels.cached_tokens > 0 for run in runs)
 
 
+@only("smollm2")
+@pytest.mark.parametrize("bits, most", [(8, 0.2), (4, 2.0)])
+def test_outputs_with_a_quantized_cache_differ_at_small_margins_only(
+    model: Path, bits: int, most: float
+):
+    caches = CacheSettings(bits=bits)
+    pair = load(model, dtype="float32", expand_weights=True, caches=caches)
+    assert any("which amplifies rounding" in note for note in pair.notes)
+    for prompt in PROMPTS:
+        plain, drafted = (generate(pair, prompt, how).tokens for how in (PLAIN, LOOKUP))
+        if plain != drafted:
+            margin = compare(pair, PLAIN, prompt, plain, drafted).margin
+            assert margin is not None and margin < most
+
+
+@only("smollm2", "qwen-coder")
 def test_a_schema_gives_the_same_output(pair: Pair):
     shaped = replace(PLAIN, json_schema=SCHEMA)
     plain = one_by_one(pair, shaped)
     assert all(pair.tokenizer.decode(tokens).startswith("{") for tokens in plain)
-    assert one_by_one(pair, replace(shaped, regular=False, proposer="ngram", num_draft=3)) == plain
-    assert at_once(pair, shaped) == plain * 2
+    drafted = replace(shaped, regular=False, proposer="ngram", num_draft=3)
+    assert one_by_one(pair, drafted) == plain
+    assert at_once(pair, shaped) == at_once(pair, drafted) == plain * 2
+
+
+@only("qwen-coder")
+def test_a_tool_is_called_with_the_same_arguments(pair: Pair):
+    calls = [called(pair, replace(options, max_tokens=48)) for options in (PLAIN, LOOKUP)]
+    assert calls[0] == calls[1] and calls[0]["name"] == "get_weather"
+
+
+def called(pair: Pair, options: Options) -> dict[str, Any]:
+    """Return the call that a server answers a question with."""
+    city = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Paris"]}}}
+    tool = {"name": "get_weather", "parameters": {**city, "required": ["city"]}}
+    engine = Engine(lambda: (pair, options), batch_size=1, waiting=2)
+    engine.start()
+    try:
+        assert engine.ready.wait(60)
+        answer = ok(
+            client_of(engine),
+            CHAT,
+            messages=[user("What is the weather in Bonn?")],
+            tools=[{"type": "function", "function": tool}],
+            tool_choice="required",
+        )
+    finally:
+        engine.close()
+        assert engine.join(60)
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    return call["function"]
