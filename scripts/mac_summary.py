@@ -214,6 +214,30 @@ def outputs(report: Report) -> list[str]:
     return [*(f"{one}." for one in said), TIES]
 
 
+def real(report: Report) -> list[str]:
+    """Count the outputs of SmolLM2 that equal the references and plain decoding's."""
+    groups = defaultdict(list)
+    for line in report.kind("real"):
+        groups[line["format"] + ", --exact" * line["exact"]].append(line)
+    if not groups:
+        return ["SmolLM2 was not there in time: run ./scripts/real_models.sh smollm2 before this."]
+    said = []
+    for name, lines in groups.items():
+        outputs = sum(line["outputs"] for line in lines)
+        references, plain = (
+            f"{sum(line[f'as_{other}'] for line in lines)} of {outputs} equal {words}"
+            + _margins([one for line in lines for one in line[f"from_{other}"]])
+            for other, words in (("reference", "the references"), ("plain", "plain decoding's"))
+        )
+        said.append(f"{name}: {references}, and {plain}.")
+    return said
+
+
+def _margins(differences: list[Found]) -> str:
+    found = [one["margin"] for one in differences if one["margin"] is not None]
+    return f" (margins at the others' first difference up to {max(found):.2g})" if found else ""
+
+
 def contexts(report: Report) -> list[str]:
     """List the speed of the Python pair after longer prompts."""
     speeds = [
@@ -328,6 +352,7 @@ SECTIONS = {
     "Does --exact hold?": exactness,
     "Float32": float32,
     "Same output, and speed": outputs,
+    "A published model, SmolLM2": real,
     "Long prompts": contexts,
     "Ways of submission": submission,
     "Sorting": sorting,
