@@ -3,9 +3,10 @@
     python benchmarks/gpu_check.py OUTPUT [STEP ...]
 
 Every step is a process of its own with a time limit, and writes OUTPUT/STEP.txt. If a step fails or
-is ended, the next one runs all the same. Without names, all steps
-run. MLX's CUDA back end compiles kernels at their first use, those of quantized products for almost
-a minute each: MLX_PTX_CACHE_DIR names a directory that keeps them."""
+is ended, the next one runs all the same. Without names, all steps run. The steps with SmolLM2 need
+`./scripts/real_models.sh smollm2`. MLX's CUDA back end compiles kernels at their first use, those
+of quantized products for almost a minute each: MLX_PTX_CACHE_DIR names a directory that keeps
+them."""
 
 import argparse
 import json
@@ -19,15 +20,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlx_specdec import process
+
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = (sys.executable,)
 RUN = (*PYTHON, "-m", "mlx_specdec")
 BENCH = ("--limit", "5", "--repeats", "2", "-m", "64", "--no-cache", "--json")
 LENGTHS = ("--num-draft", "1,2,3,5,8,auto")
 WHOLE = ("--dtype", "bfloat16", "--expand-weights")
+SMOLLM2 = str(process.directory("real-models") / "SmolLM2-135M-Instruct.Q4_1.gguf")
 TRANSLATION = (*RUN, "bench", "prompts/translation.jsonl", *BENCH, *LENGTHS)
 CODE = (*RUN, "bench", "prompts/python.jsonl", *BENCH, *LENGTHS, "--model", "weights/py-llama")
 DRAFTERS = ("--draft-model", "weights/py-llama-draft", "--draft-model", "weights/py-llama-dspark")
+EDITS = (*RUN, "bench", "prompts/code_edits.jsonl", *BENCH, *LENGTHS, "--model", SMOLLM2)
 LOAD = ("benchmarks/load_server.py", "--requests", "40", "--clients", "8")
 TESTS = ("-m", "pytest", "-m", "not slow", "-q", "--maxfail=12", "tests/decoding", "tests/sampling")
 STEPS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -38,6 +43,8 @@ STEPS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench-translation-8bit": (90, TRANSLATION),
     "same-py-llama": (240, (*PYTHON, __file__, "--only", "py-llama")),
     "same-t5-enfr": (240, (*PYTHON, __file__, "--only", "t5-enfr")),
+    "same-smollm2": (240, (*PYTHON, "scripts/mac_real.py", SMOLLM2)),
+    "bench-smollm2": (90, (*EDITS, "--proposer", "ngram", *WHOLE)),
     "server": (240, (*PYTHON, *LOAD)),
     "kernels": (60, (*PYTHON, "scripts/measure_kernels.py", "--seconds", "45")),
     "tests": (120, (*PYTHON, *TESTS)),
@@ -61,8 +68,8 @@ DRAFTS: dict[str, dict[str, tuple[str | None, str]]] = {
 PROMPTS = {"py-llama": "python.jsonl", "t5-enfr": "translation.jsonl"}
 FORMATS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16", "expand_weights": True},
-    "8-bit": {},
     "4-bit": {"q_bits": 4},
+    "8-bit": {},
 }
 COUNT, TOKENS = 8, 64
 """Number of prompts, and of tokens of each."""
@@ -71,7 +78,6 @@ COUNT, TOKENS = 8, 64
 def device() -> None:
     import mlx.core as mx
 
-    from mlx_specdec import process
     from mlx_specdec.checkpoints import disk
 
     info = {name: str(value) for name, value in mx.device_info().items()}
@@ -121,8 +127,11 @@ def compared(
             ]
             for exact in (False, True)
         }
-        batched = list(generate_many(plain_pair, prompts, regular, batch_size=COUNT))
-        ways: dict[str, list[Any]] = {"batch of 8": batched}
+        ways: dict[str, list[Any]] = {}
+        for exact in (False, True):
+            options = replace(regular, exact=exact)
+            batched = generate_many(plain_pair, prompts, options, batch_size=COUNT)
+            ways["batch of 8, exact" if exact else "batch of 8"] = list(batched)
         for name, (pair, proposer) in pairs.items():
             for exact in (False, True):
                 options = Options(**settings, num_draft=3, proposer=proposer, exact=exact)
