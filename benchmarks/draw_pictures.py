@@ -1,15 +1,24 @@
-"""Draw the pictures of README.md, docs/pictures/terminal.svg and page.png, from real runs.
+"""Draw the pictures in docs/pictures from real runs:
 
-The second one shows a server's page. It needs playwright (the extra `clients`) and Chromium."""
+    python benchmarks/draw_pictures.py [terminal chat page]
 
+terminal.svg shows translations, and chat.svg a chat with SmolLM2, which
+`./scripts/real_models.sh smollm2` downloads. page.png shows a server's page. It needs playwright
+(the extra `clients`) and Chromium."""
+
+import re
 import shutil
 import sys
+import textwrap
+from collections.abc import Iterator
 from html import escape
+from itertools import groupby, starmap
+from operator import itemgetter
 from pathlib import Path
 
 from served import serving
 
-from mlx_specdec import Emission, Options, generate, load, stream_generate
+from mlx_specdec import Emission, Options, Pair, Result, generate, load, process, stream_generate
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
@@ -20,7 +29,16 @@ SENTENCES = (
     "Where can I buy a ticket for the museum?",
     "She opened the window because it was too hot in the room.",
 )
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+MESSAGES = (
+    "Correct the spelling: The weather was beautifull, so we walked along the river "
+    "to the old bridge and had a picnic in the shade of the trees.",
+    "Please write it again.",
+)
+SPECULATED = 6
 WIDTH, LINE, LEFT = 820, 24, 24
+COLUMNS = 84
+"""Characters of a line."""
 STYLE = """
   .back { fill: #f6f8fa; stroke: #d0d7de }
   text { font: 15px ui-monospace, Menlo, monospace; white-space: pre }
@@ -32,30 +50,46 @@ STYLE = """
   }"""
 
 
-def spans(emissions: list[Emission]) -> str:
-    """Return the text of emissions; the class of each piece says whether it was drafted."""
-    pieces = [piece for emission in emissions for piece in emission.pieces if piece.text]
-    return "".join(
-        f'<tspan class="{"draft" if piece.drafted else "word"}">{escape(piece.text)}</tspan>'
-        for piece in pieces
-    )
+def span(kind: str, text: str) -> str:
+    """Return a text in the colour of its class."""
+    return f'<tspan class="{kind}">{escape(text, quote=False)}</tspan>'
 
 
-def terminal() -> str:
-    """Translate the sentences, and return the picture. Raises RuntimeError if a text differs from
-    plain decoding's."""
-    pair = load(str(ROOT / "weights/t5-enfr"), str(ROOT / "weights/t5-enfr-draft"))
-    lines = []
-    for sentence in SENTENCES:
-        run = stream_generate(pair, PREFIX + sentence, Options(num_draft=3))
-        emissions, stats = list(run), run.result().stats
-        if run.result().tokens != generate(pair, PREFIX + sentence, Options(regular=True)).tokens:
-            raise RuntimeError(f"speculation changed the text of {sentence!r}")
-        counted = f"{stats.accepted} of {stats.drafted} draft tokens accepted"
-        lines.append(f'<tspan class="dim">$ mlx-specdec "{escape(sentence)}" --show-drafts</tspan>')
-        lines += [spans(emissions), f'<tspan class="dim">{counted}</tspan>', ""]
-    lines.append('<tspan class="draft">accepted draft tokens</tspan><tspan class="word">, ')
-    lines[-1] += "the target's own; the text is plain decoding's</tspan>"
+def answer(emissions: list[Emission]) -> list[str]:
+    """Return the lines of an answer. The class of each piece says whether it was drafted."""
+    lines: list[list[tuple[str, str]]] = [[]]
+    column = 0
+    for piece in (piece for emission in emissions for piece in emission.pieces):
+        for word in re.findall(r" *[^ ]+| +", piece.text):
+            if word[0] == " " and column + len(word) > COLUMNS:
+                lines.append([])
+                word, column = word.strip(), 0
+            lines[-1].append(("draft" if piece.drafted else "word", word))
+            column += len(word)
+    return ["".join(starmap(span, _joined(line))) for line in lines]
+
+
+def _joined(words: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Join neighbours of the same class."""
+    for kind, group in groupby(words, key=itemgetter(0)):
+        yield kind, "".join(word for _, word in group)
+
+
+def decoded(pair: Pair, prompt: str | list[int], options: Options) -> tuple[list[str], Result]:
+    """Return the lines of an answer and of its count of draft tokens, and the result. Raises
+    RuntimeError if the text differs from plain decoding's."""
+    run = stream_generate(pair, prompt, options)
+    emissions, result = list(run), run.result()
+    if result.tokens != generate(pair, prompt, Options(regular=True)).tokens:
+        raise RuntimeError(f"speculation changed the text of {prompt!r}")
+    counted = f"{result.stats.accepted} of {result.stats.drafted} draft tokens accepted"
+    return [*answer(emissions), span("dim", counted), ""], result
+
+
+def picture(lines: list[str], label: str) -> str:
+    """Return a terminal with these lines and with an explanation of the colours."""
+    meaning = span("word", ", the target's own; the text is plain decoding's")
+    lines = [*lines, span("draft", "accepted draft tokens") + meaning]
     rows = "\n".join(
         f'  <text x="{LEFT}" y="{40 + LINE * row}">{line}</text>'
         for row, line in enumerate(lines)
@@ -64,10 +98,36 @@ def terminal() -> str:
     height = 40 + LINE * len(lines)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        'aria-label="Three sentences translated; accepted draft tokens are underlined">\n'
+        f'aria-label="{label}; accepted draft tokens are underlined">\n'
         f'<style>{STYLE}\n</style>\n  <rect class="back" x="1" y="1" width="{WIDTH - 2}" '
         f'height="{height - 2}" rx="8"/>\n{rows}\n</svg>\n'
     )
+
+
+def terminal() -> str:
+    """Translate the sentences, and return the picture."""
+    pair = load(str(ROOT / "weights/t5-enfr"), str(ROOT / "weights/t5-enfr-draft"))
+    lines = []
+    for sentence in SENTENCES:
+        lines.append(span("dim", f'$ mlx-specdec "{sentence}" --show-drafts'))
+        lines += decoded(pair, PREFIX + sentence, Options(num_draft=3))[0]
+    return picture(lines, "Three sentences translated")
+
+
+def chat() -> str:
+    """Ask a published model twice, and return the picture."""
+    pair = load(process.directory("real-models") / SMOLLM2)
+    options = Options(num_draft=SPECULATED, proposer="ngram")
+    lines = [f"$ mlx-specdec chat --model {SMOLLM2} --speculate {SPECULATED} --show-drafts"]
+    lines = [span("dim", line) for line in lines]
+    messages: list[dict[str, str]] = []
+    for message in MESSAGES:
+        messages.append({"role": "user", "content": message})
+        lines += [span("dim", line) for line in textwrap.wrap(f"> {message}", COLUMNS)]
+        added, result = decoded(pair, pair.tokenizer.apply_chat(messages), options)
+        lines += added
+        messages.append({"role": "assistant", "content": result.text})
+    return picture(lines, "A chat with SmolLM2-135M")
 
 
 def page(path: Path) -> None:
@@ -89,7 +149,20 @@ def page(path: Path) -> None:
         browser.close()
 
 
-if __name__ == "__main__":
-    (PICTURES / "terminal.svg").write_text(terminal(), encoding="utf-8")
+def served_page() -> None:
+    """Start a server, and draw its page."""
     with serving([sys.executable, "-m", "mlx_specdec", "serve", "--port", str(PORT)], PORT):
         page(PICTURES / "page.png")
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or ["terminal", "chat", "page"]
+    for name, draw in (("terminal", terminal), ("chat", chat)):
+        if name in wanted:
+            (PICTURES / f"{name}.svg").write_text(draw(), encoding="utf-8")
+    if "page" in wanted:
+        served_page()
+
+
+if __name__ == "__main__":
+    main()
