@@ -11,6 +11,7 @@ import mlx.nn as nn
 
 from ..attention_parts import attend_by_kernel
 from ..encoder_decoder.layers import Offset
+from ..per_layer import spelled_old
 from .files import DrafterFiles, LayerSizes, is_named
 from .layers import DrafterAttention, DrafterLayer, FeedForward, Names, SourceKeysValues
 
@@ -26,12 +27,13 @@ FREQUENCIES = 64
 def adapted(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a configuration in the form of Qwen 3's drafters."""
     if is_gemma(config):
+        config = spelled_old(config)
         ropes = config.get("rope_parameters", {}).get("full_attention", {})
         shared = "num_global_key_value_heads" if config.get("attention_k_eq_v") else ""
         return {
             **config,
-            "head_dim": config["global_head_dim"],
-            "num_key_value_heads": config.get(shared, config["num_key_value_heads"]),
+            "head_dim": config.get("global_head_dim", config.get("head_dim")),
+            "num_key_value_heads": config.get(shared, config.get("num_key_value_heads")),
             "rope_parameters": {"rope_theta": ropes.get("rope_theta", 1e6)},
             "rotated_share": ropes.get(ROTATED, 0.25),
             "layer_types": None,

@@ -14,6 +14,7 @@ from ...checkpoints.files import Weights
 from ...errors import CheckpointError
 from ...interfaces import FINAL, keys_of, values_of
 from ..base import Base
+from ..per_layer import spelled_old
 from .files import ConfigEntries, DrafterFiles, StoredTensors, layer_sizes
 from .network import Config, DrafterKind, DrafterNetwork, Reading
 
@@ -36,6 +37,7 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
 
 
 def read(directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+    config = spelled_old(config)
     settings = ConfigEntries(directory / "config.json", config.get("text_config"), config)
     if feature := next((name for name in NEVER if settings.get(name)), None):
         raise settings.wrong(feature, "0 or false in an assistant")

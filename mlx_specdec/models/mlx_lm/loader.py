@@ -20,6 +20,7 @@ from ...checkpoints.formats import safetensors as safetensors_file
 from ...checkpoints.quantization import Quantization
 from ...checkpoints.tensors import check_weights, same
 from ...errors import CheckpointError, first_line
+from .. import per_layer
 from ..patches import CAUGHT_WEIGHTS
 from . import rotary
 
@@ -107,6 +108,7 @@ def open_model(
         full_config = foreign.without_entry(full_config)
     tensors.clear()
     caught.clear()
+    full_config = per_layer.spelled_old(full_config)
     return Opened(model, rotary.spelled_old(full_config, classes(full_config)[1]), weights)
 
 
@@ -210,7 +212,7 @@ def _catching(
 
 @dataclass(frozen=True)
 class ArgumentsReader:
-    """A reader of config.json that accepts rotary settings in both spellings; see `rotary`.
+    """A reader of config.json that accepts the spellings that `rotary` and `per_layer` translate.
 
     Attributes:
         plain: The class of mlx-lm that holds the family's arguments."""
@@ -219,4 +221,4 @@ class ArgumentsReader:
 
     def from_dict(self, config: Mapping[str, Any]) -> Any:
         """Return the family's arguments. Raises CheckpointError, and whatever the family raises."""
-        return self.plain.from_dict(rotary.spelled_both(config, self.plain))
+        return self.plain.from_dict(rotary.spelled_both(per_layer.spelled_old(config), self.plain))
