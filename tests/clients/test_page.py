@@ -190,6 +190,7 @@ def test_a_server_that_is_gone_is_reported_with_what_to_do(page: Any, root: str)
 
 def test_the_translator_offers_examples_and_needs_no_prefix(page: Any, translator: str) -> None:
     page.goto(translator)
+    playwright.expect(page.locator("#about")).not_to_have_text("connecting")
     assert "translate English to French:" in page.get_attribute("#prompt", "placeholder")
     page.get_by_role("button", name="Where is the station?").click()
     answer = page.locator("article[data-done=true]")
@@ -236,6 +237,94 @@ def test_an_answer_is_copied(page: Any, root: str) -> None:
     page.focus("#prompt")
     page.keyboard.press("Control+v")
     assert page.input_value("#prompt") == answer.locator(".text").text_content()
+
+
+ANSWER = "Use **this**:\n\n```python\nprint('<b>')\n```\n- one\n- two"
+
+
+def answer_with(page: Any, *pieces: str) -> list[Any]:
+    """Let the page have an answer in these pieces. Returns the bodies that it sends from now on."""
+    bodies: list[Any] = []
+
+    def reply(route: Any) -> None:
+        bodies.append(json.loads(route.request.post_data))
+        choices = [{"delta": {"content": each}, "tokens": 1, "drafted": True} for each in pieces]
+        choices.append({"delta": {}, "finish_reason": "stop"})
+        body = "".join(f"data: {json.dumps({'choices': [one]})}\n\n" for one in choices)
+        route.fulfill(content_type="text/event-stream", body=f"{body}data: [DONE]\n\n")
+
+    page.route("**/v1/chat/completions", reply)
+    return bodies
+
+
+def test_markdown_is_shown_and_code_is_copied(page: Any, root: str) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=root)
+    page.goto(root)
+    answer_with(page, *re.findall(r"(?s).{1,7}", ANSWER))
+    answer = say(page, "How?")
+    assert answer.locator("strong").inner_text() == "this"
+    assert answer.locator(".item").all_inner_texts() == ["one", "two"]
+    assert answer.locator(".code").inner_text().strip() == "print('<b>')"
+    assert answer.locator("b").count() == 0 and answer.locator(".drafted").count() > 0
+    picture(page, "markdown")
+    for button, copied in (("Copy the code", "print('<b>')\n"), ("Copy the text of", ANSWER)):
+        answer.get_by_role("button", name=button).click()
+        playwright.expect(page.locator("[role=status]")).to_have_text("Copied")
+        page.fill("#prompt", "")
+        page.focus("#prompt")
+        page.keyboard.press("Control+v")
+        assert page.input_value("#prompt") == copied
+    page.reload()
+    playwright.expect(page.locator(".code pre")).to_have_text("print('<b>')\n")
+
+
+def test_an_answer_that_was_cut_says_so(page: Any, root: str) -> None:
+    page.goto(root)
+    page.fill("#max_tokens", "3")
+    assert "The answer was cut" in say(page, "Who?").locator(".notice").inner_text()
+    page.reload()
+    playwright.expect(page.locator("article .notice")).to_have_count(1)
+    page.click("#reset")
+    answer_with(page, "Whole.")
+    assert say(page, "Who?").locator(".notice").count() == 0
+
+
+def test_one_of_several_models_is_chosen(page: Any, root: str) -> None:
+    names = ["first", "second one"]
+    listed = {"data": [{"id": name} for name in names]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=listed))
+
+    def props(route: Any) -> None:
+        if "second" in route.request.url:
+            route.fulfill(status=503, json={"error": {"message": "Loading model"}})
+        else:
+            route.fulfill(json={**facts, "model_alias": "first"})
+
+    with urllib.request.urlopen(f"{root}/props") as answer:
+        facts = json.load(answer)
+    page.route("**/props*", props)
+    page.goto(root)
+    assert page.locator("#models option").all_text_contents() == names
+    assert not page.is_visible("#model")
+    bodies = answer_with(page, "Hello.")
+    say(page, "Who?")
+    page.select_option("#models", "second one")
+    playwright.expect(page.locator("#about")).to_have_text("is loaded with the first message")
+    assert page.locator("article").count() == 0
+    say(page, "And you?")
+    assert [body["model"] for body in bodies] == names
+    assert [len(body["messages"]) for body in bodies] == [1, 1]
+    page.select_option("#models", "first")
+    playwright.expect(page.locator("article")).to_have_count(2)
+
+
+def test_a_single_model_is_not_chosen(page: Any, root: str) -> None:
+    page.goto(root)
+    playwright.expect(page.locator("#about")).not_to_have_text("connecting")
+    assert page.is_visible("#model") and not page.is_visible("#models")
+    bodies = answer_with(page, "Hello.")
+    say(page, "Who?")
+    assert "model" not in bodies[0]
 
 
 def test_everything_is_reached_by_keyboard_and_has_a_name(page: Any, root: str) -> None:
