@@ -43,6 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_all_models_are_listed_with_what_they_take(cache: Path) -> None:
     assert stored.names() == ["begun", "some/model-4bit", "weights/mine"]
+    assert stored.typed_names() == ["some/model-4bit", "weights/mine"]
     begun, whole, mine = stored.stored_models()
     assert [one.name for one in (begun, whole, mine)] == stored.names()
     assert (whole.nbytes, whole.type, whole.in_hub, whole.complete) == (1023, "llama", True, True)
