@@ -187,8 +187,7 @@ class KnownPair:
         uses: The uses for which `--model auto` may choose it.
         gains: Published speeds relative to plain decoding, by bits and use.
         tokens: Tokens per round that were published, or None.
-        source: The source of these figures, or None without any.
-        loads: Whether this program can load the draft."""
+        source: The source of these figures, or None without any."""
 
     target: KnownModel
     draft: KnownModel
@@ -198,7 +197,6 @@ class KnownPair:
     gains: Mapping[int, Mapping[str, float]]
     tokens: float | None
     source: Source | None
-    loads: bool
 
     def draft_bits(self, bits: int) -> int:
         """Return the bits of the draft if the target has `bits` bits. Drafters keep their 16."""
@@ -248,7 +246,14 @@ class KnownPair:
 
     def draws(self, bits: int) -> tuple[str, int | None]:
         """Return the draft's name to load, and the bits for its quantization on load, or None."""
-        return self.draft.source(self.draft_bits(bits))
+        name, q_bits = self.draft.source(self.draft_bits(bits))
+        return self.draft_name(self.target.source(bits)[0]) if self.kind == MTP else name, q_bits
+
+    def draft_name(self, target: str) -> str:
+        """Return the name of the unquantized draft for a target. Conversions lack MTP layers, which
+        then come from the original."""
+        converted = self.kind == MTP and target != self.target.name
+        return f"{MTP}:{self.target.name}" if converted else self.draft.name
 
     def estimate(self, bits: int) -> Estimate | None:
         """Return an estimate of the pair's speed, or None if the table has no shapes of it."""
@@ -275,8 +280,7 @@ def best(
         (one, n)
         for one in pairs
         for n in bits
-        if one.loads
-        and not one.target.unconfirmed
+        if not one.target.unconfirmed
         and (one.target.bits == BITS or n in one.target.bits)
         and one.gain(n, use) is not None
         and one.nbytes(n, on_cpu) <= nbytes
@@ -317,11 +321,11 @@ def draft_for(target: str) -> str:
     known. The target may be a conversion of the
     model in the table. Raises OptionError if there is none."""
     base, bits = _base(target)
-    found = [one for one in known_pairs() if one.loads and _base(one.target.name)[0] == base]
+    found = [one for one in known_pairs() if _base(one.target.name)[0] == base]
     if not found:
         raise OptionError(f"the table of pairs has no draft for {target}: {HOW_TO_CHOOSE}")
     by_gain = lambda one: (one.gain(bits, USES[0]) or 0, -one.draft.billions)  # noqa: E731
-    return max(found, key=by_gain).draft.name
+    return max(found, key=by_gain).draft_name(target)
 
 
 def _base(name: str) -> tuple[str, int]:
@@ -363,8 +367,7 @@ def _pairs_of(
         }
         source = sources[figures["source"]] if "source" in figures else None
         run, tokens = group.get("run", False), figures.get("tokens")
-        loads = figures.get("loads", True)
-        return KnownPair(target, draft, kind, run, uses, gains, tokens, source, loads)
+        return KnownPair(target, draft, kind, run, uses, gains, tokens, source)
 
     if "draft" in group:
         yield pair(_model(group["draft"], group, group, "draft_config"), DRAFT, entry)

@@ -134,22 +134,21 @@ def _row(several: Sequence[KnownPair], machine: Machine) -> dict[str, str]:
         return next(fits, BITS[0])
 
     def gain(one: KnownPair) -> float:
-        return (one.gain(fitting(one), USES[0]) or 0) if one.loads else -1
+        return one.gain(fitting(one), USES[0]) or 0
 
     one = max(several, key=gain)
     bits, about = fitting(one), "~" if one.target.unconfirmed else ""
     sizes = {n: one.nbytes(n, machine.on_cpu) for n in BITS if n in one.target.bits}
-    kinds = (f"{pair.kind}{'' if pair.loads else ' (not read)'}" for pair in several)
     return {
         "target": one.target.name,
         **{
             f"{n} bits": about + (show(size) if size <= machine.room else f"({show(size)})")
             for n, size in sizes.items()
         },
-        "draft": one.draft.name if one.loads else "",
-        "gain": _gains(one, bits) if one.loads else "",
-        "measured by": str(one.source) if one.loads and one.gains and one.source else "",
-        "others": ", ".join(kind for kind in kinds if kind != one.kind),
+        "draft": one.draft.name,
+        "gain": _gains(one, bits),
+        "measured by": str(one.source) if one.gains and one.source else "",
+        "others": ", ".join(pair.kind for pair in several if pair is not one),
     }
 
 
@@ -219,7 +218,6 @@ def _payload(one: KnownPair, machine: Machine) -> dict[str, Any]:
         "draft_billions": one.draft.billions,
         "kind": one.kind,
         "run": one.run,
-        "loads": one.loads,
         "gains": one.gains,
         "estimated_gains": {
             use: {bits: one.gain(bits, use) for bits in one.target.bits} for use in USES
