@@ -86,6 +86,7 @@ class Scheduler:
         overrides: Objects that replace the proposer, rule or draft length of the options.
         raises: Whether internal failures are raised.
         why_not: Why only one sequence goes through a pass, or "".
+        held: Bytes of the budget that work outside of the scheduler needs.
     """
 
     pair: Pair
@@ -98,6 +99,7 @@ class Scheduler:
     _: KW_ONLY
     overrides: Overrides = Overrides()  # noqa: RUF009
     raises: bool = False
+    held: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._requests = iter(enumerate(self.requests or ()))
@@ -311,7 +313,7 @@ class Scheduler:
         reading = [group.extents for group in self._reading]
         reading += [[job.extent for job in jobs]] if jobs else []
         caches = map(self.budget.of_caches, [*reading, *(group.extents for group in self._running)])
-        return sum(caches) + max(map(self.budget.of_reading, reading), default=0)
+        return self.held + sum(caches) + max(map(self.budget.of_reading, reading), default=0)
 
     def _read_together(self, jobs: Sequence[Job]) -> bool:
         """Return whether padding these prompts to one length costs little. If requests come one by

@@ -55,5 +55,14 @@ TokensAnswer = _answer("TokensAnswer", tokens=list[int], count=int, max_model_le
 DetokenizedAnswer = _answer("DetokenizedAnswer", content=str, prompt=str)
 ModelAnswer = _answer("ModelAnswer", id=str, object=Literal["model"], created=int, owned_by=str)
 Models = _answer("Models", object=Literal["list"], data=_several(ModelAnswer))
+EmbeddingsAnswer = _answer(
+    "EmbeddingsAnswer",
+    object=Literal["list"],
+    model=str,
+    data=_several(
+        _answer("Embedding", object=Literal["embedding"], index=int, embedding=list[float] | str)
+    ),
+    usage=_answer("EmbeddingsUsage", prompt_tokens=int, total_tokens=int),
+)
 Anything = dict[str, Any]
 ErrorAnswer = _answer("ErrorAnswer", error=_answer("ErrorDetail", message=str, type=str) | str)

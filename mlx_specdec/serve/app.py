@@ -27,7 +27,16 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
-from . import answer_models, anthropic, llama_cpp, ollama, openai, responses, tgi
+from . import (
+    answer_models,
+    anthropic,
+    embeddings,
+    llama_cpp,
+    ollama,
+    openai,
+    responses,
+    tgi,
+)
 from .problems import Problem, failed
 from .service import Endpoint, Service, error_response
 
@@ -161,7 +170,7 @@ def page(service: Service, request: Request) -> Response:
 
 ENDPOINTS = (
     *(*openai.ENDPOINTS, *responses.ENDPOINTS, *anthropic.ENDPOINTS),
-    *(*tgi.ENDPOINTS, *llama_cpp.ENDPOINTS, *ollama.ENDPOINTS),
+    *(*embeddings.ENDPOINTS, *tgi.ENDPOINTS, *llama_cpp.ENDPOINTS, *ollama.ENDPOINTS),
     Endpoint("/", page, None, "A chat for a browser", media="text/html"),
 )
 

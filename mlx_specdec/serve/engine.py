@@ -6,8 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Full
+from typing import Any
 
 import mlx.core as mx
 
@@ -23,6 +25,7 @@ from ..engine.scheduler import Failures, Scheduler
 from ..models.wired_memory import release
 from ..options import Options
 from .metrics import Metrics
+from .tasks import Task, TaskQueue
 
 Listener = Callable[[Part], None]
 """A callback for the parts of a request, which must return at once. It is called by the engine's
@@ -90,6 +93,7 @@ class Engine:
         self._pending: dict[int, _Pending] = {}
         self._arrived: list[tuple[int, Request]] = []
         self._cancelled: list[int] = []
+        self._tasks = TaskQueue()
         self._numbers = 0
         self._waiting = 0
         self._closed = False
@@ -149,6 +153,23 @@ class Engine:
             self._changed.notify()
         return numbers
 
+    def run(self, task: Task) -> Future[Any]:
+        """Accept a task, and return its future result, an exception if it fails.
+
+        Raises:
+            queue.Full: If too many tasks or requests wait.
+            RuntimeError: If the engine is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise RuntimeError(STOPPING)
+            if len(self._pending) + len(self._tasks) >= self._most:
+                self.metrics.count("rejected")
+                raise Full
+            future = self._tasks.add(task)
+            self._changed.notify()
+        return future
+
     def cancel(self, numbers: Sequence[int]) -> None:
         """Cancel requests, except for requests that have ended."""
         with self._changed:
@@ -179,6 +200,7 @@ class Engine:
             self.problem = problem
             self.close()
             then()
+        self._tasks.end()
         if self._cache is not None:
             self._cache.close()
         if self.ready.is_set():
@@ -207,12 +229,15 @@ class Engine:
         that leaves the ranks of a distributed target out of step ends the engine."""
         while True:
             with self._changed:
-                while scheduler.idle and not (self._arrived or self._cancelled or self._closed):
+                while scheduler.idle and not (
+                    self._arrived or self._cancelled or self._closed or self._tasks
+                ):
                     self._changed.wait()
                 if self._closed:
                     break
                 arrived, cancelled = self._arrived, self._cancelled
                 self._arrived, self._cancelled = [], []
+            scheduler.held = self._tasks.nbytes
             try:
                 for number, request in arrived:
                     scheduler.add(number, request)
@@ -230,6 +255,11 @@ class Engine:
                 scheduler, parts = self._begin(), self._all_with(self.failures.note(problem))
             self._stepped = time.perf_counter()
             self._publish(parts)
+            # A task waits until running requests leave enough memory, and new requests wait for it.
+            if self._tasks and (
+                scheduler.idle or scheduler.reserved_bytes <= scheduler.budget.nbytes
+            ):
+                self._tasks.step()
         scheduler.save_costs()
 
     def _begin(self) -> Scheduler:

@@ -150,10 +150,7 @@ class RequestParser:
 
     def completions(self, body: Body) -> ParsedRequest:
         """Parse a checked body for /v1/completions. Raises Problem."""
-        prompt_field = body["prompt"]
-        # A text, token ids, or a list of texts or of token ids.
-        single = isinstance(prompt_field, str) or isinstance(prompt_field[0], int)
-        prompts = [prompt_field] if single else prompt_field
+        prompts = several(body["prompt"])
         top = body.get("logprobs", False)
         speaking, suffix = self._speaking(body), body.get("suffix")
         if suffix:
@@ -200,7 +197,7 @@ class RequestParser:
     ) -> list[int]:
         """Return the token ids, at most `room`, of a prompt for the text between two texts. Raises
         Problem."""
-        self._check_characters([before, after, files], "prompt")
+        self.check_characters([before, after, files], "prompt")
         infill = infill_of(self.pair.tokenizer)
         assert infill is not None, "_filling has found it"
         return infill.prompt(before, after, files, room)
@@ -225,7 +222,7 @@ class RequestParser:
 
     def chat_ids(self, body: Body) -> list[int]:
         """Return the token ids of a checked body's messages and tools. Raises Problem."""
-        self._check_characters([body.get(name) for name in TEMPLATE_FIELDS], "messages")
+        self.check_characters([body.get(name) for name in TEMPLATE_FIELDS], "messages")
         sent, reads = body["messages"], chat_format(self.pair, self.options)
         messages = messages_of(sent if self.settings.keep_billing else without_volatile(sent))
         variables = chat.template_settings(body)
@@ -254,7 +251,7 @@ class RequestParser:
         """Return the token ids of a text without a chat template. Raises Problem."""
         options = replace(self.options, system_prompt=None, chat_template_config={})
         single = chat_format(self.pair, options).way == "single user message"
-        self._check_characters(text, "prompt")
+        self.check_characters(text, "prompt")
         plain = replace(options, chat_template=options.chat_template and single)
         return encode(self.pair, text, plain)
 
@@ -292,7 +289,7 @@ class RequestParser:
         bounded = [self._with_room(ids, options, body) for ids in prompts]
         tokenizer = self.pair.tokenizer
         content = text_of(body["prediction"]["content"]) if "prediction" in body else ""
-        self._check_characters(content, "prediction")
+        self.check_characters(content, "prediction")
         special, predicted = tokenizer.special_ids, tokenizer.encode(content) if content else []
         predicted = [id for id in predicted if id not in special]
         ignore_eos = body.get("ignore_eos", False)
@@ -388,7 +385,7 @@ class RequestParser:
             )
         return markers
 
-    def _check_characters(self, value: object, field: str) -> None:
+    def check_characters(self, value: object, field: str) -> None:
         """Raise Problem if a text, or a JSON value, has too many characters for the context."""
         most = MOST_CHARACTERS * self.longest
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -422,3 +419,9 @@ class RequestParser:
         options = replace(options, max_tokens=most)
         prepared(self.pair, ids, options)
         return options
+
+
+def several(texts: Any) -> Sequence[str | list[int]]:
+    """Return the texts of a field that has a text, token ids, or a list of either."""
+    single = isinstance(texts, str) or isinstance(texts[0], int)
+    return [texts] if single else texts

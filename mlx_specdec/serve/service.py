@@ -4,7 +4,7 @@ their model, and sends answers over HTTP."""
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from queue import Full
 from typing import Any
@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ..decoding.sequence import Emission
 from ..engine.results import STUCK, Part
-from ..errors import SpecdecError
+from ..errors import DecodingError, SpecdecError
 from .answers import EVENTS, NOTHING, Choice, Payload, Writer
 from .bodies import Body, Fields, parse
 from .engine import STOPPING, Engine
@@ -25,6 +25,7 @@ from .problems import Problem, busy, failed, invalid
 from .registry import Model, Registry
 from .requests import RequestParser
 from .stored import StoredResponses
+from .tasks import Stopped, Task
 
 JSON = "application/json"
 SMALL_BODY = 1 << 16
@@ -36,7 +37,7 @@ POLL_SECONDS = 0.5
 LOAD_POLL_SECONDS = 0.05
 """Seconds between two checks whether a model takes requests."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-Answer = Payload | Response | Writer
+Answer = Payload | Response | Writer | Task
 
 
 def error_response(problem: Problem) -> Response:
@@ -50,7 +51,8 @@ class Endpoint:
 
     Attributes:
         handler: For a POST, a function of a RequestParser and a checked Body that returns the
-            answer or the Writer of the answer. For other methods, a function of (Service, Request).
+            answer, or the Writer or the Task of the answer. For other methods, a function of
+            (Service, Request).
         answer: The type of the answer, or None if it is not JSON.
         media: The media type of an answer that is not JSON.
         streams: The media type of a streamed answer.
@@ -110,7 +112,7 @@ class Service:
                 answer = endpoint.handler(self, request)
             if isinstance(answer, ResponseStream):
                 return await self._generate(request, answer)
-            assert not isinstance(answer, Writer), "requests have been submitted"
+            assert not isinstance(answer, Writer | Task), "the engine has them"
             return answer if isinstance(answer, Response) else JSONResponse(answer)
         except Problem as problem:
             status, payload = endpoint.error(problem)
@@ -145,9 +147,11 @@ class Service:
                 tenant = request.scope.get("tenant", "")
                 parser = self.registry.parser(model, self.responses, tenant, waited)
                 answer = await run_in_threadpool(_handled, endpoint, parser, body)
+                assert model.engine is not None, "a model with leases is not unloaded"
                 if isinstance(answer, Writer):
-                    assert model.engine is not None, "a model with leases is not unloaded"
                     return ResponseStream(model.engine, answer, limits.seconds)
+                if isinstance(answer, Task):
+                    return await self._compute(request, model.engine, answer)
                 return answer
             finally:
                 model.leases -= 1
@@ -199,6 +203,39 @@ class Service:
             await end()
         return await run_in_threadpool(JSONResponse, answer)
 
+    async def _compute(self, request: Request, engine: Engine, task: Task) -> Response:
+        """Let the engine compute an answer. Raises Problem and ClientDisconnect."""
+        request.scope.setdefault("log_fields", {})["prompt_tokens"] = task.prompt_tokens
+        with _refused():
+            future = asyncio.wrap_future(engine.run(task))
+        deadline = time.monotonic() + self.settings.limits.seconds
+        try:
+            while not (await asyncio.wait([future], timeout=POLL_SECONDS))[0]:
+                if await request.is_disconnected():
+                    raise ClientDisconnect
+                if time.monotonic() > deadline:
+                    raise busy("the time of this request was over: try again later", 503, "timeout")
+            return await run_in_threadpool(lambda: JSONResponse(task.answer(future.result())))
+        except DecodingError as error:
+            raise failed(str(error)) from None
+        except SpecdecError as error:
+            raise invalid(str(error), "input") from None
+        except Stopped:
+            raise busy(STOPPING) from None
+        finally:
+            future.cancel()
+
+
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """Raise Problem if the engine accepts no more requests."""
+    try:
+        yield
+    except Full:
+        raise busy("too many requests wait already: try again", 429, "queue_full") from None
+    except RuntimeError:
+        raise busy(STOPPING) from None
+
 
 def _handled(endpoint: Endpoint, parser: RequestParser, body: Body) -> Answer:
     try:
@@ -228,12 +265,8 @@ class ResponseStream:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + seconds
         self._parts: asyncio.Queue[Part] = asyncio.Queue()
-        try:
+        with _refused():
             numbers = engine.submit(parsed.requests, self._receive)
-        except Full:
-            raise busy("too many requests wait already: try again", 429, "queue_full") from None
-        except RuntimeError:
-            raise busy(STOPPING) from None
         self._open = dict(zip(numbers, self.choices, strict=True))
 
     async def complete(self, request: Request) -> Payload | list[Payload]:

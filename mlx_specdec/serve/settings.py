@@ -13,6 +13,7 @@ class Limits:
         waiting: Requests in the queue.
         seconds: Time for a completion.
         stops, biases, tools: Entries of these fields.
+        inputs: Texts to embed.
         schema_bytes: Size of a schema or a grammar.
         context: Tokens of a prompt and its completion together, or None for the model's context.
     """
@@ -29,6 +30,7 @@ class Limits:
     schema_bytes: int = 64 << 10
     schema_depth: int = 64
     tools: int = 128
+    inputs: int = 2048
     context: int | None = None
 
 

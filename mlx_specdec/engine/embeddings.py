@@ -1,0 +1,73 @@
+"""Embeddings of texts: the mean of the last hidden states over the tokens of a text, with length
+1."""
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..decoding.loop import CHUNK
+from ..decoding.statistics import DAMAGED
+from ..errors import DecodingError
+from ..interfaces import FINAL, feed
+from .pair import Pair
+
+Vector = NDArray[np.float32]
+
+
+def embed(pair: Pair, texts: Sequence[Sequence[int]]) -> Generator[None, None, list[Vector]]:
+    """Compute the embeddings of texts, one text and one chunk of it at a time, so that they do not
+    depend on one another. The generator pauses after each chunk.
+
+    The vectors are means of the input of the output head in a decoder-only model, and of the
+    encoder's output in an encoder-decoder. Special tokens are left out of the mean, unless a text
+    has no other tokens.
+
+    Args:
+        texts: The token ids of each text, at least one.
+    Returns:
+        A float32 vector of Euclidean length 1 for each text.
+    Raises:
+        PromptError: A text is too long, or has ids that the model does not have.
+        OptionError: The model does not return its last hidden states.
+        DecodingError: A hidden state is NaN or infinite.
+    """
+    vectors: list[Vector] = []
+    for ids in texts:
+        total = mx.zeros((pair.target.width,))
+        for states, tokens in _states(pair, ids):
+            total = total + _sum(pair, states, tokens, ids)
+            mx.eval(total)
+            yield
+        vector: Any = total / mx.linalg.norm(total)
+        if not mx.all(mx.isfinite(vector)).item():
+            raise DecodingError(DAMAGED)
+        vectors.append(np.array(vector))
+    return vectors
+
+
+def _states(
+    pair: Pair, ids: Sequence[int]
+) -> Generator[tuple[mx.array, Sequence[int]], None, None]:
+    """Yield the hidden states, (n, width), of each chunk of a text, and the n tokens of the
+    chunk."""
+    context = pair.target.open(ids)
+    if pair.target.kind == "encoder-decoder":
+        start = mx.array([pair.target.prefix(ids)], dtype=mx.int32)
+        yield context.advance(start).encoded[0][0], ids
+        return
+    for begin in range(0, len(ids), CHUNK):
+        tokens = ids[begin : begin + CHUNK]
+        yield feed(context, [tokens], (FINAL,)).hidden[FINAL][0], tokens
+        context.evaluate()
+
+
+def _sum(pair: Pair, states: mx.array, tokens: Sequence[int], ids: Sequence[int]) -> mx.array:
+    """Return the sum of the hidden states of the tokens that count, (width,) float32."""
+    special = pair.tokenizer.special_ids
+    if special.issuperset(ids):
+        special = frozenset()
+    counted = [token not in special for token in tokens]
+    return mx.array(counted, dtype=mx.float32) @ states.astype(mx.float32)

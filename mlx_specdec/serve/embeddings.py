@@ -1,0 +1,88 @@
+"""OpenAI's embeddings."""
+
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ..engine.embeddings import Vector, embed
+from ..engine.memory import Extent
+from ..text.prompts import prompt_ids
+from .answer_models import EmbeddingsAnswer
+from .answers import Payload
+from .bodies import Body, Fields, String
+from .models import Count, Prompt
+from .problems import CONTEXT, invalid
+from .requests import RequestParser, several
+from .service import Endpoint
+from .tasks import Task
+
+
+class EmbeddingsRequest(Fields):
+    """The body of /v1/embeddings."""
+
+    model: String | None = None
+    input: Annotated[
+        Prompt, Field(description="a string, a list of token ids, or a list of either")
+    ]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+
+
+def embeddings(parser: RequestParser, body: Body) -> Task:
+    """Return the task of a checked body. Raises Problem and PromptError."""
+    inputs, most = several(body["input"]), parser.settings.limits.inputs
+    width, wanted = parser.pair.target.width, body.get("dimensions")
+    if wanted not in (None, width):
+        message = f"dimensions must be {width}, the width of this model: leave it out"
+        raise invalid(message, "dimensions")
+    if len(inputs) > most:
+        raise invalid(f"input has {len(inputs)} texts, and at most {most} are taken", "input")
+    texts = []
+    for text in inputs:
+        if isinstance(text, str):
+            parser.check_characters(text, "input")
+            text = prompt_ids(parser.pair.tokenizer, text, chat_template=False)
+        parser.check_ids(text, "input")
+        if len(text) > parser.longest:
+            message = f"a text of input has {len(text)} tokens, and at most {parser.longest} fit"
+            raise invalid(f"{message}: shorten it", "input", CONTEXT)
+        texts.append(text)
+    prompt_tokens = sum(map(len, texts))
+
+    def answer(vectors: list[Vector]) -> Payload:
+        in_base64 = body.get("encoding_format") == "base64"
+        written = [
+            base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            if in_base64
+            else vector.tolist()
+            for vector in vectors
+        ]
+        return {
+            "object": "list",
+            "model": parser.name,
+            "data": [
+                {"object": "embedding", "index": at, "embedding": vector}
+                for at, vector in enumerate(written)
+            ],
+            "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
+        }
+
+    return Task(embed(parser.pair, texts), _nbytes(parser, texts), answer, prompt_tokens)
+
+
+def _nbytes(parser: RequestParser, texts: Sequence[Sequence[int]]) -> int:
+    """Return the bytes that the longest text needs. Raises PromptError if that is too much."""
+    longest, budget = max(texts, key=len), parser.budget
+    if budget is None:
+        return 0
+    budget.check(len(longest), 0)
+    cached = len(parser.pair.target.prefix(longest))
+    rows = [Extent(len(longest), cached, cached)]
+    return budget.of_caches(rows) + budget.of_reading(rows)
+
+
+ENDPOINTS = (
+    Endpoint("/v1/embeddings", embeddings, EmbeddingsAnswer, "Embeds texts", EmbeddingsRequest),
+)
