@@ -96,7 +96,7 @@ class Engine:
         self._tasks = TaskQueue()
         self._numbers = 0
         self._waiting = 0
-        self._closed = False
+        self._closed = self._unloads = False
         self._thread: threading.Thread | None = None
         self._stepped = 0.0
 
@@ -185,6 +185,11 @@ class Engine:
             self._changed.notify()
         self._publish(self._all_with(STOPPING))
 
+    def unload(self) -> None:
+        """Close the engine, and give its memory back. Call this only after `ready` is set."""
+        self._unloads = True
+        self.close()
+
     def join(self, seconds: float) -> bool:
         """Wait for the end of the thread, and return whether it has ended."""
         assert self._thread is not None, "the engine was not started"
@@ -203,13 +208,13 @@ class Engine:
         self._tasks.end()
         if self._cache is not None:
             self._cache.close()
-        if self.ready.is_set():
-            # Give the memory back, although requests that have ended may still refer to the engine.
+        if self._unloads:
+            # Requests that have ended may still refer to the engine.
             self.ready.clear()
             del self.pair, self.options, self.budget
-        self._cache, self.nbytes = None, (0, 0, 0)
-        gc.collect()
-        mx.clear_cache()
+            self._cache, self.nbytes = None, (0, 0, 0)
+            gc.collect()
+            mx.clear_cache()
         release()
 
     def _load_and_decode(self, then: Callable[[], None]) -> None:

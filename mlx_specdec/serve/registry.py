@@ -369,7 +369,7 @@ class Registry:
     def _unload(self, model: Model) -> None:
         assert model.engine is not None
         model.state, model.resting = "unloading", False
-        model.engine.close()
+        model.engine.unload()
 
     def _alone_too_large(self, model: Model) -> bool:
         return self._shared is not None and model.nbytes + self._least > self._shared

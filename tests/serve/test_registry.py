@@ -43,7 +43,7 @@ class PretendedEngine:
         assert self.requests == (0, 0), "a request that was accepted might not fit any more"
         self.nbytes = (0, 0, nbytes)
 
-    def close(self) -> None:
+    def unload(self) -> None:
         assert self.requests == (0, 0), "a model with requests is unloaded"
         self.ended = True
 
