@@ -190,31 +190,27 @@ class Requests(OneModel):
     def each(self) -> list[Preset[OneModel]]:
         """Return the flags of each model. Raises OptionError."""
         if self.models_preset is not None:
-            if self.model is not None:
-                raise OptionError("--models-preset names all models: leave --model out")
-            presets = read_presets(self.models_preset, OneModel, self._with)
-        else:
-            presets = [Preset(self._with({"model": name})) for name in self.model or (None,)]
-        if len(presets) > 1:
-            for preset in presets:
-                self._check_one_of_several(preset.flags)
-        return presets
+            if self.model is not None or self.distributed is not None:
+                raise OptionError(
+                    "--models-preset names all models, on one machine: leave --model and "
+                    "--distributed out"
+                )
+            return read_presets(self.models_preset, OneModel, self._with)
+        names: list[str | None] = [*(self.model or [None])]
+        if len(names) > 1 and self.distributed is not None:
+            raise OptionError("--distributed serves one model: leave the others out")
+        draft = self.draft_model
+        if len(names) > 1 and draft not in (None, AUTO) and own_layers(draft) is None:
+            raise OptionError(
+                f"--draft-model {draft} would be the draft of every model: name each model's draft "
+                "in a file, by --models-preset"
+            )
+        return [Preset(self._with({"model": name})) for name in names]
 
     def _with(self, settings: Mapping[str, Any]) -> OneModel:
         """Return these flags for one model, with other settings."""
         shared = {one.name: getattr(self, one.name) for one in fields(OneModel)}
         return OneModel(**{**shared, "model": None, **settings}).begin()
-
-    def _check_one_of_several(self, flags: OneModel) -> None:
-        if flags.distributed is not None:
-            raise OptionError("--distributed serves one model: leave the others out")
-        draft = flags.draft_model
-        own = draft in (None, AUTO) or own_layers(draft) is not None
-        if self.models_preset is None and not own:
-            raise OptionError(
-                f"--draft-model {draft} would be the draft of every model: name each model's draft "
-                "in a file, by --models-preset"
-            )
 
 
 @command(
@@ -230,6 +226,8 @@ def serve(
     Without --model it is the shipped translator, from English to French. A request's text depends
     on its prompt, its settings and its seed alone, whatever else is served at the same time.
     Sampling flags are the defaults of requests that do not set them."""
+    if load.idle_unload is not None and flags.distributed is not None:
+        raise OptionError("--idle-unload is for one machine: leave --distributed out")
     presets = flags.each()
     if not 0 <= network.port < 1 << 16:
         raise OptionError(f"--port must lie between 0 and 65535, not {network.port}")
@@ -324,6 +322,7 @@ def _model(
         ),
         store,
         sum(map(nbytes_of, filter(None, (target, draft)))),
+        stays=flags.distributed is not None,
     )
 
 

@@ -47,6 +47,7 @@ class Model:
         load: Returns the models and the default options. It is called in the engine's thread.
         settings: How its requests are read.
         store: The files of its prompt cache, or None for no prompt cache.
+        stays: Whether it is never unloaded, because other machines share it.
         nbytes: Size of the weights: of the files before the first load, or 0 if it is not known.
         engine: The engine, unless the model is unloaded.
         keep: Seconds without a request after which the model is unloaded.
@@ -66,6 +67,7 @@ class Model:
     settings: ServiceSettings = field(default_factory=ServiceSettings)
     store: Store | None = None
     nbytes: int = 0
+    stays: bool = False
     engine: Engine | None = None
     state: State = "unloaded"
     keep: float = math.inf
@@ -359,7 +361,7 @@ class Registry:
             model.used = self.clock()
             return
         model.resting = False
-        waits = model.waiting or not (model.served or self._waited(model))
+        waits = model.stays or model.waiting or not (model.served or self._waited(model))
         if not waits and self.clock() - model.used >= model.keep:
             self._unload(model)
 

@@ -278,6 +278,14 @@ def test_a_request_may_say_for_how_long_its_model_is_kept(
     assert several["a"].keep == 600
 
 
+def test_a_model_that_several_machines_share_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = Several(monkeypatch, "a")
+    several["a"].stays = True
+    several.use("a")
+    several.registry.unload(several["a"])
+    assert several.states["a"] == "loaded"
+
+
 def test_two_models_of_one_name_are_refused() -> None:
     models = [Model("a", lambda: None, aliases) for aliases in ((), ("b",))]
     with pytest.raises(OptionError, match="two models are named a"):
@@ -373,7 +381,8 @@ def test_requests_are_told_to_come_again_while_their_model_is_loaded(
         assert client.get("/health").status_code == 200
     goes_on.set()
     wait_until(lambda: client.post(COMPLETIONS, json=body).status_code == 200)
-    assert caplog.messages[0] == "loading other" and caplog.messages[1].startswith("loaded other, ")
+    said = [record.message for record in caplog.records if record.name.endswith("registry")]
+    assert said[0] == "loading other" and said[1].startswith("loaded other, ")
     ended(registry)
 
 
