@@ -4,7 +4,11 @@
     python benchmarks/load_server.py --no-compare -- \\
         python -m mlx_lm server --model weights/py-llama --port 8096
 
-The command behind `--` must listen on port 8096; by default it serves the shipped Python pair.
+    python benchmarks/load_server.py --model a --model b -- \\
+        mlx-specdec serve --models-preset FILE --wait-for-model --port 8096
+
+With --model, requests take turns between models, and alone they are sent model by model. The
+command behind `--` must listen on port 8096; by default it serves the shipped Python pair.
 Some of the 16 clients leave early. Prints a line of JSON. The exit code is 1 if a text differs."""
 
 import argparse
@@ -97,6 +101,13 @@ def _read(answer: http.client.HTTPResponse, received: Received, began: float, le
             return
 
 
+def ask_alone(served: Served, bodies: list[dict[str, Any]]) -> list[Received]:
+    """Send one request after the other, those to one model in a row."""
+    order = sorted(range(len(bodies)), key=lambda at: str(bodies[at].get("model")))
+    answers = {at: ask(served, bodies[at]) for at in order}
+    return [answers[at] for at in range(len(bodies))]
+
+
 def load(
     served: Served, bodies: list[dict[str, Any]], clients: int
 ) -> tuple[list[Received], float]:
@@ -139,6 +150,7 @@ def main() -> None:
     parser.add_argument("--no-compare", action="store_true", help="send no request alone")
     parser.add_argument("--no-seeds", action="store_true", help="mlx_lm.server batches only these")
     parser.add_argument("--no-speculation", action="store_true", help="send speculative: false")
+    parser.add_argument("--model", action="append", help="a model to ask for; may be repeated")
     parser.add_argument("command", nargs="*", help="the server to start")
     args = parser.parse_args()
     pair = ["--model", "weights/py-llama", "--draft-model", "weights/py-llama-draft"]
@@ -146,10 +158,14 @@ def main() -> None:
     bodies = [body_of(number, not args.no_seeds) for number in range(args.requests)]
     if args.no_speculation:
         bodies = [{**body, "speculative": False} for body in bodies]
+    if args.model:
+        bodies = [
+            {**body, "model": args.model[at % len(args.model)]} for at, body in enumerate(bodies)
+        ]
     with serving(args.command or default, PORT) as served:
         for body in bodies[:4]:  # the first requests load kernels
             ask(served, body)
-        alone = [] if args.no_compare else [ask(served, body) for body in bodies]
+        alone = [] if args.no_compare else ask_alone(served, bodies)
         answers, seconds = load(served, bodies, args.clients)
     differing = [
         at

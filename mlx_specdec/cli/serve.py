@@ -196,7 +196,7 @@ class Requests(OneModel):
                     "--distributed out"
                 )
             return read_presets(self.models_preset, OneModel, self._with)
-        names: list[str | None] = [*(self.model or [None])]
+        names: list[str | None] = list(self.model or ()) or [None]
         if len(names) > 1 and self.distributed is not None:
             raise OptionError("--distributed serves one model: leave the others out")
         draft = self.draft_model
