@@ -1,11 +1,12 @@
 """Count how many outputs of the shipped pairs are equal if kernels round as Metal's do.
 
-    python benchmarks/simulated_metal.py [--prompts 40] [--tokens 100] [py-llama | t5-enfr ...]
+    python benchmarks/simulated_metal.py [--prompts 40] [--tokens 100] [py-llama t5-enfr smollm2]
 
 The prompts are the 30 of a file in prompts/, then the same ones cut at two thirds of their length.
 Decodes prompts plainly, with 3 draft tokens a round, and as a batch, in bfloat16 on the simulated
 kernels of tests/support/simulated_metal.py, with and without `Options.exact`. Prints one JSON line
-for each pair, temperature and mode."""
+for each pair, temperature and mode. SmolLM2 drafts by lookup, and is measured if it is named and
+`./scripts/real_models.sh smollm2` has downloaded it."""
 
 import argparse
 import json
@@ -18,18 +19,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mlx_specdec import Options, Pair, Result, generate, generate_many, load
+from mlx_specdec import Options, Pair, Result, generate, generate_many, load, process
 from mlx_specdec.measure.margins import score
 from tests.support import simulated_metal
 from tests.support.shipped import ROOT
 from tests.support.simulated_metal import off_cpu
 
-FILES = {"py-llama": "python.jsonl", "t5-enfr": "translation.jsonl"}
+FILES = {"py-llama": "python.jsonl", "t5-enfr": "translation.jsonl", "smollm2": "code_edits.jsonl"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pairs", nargs="*", default=[*FILES])
+    parser.add_argument("pairs", nargs="*", default=["py-llama", "t5-enfr"])
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=100)
     given = parser.parse_args()
@@ -60,7 +61,11 @@ def tied_positions(
 
 def measure(name: str, temperature: float, count: int, tokens: int, *, exact: bool) -> None:
     """Decode the prompts of a pair in three ways, and print how many outputs are equal."""
-    pair = load(ROOT / "weights" / name, ROOT / "weights" / f"{name}-draft")
+    if name == "smollm2":
+        model = process.directory("real-models") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+        pair = load(model, dtype="bfloat16", expand_weights=True)
+    else:
+        pair = load(ROOT / "weights" / name, ROOT / "weights" / f"{name}-draft")
     texts = some_prompts(FILES[name], count)
     shared = {"max_tokens": tokens, "temperature": temperature, "seed": 3, "exact": exact}
     plain_options = Options(**shared, num_draft=0)
