@@ -93,13 +93,18 @@ class Pair:
                 yield caution
 
     def constraint(
-        self, grammar: Grammar | None, bias: Mapping[int, float] | None = None
+        self,
+        grammar: Grammar | None,
+        bias: Mapping[int, float] | None = None,
+        *,
+        open_end: bool = False,
     ) -> Constraint | None:
         """Return the constraint of a new completion, or None without a grammar.
 
         Args:
             grammar: The grammar; see `Options.constraint`.
             bias: The bias of logits by token id. A bias of -inf bans a token.
+            open_end: See `Constraint`.
 
         Raises:
             OptionError: The model has no completion that satisfies the grammar.
@@ -113,7 +118,8 @@ class Pair:
                 "none: name one with extra-eos-token"
             )
         banned = [id for id, value in (bias or {}).items() if value == -math.inf]
-        return alphabet_of(self.tokenizer, self.vocabulary).constraint(grammar, ends, banned)
+        alphabet = alphabet_of(self.tokenizer, self.vocabulary)
+        return alphabet.constraint(grammar, ends, banned, open_end=open_end)
 
 
 @functools.lru_cache(maxsize=2)

@@ -51,6 +51,8 @@ class Request:
         thoughts: The thoughts before the first token and their budget, or None without thoughts.
         scores_prompt: Whether the first part has the log-probabilities of the prompt's tokens, for
             a decoder-only target. Such a request shares no pass, so that they are always the same.
+        open_end: Whether the completion ends if the model does not continue a text that the grammar
+            of the options accepts, although the grammar allows more text.
     """
 
     prompt: Prompt
@@ -63,6 +65,7 @@ class Request:
     answers: bool = False
     thoughts: Thoughts | None = None
     scores_prompt: bool = False
+    open_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,8 @@ class Job:
         if request.ignore_eos:
             bound = replace(bound, eos_token_ids=frozenset())
         prefix = beginning(bound, ids, options)
-        constraint = bound.constraint(options.constraint, options.logit_bias)
+        grammar, bias = options.constraint, options.logit_bias
+        constraint = bound.constraint(grammar, bias, open_end=request.open_end)
         longest = bound.target.max_length
         room = sys.maxsize if longest is None else longest - len(prefix)
         chat = is_chat(bound.tokenizer, request.prompt, chat_template=options.chat_template)

@@ -63,11 +63,18 @@ class Alphabet:
         return list(self._longest(text))
 
     def constraint(
-        self, grammar: Grammar, ends: Collection[int], banned: Collection[int] = ()
+        self,
+        grammar: Grammar,
+        ends: Collection[int],
+        banned: Collection[int] = (),
+        *,
+        open_end: bool = False,
     ) -> Constraint:
-        """Return the constraint of a new sequence with the EOS tokens `ends`. Ids in `banned` are
-        never allowed. Raises OptionError if the grammar allows no token of the vocabulary."""
-        make = functools.partial(Constraint, self._fresh(grammar), ends, self._size, banned)
+        """Return the constraint of a new sequence; see `Constraint`. Raises OptionError if the
+        grammar allows no token of the vocabulary."""
+        make = functools.partial(
+            Constraint, self._fresh(grammar), ends, self._size, banned, open_end
+        )
         if not self._begins(make()):
             bans = ", logit-bias bans all of these" if banned else ""
             raise OptionError(
@@ -140,13 +147,16 @@ class Constraint:
         ends: Ids of EOS tokens. The mask allows them exactly if the text fits the grammar.
         size: The number of token ids.
         banned: Ids that are never allowed.
-        complete: Whether `take` refused a token after a complete text that nothing can follow,
-            because all EOS tokens are banned."""
+        open_end: Whether a complete text may be followed by any token. A token that does not
+            continue the text ends it, as an EOS token does.
+        complete: Whether `take` refused a token after a complete text: one with an open end, or one
+            that nothing can follow because all EOS tokens are banned."""
 
     fresh: Any
     ends: Collection[int]
     size: int
     banned: Iterable[int] = ()
+    open_end: bool = False
     complete: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -190,7 +200,8 @@ class Constraint:
         elif self._matcher.is_accepting() and count == len(text) != self._dead:
             return len(tokens)
         else:
-            self.complete = count == self._dead and self._matcher.is_accepting()
+            ends = self.open_end or count == self._dead
+            self.complete = ends and self._matcher.is_accepting()
         return count
 
     def verifiable(self, drafted: Sequence[int]) -> int:
@@ -267,6 +278,8 @@ class Constraint:
             return None
         words = words[: len(self._possible)].astype(np.uint32)
         complete = self._matcher.is_accepting()
+        if complete and self.open_end:
+            return self._possible.copy()
         for end in self.ends:
             bit = np.uint32(1 << end % 32)
             words[end // 32] = words[end // 32] & ~bit | (bit if complete else np.uint32(0))

@@ -300,6 +300,8 @@ class RequestParser:
                 replace(options, seed=options.seed + choice),
                 *more,
                 thoughts=self._thoughts(body, markers, ids, options),
+                # The model decides by itself whether another call follows.
+                open_end=bool(tools.must),
             )
             for ids, options in zip(prompts, bounded, strict=True)
             for choice in range(count)

@@ -178,7 +178,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         grammar=CallGrammar(
             (f"{_CALL}function{_SEPARATOR}NAME\n```json\n",),
             (f"\n```{_CALL_END}",),
-            between=("\n",),
+            between=(LINE,),
             first=(BEGIN,),
             last=(END,),
         ),
@@ -204,7 +204,7 @@ FORMATS: Mapping[str, ToolFormat] = {
     ),
     "json_tools": ToolFormat(
         head=_JSON_HEAD,
-        grammar=CallGrammar((BEGIN, f"\n{_JSON_CALL}"), ("}\n", END), between=("\n",)),
+        grammar=CallGrammar((BEGIN, f"\n{_JSON_CALL}"), ("}\n", END), between=(LINE,)),
     ),
     "kimi_k2": ToolFormat(
         inner=KIMI_INNER,
@@ -270,7 +270,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         grammar=CallGrammar(
             (BEGIN, "\n<function=NAME>\n"),
             ("</function>\n", END),
-            between=("\n",),
+            between=(LINE,),
             tags=ArgumentTags(("<parameter=NAME>\n",), "\n</parameter>", "\n", trimmed=False),
         )
     ),
@@ -282,7 +282,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         grammar=CallGrammar(
             (BEGIN, "\n<function=NAME>\n"),
             ("</function>\n", END),
-            between=("\n",),
+            between=(LINE,),
             tags=ArgumentTags(("<parameter=NAME>",), "</parameter>", "\n"),
         ),
     ),

@@ -242,12 +242,12 @@ CALLS = {
 """A call of `drop` in each format, and what stands between two calls."""
 
 
-def constraint_of(name: str, most_calls: int | None) -> Constraint:
+def constraint_of(name: str, most_calls: int | None, *, open_end: bool = False) -> Constraint:
     tools = Tools((KEEPING[1],), ("drop",), most_calls)
     text = grammar_of(tools, Markers(calls=of_parser(name)), thought="none")
     grammar = compiled(None, None, text)
     assert grammar is not None
-    return ALPHABET.constraint(grammar, ends=[0])
+    return ALPHABET.constraint(grammar, ends=[0], open_end=open_end)
 
 
 def take(constraint: Constraint, text: str) -> None:
@@ -279,3 +279,21 @@ def test_a_model_may_end_after_its_first_call_and_after_a_line_break(
         assert allowed(constraint) == {"<end>", call[0]}
         take(constraint, call)
         assert "<end>" in allowed(constraint)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_text_that_is_no_further_call_ends_the_answer(name: str) -> None:
+    call, between = CALLS[name]
+    constraint = constraint_of(name, None, open_end=True)
+    for letter in call:
+        # Within a call, the grammar decides.
+        assert allowed(constraint) != {*PIECES}
+        take(constraint, letter)
+    for text in [between, call] if between else []:
+        assert allowed(constraint) == {*PIECES}
+        take(constraint, text)
+    assert allowed(constraint) == {*PIECES} and not constraint.complete
+    # The first token that begins no call ends the answer, also in a draft.
+    drafted = [PIECES.index(letter) for letter in "Done"]
+    assert constraint.verifiable(drafted) == 1
+    assert constraint.take(drafted) == 0 and constraint.complete

@@ -473,6 +473,29 @@ def test_calls_in_code_cannot_be_requested(tmp_path: Path) -> None:
         assert ok(client, CHAT, **make_body(tools=TOOLS, max_tokens=3))
 
 
+@pytest.mark.parametrize("speculative", [True, False])
+def test_a_demanded_call_is_the_only_one_unless_the_model_goes_on(
+    client: TestClient, speculative: bool
+) -> None:
+    """The model never writes its EOS token here. After a call, it goes on only if it writes the
+    beginning of another call by itself."""
+
+    def id_of(text: str) -> str:
+        return str(ok(client, "/tokenize", content=text)["tokens"][-1])
+
+    body = make_body(tools=TOOLS, tool_choice="required", enable_thinking=False)
+    body |= {"temperature": 1.0, "seed": 1, "speculative": speculative, "max_tokens": 110}
+    bias: dict[str, float] = {id_of("<|end|>"): -90}
+    [choice] = ok(client, CHAT, **body, logit_bias=bias)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert len(choice["message"]["tool_calls"]) == 1 and not choice["message"]["content"]
+    bias |= {id_of("<tool_call>"): 60}
+    [choice] = ok(client, CHAT, **body, logit_bias=bias)["choices"]
+    assert len(choice["message"]["tool_calls"]) > 1
+    [choice] = ok(client, CHAT, **body, logit_bias=bias, parallel_tool_calls=False)["choices"]
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
 KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", *FORMATS["kimi_k2"].inner)
 
 
