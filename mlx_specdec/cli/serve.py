@@ -165,7 +165,7 @@ class OneModel(Defaults, MemoryFlags, TextFlags, ModelLimits):
 
 @group("Model")
 class Requests(OneModel):
-    """The same flags for several models."""
+    """These flags for several models, which requests select by name."""
 
     model: list[str] | None = flag(  # type: ignore[assignment]
         None,

@@ -374,7 +374,7 @@ def running(service: Service, request: Request) -> Payload:
     for model in registry.models:
         if model.state != "loaded" or model.facts is None:
             continue
-        left = model.keep - (0.0 if model.busy else registry.clock() - model.used)
+        left = model.keep - (0.0 if model.busy else registry.clock() - model.idle_since)
         kept = FOREVER if left > LONGEST else now + timedelta(seconds=max(0.0, left))
         figures = {"size_vram": model.nbytes, "context_length": model.facts.longest}
         models.append({**_described(service, model), **figures, "expires_at": _time(kept)})

@@ -1,7 +1,7 @@
 """The models that a server knows: their names, their states, and which of them are in memory.
 
-The registry stands between the routes and the engines, of which every loaded model has one. Models
-with requests are never unloaded."""
+The registry stands between the routes and the engines. Every loaded model has its own engine, and
+models with requests are never unloaded."""
 
 import logging
 import math
@@ -30,8 +30,8 @@ State = Literal["unloaded", "loading", "loaded", "unloading"]
 LATEST = ":latest"
 """The tag that clients of ollama add to names."""
 PATIENCE_SECONDS = 30.0
-"""Seconds in which a client that got an error is expected to ask again: so long, a model without
-room is wanted, and a model that was loaded for a request is not unloaded for another one."""
+"""Seconds in which a client that got an error is expected to ask again. In this time, a model
+without room is wanted, and a newly loaded model is not unloaded for another one."""
 LOADED_BYTES = 1_000_000_000
 """Bytes of weights per second that are expected to be loaded, for the header Retry-After."""
 MOST_RETRY_SECONDS = 60
@@ -43,7 +43,7 @@ class Model:
     """A model that may be loaded. Only its registry changes the fields from `state` on.
 
     Attributes:
-        name, aliases: The names by which requests select it, of which answers have the first one.
+        name, aliases: The names by which requests select it. Answers contain `name`.
         load: Returns the models and the default options. It is called in the engine's thread.
         settings: How its requests are read.
         store: The files of its prompt cache, or None for no prompt cache.
@@ -52,13 +52,14 @@ class Model:
         engine: The engine, unless the model is unloaded.
         keep: Seconds without a request after which the model is unloaded.
         used: Time of the newest request.
-        asked: Time of the oldest request that wants the model to be loaded, or 0.
+        idle_since: Time at which it was loaded, or at which it last had a request.
+        wanted_since: Time of the oldest request that wants the model to be loaded, or 0.
         served: Whether the model has served a request since it was loaded.
-        resting: Whether it takes no request until it has none, because another model needs memory.
+        resting: Whether it takes no new requests, because another model needs memory.
         leases: Requests that are being read and are not submitted yet.
         waiting: Requests that wait until the model takes requests.
         problem: The error of the last load, for the requests that waited for it.
-        facts: What is known of the model since it was first loaded.
+        facts: Facts that are known after the first load.
     """
 
     name: str
@@ -72,7 +73,8 @@ class Model:
     state: State = "unloaded"
     keep: float = math.inf
     used: float = 0.0
-    asked: float = 0.0
+    idle_since: float = 0.0
+    wanted_since: float = 0.0
     served: bool = False
     resting: bool = False
     leases: int = 0
@@ -108,7 +110,7 @@ class Registry:
     its first request, and the least recently used ones are unloaded if memory is short.
 
     Attributes:
-        models: The models, of which the first is for requests that name none.
+        models: The models. The first one answers requests that name none.
         batch_size, waiting: Arguments of every Engine.
         memory_budget: Bytes for all requests, and for the weights of several models. None is the
             default.
@@ -144,7 +146,7 @@ class Registry:
             limits = replace(limits, choices=min(limits.choices, most))
             model.settings = replace(model.settings, limits=limits)
             if model.engine is not None:
-                model.state, model.used = "loading", self.clock()
+                model.state = "loading"
             for name in dict.fromkeys((model.name, *model.aliases)):
                 if name in self._by_name:
                     raise OptionError(f"two models are named {name:.80}: give each its own name")
@@ -219,7 +221,7 @@ class Registry:
             if model.state == "unloaded" and model.problem is None:
                 self._check_fits(model)
                 model.used = self.clock()
-                model.asked = model.asked or model.used
+                model.wanted_since = model.wanted_since or model.used
             self.refresh()
             if model.problem is not None:
                 problem = model.problem
@@ -230,7 +232,8 @@ class Registry:
                 return False
             if not model.busy:
                 self._share()
-            model.used, model.served, model.keep = self.clock(), True, self.idle_seconds
+            model.used = model.idle_since = self.clock()
+            model.served, model.keep = True, self.idle_seconds
             return True
 
     def parser(
@@ -263,20 +266,21 @@ class Registry:
         return busy("Loading model", code="loading", seconds=seconds)
 
     def refresh(self) -> None:
-        """Note which models have been loaded or unloaded, unload those that are idle for too long,
-        and load the one that is wanted for the longest time if there is room. The server calls this
-        ten times a second."""
+        """Note which models have been loaded or unloaded, and unload those that are idle for too
+        long. If there is room, load the model that has been wanted for the longest time. The server
+        calls this ten times a second."""
         with self._lock:
+            for model in self.models:
+                model.resting = False
             for model in self.models:
                 if model.state != "unloaded":
                     self._settle(model)
-            for model in self.models:
+                elif not model.waiting and self.clock() - model.used >= PATIENCE_SECONDS:
+                    model.wanted_since = 0.0
                 if model.state == "loaded":
                     self._check_idle(model)
-                elif model.asked and not model.waiting and self._waited(model):
-                    model.asked = 0.0
-            wanted = (model for model in self.models if model.asked)
-            first = min(wanted, key=lambda model: model.asked, default=None)
+            wanted = (model for model in self.models if model.wanted_since)
+            first = min(wanted, key=lambda model: model.wanted_since, default=None)
             if first is not None and not self._closed and self._make_room(first):
                 self._start(first)
 
@@ -322,8 +326,8 @@ class Registry:
             memory_budget=self.memory_budget if self._shared is None else self._least,
             metrics=self.metrics,
         )
-        model.state, model.asked, model.used = "loading", 0.0, self.clock()
-        model.served, model.resting, model.keep = False, False, self.idle_seconds
+        model.state, model.wanted_since = "loading", 0.0
+        model.served, model.keep = False, self.idle_seconds
         engine.start(then)
         return engine
 
@@ -339,13 +343,13 @@ class Registry:
             model.engine, model.state = None, "unloaded"
         elif model.state == "loading" and engine.ready.is_set():
             # A checkpoint may take more memory than its files have bytes.
-            model.nbytes, model.used = engine.weight_bytes, self.clock()
+            model.nbytes, model.idle_since = engine.weight_bytes, self.clock()
             if self._make_room(model):
                 model.state, model.facts = "loaded", model.facts or self.parser(model).facts
                 self._loaded = True
                 log.info("loaded %s, %s", model.name, disk.show(model.nbytes))
             elif self._alone_too_large(model) or any(
-                other.state == "loading" for other in self.models if other is not model
+                one.state == "loading" for one in self.models if one is not model
             ):
                 log.info("there is no room for %s, %s", model.name, disk.show(model.nbytes))
                 self._unload(model)
@@ -358,19 +362,18 @@ class Registry:
     def _check_idle(self, model: Model) -> None:
         """Unload a loaded model if it is due."""
         if model.busy:
-            model.used = self.clock()
-            return
-        model.resting = False
-        waits = model.stays or model.waiting or not (model.served or self._waited(model))
-        if not waits and self.clock() - model.used >= model.keep:
+            model.idle_since = self.clock()
+        elif self.clock() - model.idle_since >= model.keep and self._may_leave(model):
             self._unload(model)
 
-    def _waited(self, model: Model) -> bool:
-        return self.clock() - model.used >= PATIENCE_SECONDS
+    def _may_leave(self, model: Model) -> bool:
+        """Return whether a loaded model is neither awaited nor needed by other machines."""
+        waited = self.clock() - model.idle_since >= PATIENCE_SECONDS
+        return not (model.stays or model.waiting) and (model.served or waited)
 
     def _unload(self, model: Model) -> None:
         assert model.engine is not None
-        model.state, model.resting = "unloading", False
+        model.state = "unloading"
         model.engine.unload()
 
     def _alone_too_large(self, model: Model) -> bool:
@@ -385,31 +388,29 @@ class Registry:
             )
 
     def _make_room(self, model: Model) -> bool:
-        """Return whether there is room for a model. If not, the least recently used ones take no
-        more requests and are unloaded, as many as necessary, when they have none."""
+        """Return whether there is room for a model. If not, unload as many of the others as
+        necessary: idle ones first, and the least recently used ones first. A busy one takes no new
+        requests from now on."""
         if self._shared is None:
             return True
-        others = [other for other in self.models if other.engine is not None and other is not model]
-        kept = [other for other in others if other.state != "unloading"]
-        for victim in sorted(kept, key=lambda other: other.used):
-            if self._taken([*kept, model]) <= self._shared:
+        in_memory = [one for one in self.models if one.engine is not None and one is not model]
+        staying = [one for one in in_memory if one.state != "unloading"]
+        for victim in sorted(staying, key=lambda one: (one.busy, one.used)):
+            if self._taken([*staying, model]) <= self._shared:
                 break
-            if victim.state == "loaded" and not victim.waiting:
-                if not victim.served and not self._waited(victim):
-                    continue
-                kept.remove(victim)
-                victim.resting, victim.keep, victim.served = True, 0.0, True
-        for other in kept:
+            if victim.state == "loaded" and self._may_leave(victim):
+                staying.remove(victim)
+                victim.resting = True
+                if not victim.busy:
+                    self._unload(victim)
+        for one in staying:
             # A busy model shares its part when its requests have ended.
-            other.resting |= other.busy and self._taken([*kept, model], now=True) > self._shared
-        for other in others:
-            if other.state == "loaded":
-                self._check_idle(other)
-        return self._taken([*others, model], now=True) <= self._shared
+            one.resting |= one.busy and self._taken([*staying, model], now=True) > self._shared
+        return self._taken([*in_memory, model], now=True) <= self._shared
 
     def _taken(self, models: Iterable[Model], *, now: bool = False) -> int:
-        """Return the bytes of these models with the least budget for their requests. now: With the
-        budget that they have, if they have requests."""
+        """Return the bytes of these models with the least budget for their requests. now: Count the
+        present budget of models that have requests."""
         least = self._least
         return sum(
             model.nbytes + (max(least, model.request_bytes) if now else least) for model in models

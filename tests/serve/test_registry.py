@@ -122,6 +122,19 @@ def test_a_model_with_requests_finishes_them_and_takes_no_more_before_it_leaves(
     assert several.states == {"a": "unloaded", "b": "loading"}
 
 
+def test_an_idle_model_leaves_before_a_busy_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = Several(monkeypatch, "abc", budget=260)
+    several.use("a", "b")
+    several.run("a", 1)
+    several.run("b", 1)
+    assert not several.ask("c") and not several.ask("a") and several.ask("b")
+    several.run("b", 0)
+    assert several.states == {"a": "loaded", "b": "unloading", "c": "unloaded"}
+    assert several.ask("a")
+    several.registry.refresh()
+    assert several.states == {"a": "loaded", "b": "unloaded", "c": "loading"}
+
+
 def test_a_request_that_is_being_read_keeps_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     several = Several(monkeypatch, "ab", budget=200)
     several.use("a")
