@@ -289,9 +289,13 @@ def ask_and_end(port: int) -> None:
 
 
 def test_the_prompt_cache_is_written_though_the_last_step_takes_long(
-    llama: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     directory, step = tmp_path / "blocks", Scheduler.step
+    caplog.set_level(logging.INFO, "mlx_specdec.serve.server")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -313,3 +317,4 @@ def test_the_prompt_cache_is_written_though_the_last_step_takes_long(
     server_module.serve(Registry([model], batch_size=2), "127.0.0.1", port, access=Access())
     client.join()
     assert any(directory.iterdir())
+    assert f"waiting for tiny, which writes its prompt cache to {directory}" in caplog.messages
