@@ -294,22 +294,32 @@ def test_one_of_several_models_is_chosen(page: Any, root: str) -> None:
     listed = {"data": [{"id": name} for name in names]}
     page.route("**/v1/models", lambda route: route.fulfill(json=listed))
 
-    def props(route: Any) -> None:
-        if "second" in route.request.url:
-            route.fulfill(status=503, json={"error": {"message": "Loading model"}})
+    loading = {"error": {"message": "Loading model", "code": "loading"}}
+    waiting = {"first": 0, "second one": 2}
+
+    def tokenize(route: Any) -> None:
+        name = json.loads(route.request.post_data)["model"]
+        waiting[name] -= 1
+        if waiting[name] >= 0:
+            route.fulfill(status=503, json=loading)
         else:
-            route.fulfill(json={**facts, "model_alias": "first"})
+            route.fulfill(json={"tokens": [1]})
+
+    def props(route: Any) -> None:
+        name = "second one" if "second" in route.request.url else "first"
+        route.fulfill(json={**facts, "model_alias": name})
 
     with urllib.request.urlopen(f"{root}/props") as answer:
         facts = json.load(answer)
     page.route("**/props*", props)
+    page.route("**/tokenize", tokenize)
     page.goto(root)
     assert page.locator("#models option").all_text_contents() == names
     assert not page.is_visible("#model")
     bodies = answer_with(page, "Hello.")
     say(page, "Who?")
     page.select_option("#models", "second one")
-    playwright.expect(page.locator("#about")).to_have_text("is loaded with the first message")
+    playwright.expect(page.locator("#about")).to_have_text("the model is being loaded")
     assert page.locator("article").count() == 0
     say(page, "And you?")
     assert [body["model"] for body in bodies] == names
