@@ -52,7 +52,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def estimate(target: ModelSource, draft: ModelSource, **rest: object) -> Estimate:
         side = Side(f"{target.name} {target.q_bits} {draft.name}", "", 9, 1, 1, 1, None)
         gains = tuple(BestLength(alpha, 2, 1 + alpha) for alpha in ALPHAS)
-        speeds = Speeds(0.05, 0.01, 0.2, (1.0,), 0.0, False, 3, 0.0, gains)
+        speeds = Speeds(0.05, 0.01, 0.2, (1.0,), 0.0, 3, 0.0, gains)
         return Estimate("draft", side, side, 128, 128, 9, speeds)
 
     monkeypatch.setattr("mlx_specdec.measure.estimate.estimate", estimate)
