@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from .interfaces import Verdict as Verdict
     from .models.cache_settings import CacheSettings as CacheSettings
     from .options import Options as Options
+    from .text.thoughts import Thoughts as Thoughts
 
 _HOMES = {
     "CacheSettings": "models.cache_settings",
@@ -94,6 +95,7 @@ _HOMES = {
     "SpecdecError": "errors",
     "Statistics": "decoding.statistics",
     "TextChange": "conversion.verify",
+    "Thoughts": "text.thoughts",
     "TokenLogprob": "decoding.sequence",
     "Verdict": "interfaces",
     "VocabularyError": "errors",
