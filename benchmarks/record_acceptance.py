@@ -1,9 +1,9 @@
 """Record which draft tokens the shipped pairs accept, for benchmarks/draft_length.py.
 
-    python benchmarks/record_acceptance.py
+    python benchmarks/record_acceptance.py [NAME MODEL DRAFT PROMPTS LIMIT]
 
-Writes benchmarks/acceptance.json. Each sequence is a string with one character per position: "1" if
-the draft model's token equals the target's, and "0" if not."""
+Adds to benchmarks/acceptance.json, by default the shipped pairs. Each sequence is a string with one
+character per position: "1" if the first draft token equals the target's, and "0" if not."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENS = 96
-PAIRS = {"translation": "t5-enfr", "Python": "py-llama"}
-FILES = {"translation": ("translation.jsonl", 30), "Python": ("python.jsonl", 16)}
+SHIPPED = (
+    ("translation", "weights/t5-enfr", "weights/t5-enfr-draft", "translation.jsonl", "30"),
+    ("Python", "weights/py-llama", "weights/py-llama-draft", "python.jsonl", "16"),
+)
 
 
 class Recording:
@@ -50,7 +52,11 @@ class Recording:
 def record(pair: Pair, prompt: str, temperature: float) -> str:
     """Return whether the draft model's token would be right at each position."""
     options = Options(
-        max_tokens=TOKENS, num_draft=1, proposer="draft", temperature=temperature, cost_cache=False
+        max_tokens=TOKENS,
+        num_draft=1,
+        proposer="draft" if pair.draft is not None else None,
+        temperature=temperature,
+        cost_cache=False,
     )
     rule = Recording(options)
     tokens = stream_generate(pair, prompt, options, rule=rule).result().tokens
@@ -58,16 +64,16 @@ def record(pair: Pair, prompt: str, temperature: float) -> str:
 
 
 def main() -> None:
-    texts: dict[str, list[str]] = {}
-    for name, model in PAIRS.items():
-        pair = load(str(ROOT / "weights" / model), str(ROOT / "weights" / f"{model}-draft"))
+    file = ROOT / "benchmarks" / "acceptance.json"
+    texts: dict[str, list[str]] = json.loads(file.read_text())
+    for name, model, draft, prompts, limit in [sys.argv[1:]] if sys.argv[1:] else SHIPPED:
+        pair = load(str(ROOT / model), str(ROOT / draft))
         for temperature in (0.0, 1.0):
-            file, limit = FILES[name]
-            prompts = read_prompts(ROOT / "prompts" / file, limit)
-            cell = [record(pair, prompt.turns[0], temperature) for prompt in prompts]
+            read = read_prompts(ROOT / "prompts" / prompts, int(limit))
+            cell = [record(pair, prompt.turns[0], temperature) for prompt in read]
             texts[f"{name}, T = {temperature:g}"] = cell
             print(name, temperature, len(cell), cell[0], flush=True)
-    (ROOT / "benchmarks" / "acceptance.json").write_text(json.dumps(texts, indent=0) + "\n")
+    file.write_text(json.dumps(texts, indent=0) + "\n")
 
 
 if __name__ == "__main__":

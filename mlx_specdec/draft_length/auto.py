@@ -1,13 +1,12 @@
 """The draft length that promises the most tokens per second, learned from rounds.
 
 A candidate is plain decoding, or one proposer that has weights with one draft length. The candidate
-with the most expected tokens per plain step's time drafts, and old candidates are tried again in
-turn. Proposers without weights come first and decide with `prices` what to propose."""
+with the most expected tokens per plain step's time drafts, and others are tried now and then.
+Proposers without weights come first and decide with `prices` what to propose."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from ..interfaces import Prices
@@ -17,40 +16,37 @@ from .saved import Memory
 
 MOST = 16
 """The longest draft whose rounds are timed, in tokens."""
-LENGTHS = (1, 2, 3, 4, 5, 6, 8, 11, MOST)
-"""Draft lengths that can be chosen. Fewer candidates are learned faster."""
-EVERY = 8
-"""Rounds between two choices. A choice takes about 0.1 ms."""
+EVERY, TRIED = 8, 3
+"""Rounds between two choices, and rounds of a trial. A choice takes about 0.1 ms. The first of the
+plain steps of a trial fills the pipeline and is not timed."""
+EXPLORE = 64
+"""Rounds between two trials. The first trials come sooner."""
 MARGIN = 1.03
 """A candidate must be 3 % better than the present one. In a batch, drafting must in addition be 3 %
 better than plain decoding for each doubling of the rows, because rows end at different times."""
-EXPLORE = 64
-"""Rounds between two trials of old candidates. The first trials come sooner."""
-OLD = 512
-"""Rounds after which a timing counts little, and plain decoding is tried whatever a draft gains."""
 TOO_EXPENSIVE = 3.0
-"""Plain steps per draft token above which a proposer is dropped after its first round."""
+"""Plain steps per draft token above which a proposer is not used."""
 EXPECTED, PRIOR = 0.7, 8.0
 """Acceptance rate before anything was verified, and its weight in tokens. Shipped drafts have 0.6
 to 0.8. Each position has the mean over all positions as its prior, with the same weight."""
-REMEMBERED, FORGOTTEN = 100, 2048
-"""Rounds after which a draft's weight has fallen to 1/e, while its proposer drafts or does not."""
-LOSS = 1.0
-"""Plain steps that a round of a trial may be expected to lose."""
-NOISE = 0.2
-"""Standard deviation of the logarithm of a single round's seconds."""
-STALL = 0.5
-"""Largest logarithm of a round's seconds over the expected ones that counts in full."""
-LEAST_GAIN, COMMON = 0.05, 0.2
-"""Shares of an unexpected duration. At least the first share changes the cost of the candidate. The
-second share of the rest changes the seconds of a plain step, since the whole machine is slower."""
+REMEMBERED = 512
+"""Rounds after which the weight of a draft's verdict has fallen to 1/e."""
+RISE = {True: 0.1, False: 0.25}
+"""Plain steps per draft token before any round was timed, by `Source.free`."""
+LINE = 8.0
+"""Weight, in rounds, of the line through the costs of all draft lengths in the cost of each."""
+KNOWN, TIMED = 20.0, 4096
+"""Largest weight of timed rounds, and rounds of a proposer after which it has fallen to 1/e."""
+COMMON = 0.3
+"""Share of an unexpected duration by which the whole machine is assumed to be slower."""
+NOISE, STALL = 0.2, 0.5
+"""Standard deviation of the logarithm of a single round's seconds, and the largest logarithm of a
+round's seconds over the expected ones that counts in full."""
 UNREAD = 16
 """Tokens that a proposer can prefill before a draft without a noticeable delay."""
 LONG_PROMPT = 64
 """Length of a prompt, in tokens, above which proposers prefill it only after the first output
 token. A draft model with an eighth of the target's layers would delay that token by a tenth."""
-RISE = {True: 0.1, False: 0.25}
-"""Plain steps per draft token before any round was timed, by `Source.free`."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +82,9 @@ class Acceptance:
             self._counts[0][position] += 1
             self._counts[1][position] += position < accepted
 
-    def fade(self, share: float) -> None:
-        """Take this share from the weight of all earlier drafts."""
-        self._counts[:] = [[(1 - share) * count for count in row] for row in self._counts]
+    def fade(self) -> None:
+        """Take away the weight that the verdicts lose in a round."""
+        self._counts[:] = [[(1 - 1 / REMEMBERED) * count for count in row] for row in self._counts]
 
     def chances(self, luck: float = 0.0) -> list[float]:
         """Return the probability that the first 1 .. MOST draft tokens are accepted, if each
@@ -106,77 +102,104 @@ class Acceptance:
 class CostTable:
     """Seconds of rounds in batches of one size, after contexts of one length.
 
-    The logarithm of a round's seconds is the speed of the machine, which all rounds share, plus the
-    cost of the candidate. The entry of a proposer and a draft length is [cost, weight of the timed
-    rounds, number of the newest timed round]; plain decoding has one entry.
+    The seconds of a plain step change with the speed of the machine, and a round costs some times
+    as many. A proposer's entry for a draft length is [logarithm of that cost ratio, weight of the
+    timed rounds]. Entry 0 is about the prefill: [plain steps per token, 0].
 
     Attributes:
-        state: The speed, the number of rounds, and the number of the newest trial's round.
-        plain: The entry of plain decoding."""
+        state: The logarithm of a plain step's seconds, the number of timed plain steps, the number
+            of rounds until the next trial, and the number of trials.
+        doublings: How often the context doubled beyond 1,024 tokens."""
 
     def __init__(self, memory: Memory, rows: int, doublings: int, names: Sequence[str]) -> None:
         """Open the saved table, or begin with the nearest one's costs and little weight. names:
-        `Source.costs` of all proposers. doublings: How often the context doubled beyond 1,024
-        tokens."""
+        `Source.costs` of all proposers."""
 
-        def opened(name: str, default: list[Any]) -> list[Any]:
-            entries, key = memory.entries, f"{name}, {rows} rows, {doublings} doublings"
-            if key not in entries:
-                near = [
-                    entries.get(f"{name}, {1 << n} rows, {more} doublings")
-                    for n in sorted(range(10), key=lambda n: abs((1 << n) - rows))
-                    for more in range(doublings, -1, -1)
-                ]
-                copied = next(filter(None, near), default)
-                default = [[entry[0], min(entry[1], 1.0), 0] for entry in copied]
-            return entries.setdefault(key, default)
+        def opened(name: str) -> list[Any]:
+            keys = [
+                f"costs of {name}, {1 << n} rows, {more} doublings"
+                for n in sorted(range(10), key=lambda n: abs((1 << n) - rows))
+                for more in range(doublings, -1, -1)
+            ]
+            near = next((key for key in keys if key in memory.entries), None)
+            copied = memory.entries[near] if near else [[0.0, 0.0]] * (MOST + 1)
+            default = [[cost, min(weight, 1.0)] for cost, weight in copied]
+            return memory.entries.setdefault(keys[0], default)
 
-        self.state = memory.entries.setdefault(f"{rows} rows, {doublings} doublings", [0.0, 0, 0])
-        self._entries = {"": opened("plain", [[0.0, 0, 0]])}
-        untimed = [[0.0, 0, 0] for _ in range(MOST + 1)]
-        self._entries |= {name: opened(name, untimed) for name in names}
-        self.plain = self._entries[""][0]
+        self.doublings = doublings
+        self.state = memory.entries.setdefault(
+            f"{rows} rows, {doublings} doublings", [0.0, 0, EVERY, 0]
+        )
+        self._entries = {name: opened(name) for name in names}
+        self._drafted = ""
 
     @property
     def seconds(self) -> float:
         """Seconds of a plain step."""
-        return math.exp(self.state[0] + self.plain[0])
+        return math.exp(self.state[0])
 
     def entry(self, name: str, drafted: int) -> list[Any]:
-        """Return the entry of a proposer and a draft length, or of plain decoding if it is 0."""
+        """Return the entry of a proposer and a draft length; 0 is its prefill."""
         return self._entries[name][drafted]
 
     def timed(self, name: str) -> float:
         """Return the weight of all timed rounds of a proposer."""
         return sum(entry[1] for entry in self._entries[name])
 
+    def known(self, name: str) -> bool:
+        """Return whether more than one round of a proposer was timed: a single one may have
+        stalled."""
+        return self.timed(name) > 1.5
+
+    def leave(self) -> None:
+        """Decode plainly from now on, so that plain steps tell nothing about earlier drafts."""
+        self._drafted = ""
+
     def add(self, name: str, drafted: int, seconds: float) -> None:
-        """Learn from a round."""
-        entry, state = self.entry(name, drafted), self.state
+        """Learn from a round of a proposer, or from a plain step if `drafted` is 0."""
+        for entries in self._entries.values():
+            for entry in entries:
+                entry[1] *= 1 - 1 / TIMED
+        state = self.state
+        entry = self._entries[name][drafted] if drafted else [0.0, state[1]]
         error = math.log(seconds) - entry[0] - state[0]
-        entry[1] = min(entry[1], 2.0) if state[1] - entry[2] > OLD else entry[1]
         # A far shorter round than the first ones shows that these stalled.
-        new = not entry[1] or (entry[1] < 3 and error < -STALL)
+        new = entry[1] < 0.5 or (entry[1] < 3 and error < -STALL)
         error = error if new else min(error, STALL)
-        gain = 1.0 if new else max(LEAST_GAIN, 1 / (1 + entry[1]))
+        if not drafted:
+            change = error if new else COMMON * error
+            state[0] += change
+            state[1] += 1
+            # Drafts took as long as they did: if plain steps are faster, the costs were higher.
+            for entry in self._entries[self._drafted][1:] if self._drafted else ():
+                entry[0] -= change
+            return
+        gain = 1.0 if new else 1 / (1 + entry[1])
         entry[0] += gain * error
         state[0] += COMMON * (1 - gain) * error
-        entry[1:] = min(entry[1] + 1, 1 / LEAST_GAIN), state[1]
+        entry[1] = min(entry[1] + 1, KNOWN)
+        self._drafted = name
 
-    def costs(self, source: Source, name: str = "") -> list[float]:
-        """Return the cost ratios of draft lengths 0 .. MOST. Those that were not timed lie on the
-        line between those that were."""
-        rise, points = RISE[source.free], [(0, 1.0)]
-        for drafted, (cost, weight, _) in enumerate(self._entries[name or source.costs]):
-            if weight:
-                ratio = math.exp(cost - self.plain[0])
-                before, points = points[-1], [*points, (drafted, ratio)]
-                rise = max(0.02, (points[-1][1] - before[1]) / (drafted - before[0]))
-        costs, last = [1.0], points[-1]
-        for (low, first), (high, second) in pairwise(points):
-            step = (second - first) / (high - low)
-            costs += [first + step * (n - low) for n in range(low + 1, high + 1)]
-        return costs + [last[1] + rise * (n - last[0]) for n in range(last[0] + 1, MOST + 1)]
+    def costs(self, source: Source) -> list[float]:
+        """Return the cost ratios of draft lengths 0 .. MOST. Each one is the mean of what was timed
+        and of the line that fits all lengths best."""
+        rise, entries = RISE[source.free], self._entries[source.costs]
+        ratios = [math.exp(cost) for cost, _ in entries]
+        points = [(1, 1 + rise, 0.5), (MOST, 1 + MOST * rise, 0.5)]
+        weights = [weight if self.known(source.costs) else 0.0 for _, weight in entries]
+        points += [(n, ratios[n], weights[n]) for n in range(1, MOST + 1)]
+        # The noise of a round grows with its seconds.
+        points = [(n, ratio, weight / (1 + rise * n) ** 2) for n, ratio, weight in points]
+        total = sum(weight for _, _, weight in points)
+        middle = sum(weight * n for n, _, weight in points) / total
+        height = sum(weight * ratio for _, ratio, weight in points) / total
+        slope = sum(weight * (n - middle) * (ratio - height) for n, ratio, weight in points)
+        slope = max(0.0, slope / sum(weight * (n - middle) ** 2 for n, _, weight in points))
+        costs = [1.0]
+        for n in range(1, MOST + 1):
+            line = max(1.0, height + slope * (n - middle))
+            costs.append((weights[n] * ratios[n] + LINE * line) / (weights[n] + LINE))
+        return costs
 
 
 @dataclass
@@ -185,25 +208,20 @@ class _Size:
 
     Attributes:
         limits: The draft length of each proposer.
-        prices: `AutoLength.prices` of each proposer that uses them.
+        costs: The cost ratios of each proposer's draft lengths.
         rate: Tokens per plain step's time of the chosen candidate.
         due: Rounds until the next choice.
-        trial: Whether an old candidate is being tried.
-        plain_steps: Plain steps since the last draft.
-        idle: Choices since a free proposer drafted in a batch.
-        context, remaining: Committed tokens of a sequence, and tokens that may still follow."""
+        in_flight: Whether the newest round has submitted the pass of the next one.
+        idle: Choices since a free proposer drafted in a batch."""
 
     rows: int
+    table: CostTable
     limits: dict[str, int]
-    prices: dict[str, Prices] = field(default_factory=dict)
-    table: Any = None
+    costs: dict[str, list[float]] = field(default_factory=dict)
     rate: float = 1.0
     due: int = 0
-    trial: bool = False
-    plain_steps: int = 0
+    in_flight: bool = False
     idle: int = 0
-    context: int = 0
-    remaining: float = math.inf
 
 
 class AutoLength(DraftLength):
@@ -212,23 +230,18 @@ class AutoLength(DraftLength):
     learns = True
 
     def __init__(
-        self,
-        sources: Sequence[Source] = (Source(),),
-        memory: Memory | None = None,
-        survey: Sequence[int] = (),
+        self, sources: Sequence[Source] = (Source(),), memory: Memory | None = None
     ) -> None:
         """Create the draft length of one request or of many. sources: The proposers in the order in
-        which they propose. memory: The saved tables of the pair, which are changed in place.
-        survey: Draft lengths that are run in turn, only to time them."""
+        which they propose. memory: The saved tables of the pair, which are changed in place."""
         self._memory = memory or Memory()
         self._sources = {source.name: source for source in sources}
         self._paid = [source for source in sources if not source.free]
         self._acceptance = {s.name: Acceptance(self._memory, s.text) for s in self._paid}
         self._unread = {source.name: 0.0 for source in self._paid}
-        self._dropped: set[str] = set()
         self._sizes: dict[int, _Size] = {}
         self._newest: _Size | None = None
-        self._begun, self._survey, self.surveyed = False, survey, 0
+        self._begun = False
 
     def choose(self, remaining: int, rows: int = 1) -> int:
         return max(0, min(max(self.size(rows).limits.values()), remaining - 1))
@@ -237,86 +250,78 @@ class AutoLength(DraftLength):
         return min(most, self.size(rows).limits[self._named(name).name])
 
     def eager(self, name: str) -> bool:
-        return self.size(1).limits[self._named(name).name] > 0
+        return self.limit(name, MOST) > 0
 
     def prices(self, name: str, rows: int = 1) -> Prices | None:
-        return self.size(rows).prices.get(name)
+        size = self.size(rows)
+        return Prices(size.costs[self._named(name).name], 1 / size.rate)
 
     def save(self) -> None:
         self._memory.save()
 
     def begin(self, context: int, prompt: int, remaining: int) -> None:
-        size = self._sizes.get(1) or self._new_size(1)
-        self._begun, size.context, size.remaining = True, context, remaining
+        size, self._begun = self.size(1), True
         # A proposer also opens its cache before its first draft.
         self._unread = dict.fromkeys(self._unread, max(prompt, UNREAD + 1.0))
-        self._dropped.clear()
-        self._choose(size)
-        if prompt > LONG_PROMPT and not self._survey:
+        self._choose(size, context, remaining)
+        if prompt > LONG_PROMPT:
             size.limits, size.due = size.limits | dict.fromkeys(self._unread, 0), 1
         self._unread |= {name: 0.0 for name in self._unread if size.limits[name]}
 
     def on_round(self, report: RoundReport) -> None:
         """Learn from a round, and choose again if that is due."""
+        self.time(report)
         rows, source = len(report.sequences), self._named(report.source)
         size = self._newest = self.size(rows)
         size.due -= 1
-        size.plain_steps = 0 if report.size or report.drained else size.plain_steps + 1
+        size.table.state[2] -= 1
         size.idle = 0 if report.size and source.free else size.idle
-        if not report.drained:
-            self._time(size, source, report)
-        committed = left = emitted = 0
+        for acceptance in self._acceptance.values():
+            acceptance.fade()
         for row in report.sequences:
-            committed += len(row.committed)
-            left += row.left
-            # The proposers of a row that has joined a batch have not prefilled its prompt.
-            joined = row.position == 0 and not self._begun
-            emitted += len(row.committed) if joined else row.accepted + 1
             drafter = self._sources.get(row.source, source)
-            if row.drafted and not drafter.free and not self._survey:
+            if row.drafted and not drafter.free:
                 # A token at which the proposer stopped counts as rejected, and so does one after
                 # the end of the sequence.
                 stopped = drafter.stops and not row.ended
                 stopped = stopped and row.drafted < size.limits[drafter.name]
                 accepted = min(row.accepted, row.emitted - 1)
                 self._acceptance[drafter.name].add(row.drafted + stopped, accepted)
-        size.context, size.remaining = committed // rows, left / rows
-        for name in self._unread:
-            drafted = report.size and name == source.name
-            self._unread[name] = 0.0 if drafted else self._unread[name] + emitted / rows
         if size.due <= 0:
-            self._choose(size)
+            committed = sum(len(row.committed) for row in report.sequences) // rows
+            self._choose(size, committed, sum(row.left for row in report.sequences) / rows)
 
-    def _time(self, size: _Size, source: Source, report: RoundReport) -> None:
+    def time(self, report: RoundReport) -> None:
         """Learn from the seconds of a round."""
-        drafted, seconds, table = report.size, max(report.times.total, 1e-9), size.table
-        table.state[1] += 1
-        name, rounds = source.costs if drafted else "", self._memory.rounds
-        kind = (name, drafted, size.rows)
-        rounds[kind] += 1
-        # The first round of a kind compiles kernels.
-        first, unread = rounds[kind] == 1, self._unread.get(source.name, 0.0)
-        if not drafted:
-            # The first plain step after a draft fills the pipeline.
-            if size.plain_steps > 1 and not first:
-                table.add(name, 0, seconds)
-        elif drafted <= MOST and table.plain[1]:
-            steps = seconds / table.seconds
-            if unread > UNREAD and not first:
-                excess = max(0.0, steps - table.costs(source)[drafted]) / unread
-                last = self._memory.entries.get(f"reading {source.costs}", [excess])
-                self._memory.entries[f"reading {source.costs}"] = [(last[0] + excess) / 2]
-            elif unread <= UNREAD:
-                asked = size.limits[source.name] if source.stops else drafted
-                if not first:
-                    table.add(name, asked, seconds)
-                    if source.stops:
-                        table.add(f"{name}, drafted", drafted, seconds)
-                new = table.timed(source.costs) < 2 and not source.free
-                if new and steps > 1 + TOO_EXPENSIVE * drafted:
-                    self._dropped.add(source.name)
-                if table.entry(name, asked)[1] < 3 and not size.trial:
-                    size.due = 0
+        rows, drafted, source = len(report.sequences), report.size, self._named(report.source)
+        size, seconds = self.size(rows), max(report.times.total, 1e-9)
+        table, unread = size.table, self._unread.get(source.name, 0.0)
+        kind = (source.costs if drafted else "", drafted, size.rows)
+        self._memory.rounds[kind] += 1
+        if self._memory.rounds[kind] == 1 or drafted > MOST:
+            pass  # it may have compiled kernels
+        elif not drafted:
+            # The first plain step after a draft fills the pipeline, and the last one empties it.
+            if report.pipelined and size.in_flight:
+                table.add("", 0, seconds)
+        elif table.state[1] and unread > UNREAD:
+            entry = table.entry(source.costs, 0)
+            excess = seconds / table.seconds - size.costs[source.name][drafted]
+            entry[0] = (entry[0] + max(0.0, excess / unread)) / 2
+        elif table.state[1]:
+            asked = max(drafted, size.limits[source.name]) if source.stops else drafted
+            table.add(source.costs, asked, seconds)
+            if table.entry(source.costs, asked)[0] > math.log(1 + TOO_EXPENSIVE * asked):
+                size.due = 0
+        size.in_flight = report.pipelined
+        emitted = 0
+        for row in report.sequences:
+            # The proposers of a row that has joined a batch have not prefilled its prompt.
+            joined = row.position == 0 and not self._begun
+            emitted += len(row.committed) if joined else row.accepted + 1
+        for name in self._unread:
+            proposed = drafted and name == source.name
+            self._unread[name] = 0.0 if proposed else self._unread[name] + emitted / rows
 
     def _named(self, name: str) -> Source:
         """Return the proposer with this name. Reports have an empty name if there is only one."""
@@ -326,117 +331,98 @@ class AutoLength(DraftLength):
         """Return the decisions for batches of this size."""
         rounded = 1 << (rows - 1).bit_length()
         if rounded not in self._sizes:
-            self._choose(self._new_size(rounded))
+            size = _Size(rounded, self._table(rounded, 0), dict.fromkeys(self._sources, 0))
+            self._sizes[rounded] = size
+            self._choose(size)
         return self._sizes[rounded]
 
-    def _new_size(self, rows: int) -> _Size:
-        size = self._sizes[rows] = _Size(rows, dict.fromkeys(self._sources, 0))
-        return size
+    def _table(self, rows: int, doublings: int) -> CostTable:
+        names = {source.costs: None for source in self._sources.values()}
+        return CostTable(self._memory, rows, doublings, list(names))
 
     def _reading(self, size: _Size, source: Source) -> float:
         """Return the plain steps that the proposer's outstanding prefill takes."""
         unread = self._unread[source.name]
-        timed = self._memory.entries.get(f"reading {source.costs}", [0.0])
-        return unread * timed[0] if unread > UNREAD else 0.0
+        return unread * size.table.entry(source.costs, 0)[0] if unread > UNREAD else 0.0
+
+    def _lengths(self, size: _Size, source: Source) -> range:
+        """Return the draft lengths of a proposer that may be chosen: none if it is too expensive,
+        and 1 until it was timed."""
+        if size.costs[source.name][1] > 1 + TOO_EXPENSIVE:
+            return range(0)
+        return range(1, 1 + (source.most if size.table.known(source.costs) else 1))
 
     def _rates(self, size: _Size, source: Source, luck: float = 0.0) -> list[float]:
         """Return the expected tokens per plain step's time of each draft length."""
         tokens, rates = 1.0, [1.0]
-        chances, costs = self._acceptance[source.name].chances(luck), size.table.costs(source)
+        chances, costs = self._acceptance[source.name].chances(luck), size.costs[source.name]
         for chance, cost in zip(chances, costs[1:], strict=True):
             tokens += chance
             rates.append(tokens / cost)
         return rates
 
-    def _choose(self, size: _Size) -> None:
+    def _choose(self, size: _Size, context: int = 0, remaining: float = math.inf) -> None:
         """Choose the draft lengths of the next rounds."""
-        names = {source.costs: None for source in self._sources.values()}
-        names |= {f"{source.costs}, drafted": None for source in self._paid if source.stops}
-        doublings = max(0, size.context.bit_length() - 10)
-        size.table = table = CostTable(self._memory, size.rows, doublings, list(names))
-        before, size.due, size.trial, size.prices = size.limits, EVERY, False, {}
+        if (doublings := max(0, context.bit_length() - 10)) != size.table.doublings:
+            size.table = self._table(size.rows, doublings)
+        table, before = size.table, size.limits
+        size.costs = {name: table.costs(source) for name, source in self._sources.items()}
+        size.limits, size.rate, size.due = dict.fromkeys(self._sources, 0), 1.0, EVERY
         size.idle += 1
-        size.limits = dict.fromkeys(self._sources, 0)
-        if self._survey:
-            drafted = self._survey[self.surveyed % len(self._survey)]
-            size.limits = dict.fromkeys(self._sources, drafted)
-            size.due, self.surveyed = 1, self.surveyed + 1
-            return
-        for source in self._paid:
-            weight = REMEMBERED if before[source.name] else FORGOTTEN
-            self._acceptance[source.name].fade(EVERY / weight)
-        if table.plain[1] < 2:
+        if table.state[1] < 2:
             size.due = 1
             return
         size.rate = MARGIN ** math.log2(size.rows)
         drafting = any(before[source.name] for source in self._paid)
+        if not drafting:
+            table.leave()
         least, chosen = size.rate * (1.0 if drafting else MARGIN), {}
         for source in self._paid:
-            if source.name in self._dropped:
-                continue
             rates = self._rates(size, source)
-            # A single timed round may have stalled.
-            if not (known := table.timed(source.costs) >= 2):
-                rates[1] *= table.costs(source)[1] / (1 + RISE[False])
             favored = [*rates]
             favored[before[source.name]] *= MARGIN if before[source.name] else 1.0
-            lengths = [n for n in LENGTHS if n <= (source.most if known else 1)]
-            length = max(lengths, key=favored.__getitem__)
-            gained = size.remaining * (1 - 1 / max(1.0, rates[length]))
+            length = max(self._lengths(size, source), key=favored.__getitem__, default=0)
+            gained = remaining * (1 - 1 / max(1.0, rates[length]))
             if favored[length] > least and self._reading(size, source) <= gained:
                 least, size.rate = favored[length], max(size.rate, rates[length])
                 chosen = {source.name: length}
         size.limits |= chosen
-        if table.state[1] - table.state[2] >= min(EXPLORE, EVERY + table.state[1] // 4):
-            self._explore(size)
+        if table.state[2] <= 0:
+            self._try(size)
         for source in self._sources.values():
             if source.free:
                 # In a batch, searching for every row takes time even if nothing is proposed.
                 rests = size.rows > 1 and size.idle % (EXPLORE // EVERY) > 1
                 size.limits[source.name] = 0 if rests else source.most
-                size.prices[source.name] = Prices(table.costs(source), 1 / size.rate)
-            elif source.stops and size.limits[source.name] and not size.trial:
-                costs = table.costs(source, f"{source.costs}, drafted")
-                size.prices[source.name] = Prices(costs, 1 / size.rate)
 
-    def _explore(self, size: _Size) -> None:
-        """Try the oldest of the other candidates that could be best."""
-        table, hopeful = size.table, []
-        # All costs are compared with plain decoding's, which may have been timed in a slow moment.
-        old = table.plain[1] < 4 or table.state[1] - table.plain[2] > OLD
-        rival = size.rate < (1.5 if table.plain[1] >= EVERY else 2.0)
-        if any(size.limits.values()) and (old or rival):
-            hopeful.append((-1 if old else table.plain[2], "", 0))
+    def _try(self, size: _Size) -> None:
+        """Try plain decoding, which all costs are relative to, or the most hopeful draft length."""
+        hopeful, drafting = [(size.rate, "", 0)], any(size.limits.values())
         for source in self._paid:
-            if source.name in self._dropped or self._reading(size, source) > EVERY:
-                continue
-            rates, costs = self._rates(size, source, luck=1.0), table.costs(source)
-            for shorter, length in pairwise((0, *LENGTHS)):
-                _, weight, last = table.entry(source.costs, length)
-                # Assume that a length that was never timed costs as little as the next shorter one.
-                optimism = math.exp(NOISE / math.sqrt(weight)) if weight else 1.0
-                hope = (
-                    optimism * rates[length] * costs[length] / costs[length if weight else shorter]
-                )
-                lost = costs[length] * (1 - rates[length] / size.rate)
-                current = size.limits[source.name] == length
-                if length <= source.most and not current and hope > size.rate and lost < LOSS:
-                    hopeful.append((last, source.name, length))
-        if hopeful:
-            _, name, length = min(hopeful)
-            size.trial, size.due, table.state[2] = True, 3, table.state[1]
+            if self._reading(size, source) <= EVERY:
+                rates = self._rates(size, source, luck=1.0)
+                for length in self._lengths(size, source):
+                    weight = size.table.entry(source.costs, length)[1]
+                    hope = rates[length] * math.exp(NOISE / math.sqrt(weight + LINE))
+                    if size.limits[source.name] != length:
+                        hopeful.append((hope, source.name, length))
+        state = size.table.state
+        state[3] += 1
+        _, name, length = ("", "", 0) if drafting and state[3] % 2 else max(hopeful)
+        state[2], size.due = min(EXPLORE, EVERY * state[3]), TRIED if drafting or length else EVERY
+        if drafting or length:
             size.limits = dict.fromkeys(self._sources, 0) | ({name: length} if length else {})
 
     @property
     def reason(self) -> str:
         size = self._newest
-        if size is None or not size.table.plain[1]:
+        if size is None or not size.table.state[1]:
             return "the draft length is 0 until plain steps were timed"
         plain = size.table.seconds
         parts = [f"plain decoding: {1000 * plain:.1f} ms per round, {1 / plain:.0f} tokens/s"]
         for source in self._paid:
-            costs, rates = size.table.costs(source), self._rates(size, source)
-            lengths = [n for n in LENGTHS if n <= source.most]
+            costs, rates = size.costs[source.name], self._rates(size, source)
+            lengths = [n for n in (1, 2, 3, 4, 5, 6, 8, 11, MOST) if n <= source.most]
             reached = self._acceptance[source.name].chances()[: min(source.most, 8)]
             chances = [f"{chance:.2f}" for chance in reached]
             times = " ".join(f"{1000 * plain * costs[n]:.1f}" for n in lengths)

@@ -1,12 +1,12 @@
 """Measure what rounds of a pair cost on this machine, before a completion needs to know it."""
 
 import math
-import statistics
 import time
 from collections.abc import Iterable, Sequence
 
 from ..draft_length import saved
 from ..draft_length.auto import MOST, TOO_EXPENSIVE, AutoLength, CostTable, Source
+from ..draft_length.length import DraftLength
 from ..draft_length.saved import Memory
 from ..engine.memory import BatchSize
 from ..engine.opening import FREE, drafters, pair_key, source
@@ -15,6 +15,7 @@ from ..engine.request import Overrides, Request
 from ..engine.scheduler import Scheduler
 from ..errors import OptionError
 from ..interfaces import Progress, ignore_progress
+from ..interfaces.results import RoundReport
 from ..models.number_format import on_cpu
 from ..options import Options
 from ..proposers import find
@@ -23,10 +24,10 @@ from ..proposers.lookup import Continuation
 PLAIN = (0, 0, 0, 1)
 """Plain steps of a turn. The first one fills the pipeline, the last one empties it, and both are
 not timed."""
-FIRST_TURN = (*PLAIN, 1, 1, 2, 4, 8, MOST)
-"""Draft lengths of a turn before a first completion; others lie between them. A turn takes about 20
-plain steps. The first round of each length is not timed, so the second one with a single draft
-token shows whether drafting is too expensive."""
+FIRST_TURN = (*PLAIN, 1, 1, 1, 2, 4, 8, MOST)
+"""Draft lengths of a turn before a first completion. A turn takes about 20 plain steps. The first
+round of each length is not timed, so three with a single draft token show whether drafting is too
+expensive."""
 SECONDS, SHARE, LEAST = 1.0, 0.05, 20
 """Bounds of a calibration before a first completion. It takes at most SECONDS seconds, and at most
 SHARE of the plain steps of the work at hand. It is left out if that is below LEAST plain steps."""
@@ -34,8 +35,6 @@ TURNS = 4
 """Turns of a calibration before a first completion, if there is time for them."""
 PROMPT, TOKENS = 16, 1_024
 """Tokens of each sequence that is decoded for this: of its prompt, and at most after it."""
-NOISY = 0.15
-"""Difference of the logarithms of the costs in two halves above which a calibration is useless."""
 
 
 class Repeated(Continuation):
@@ -43,6 +42,21 @@ class Repeated(Continuation):
 
     def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
         return [committed[-1]] * limit
+
+
+class Survey(DraftLength):
+    """Draft lengths in turn, which `auto` times. It ends with plain steps."""
+
+    def __init__(self, auto: AutoLength, lengths: Sequence[int]) -> None:
+        self.auto, self.left = auto, list(lengths)
+
+    def choose(self, remaining: int, rows: int = 1) -> int:
+        return min(self.left[0] if self.left else 0, remaining - 1)
+
+    def on_round(self, report: RoundReport) -> None:
+        """Time a round."""
+        self.auto.time(report)
+        del self.left[:1]
 
 
 def calibrate(
@@ -56,36 +70,21 @@ def calibrate(
         turns: How often each draft length is measured, at least 2.
         progress: Called with the numbers of turns that are done and that there are.
     Raises:
-        OptionError: The target is decoded without drafts, or the machine is too noisy. Saved costs
-            then stay.
+        OptionError: The target is decoded without drafts.
     """
     if not pair.target.rows_agree:
         raise OptionError(
             f"there is nothing to calibrate: {pair.name} is decoded without drafts, because its "
             "passes over several tokens disagree with single ones"
         )
-    options, report = (
-        Options(num_draft="auto", temperature=temperature),
-        progress or ignore_progress,
-    )
-    drafter, halves, done = _source(pair, options), [], 0
-    for half in (turns // 2, turns - turns // 2):
-        scratch = Memory()
-        for turn in range(half + 1):  # the first one is not timed
-            report(done + min(turn, half - 1), turns)
-            _decode(pair, options, scratch, (*PLAIN, *range(1, MOST + 1)))
-        done += half
-        halves.append(CostTable(scratch, 1, 0, [drafter.costs]).costs(drafter))
-    report(turns, turns)
-    pairs = list(zip(*halves, strict=True))[1:]
-    noise = statistics.median(abs(math.log(first / second)) for first, second in pairs)
-    if noise > NOISY:
-        raise OptionError(
-            f"this machine is too noisy to measure, costs would be off by {noise:.0%}: end other "
-            f"programs, or give more turns; what was known stays in {saved.directory()}"
-        )
+    options, scratch = Options(num_draft="auto", temperature=temperature), Memory()
+    for turn in range(turns + 1):  # the first one is not timed
+        (progress or ignore_progress)(min(turn, turns), turns)
+        _decode(pair, options, scratch, (*PLAIN, *range(1, MOST + 1)))
     _keep(pair, scratch)
-    return {length: math.sqrt(first * second) for length, (first, second) in enumerate(pairs, 1)}
+    drafter = _source(pair, options)
+    costs = CostTable(scratch, 1, 0, [drafter.costs]).costs(drafter)
+    return dict(list(enumerate(costs))[1:])
 
 
 def calibrate_first(
@@ -162,7 +161,7 @@ def _decode(
         steps: Plain steps that the calibration may take.
     """
     drafter = _source(pair, options)
-    survey = AutoLength([drafter], scratch, survey=lengths)
+    survey = Survey(AutoLength([drafter], scratch), lengths)
     turn = Options(
         max_tokens=TOKENS,
         proposer=None if drafter.free else drafter.name,
@@ -173,15 +172,13 @@ def _decode(
     request = Request([pair.vocabulary // 2] * PROMPT, turn, ignore_eos=True)
     overrides = Overrides(Repeated() if drafter.free else None, draft_length=survey)
     run = Scheduler(pair, [request] * rows, turn, BatchSize(rows), overrides=overrides)
-    while run.batch_size >= rows and not run.idle:
-        if survey.surveyed > len(lengths):
-            return True
-        table, spent = survey.size(rows).table, time.perf_counter() - began
-        plain, costs = table.seconds if table.plain[1] else 0.0, table.costs(drafter)
-        expected = spent + plain * costs[lengths[survey.surveyed - 1]]
-        expensive = table.timed(drafter.costs) and costs[1] > 1 + TOO_EXPENSIVE
+    table = survey.auto.size(rows).table
+    while survey.left and run.batch_size >= rows and not run.idle:
+        plain, costs = table.seconds if table.state[1] else 0.0, table.costs(drafter)
+        expected = time.perf_counter() - began + plain * costs[survey.left[0]]
+        expensive = table.known(drafter.costs) and costs[1] > 1 + TOO_EXPENSIVE
         if expensive or expected > min(seconds, steps * plain if plain else seconds):
-            return False
+            break
         run.read()
         run.decode()
-    return False
+    return not survey.left

@@ -40,7 +40,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ) -> bool:
         turns.append(rows)
         drafter = calibration._source(pair, options)
-        survey = AutoLength([drafter], scratch, survey=lengths)
+        survey = calibration.Survey(AutoLength([drafter], scratch), lengths)
         run_rounds(survey, len(lengths), lambda n: 1 + 0.2 * n, lambda number: 0, rows)
         return True
 
@@ -97,9 +97,8 @@ def test_each_length_runs_once_before_it_is_timed_on_a_device_that_compiles(
     assert watched == [rows for rows in (1, 4) for _ in range(TURNS + (not cpu))]
     costs = calibration._source(pair, options).costs
     table = CostTable(saved.memory(pair_key(pair)), 4, 0, [costs])
-    ratio = table.entry(costs, 8)[0] - table.plain[0]
-    assert ratio == pytest.approx(0.955, abs=0.01)
-    assert table.entry(costs, 8)[1] >= TURNS - 1
+    assert table.entry(costs, 8)[0] == pytest.approx(0.955, abs=0.01)
+    assert table.entry(costs, 8)[1] > TURNS - 1.1
 
 
 def test_a_turn_ends_before_it_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +137,6 @@ def test_too_little_work_is_not_measured_for(watched: list[int]) -> None:
 def test_calibration_measures_every_length_and_keeps_it(
     run: Run, t5: Path, t5_draft: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "NOISY", 10.0)
     monkeypatch.setattr(calibration, "TOO_EXPENSIVE", 1e3)
     done = run("calibrate", "--model", t5, "--draft-model", t5_draft, "--turns", 2)
     assert done.code == 0
@@ -149,28 +147,15 @@ def test_calibration_measures_every_length_and_keeps_it(
     assert str(kept) in done.err
 
 
-def test_a_noisy_machine_is_refused_and_what_was_known_stays(
-    run: Run, t5: Path, t5_draft: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ("calibrate", "--model", t5, "--draft-model", t5_draft, "--turns", 2)
-    monkeypatch.setattr(calibration, "TOO_EXPENSIVE", 1e3)
-    monkeypatch.setattr(calibration, "NOISY", 0.0)
-    done = run(*arguments)
-    assert (done.code, done.out) == (2, "")
-    assert "too noisy" in done.err and str(kept) in done.err and done.err.count("\n") == 1
-    assert not kept.exists()
-
-
 def test_without_a_draft_rounds_of_lookup_are_measured(
     run: Run, t5: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "NOISY", 10.0)
     monkeypatch.setattr(calibration, "TOO_EXPENSIVE", 1e3)
     done = run("calibrate", "--model", t5, "--turns", 2)
     assert done.code == 0 and len(done.out.splitlines()) == 16
     saved._write_all()
     known = Memory(next(kept.iterdir())).entries
-    assert all(weight >= 1 for _, weight, _ in known["free, 1 rows, 0 doublings"][1:])
+    assert all(weight > 1 for _, weight in known["costs of free, 1 rows, 0 doublings"][1:])
 
 
 def test_a_target_that_is_decoded_without_drafts_is_not_calibrated() -> None:

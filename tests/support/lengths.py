@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable
 
-from mlx_specdec.draft_length.auto import MOST, AutoLength, CostTable, Source
+from mlx_specdec.draft_length.auto import EXPLORE, MOST, CostTable, Source
+from mlx_specdec.draft_length.length import DraftLength
 from mlx_specdec.draft_length.saved import Memory
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
 
@@ -21,8 +22,7 @@ def teach(
 ) -> None:
     """Teach the cost ratio of each draft length, and the acceptance rate of each position."""
     table = CostTable(memory, rows, doublings, [source.costs])
-    table.state[0] = math.log(STEP)
-    table.plain[:2] = 0.0, 8
+    table.state[:3] = math.log(STEP), 8, EXPLORE
     for drafted in range(1, MOST + 1):
         table.entry(source.costs, drafted)[:2] = math.log(cost(drafted)), 8
     acceptance = memory.entries[f"acceptance {source.text}"] = []
@@ -55,7 +55,7 @@ def a_round(
 
 
 def run(
-    lengths: AutoLength,
+    lengths: DraftLength,
     rounds: int,
     cost: Callable[[int], float],
     accepted: Callable[[int], int],
