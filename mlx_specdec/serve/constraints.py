@@ -3,9 +3,10 @@ and grammars of demanded tool calls."""
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from keyword import iskeyword
 from typing import Any, Literal
 
 from ..engine.pair import Pair
@@ -143,7 +144,6 @@ FIELDS: Mapping[str, Callable[[Any], Constraint]] = {
     "grammar": KINDS["grammar"],
     **{f"guided_{kind}": read for kind, read in KINDS.items()},
 }
-KEY = re.compile(r"[A-Za-z0-9_.-]+")
 NOTES = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "strict"}
 """Keywords of a schema that are no constraints."""
 OF_ALL = NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
@@ -151,6 +151,7 @@ ELSEWHERE = ("$ref", "allOf")
 """Keywords of parameters that may contain properties. Without these properties, no call would match
 the schema."""
 OF_STRINGS = NOTES | {"type", "enum", "const", "minLength", "maxLength", "pattern", "nullable"}
+OF_LISTS = NOTES | {"type", "items"}
 ANYTHING = r"(.|\n)*"
 NULL = "~/[nN][uU][lL][lL]/"
 """Excludes the text null, which parsers read as null even if the type is string."""
@@ -169,66 +170,129 @@ def _lark(parts: Parts, name: str = "", markers: Markers = NONE) -> str:
     )
 
 
-def tagged_arguments(tags: ArgumentTags, rule: str, tool: Tool) -> list[str]:
+def tagged_arguments(
+    tags: ArgumentTags, rule: str, tool: Tool, markers: Markers = NONE
+) -> list[str]:
     """Return the rules for arguments between tags. They allow only the schema's properties, in the
     schema's order.
 
     Args:
         rule: The name of the first rule.
+        markers: The model's markers, for quotes that are special tokens.
     Raises:
         Problem: If arguments between tags cannot be constrained to the schema.
     """
     function = tool["function"]
     parameters = enforceable(function.get("parameters") or {}) or {}
     where = f"the parameters of {function['name']}"
-    properties = parameters.get("properties", {})
-    properties = {key: schema for key, schema in properties.items() if schema is not False}
-    elsewhere = ELSEWHERE if properties else (*ELSEWHERE, "anyOf", "oneOf")
-    if hidden := [key for key in elsewhere if key in parameters]:
-        message = f"{where} cannot be bound to {hidden[0]} in calls of this model"
-        raise unsupported("tools", f"{message}: leave it out, or let tool_choice be auto")
-    _log_ignored(parameters, OF_ALL, where)
-    required = parameters.get("required", [])
-    if missing := [key for key in required if key not in properties]:
-        raise unsupported("tools", f"{where} require {missing[0]}, which has no schema")
-    names = [f"{rule}_{at}{'' if key in required else '?'}" for at, key in enumerate(properties)]
-    rules = [f"{rule}: {' '.join(names) or json.dumps('')}"]
-    for at, (key, schema) in enumerate(properties.items()):
-        if not KEY.fullmatch(key):
-            raise unsupported("tools", f"{where} have a name that no tag has: {key:.80}")
-        rules += _tagged_argument(
-            tags, f"{rule}_{at}", key, schema, parameters, f"{key} of {where}"
+    return list(_Tagged(tags, markers, parameters).properties(rule, parameters, where))
+
+
+@dataclass(frozen=True)
+class _Tagged:
+    """The rules of values in one format. root: The schema to which references are relative."""
+
+    tags: ArgumentTags
+    markers: Markers
+    root: Mapping[str, Any]
+
+    def properties(self, rule: str, schema: Mapping[str, Any], where: str) -> Iterator[str]:
+        """Yield the rules of an object's properties. where: Names the object in errors."""
+        properties = schema.get("properties", {})
+        properties = {key: value for key, value in properties.items() if value is not False}
+        elsewhere = ELSEWHERE if properties else (*ELSEWHERE, "anyOf", "oneOf")
+        if hidden := [key for key in elsewhere if key in schema]:
+            message = f"{where} cannot be bound to {hidden[0]} in calls of this model"
+            raise unsupported("tools", f"{message}: leave it out, or let tool_choice be auto")
+        _log_ignored(schema, OF_ALL, where)
+        required = schema.get("required", [])
+        if missing := [key for key in required if key not in properties]:
+            raise unsupported("tools", f"{where} require {missing[0]}, which has no schema")
+        yield from self._order(rule, [key in required for key in properties])
+        for at, (key, value) in enumerate(properties.items()):
+            if not self.tags.names.fullmatch(key) or (self.tags.quote == '"' and iskeyword(key)):
+                raise unsupported("tools", f"{where} have a name that no tag has: {key:.80}")
+            yield from self._argument(f"{rule}_{at}", key, value, f"{key} of {where}")
+
+    def _order(self, rule: str, required: Sequence[bool]) -> Iterator[str]:
+        """Yield the rules of the order of properties."""
+        if not self.tags.between or not required:
+            names = [f"{rule}_{at}{'' if must else '?'}" for at, must in enumerate(required)]
+            yield f"{rule}: {' '.join(names) or json.dumps('')}"
+            return
+        yield f"{rule}: {rule}_begin_0"
+        for at, must in enumerate(required):
+            for part, before in (("begin", ""), ("rest", json.dumps(self.tags.between))):
+                skipped = "" if must else f" | {rule}_{part}_{at + 1}"
+                yield f"{rule}_{part}_{at}: {before} {rule}_{at} {rule}_rest_{at + 1}{skipped}"
+        for part in ("begin", "rest"):
+            yield f'{rule}_{part}_{len(required)}: ""'
+
+    def _argument(self, rule: str, key: str, schema: object, where: str) -> Iterator[str]:
+        tags = self.tags
+        yield f"{rule}: {_lark(tags.before, key)} {rule}_value {json.dumps(tags.after)}"
+        if tags.quote == '"':
+            yield f"{rule}_value: {rule}_json {json.dumps(tags.end)}"
+            yield self._json(f"{rule}_json", schema)
+            return
+        resolved = typed(schema, self.root)
+        kind = resolved.get("type")
+        if not isinstance(kind, str):
+            raise unsupported("tools", f"{where} must have one type: these calls do not tell types")
+        if kind == "string":
+            yield from self._string(f"{rule}_value", resolved, where)
+        elif kind in ("array", "object") and tags.quote:
+            yield from self._nested(f"{rule}_value", resolved, where)
+        else:
+            yield f"{rule}_value: {rule}_json {json.dumps(tags.end)}"
+            yield self._json(f"{rule}_json", schema)
+
+    def _json(self, rule: str, schema: object) -> str:
+        definitions = {
+            key: self.root.get(key, {}) for key in ("$defs", "definitions") if key in self.root
+        }
+        return _bound(rule, {**definitions, **(schema if isinstance(schema, Mapping) else {})})
+
+    def _string(self, rule: str, schema: Mapping[str, Any], where: str) -> Iterator[str]:
+        """Yield the rules of a string with its end. schema: With a `type`."""
+        tags = self.tags
+        _log_ignored(schema, OF_STRINGS, where)
+        opened = _literal(tags.quote, self.markers)
+        end = tags.quote + tags.end
+        choices = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(choices, list):
+            texts = " | ".join(json.dumps(choice) for choice in choices if isinstance(choice, str))
+            yield f"{rule}: {opened} ({texts}) {_literal(end, self.markers)}"
+            return
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        patterns = [schema["pattern"]] if "pattern" in schema else []
+        terms = [rf"/(.|\n){{{least},{most}}}/"]
+        for text in filter(None, (end, tags.excluded)):
+            terms.append(f"~(/{ANYTHING}/ {json.dumps(text)} /{ANYTHING}/)")
+        terms += [] if tags.quote else [NULL, *([TRIMMED] if tags.trimmed else [])]
+        terms += map(_pattern, patterns)
+        yield f"{rule.upper()}: {' & '.join(terms)}"
+        if end in self.markers.special.values():
+            yield f"{rule}: {opened} {rule.upper()} {_literal(end, self.markers)}"
+        else:
+            yield f"{rule}: {opened} {rule}_text"
+            yield f"{rule}_text[suffix={json.dumps(end)}]: {rule.upper()}"
+
+    def _nested(self, rule: str, schema: Mapping[str, Any], where: str) -> Iterator[str]:
+        """Yield the rules of a list or an object. schema: With a `type`."""
+        if not self.tags.nested:
+            raise unsupported("tools", f"{where} must be no list or object in calls of this model")
+        if schema["type"] == "object":
+            yield f'{rule}: "{{" {rule}_of "}}"'
+            yield from self.properties(f"{rule}_of", schema, where)
+            return
+        _log_ignored(schema, OF_LISTS, where)
+        tags = replace(self.tags, before=(), end="", after="")
+        yield f'{rule}: "[" ({rule}_item ({json.dumps(tags.between)} {rule}_item)*)? "]"'
+        items = schema.get("items", {})
+        yield from replace(self, tags=tags)._argument(
+            f"{rule}_item", "", items, f"items of {where}"
         )
-    return rules
-
-
-def _tagged_argument(
-    tags: ArgumentTags, rule: str, key: str, schema: object, root: Mapping[str, Any], where: str
-) -> Iterator[str]:
-    resolved = typed(schema, root)
-    kind = resolved.get("type")
-    if not isinstance(kind, str):
-        raise unsupported("tools", f"{where} must have one type: these calls do not tell types")
-    yield f"{rule}: {_lark(tags.before, key)} {rule}_value {json.dumps(tags.after)}"
-    if kind != "string":
-        definitions = {"$defs": root.get("$defs", {}), "definitions": root.get("definitions", {})}
-        constraints = schema if isinstance(schema, Mapping) else {}
-        yield f"{rule}_value: {rule}_json {json.dumps(tags.end)}"
-        yield _bound(f"{rule}_json", {**definitions, **constraints})
-        return
-    _log_ignored(resolved, OF_STRINGS, where)
-    choices = [resolved["const"]] if "const" in resolved else resolved.get("enum")
-    if isinstance(choices, list):
-        texts = " | ".join(json.dumps(choice) for choice in choices if isinstance(choice, str))
-        yield f"{rule}_value: ({texts}) {json.dumps(tags.end)}"
-        return
-    least, most = resolved.get("minLength", 0), resolved.get("maxLength", "")
-    patterns = [resolved["pattern"]] if "pattern" in resolved else []
-    with_end = f"/{ANYTHING}/ {json.dumps(tags.end)} /{ANYTHING}/"
-    terms = [rf"/(.|\n){{{least},{most}}}/", f"~({with_end})"]
-    terms += [NULL, *([TRIMMED] if tags.trimmed else []), *map(_pattern, patterns)]
-    yield f"{rule.upper()}: {' & '.join(terms)}"
-    yield f"{rule}_value[suffix={json.dumps(tags.end)}]: {rule.upper()}"
 
 
 def _log_ignored(schema: Mapping[str, Any], bound: set[str], where: str) -> None:
@@ -276,7 +340,12 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     for at, name in enumerate(tools.must):
         rules.append(f"call_{at}: {_lark(grammar.before, name, markers)} arguments_{at} {after}")
         rule, tool = f"arguments_{at}", by_name[name]
-        rules += _json(rule, tool) if tags is None else tagged_arguments(tags, rule, tool)
+        if tags is None:
+            rules += _json(rule, tool)
+            continue
+        if not tags.names.fullmatch(name):
+            raise unsupported("tools", f"calls of this model cannot have this name: {name}")
+        rules += tagged_arguments(tags, rule, tool, markers)
     return "\n".join([*rules, *rules_of_thoughts])
 
 

@@ -24,20 +24,30 @@ LINE = r"/\n?/"
 
 @dataclass(frozen=True)
 class ArgumentTags:
-    """Arguments between tags, as Qwen3-Coder, GLM and MiniMax write them. Strings are written
-    without quotes, and other values as JSON.
+    """Arguments between tags, as Qwen3-Coder, GLM and MiniMax write them, or in code.
 
     Attributes:
         before: The sequence before the value of an argument.
         end: The text that ends a value.
         after: The text after `end`.
         trimmed: Whether parsers strip white space around a string.
+        between: The text between two arguments.
+        quote: The text around strings, or "" if strings are written without quotes. With a double
+            quote, all values are JSON. Otherwise, values that are no strings are JSON.
+        nested: Whether parsers read lists and objects.
+        excluded: A text that no string may contain, beside `end` and `quote`.
+        names: Matches the names that parsers read.
     """
 
     before: Parts
-    end: str
+    end: str = ""
     after: str = ""
     trimmed: bool = True
+    between: str = ""
+    quote: str = ""
+    nested: bool = True
+    excluded: str = ""
+    names: re.Pattern[str] = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
@@ -124,6 +134,13 @@ def _tagged_calls(text: str, tools: Any) -> Any:
     return importlib.import_module("mlx_lm.tool_parsers.qwen3_coder").parse_tool_call(text, tools)
 
 
+def _longcat_call(text: str, tools: Any) -> Any:
+    """Parse the call of a LongCat. mlx-lm's parser needs an argument."""
+    if WORD.fullmatch(text.strip().replace("-", "_")):
+        return {"name": text.strip(), "arguments": {}}
+    return importlib.import_module("mlx_lm.tool_parsers.longcat").parse_tool_call(text, tools)
+
+
 def _no_calls(text: str, tools: Any) -> list[Any]:
     """Return no call, since a Harmony channel has the call's name in its header."""
     return []
@@ -158,6 +175,7 @@ _MISTRAL_HEAD = re.compile(
     rf"(?:(?<![\w-])(?P<name>[\w-]{{1,256}}+){_S}\[ARGS\]|{_LISTED}){_S}(?=\{{)"
 )
 
+WORD, IDENTIFIER = re.compile(r"\w+", re.ASCII), re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _JSON_CALL = '{"name": "NAME", "arguments": '
 _GLM = ToolFormat(
     grammar=CallGrammar(
@@ -167,6 +185,11 @@ _GLM = ToolFormat(
         # GLM 4.5 begins a line here, and GLM 4.7 does not.
         tags=ArgumentTags((LINE, "<arg_key>NAME</arg_key>", LINE, "<arg_value>"), "</arg_value>"),
     )
+)
+_GEMMA = CallGrammar(
+    (BEGIN, "call:NAME{"),
+    ("}", END),
+    tags=ArgumentTags(("NAME:",), between=",", quote='<|"|>', names=WORD),
 )
 FORMATS: Mapping[str, ToolFormat] = {
     "deepseek_v3": ToolFormat(
@@ -193,7 +216,17 @@ FORMATS: Mapping[str, ToolFormat] = {
             (f"{_CALL}NAME{_SEPARATOR}",), (_CALL_END,), first=(BEGIN,), last=(END,)
         ),
     ),
-    "gemma4": ToolFormat(inner=('<|"|>',)),
+    # The parser takes a call to end at its first brace.
+    "function_gemma": ToolFormat(
+        inner=("<escape>",),
+        grammar=replace(
+            _GEMMA,
+            tags=ArgumentTags(
+                ("NAME:",), between=",", quote="<escape>", nested=False, excluded="}", names=WORD
+            ),
+        ),
+    ),
+    "gemma4": ToolFormat(inner=('<|"|>',), grammar=_GEMMA),
     "glm47": _GLM,
     "harmony": ToolFormat(
         f"{CHANNEL}commentary to=functions.",
@@ -227,6 +260,28 @@ FORMATS: Mapping[str, ToolFormat] = {
         # The chat templates of Llama 3 refuse a message with several calls.
         grammar=CallGrammar(('{"name": "NAME", "parameters": ',), ("}",), single=True),
     ),
+    "longcat": ToolFormat(
+        "<longcat_tool_call>",
+        "</longcat_tool_call>",
+        _longcat_call,
+        grammar=CallGrammar(
+            (BEGIN, "NAME"),
+            (LINE, END),
+            between=(LINE,),
+            tags=ArgumentTags(
+                (LINE, "<longcat_arg_key>NAME</longcat_arg_key>", LINE, "<longcat_arg_value>"),
+                "</longcat_arg_value>",
+            ),
+        ),
+    ),
+    "minicpm5": ToolFormat(
+        grammar=CallGrammar(
+            (BEGIN, '"NAME">'),
+            (END,),
+            between=(LINE,),
+            tags=ArgumentTags((LINE, '<param name="NAME">'), "</param>", excluded="</function>"),
+        )
+    ),
     "minimax_m2": ToolFormat(
         grammar=CallGrammar(
             ('<invoke name="NAME">\n',),
@@ -243,6 +298,18 @@ FORMATS: Mapping[str, ToolFormat] = {
         grammar_without_inner=CallGrammar(
             (_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "/ ?/", "["), last=("]",)
         ),
+    ),
+    "muse_spark": ToolFormat(
+        grammar=CallGrammar(
+            ('<atem:invoke name="NAME">\n',),
+            ("</atem:invoke>\n",),
+            first=(BEGIN, "\n"),
+            last=(END,),
+            # The parser reads every string that is JSON as JSON, so that strings need quotes.
+            tags=ArgumentTags(
+                ('<atem:parameter name="NAME">',), "</atem:parameter>", "\n", quote='"'
+            ),
+        )
     ),
     "phi4_mini_json": ToolFormat(
         "<|tool_call|>",
@@ -265,6 +332,16 @@ FORMATS: Mapping[str, ToolFormat] = {
         grammar=CallGrammar(
             (_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",)
         ),
+    ),
+    "pythonic": ToolFormat(
+        grammar=CallGrammar(
+            ("NAME(",),
+            (")",),
+            between=(", ",),
+            first=(BEGIN, "["),
+            last=("]", END),
+            tags=ArgumentTags(("NAME=",), between=", ", quote='"', names=IDENTIFIER),
+        )
     ),
     "qwen3_coder": ToolFormat(
         grammar=CallGrammar(
@@ -292,7 +369,12 @@ templates, and vLLM's parsers. The first `sign` that matches decides: unlike V3.
 arguments into a code block, and unlike Granite, Phi-4 ends a section."""
 NOT_READ = frozenset(("kimi_k3",))
 """Parsers of mlx-lm for models that divide the complete answer into sections."""
-VLLM_NAMES = {"hermes": "json_tools"}
+VLLM_NAMES = {
+    "glm45": "glm47",
+    "hermes": "json_tools",
+    "llama4_json": "llama3_json",
+    "qwen3_xml": "qwen3_coder",
+}
 """Names of vLLM's parsers, if mlx-lm has another name for the same format."""
 
 

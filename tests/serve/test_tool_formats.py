@@ -1,9 +1,11 @@
-"""Tool calls in the formats of Llama 3, DeepSeek, Granite, Phi-4 and Seed-OSS, and what the
+"""Tool calls in the formats of all families, demanded calls that parsers can read, and what the
 grammar of a demanded call allows after the first call."""
 
 import json
+import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,16 @@ from mlx_specdec.sampling.grammar import compiled
 from mlx_specdec.serve.chat import Tools
 from mlx_specdec.serve.constraints import grammar_of
 from mlx_specdec.serve.events import Arguments, Call, Reader, Text
+from mlx_specdec.serve.problems import Problem
 from mlx_specdec.text.markers import Markers
-from mlx_specdec.text.tool_formats import DEEPSEEK, DEEPSEEK_INNER, json_calls
+from mlx_specdec.text.tool_formats import (
+    DEEPSEEK,
+    DEEPSEEK_INNER,
+    VLLM_NAMES,
+    ToolFormat,
+    json_calls,
+    parser_names,
+)
 
 from ..support.serving import CHAT, client_of, ok, running, streamed
 from ..support.tooled import GET_TOOLS, NAMED, TEMPLATE, make_tooled, of_parser
@@ -124,9 +134,18 @@ def test_json_that_is_no_call_is_refused(text: str) -> None:
 SIGNS = {
     "deepseek_v3": (f"{DEEPSEEK[0]}```json", (*DEEPSEEK, *DEEPSEEK_INNER)),
     "deepseek_v31": (DEEPSEEK[0], (*DEEPSEEK, *DEEPSEEK_INNER)),
+    "function_gemma": (
+        "<start_function_call>",
+        ("<start_function_call>", "<end_function_call>", "<escape>"),
+    ),
+    "gemma4": ("<|tool_call><tool_call|>", ("<|tool_call>", "<tool_call|>", '<|"|>')),
     "granite": ("<|tool_call|>", ("<|tool_call|>",)),
     "llama3_json": ('"parameters": dictionary of argument name', ("<|python_tag|>",)),
+    "longcat": ("<longcat_tool_call>", ("<longcat_tool_call>", "</longcat_tool_call>")),
+    "minicpm5": ('<function name=" <param name="', ()),
+    "muse_spark": ("<atem:function_calls>", ("<atem:function_calls>", "</atem:function_calls>")),
     "phi4_mini_json": ("<|/tool|>", ("<|tool_call|>", "<|/tool_call|>")),
+    "pythonic": ("<|tool_call_start|>", ("<|tool_call_start|>", "<|tool_call_end|>")),
     "seed_oss": ("<seed:tool_call>", ("<seed:tool_call>", "</seed:tool_call>")),
 }
 """What the template of each format shows, and its tokens."""
@@ -143,7 +162,7 @@ def test_a_call_can_be_requested_in_each_format(tmp_path: Path, name: str) -> No
     with running((directory, None)) as engine:
         client = client_of(engine)
         body = {"messages": [{"role": "user", "content": "Who?"}], "tools": KEEPING}
-        body |= {"tool_choice": NAMED, "temperature": 1.0, "seed": 3, "max_tokens": 120}
+        body |= {"tool_choice": NAMED, "temperature": 1.0, "seed": 3, "max_tokens": 250}
         [choice] = ok(client, CHAT, **body)["choices"]
         [call] = choice["message"]["tool_calls"]
         assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
@@ -234,16 +253,27 @@ CALLS = {
         "<｜tool▁calls▁end｜>",
         "",
     ),
+    "function_gemma": ("<start_function_call>call:drop{}<end_function_call>", ""),
+    "gemma4": ("<|tool_call>call:drop{}<tool_call|>", ""),
     "granite": ('<|tool_call|>[{"name": "drop", "arguments": {}}]', ""),
     "llama3_json": ('{"name": "drop", "parameters": {}}', ""),
+    "longcat": ("<longcat_tool_call>drop</longcat_tool_call>", "\n"),
+    "minicpm5": ('<function name="drop"></function>', "\n"),
+    "muse_spark": (
+        '<atem:function_calls>\n<atem:invoke name="drop">\n</atem:invoke>\n</atem:function_calls>',
+        "",
+    ),
     "phi4_mini_json": ('<|tool_call|>[{"name": "drop", "arguments": {}}]<|/tool_call|>', ""),
+    "pythonic": ("<|tool_call_start|>[drop()]<|tool_call_end|>", ""),
     "seed_oss": ("<seed:tool_call>\n<function=drop>\n</function>\n</seed:tool_call>", "\n"),
 }
 """A call of `drop` in each format, and what stands between two calls."""
 
 
-def constraint_of(name: str, most_calls: int | None, *, open_end: bool = False) -> Constraint:
-    tools = Tools((KEEPING[1],), ("drop",), most_calls)
+def constraint_of(
+    name: str, most_calls: int | None, *, open_end: bool = False, tool: Any = KEEPING[1]
+) -> Constraint:
+    tools = Tools((tool,), (tool["function"]["name"],), most_calls)
     text = grammar_of(tools, Markers(calls=of_parser(name)), thought="none")
     grammar = compiled(None, None, text)
     assert grammar is not None
@@ -297,3 +327,92 @@ def test_a_text_that_is_no_further_call_ends_the_answer(name: str) -> None:
     drafted = [PIECES.index(letter) for letter in "Done"]
     assert constraint.verifiable(drafted) == 1
     assert constraint.take(drafted) == 0 and constraint.complete
+
+
+WORDS = {"type": "string", "minLength": 1, "maxLength": 4}
+VARIED = {
+    "type": "object",
+    "properties": {
+        "note": WORDS,
+        "mood": {"enum": ["calm", "loud"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "sure": {"type": "boolean"},
+    },
+    "required": ["age"],
+    "additionalProperties": False,
+}
+INNER = {
+    "type": "object",
+    "properties": {"word": WORDS, "sure": {"type": "boolean"}},
+    "additionalProperties": False,
+}
+LISTS = {
+    "type": "object",
+    "properties": {"words": {"type": "array", "items": WORDS}, "inner": INNER},
+    "required": ["words", "inner"],
+    "additionalProperties": False,
+}
+
+
+def written(constraint: Constraint, choices: random.Random) -> str:
+    """A text that the constraint allows, letter by letter at random."""
+    text = ""
+    while (options := sorted(allowed(constraint))) != ["<end>"]:
+        # Ends of strings and lists are rare among all letters.
+        closing = [each for each in options if each in '<"}])'] if choices.random() < 0.3 else []
+        letter = choices.choice(closing or [each for each in options if each != "<end>"])
+        take(constraint, letter)
+        text += letter
+    return text
+
+
+def fits(value: Any, schema: Any) -> bool:
+    if "enum" in schema:
+        return value in schema["enum"]
+    if schema["type"] == "object":
+        keys = {*schema.get("required", ())} <= value.keys() <= schema["properties"].keys()
+        return keys and all(fits(value[key], schema["properties"][key]) for key in value)
+    if schema["type"] == "array":
+        return isinstance(value, list) and all(fits(item, schema["items"]) for item in value)
+    kinds = {"string": str, "integer": int, "boolean": bool}
+    return type(value) is kinds[schema["type"]]
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("schema", [VARIED, LISTS], ids=["varied", "lists"])
+def test_a_parser_reads_what_the_grammar_writes(name: str, schema: Any) -> None:
+    tool = {"type": "function", "function": {"name": "keep", "parameters": schema}}
+    if name == "function_gemma" and schema is LISTS:
+        with pytest.raises(Problem, match="no list or object"):
+            constraint_of(name, 1, tool=tool)
+        return
+    choices = random.Random(7)
+    for _ in range(6):
+        text = written(constraint_of(name, 1, tool=tool), choices)
+        reader = Reader(Markers(calls=of_parser(name)), [tool])
+        events = reader.read(text) + reader.read(None)
+        assert isinstance(events[0], Call), text
+        arguments = "".join(event.text for event in events if isinstance(event, Arguments))
+        assert fits(json.loads(arguments), schema), text
+
+
+def test_calls_can_be_demanded_in_every_format() -> None:
+    names = parser_names()
+    assert all(of_parser(VLLM_NAMES.get(name, name)).grammar is not None for name in names)
+    # mlx-lm may learn to read a format that has no grammar here.
+    unknown = replace(of_parser("pythonic"), format=ToolFormat())
+    tools = Tools((KEEPING[1],), ("drop",))
+    with pytest.raises(Problem, match="pythonic"):
+        grammar_of(tools, Markers(calls=unknown), thought="none")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("pythonic", "from"), ("pythonic", "a-b"), ("gemma4", "a-b")]
+)
+def test_a_name_that_a_parser_does_not_read_is_refused(name: str, key: str) -> None:
+    schema = {"type": "object", "properties": {key: {"type": "string"}}}
+    function = {"name": "keep", "parameters": schema}
+    with pytest.raises(Problem, match=f"no tag has: {key}"):
+        constraint_of(name, 1, tool={"type": "function", "function": function})
+    with pytest.raises(Problem, match=r"cannot have this name: a\.b"):
+        constraint_of(name, 1, tool={"type": "function", "function": {"name": "a.b"}})

@@ -463,16 +463,6 @@ def test_a_model_that_knows_no_tools_says_so(
     assert said in error["message"]
 
 
-def test_calls_in_code_cannot_be_requested(tmp_path: Path) -> None:
-    template = TEMPLATE.replace("[tools]", "[tools]<|tool_call_start|>")
-    with running((make_tooled(tmp_path, template=template), None)) as engine:
-        client = client_of(engine)
-        answer = client.post(CHAT, json=make_body(tools=TOOLS, tool_choice="required"))
-        assert answer.status_code == 400
-        assert "pythonic" in answer.json()["error"]["message"]
-        assert ok(client, CHAT, **make_body(tools=TOOLS, max_tokens=3))
-
-
 @pytest.mark.parametrize("speculative", [True, False])
 def test_a_demanded_call_is_the_only_one_unless_the_model_goes_on(
     client: TestClient, speculative: bool
