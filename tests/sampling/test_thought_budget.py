@@ -1,10 +1,16 @@
 """The end of a thought at its budget: counted token by token, and forced in masks."""
 
 from dataclasses import replace
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from mlx_specdec.decoding.sequence import Batch, Sequence
 from mlx_specdec.sampling.constraint import has
+from mlx_specdec.sampling.distribution import Distribution, log_probabilities
+from mlx_specdec.sampling.noise import SilentNoise
+from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.sampling.thought_budget import ThoughtBudget
 from mlx_specdec.text.thoughts import Thoughts
 
@@ -92,3 +98,30 @@ def test_a_constraint_rests_far_from_the_budget() -> None:
     assert budget.idle(9) and not budget.idle(10)
     budget.take([9] * 8)
     assert budget.idle(1) and not budget.idle(2)
+
+
+def test_rows_share_a_call_until_a_budget_is_near() -> None:
+    settings = Sampling(temperature=1.0)
+    logits = mx.random.normal((2, 3, SIZE), key=mx.random.key(1))
+    drafted, committed = mx.array([[9, 8], [9, 8]]), [[7], [7]]
+    for budget, forced in ((3, False), (2, True), (0, True)):
+        limited = Distribution(settings, SIZE, constraint=ThoughtBudget(opened(budget), SIZE))
+        free = Distribution(settings, SIZE)
+        assert limited.kind == free.kind and limited.bound(3) == forced
+        rows = log_probabilities([limited, free], logits, committed, drafted)
+        expected = log_probabilities([free, free], logits, committed, drafted)
+        assert mx.array_equal(rows[1], expected[1])
+        assert mx.array_equal(rows[0], expected[0]) == (not forced)
+        finite = mx.sum(rows[0] > -mx.inf, axis=-1).tolist()
+        # The draft does not close the thought, so that all rows from the budget on are forced.
+        assert finite == [SIZE if at < budget else 1 for at in range(3)]
+
+
+def test_passes_stay_pipelined_until_a_budget_is_near() -> None:
+    def batch(budget: int) -> Batch:
+        closing = ThoughtBudget(opened(budget), SIZE)
+        distribution: Any = Distribution(Sampling(), SIZE, constraint=closing)
+        stop: Any = None
+        return Batch([Sequence([7], distribution, SilentNoise(), stop)])
+
+    assert batch(1).constrained and not batch(2).constrained

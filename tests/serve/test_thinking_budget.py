@@ -4,13 +4,14 @@ counted in the usage of every wire format."""
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from ..support.serving import CHAT, client_of, moved, ok, running, user
+from ..support.serving import CHAT, OPTIONS, client_of, moved, ok, running, user
 from ..support.tooled import TEMPLATE, make_tooled
 
 OPENS = TEMPLATE.replace("{% if enable_thinking %}<think>{% endif %}", "<think>")
@@ -59,6 +60,19 @@ def test_a_thought_ends_with_its_mark_at_the_budget(
     assert free["message"]["content"] == ""
     plain = ok(client, CHAT, **body, **limited(budget), speculative=False)["choices"][0]
     assert plain["message"] == choice["message"]
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "typical"])
+def test_every_acceptance_rule_keeps_the_budget(directory: Path, tmp_path: Path, rule: str) -> None:
+    options = replace(OPTIONS, rule=rule, num_draft=4, proposer="draft")
+    with running((directory, moved(directory, tmp_path)), options) as engine:
+        client = client_of(engine)
+        body = {**BODY, "logprobs": True, "logit_bias": {str(mark(client, "</think>")): -30}}
+        for seed in range(3):
+            answer = ok(client, CHAT, **body, **limited(6), seed=seed)
+            content = answer["choices"][0]["logprobs"]["content"]
+            assert [token["token"] for token in content].index("</think>") == 6
+            assert answer["timings"]["draft_n_accepted"] > 0
 
 
 def test_the_budget_is_the_same_in_any_batch(client: TestClient) -> None:
