@@ -6,6 +6,7 @@ it if that library is loaded before MLX, with global symbols."""
 
 import contextlib
 import ctypes
+import gc
 import os
 import platform
 import sys
@@ -151,6 +152,18 @@ def replacing(file: Path, *, make_parents: bool = True) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def release_memory() -> None:
+    """Return memory that has been freed to the system: MLX's cache, and with glibc the pages that
+    malloc keeps for the thread that allocated them."""
+    import mlx.core as mx
+
+    gc.collect()
+    mx.clear_cache()
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # musl has no such function
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 class _End:

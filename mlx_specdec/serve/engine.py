@@ -1,17 +1,15 @@
 """The thread that owns the models and decodes. Other threads submit requests and receive parts of
 completions. They never touch an array."""
 
-import gc
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import Full
+from functools import partial
+from queue import Full, SimpleQueue
 from typing import Any
-
-import mlx.core as mx
 
 from .. import process
 from ..decoding.sequence import Emission
@@ -38,6 +36,25 @@ STEP_SECONDS = 300.0
 log = logging.getLogger(__name__)
 
 
+class Worker(threading.Thread):
+    """A thread that runs one engine after the other. MLX keeps a thread for each thread that has
+    computed something, even after its end."""
+
+    def __init__(self) -> None:
+        super().__init__(name="engine", daemon=True)
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        process.clear_at_end()
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def do(self, job: Callable[[], None] | None) -> None:
+        """Run a job after the jobs before, or end the thread if it is None."""
+        self._jobs.put(job)
+
+
 @dataclass
 class _Pending:
     """A request that has not ended. came: Time of arrival. newest: Time of the last tokens."""
@@ -58,6 +75,7 @@ class Engine:
     Attributes:
         ready: Set while `pair`, `options` and `budget` can be read.
         problem: The exception that ended the engine early, or None.
+        worker: The thread, which another engine may use after this one is unloaded.
         weight_bytes: Size of the weights of all models of the pair, set before `ready`.
         nbytes: Bytes of the prompt cache, of the completions that lookup searches, and of the
             budget.
@@ -97,7 +115,8 @@ class Engine:
         self._numbers = 0
         self._waiting = 0
         self._closed = self._unloads = False
-        self._thread: threading.Thread | None = None
+        self.worker: Worker | None = None
+        self._ended = threading.Event()
         self._stepped = 0.0
 
     @property
@@ -111,7 +130,7 @@ class Engine:
     def trouble(self) -> str | None:
         """The reason why requests make no progress, or None. Read this only after `ready` is
         set."""
-        if self.problem is not None or self._thread is None or not self._thread.is_alive():
+        if self.problem is not None or self.worker is None or self._ended.is_set():
             return "the engine has ended"
         if self.failures.passes >= FAILED_PASSES:
             return f"{self.failures.passes} passes have failed one after the other"
@@ -127,10 +146,15 @@ class Engine:
         self._memory_budget = self.budget.nbytes = nbytes
         self._measure()
 
-    def start(self, then: Callable[[], None] = lambda: None) -> None:
-        """Load the models, then decode. then: Called after loading, and again after a problem."""
-        self._thread = threading.Thread(target=self._work, args=[then], name="engine", daemon=True)
-        self._thread.start()
+    def start(self, then: Callable[[], None] = lambda: None, worker: Worker | None = None) -> None:
+        """Load the models, then decode.
+
+        Args:
+            then: Called after loading, and again after a problem.
+            worker: The thread of an engine that was unloaded, or None for a new one.
+        """
+        self.worker = worker or Worker()
+        self.worker.do(partial(self._work, then))
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[int]:
         """Accept all requests or none, and return their numbers.
@@ -191,13 +215,14 @@ class Engine:
         self.close()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the end of the thread, and return whether it has ended."""
-        assert self._thread is not None, "the engine was not started"
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        """Wait for the end of the engine, and return whether it has ended."""
+        assert self.worker is not None, "the engine was not started"
+        ended = self._ended.wait(seconds)
+        if ended and not self._unloads:
+            self.worker.join(seconds)
+        return ended
 
     def _work(self, then: Callable[[], None]) -> None:
-        process.clear_at_end()
         try:
             self._load_and_decode(then)
         except BaseException as problem:
@@ -213,9 +238,12 @@ class Engine:
             self.ready.clear()
             del self.pair, self.options, self.budget
             self._cache, self.nbytes = None, (0, 0, 0)
-            gc.collect()
-            mx.clear_cache()
+            process.release_memory()
         release()
+        self._ended.set()
+        if not self._unloads:
+            assert self.worker is not None
+            self.worker.do(None)
 
     def _load_and_decode(self, then: Callable[[], None]) -> None:
         self.pair, self.options = self._load()

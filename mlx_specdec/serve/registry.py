@@ -18,7 +18,7 @@ from ..engine.prompt_cache_files import Store
 from ..errors import OptionError, message
 from ..models.wired_memory import wire
 from ..options import Options
-from .engine import STOPPING, Engine
+from .engine import STOPPING, Engine, Worker
 from .metrics import Metrics
 from .models import UNNAMED
 from .problems import Problem, busy, failed
@@ -138,6 +138,7 @@ class Registry:
         self._closed = False
         self._begun: Engine | None = None
         self._loaded = False
+        self._workers: list[Worker] = []
         self._by_name: dict[str, Model] = {}
         # The queue would never have enough places for a request with more choices.
         most = self.batch_size + self.waiting
@@ -297,6 +298,9 @@ class Registry:
             self._closed = True
             for engine in self.engines:
                 engine.close()
+            for worker in self._workers:
+                worker.do(None)
+                worker.join(1)
 
     def pending(self) -> list[str]:
         """Describe the requests and the models that the server's end has to wait for."""
@@ -328,7 +332,7 @@ class Registry:
         )
         model.state, model.wanted_since = "loading", 0.0
         model.served, model.keep = False, self.idle_seconds
-        engine.start(then)
+        engine.start(then, self._workers.pop() if self._workers else None)
         return engine
 
     def _settle(self, model: Model) -> None:
@@ -355,6 +359,8 @@ class Registry:
                 self._unload(model)
         elif model.state == "unloading" and engine.join(0):
             log.info("unloaded %s", model.name)
+            assert engine.worker is not None
+            self._workers.append(engine.worker)
             model.engine, model.state = None, "unloaded"
             if self.engines:
                 wire()

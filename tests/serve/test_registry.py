@@ -37,7 +37,8 @@ class PretendedEngine:
         self.nbytes = (0, 0, settings["memory_budget"] or 0)
         self.pair = self.options = self.budget = None
 
-    def start(self, then: object) -> None: ...
+    def start(self, then: object, worker: object) -> None:
+        self.worker = worker or SimpleNamespace()
 
     def limit(self, nbytes: int) -> None:
         assert self.requests == (0, 0), "a request that was accepted might not fit any more"
@@ -439,7 +440,12 @@ def test_unloading_gives_the_memory_back(llama: tuple[Path, Path]) -> None:
     assert registry.first.loaded_bytes == 0
     assert mx.get_active_memory() - before < registry.first.nbytes / 10
     assert client.get("/health").status_code == 200
+    # MLX would keep a thread for each thread of an engine.
+    names = [thread.name for thread in threading.enumerate()]
     assert ok(client, COMPLETIONS, prompt=TEXT, max_tokens=8)
+    assert [thread.name for thread in threading.enumerate()].count("engine") == names.count(
+        "engine"
+    )
     ended(registry)
 
 
