@@ -2,11 +2,12 @@
 
     python benchmarks/draft_length.py [--seeds 20] [--lines]
 
-Each cell is a recording of a shipped pair (benchmarks/acceptance.json), a cost curve, the cost of a
-draft token, and the proposers: the draft model alone, or prompt lookup before it. The clock is
-virtual: seconds have noise, stalls and drift, and the score is taken without them. A seed shuffles
-the texts. The first reading of them is cold and the second one warm. Prints `auto` divided by the
-best fixed length of the draft model, and divided by plain decoding."""
+Each cell is a recording of a pair (benchmarks/acceptance.json), a cost curve, and the cost of a
+draft token. The pairs are the shipped ones, Qwen2.5-Coder 1.5B with 0.5B, and SmolLM2 135M with an
+EAGLE-3 drafter, of which only the first draft token was recorded. The clock is virtual: seconds
+have noise, stalls and drift, and the score is taken without them. A seed shuffles the texts. The
+first reading of them is cold and the second one warm. Prints `auto` divided by the best fixed
+length, and divided by plain decoding."""
 
 import argparse
 import json

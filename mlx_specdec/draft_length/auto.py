@@ -39,9 +39,9 @@ KNOWN, TIMED = 20.0, 4096
 """Largest weight of timed rounds, and rounds of a proposer after which it has fallen to 1/e."""
 COMMON = 0.3
 """Share of an unexpected duration by which the whole machine is assumed to be slower."""
-NOISE, STALL = 0.2, 0.5
-"""Standard deviation of the logarithm of a single round's seconds, and the largest logarithm of a
-round's seconds over the expected ones that counts in full."""
+NOISE, STALL = 0.3, 1.0
+"""Standard deviation of the logarithm of a single round's seconds. A round that takes more than
+1 + STALL of the expected seconds counts as one that takes as many."""
 UNREAD = 16
 """Tokens that a proposer can prefill before a draft without a noticeable delay."""
 LONG_PROMPT = 64
@@ -103,8 +103,8 @@ class CostTable:
     """Seconds of rounds in batches of one size, after contexts of one length.
 
     The seconds of a plain step change with the speed of the machine, and a round costs some times
-    as many. A proposer's entry for a draft length is [logarithm of that cost ratio, weight of the
-    timed rounds]. Entry 0 is about the prefill: [plain steps per token, 0].
+    as many. The entry of a proposer and a draft length is [logarithm of the cost ratio, weight of
+    the timed rounds]. Entry 0 is about the prefill: [plain steps per token, 0].
 
     Attributes:
         state: The logarithm of a plain step's seconds, the number of timed plain steps, the number
@@ -162,27 +162,27 @@ class CostTable:
                 entry[1] *= 1 - 1 / TIMED
         state = self.state
         entry = self._entries[name][drafted] if drafted else [0.0, state[1]]
-        error = math.log(seconds) - entry[0] - state[0]
-        # A far shorter round than the first ones shows that these stalled.
-        new = entry[1] < 0.5 or (entry[1] < 3 and error < -STALL)
-        error = error if new else min(error, STALL)
-        if not drafted:
-            change = error if new else COMMON * error
+        excess = seconds / math.exp(entry[0] + state[0]) - 1
+        # A far shorter round than the first one shows that this stalled.
+        new = entry[1] < 0.5 or (entry[1] < 3 and excess < -STALL / 2)
+        gain = 1.0 if new else 1 / (1 + entry[1])
+        excess = excess if new else min(excess, STALL)
+        if drafted:
+            entry[0] += math.log1p(gain * excess)
+            entry[1] = min(entry[1] + 1, KNOWN)
+            state[0] += math.log1p(COMMON * (1 - gain) * excess)
+            self._drafted = name
+        else:
+            change = math.log1p(max(gain, COMMON) * excess)
             state[0] += change
             state[1] += 1
             # Drafts took as long as they did: if plain steps are faster, the costs were higher.
             for entry in self._entries[self._drafted][1:] if self._drafted else ():
                 entry[0] -= change
-            return
-        gain = 1.0 if new else 1 / (1 + entry[1])
-        entry[0] += gain * error
-        state[0] += COMMON * (1 - gain) * error
-        entry[1] = min(entry[1] + 1, KNOWN)
-        self._drafted = name
 
     def costs(self, source: Source) -> list[float]:
-        """Return the cost ratios of draft lengths 0 .. MOST. Each one is the mean of what was timed
-        and of the line that fits all lengths best."""
+        """Return the cost ratios of draft lengths 0 .. MOST. A length costs the mean of what was
+        timed and of the line that fits all lengths best."""
         rise, entries = RISE[source.free], self._entries[source.costs]
         ratios = [math.exp(cost) for cost, _ in entries]
         points = [(1, 1 + rise, 0.5), (MOST, 1 + MOST * rise, 0.5)]
@@ -391,7 +391,7 @@ class AutoLength(DraftLength):
             self._try(size)
         for source in self._sources.values():
             if source.free:
-                # In a batch, searching for every row takes time even if nothing is proposed.
+                # In a batch, the search for every row takes time even if it finds nothing.
                 rests = size.rows > 1 and size.idle % (EXPLORE // EVERY) > 1
                 size.limits[source.name] = 0 if rests else source.most
 
@@ -403,7 +403,7 @@ class AutoLength(DraftLength):
                 rates = self._rates(size, source, luck=1.0)
                 for length in self._lengths(size, source):
                     weight = size.table.entry(source.costs, length)[1]
-                    hope = rates[length] * math.exp(NOISE / math.sqrt(weight + LINE))
+                    hope = rates[length] * math.exp(NOISE / math.sqrt(1 + weight))
                     if size.limits[source.name] != length:
                         hopeful.append((hope, source.name, length))
         state = size.table.state
