@@ -302,6 +302,15 @@ def test_in_a_batch_lookup_rests_while_it_finds_nothing() -> None:
     assert lengths.limit("ngram", 16, rows=8) > 0
 
 
+def test_plain_steps_that_vary_look_no_faster_than_they_are() -> None:
+    table = AutoLength([DRAFT], known((DRAFT, 0.1, 0.8))).size(1).table
+    seconds = []
+    for number in range(200):
+        table.add("", 0, (0.4, 1.6)[number % 2] * STEP)
+        seconds.append(table.seconds)
+    assert sum(seconds[100:]) / 100 > 0.95 * STEP
+
+
 def test_a_length_that_was_timed_in_a_slow_moment_is_judged_by_its_neighbors() -> None:
     memory = known((DRAFT, 0.3, 0.8))
     table = AutoLength([DRAFT], memory).size(1).table
