@@ -142,14 +142,10 @@ class CostTable:
         """Return the entry of a proposer and a draft length; 0 is its prefill."""
         return self._entries[name][drafted]
 
-    def timed(self, name: str) -> float:
-        """Return the weight of all timed rounds of a proposer."""
-        return sum(entry[1] for entry in self._entries[name])
-
     def known(self, name: str) -> bool:
         """Return whether more than one round of a proposer was timed: a single one may have
         stalled."""
-        return self.timed(name) > 1.5
+        return sum(weight for _, weight in self._entries[name]) > 1.5
 
     def leave(self) -> None:
         """Decode plainly from now on, so that plain steps tell nothing about earlier drafts."""
@@ -422,14 +418,11 @@ class AutoLength(DraftLength):
         parts = [f"plain decoding: {1000 * plain:.1f} ms per round, {1 / plain:.0f} tokens/s"]
         for source in self._paid:
             costs, rates = size.costs[source.name], self._rates(size, source)
-            lengths = [n for n in (1, 2, 3, 4, 5, 6, 8, 11, MOST) if n <= source.most]
-            reached = self._acceptance[source.name].chances()[: min(source.most, 8)]
-            chances = [f"{chance:.2f}" for chance in reached]
-            times = " ".join(f"{1000 * plain * costs[n]:.1f}" for n in lengths)
-            speeds = " ".join(f"{rates[n] / plain:.0f}" for n in lengths)
-            parts.append(
-                f"{source.name or 'draft'}: {size.limits[source.name]} draft tokens, since the "
-                f"first 1, 2, ... are accepted with probability {' '.join(chances)}, and "
-                f"{', '.join(map(str, lengths))} take {times} ms per round, {speeds} tokens/s"
-            )
+            chances = self._acceptance[source.name].chances()
+            parts.append(f"{source.name or 'draft'}: {size.limits[source.name]} draft tokens")
+            for n in (n for n in (1, 2, 3, 4, 6, 8, 11, MOST) if n <= source.most):
+                times = (
+                    f"{1000 * plain * costs[n]:.1f} ms per round, {rates[n] / plain:.0f} tokens/s"
+                )
+                parts.append(f"{n} are accepted with probability {chances[n - 1]:.2f}, {times}")
         return "; ".join(parts)

@@ -118,7 +118,7 @@ def calibrate_first(
         began = time.perf_counter()
         while turn < TURNS and _decode(pair, options, scratch, FIRST_TURN, rows, began, *bounds):
             turn += 1
-        if CostTable(scratch, rounded, 0, [drafter.costs]).timed(drafter.costs):
+        if CostTable(scratch, rounded, 0, [drafter.costs]).known(drafter.costs):
             _keep(pair, scratch)
 
 
@@ -148,18 +148,9 @@ def _decode(
     seconds: float = math.inf,
     steps: float = math.inf,
 ) -> bool:
-    """Run one turn, and return whether it was completed.
-
-    Args:
-        pair: The target and its draft.
-        options: Options of the completion that comes next.
-        scratch: Receives the costs.
-        lengths: Draft lengths of the turn.
-        rows: Sequences that are decoded together.
-        began: Time on the performance counter at which the calibration began.
-        seconds: Seconds that the calibration may take.
-        steps: Plain steps that the calibration may take.
-    """
+    """Run the draft lengths of one turn for so many rows, and return whether all of them ran. The
+    costs go to `scratch`. The calibration `began` at that time on the performance counter, and may
+    take so many seconds, and so many plain steps."""
     drafter = _source(pair, options)
     survey = Survey(AutoLength([drafter], scratch), lengths)
     turn = Options(

@@ -334,3 +334,11 @@ def test_plain_steps_after_drafts_correct_what_drafts_cost(tried: bool) -> None:
     table.add("", 0, STEP)
     after = [table.entry("draft", drafted)[0] for drafted in (1, 4, 8)]
     assert [late > early for early, late in zip(before, after, strict=True)] == [tried] * 3
+
+
+def test_a_proposer_that_was_too_expensive_is_tried_again_much_later() -> None:
+    lengths = AutoLength([DRAFT], known((DRAFT, 9.0, 0.9)))
+    for drafted in range(1, 17):
+        lengths.size(1).table.entry("draft", drafted)[1] = 2.0 * (drafted == 1)
+    chosen = run(lengths, 3_000, cheap, lambda number: 4)
+    assert not any(chosen[:100]) and sum(map(bool, chosen[-50:])) > 40
