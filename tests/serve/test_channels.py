@@ -132,6 +132,21 @@ def test_the_format_is_recognized_by_template_and_vocabulary(
     assert markers_of(load_tokenizer(other, kind="decoder-only")).channels is None
 
 
+def test_a_message_of_analysis_has_a_budget(directory: Path) -> None:
+    tokenizer = load_tokenizer(directory, kind="decoder-only")
+    markers, end = markers_of(tokenizer), tokenizer.ids["<|end|>"]
+    thoughts = markers.thoughts(tokenizer.encode("<|start|>user<|message|>Hi<|end|>"), 4)
+    assert thoughts is not None and not thoughts.open
+    thought = tokenizer.encode(THOUGHT)
+    begun = thought[thought.index(tokenizer.ids["<|channel|>"]) : thought.index(end)]
+    within = thoughts.after(begun)
+    assert within.open and 0 < within.tokens <= 4
+    assert within.after([9] * (4 - within.tokens)).forced == end
+    assert not within.after([end]).open
+    open_prompt = markers.thoughts(tokenizer.encode("<|start|>assistant") + begun, 0)
+    assert open_prompt is not None and open_prompt.forced == end
+
+
 def test_a_chat_has_thoughts_answers_and_calls(client: TestClient) -> None:
     body = {"messages": [USER], "max_tokens": 200}
     answer = {**body, **bound_to(THOUGHT + ANSWER)}
