@@ -13,11 +13,13 @@ from typing import Literal
 
 from ..checkpoints import disk
 from ..engine.memory import RESERVE
-from ..engine.pair import Pair
+from ..engine.pair import Pair, alphabet_of
 from ..engine.prompt_cache_files import Store
 from ..errors import OptionError, message
 from ..models.wired_memory import wire
 from ..options import Options
+from ..text.markers import markers_of
+from .answers import token_pieces
 from .engine import STOPPING, Engine, Worker
 from .metrics import Metrics
 from .models import UNNAMED
@@ -359,6 +361,8 @@ class Registry:
                 self._unload(model)
         elif model.state == "unloading" and engine.join(0):
             log.info("unloaded %s", model.name)
+            for cache in (markers_of, token_pieces, alphabet_of):
+                cache.cache_clear()  # they refer to tokenizers
             assert engine.worker is not None
             self._workers.append(engine.worker)
             model.engine, model.state = None, "unloaded"
