@@ -107,14 +107,14 @@ class OllamaMessage(Fields):
     tool_calls: list[EarlierCall] | None = None
 
 
-class OllamaChat(LoadingRequest):
+class OllamaChatRequest(LoadingRequest):
     """The body of /api/chat."""
 
     messages: list[OllamaMessage] | None = None
     tools: ToolList | None = None
 
 
-class OllamaGenerate(LoadingRequest):
+class OllamaGenerateRequest(LoadingRequest):
     """The body of /api/generate."""
 
     refused: ClassVar[Mapping[str, Sequence[object]]] = {
@@ -420,8 +420,8 @@ ENDPOINTS = (
             early=functools.partial(_unload, writer=writer),
         )
         for path, writer, body in (
-            ("/api/chat", OllamaChatWriter, OllamaChat),
-            ("/api/generate", OllamaTextWriter, OllamaGenerate),
+            ("/api/chat", OllamaChatWriter, OllamaChatRequest),
+            ("/api/generate", OllamaTextWriter, OllamaGenerateRequest),
         )
     ),
     # The handler is never called, since no model is needed.

@@ -130,7 +130,7 @@ def service_of(
 ) -> Service:
     """The service of one model, "tiny", that an engine has loaded or is loading."""
     settings = settings or ServiceSettings()
-    model = Model("tiny", lambda: None, names, settings, engine=engine)
+    model = Model("tiny", lambda: None, names, settings, engine=engine, stays=True)
     size, waiting = engine.batch_size, settings.limits.waiting
     return Service(Registry([model], size, waiting, metrics=engine.metrics, strict=strict))
 
