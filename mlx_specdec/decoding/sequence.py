@@ -17,6 +17,9 @@ from ..sampling.distribution import Distribution, log_probabilities
 from ..sampling.noise import noise_of
 from ..text.stream import StopStrings, TextStream
 
+SCORED_ROWS = 32
+"""Rows of logits whose log-probabilities are computed at once, which takes four times the memory of
+these rows."""
 log = logging.getLogger(__name__)
 
 
@@ -222,7 +225,9 @@ class Sequence:
         """Add the log-probabilities of prompt tokens. logits: (rows, width); row i predicts token
         i. Blocks."""
         top, vocabulary = self.top_logprobs or 0, self.distribution.vocabulary
-        self.prompt_logprobs += token_logprobs(logits, tokens, top, vocabulary)
+        for first in range(0, len(tokens), SCORED_ROWS):
+            part = slice(first, first + SCORED_ROWS)
+            self.prompt_logprobs += token_logprobs(logits[part], tokens[part], top, vocabulary)
 
     def noise(self, in_flight: int) -> Noise:
         """Return the noise of the next round, before which `in_flight` tokens are not committed

@@ -83,8 +83,8 @@ def memory(pair: Pair, options: Options) -> saved.Memory:
 CHECKPOINT = 16
 """Distance of a cached snapshot from the end of its prompt, in tokens. The next turn may not repeat
 the last tokens of a chat template's prompt, such as the beginning of a thought."""
-SCORED = 1 << 24
-"""Largest number of logits of a chunk whose log-probabilities are computed: 64 MiB in float32."""
+SCORED = 1 << 23
+"""Largest number of logits of a chunk whose log-probabilities are computed: 32 MiB in float32."""
 FREE = "ngram"
 """Name of the drafter that costs nothing. `auto` calls it before the one with weights."""
 
