@@ -41,17 +41,16 @@ class CheckedContext:
         self._compare_contents(scores.logits, start, len(self._seen) - proposed)
         return scores
 
-    def rewind(self, lengths: tuple[int, ...]) -> int:
+    def rewind(self, lengths: tuple[int, ...]) -> None:
         """Rewind as interfaces.Context says. Raises RewindError if the context then holds another
         number of tokens."""
-        passes = self._context.rewind(lengths)
+        self._context.rewind(lengths)
         del self._seen[lengths[0] :]
         if self._context.lengths != (len(self._seen),):
             raise RewindError(
                 f"a context says that it holds {self._context.lengths} tokens after a rewind to "
                 f"{len(self._seen)}"
             )
-        return passes
 
     def filter(self, keep: Sequence[int]) -> None:
         """Do nothing: the context holds one sequence."""

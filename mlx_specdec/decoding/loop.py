@@ -264,7 +264,7 @@ class Decoding:
         if not ended:
             if done.proposal.size:
                 lengths = tuple([len(row.committed) - 1 for row in rounds])
-                self.watch.rewound(self.target.rewind(lengths))
+                self.target.rewind(lengths)
             if self.proposer is not None:
                 verified = [row.committed[-row.accepted - 2 : -1] for row in rounds]
                 scores = [done.scores.of(row, len(tokens)) for row, tokens in enumerate(verified)]

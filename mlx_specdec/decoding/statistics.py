@@ -234,10 +234,6 @@ class Stopwatch:
             mx.eval(scores.logits)
             self._verified_at = self.clock()
 
-    def rewound(self, passes: int) -> None:
-        """Record a rewind, which took `passes` target passes."""
-        self._passes += passes
-
     def finish(
         self,
         proposal: Proposal,

@@ -38,11 +38,11 @@ class Context(Protocol):
                 and `keys_of(i)` and `values_of(i)`. Raises OptionError if the model cannot return
                 one of them."""
 
-    def rewind(self, lengths: tuple[int, ...]) -> int:
+    def rewind(self, lengths: tuple[int, ...]) -> None:
         """Drop all but the first `lengths` tokens, which are committed from then on.
 
-        Returns the number of target passes that this took. Raises RewindError if `lengths` exceeds
-        the cached tokens or would drop final tokens; a context never silently drops fewer tokens.
+        This takes no pass. Raises RewindError if `lengths` exceeds the cached tokens or would drop
+        final tokens; a context never silently drops fewer tokens.
         """
 
     def evaluate(self) -> None:

@@ -59,8 +59,8 @@ class ExactContext:
         self._context.rewind((length - 1,))
         return scores.of(0, 1)
 
-    def rewind(self, lengths: tuple[int, ...]) -> int:
-        return self._context.rewind(lengths)
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        self._context.rewind(lengths)
 
     def evaluate(self) -> None:
         self._context.evaluate()

@@ -178,9 +178,8 @@ class RowsContext:
     def lengths(self) -> tuple[int, ...]:
         return self._rows.lengths
 
-    def rewind(self, lengths: tuple[int, ...]) -> int:
+    def rewind(self, lengths: tuple[int, ...]) -> None:
         self._rows.rewind(lengths)
-        return 0
 
     def join(self, joining: Context) -> None:
         assert isinstance(joining, RowsContext)

@@ -49,13 +49,12 @@ class TableContext:
         hidden = {name: mx.stack(rows)[None] for name in taps}
         return Scores(mx.stack(rows)[None], hidden)
 
-    def rewind(self, lengths: tuple[int, ...]) -> int:
+    def rewind(self, lengths: tuple[int, ...]) -> None:
         if not self.final <= lengths[0] <= len(self.fed):
             raise RewindError(f"cannot go from {len(self.fed)} to {lengths[0]}")
         del self.fed[lengths[0] :]
         self.final = lengths[0]
         self.rewinds.append(lengths[0])
-        return 0
 
     def greedy(self, prefix: Sequence[int], count: int) -> list[int]:
         """Return the output of plain decoding, computed without the code under test."""

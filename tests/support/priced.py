@@ -51,12 +51,11 @@ class PricedContext:
         self._clock.now += begin + self._fixed + rows * self._per_row + stall
         return Scores(mx.zeros((1, rows, 5)))
 
-    def rewind(self, lengths: tuple[int, ...]) -> int:
+    def rewind(self, lengths: tuple[int, ...]) -> None:
         assert self.final <= lengths[0] <= self._seen
         self._seen = lengths[0]
         self._begun = False
         self._clock.now += self.rewinding
-        return 0
 
 
 class PricedModel:

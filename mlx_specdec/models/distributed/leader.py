@@ -314,10 +314,9 @@ class LedContext:
             message = self._leader.send(order, tokens)
             return run_pass(self._context, message, batch, rows, proposed, taps)
 
-    def rewind(self, lengths: tuple[int, ...]) -> int:
-        passes = self._context.rewind(lengths)
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        self._context.rewind(lengths)
         self._leader.queue(Order(Op.REWIND, self._number, lengths))
-        return passes
 
     def evaluate(self) -> None:
         with self._leader.whole():

@@ -203,10 +203,10 @@ class MtpReading(ChainReading):
         self._guessed = self._inputs[:, -1:]
         return self._logits_of(number, head[:, -1:])
 
-    def rewind(self, lengths: tuple[int, ...]) -> int:
+    def rewind(self, lengths: tuple[int, ...]) -> None:
         for layer, lengths_read in zip(self._later, self._read, strict=True):
             layer.rewind(lengths_read)
-        return super().rewind(lengths)
+        super().rewind(lengths)
 
     def evaluate(self) -> None:
         super().evaluate()

@@ -56,7 +56,7 @@ class DecoderOnlyContext(RowsContext):
         with self.states.in_pass(starts, tokens.shape[1], proposed):
             return self._model.run(tokens, self.entries, taps)
 
-    def rewind(self, lengths: tuple[int, ...]) -> int:
+    def rewind(self, lengths: tuple[int, ...]) -> None:
         """Rewind as interfaces.Context says, without a target pass."""
         now = self.lengths
         super().rewind(lengths)
@@ -64,7 +64,6 @@ class DecoderOnlyContext(RowsContext):
         if self.states:
             # The device computes the state while the host builds the next proposal.
             mx.async_eval([cache.state for cache in self.states.caches])
-        return 0
 
     @property
     def nbytes(self) -> int:
