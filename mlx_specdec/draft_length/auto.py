@@ -294,25 +294,21 @@ class AutoLength(DraftLength):
         table, unread = size.table, self._unread.get(source.name, 0.0)
         kind = (source.costs if drafted else "", drafted, size.rows)
         self._memory.rounds[kind] += 1
-        steps = seconds / table.seconds if table.state[1] else 0.0
-        # Two such rounds show that a proposer is too expensive, and then it does not go on.
-        dear = drafted > 0 and steps > 1 + TOO_EXPENSIVE * drafted
-        dear = dear and not table.known(source.costs)
-        # The first round of a kind may compile kernels.
-        if drafted > MOST or (self._memory.rounds[kind] == 1 and not dear):
-            pass
+        if self._memory.rounds[kind] == 1 or drafted > MOST:
+            pass  # it may have compiled kernels
         elif not drafted:
             # The first plain step after a draft fills the pipeline, and the last one empties it.
             if report.pipelined and size.in_flight:
                 table.add("", 0, seconds)
-        elif steps and unread > UNREAD and not dear:
+        elif table.state[1] and unread > UNREAD:
             entry = table.entry(source.costs, 0)
-            excess = max(0.0, steps - size.costs[source.name][drafted])
-            entry[0] = (entry[0] + excess / unread) / 2
-        elif steps:
+            excess = seconds / table.seconds - size.costs[source.name][drafted]
+            entry[0] = (entry[0] + max(0.0, excess / unread)) / 2
+        elif table.state[1]:
             asked = max(drafted, size.limits[source.name]) if source.stops else drafted
             table.add(source.costs, asked, seconds)
-            size.due = 0 if dear else size.due
+            if table.entry(source.costs, asked)[0] > math.log(1 + TOO_EXPENSIVE * asked):
+                size.due = 0
         size.in_flight = report.pipelined
         emitted = 0
         for row in report.sequences:

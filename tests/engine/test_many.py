@@ -256,7 +256,7 @@ def test_batches_save_what_they_learned_by_size(pair: Pair, proposer: str) -> No
     memory = saved.memory(pair_key(pair))
     draft = source(next(one for one in drafters(pair, options) if one.name == "draft"), options)
     verified, _ = memory.entries[f"acceptance {draft.text}"]
-    assert memory.entries[f"{draft.costs}, 4 rows, 0 doublings"] and verified[0] > 0
+    assert memory.entries[f"costs of {draft.costs}, 4 rows, 0 doublings"] and verified[0] > 0
 
 
 @pytest.mark.parametrize(
