@@ -1,14 +1,15 @@
-"""Measure published models from GGUF files: plain, with drafts, in mlx-lm, and in llama.cpp beside.
+"""Measure published models from GGUF files: plain, with drafts, in mlx-lm, and in llama.cpp.
 
     python benchmarks/real_models.py SmolLM2-135M-Instruct.Q4_1.gguf prompts/code_edits.jsonl
     python benchmarks/real_models.py TARGET.gguf PROMPTS --draft-model DRAFT.gguf \\
         --llama-cpp ENVIRONMENT/bin/python
 
-All methods decode a prompt one after the other, in an order that turns, so that they share the
-machine's moods. mlx-lm runs in this process with the same weights. llama.cpp runs as a server over
-the same file, by the package xllamacpp in an environment of its own. It computes with the file's
-4-bit weights and 8-bit activations, so its outputs are its own. Prints a line of JSON for each
-method, with medians over the prompts. Only a quiet machine gives figures worth quoting."""
+All methods decode a prompt one after the other. Their order rotates, so that changes of the
+machine's speed affect all methods alike. mlx-lm runs in this process with the same weights.
+llama.cpp runs as a server over the same file, by the package xllamacpp in an environment of its
+own. It computes with the file's 4-bit weights and 8-bit activations, so its outputs may differ. The
+program prints a line of JSON for each method, with medians over the prompts. Only a quiet machine
+gives figures worth quoting."""
 
 import argparse
 import json
@@ -51,7 +52,8 @@ PATIENCE = 600.0
 
 @dataclass(frozen=True)
 class Run:
-    """A completion. seconds: of decoding after the first token. passes: of the target."""
+    """A completion. first: The seconds before the first token. seconds: The seconds of decoding
+    after it. passes: The number of the target's passes."""
 
     tokens: tuple[int, ...]
     first: float
@@ -124,7 +126,8 @@ def resident_bytes(process_id: int) -> int:
 
 
 def line(name: str, runs: list[Run], plain: list[Run]) -> dict[str, Any]:
-    """Return the figures of a method. Runs and those of plain decoding have the same order."""
+    """Return the figures of a method. plain: The runs of plain decoding, with the same prompts in
+    the same order as `runs`."""
     speeds = [max(1, len(run.tokens) - 1) / run.seconds for run in runs]
     ratios = [
         one.seconds / len(one.tokens) / (run.seconds / len(run.tokens))
@@ -165,7 +168,8 @@ def main() -> None:
         number = length if length == "auto" else int(length)
         drafted = replace(regular, regular=False, num_draft=number)
         methods[f"lookup {length}"] = own(pair, replace(drafted, proposer="ngram"))
-        # With a number a draft model drafts alone, and with auto lookup drafts as well.
+        # If the length is a number, a draft model drafts alone. If it is auto, prompt lookup drafts
+        # as well.
         methods |= {f"{name} {length}": own(both, drafted) for name, both in pairs.items()}
     with ExitStack() as stack:
         if given.llama_cpp:

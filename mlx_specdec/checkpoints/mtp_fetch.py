@@ -25,12 +25,13 @@ _FORMAT = "__metadata__"
 """Entry of a safetensors header about the file, which names its writer."""
 
 Report = Callable[[int, int], None]
-"""Is called with the numbers of bytes that are downloaded and that there are."""
+"""A function that is called with the number of downloaded bytes and the number of all bytes."""
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor in a file of a repository: its dtype and shape as in the header, and its bytes."""
+    """A tensor in a file of a repository, with its dtype and shape as in the header. begin, end:
+    Where its bytes begin and end in the file."""
 
     name: str
     file: str
@@ -77,8 +78,9 @@ def fetch(
     Args:
         original: The repository.
         announce: Is called with a line about the size, before the download.
+        progress: Is called after each piece of the download.
     Raises:
-        SourceError: The repository cannot be read, or has no such layers.
+        SourceError: The repository cannot be read or has no such layers, or the disk is full.
         CheckpointError: A file of the repository is damaged."""
     if not _REPOSITORY.fullmatch(original):
         raise SourceError(f"{original:.100} is no name of a repository: {GIVE}")
@@ -155,7 +157,7 @@ def _header(repository: Repository, file: str) -> tuple[dict[str, Any], int]:
 def _write(
     target: Path, repository: Repository, stored: list[_Stored], writer: str, progress: Report
 ) -> None:
-    """Write a safetensors file with these tensors, whose bytes are downloaded."""
+    """Download the bytes of these tensors, and write them to a safetensors file."""
     header: dict[str, Any] = {_FORMAT: {"format": writer}}
     done = total = 0
     for one in stored:

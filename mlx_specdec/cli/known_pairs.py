@@ -46,7 +46,8 @@ value is the median of tokens per round divided by gain in measurements of mlx-d
 EXPERTS_COST = 3.3
 """The same duration for a mixture of experts, in which each row of a pass reads other experts."""
 SHORT_COSTS = (1.2, 1.5)
-"""The same durations for a round with one or two draft tokens."""
+"""The same durations for a round with one or two draft tokens. The first is for a dense model, and
+the second is for a mixture of experts."""
 SHORT = frozenset((MTP, "eagle", "eagle3", "gemma4_assistant"))
 """The kinds of drafters that draft one or two tokens on Macs."""
 USUAL_TOKENS = {DRAFT: 2.5, MTP: 1.8}
@@ -69,7 +70,7 @@ class Machine:
     Attributes:
         name: The name of its accelerator, or "cpu".
         room: The bytes that models and caches may take. Passes need the rest.
-        auto_room: The lower limit for `--model auto`.
+        auto_room: The bytes that a pair for `--model auto` may take, which are at most `room`.
         on_cpu: Whether it computes on the CPU."""
 
     name: str
@@ -79,8 +80,8 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Return the machine that runs this program. On a CPU, `--model auto` may take only a quarter
-    of the memory, because large models are slow there."""
+    """Return the machine that runs this program. On a CPU, `--model auto` may take only
+    EXPANDED_SHARE of the room, because large models are slow there."""
     import mlx.core as mx
 
     from ..checkpoints import disk
@@ -122,7 +123,7 @@ class KnownModel:
         active: Billions of weights that a token uses, if it is a mixture of experts.
         config: The keys of config.json that decide the model's shapes, or {} if the table has none.
         conversions: Repositories of conversions to MLX's format, by bits.
-        bits: The numbers of bits at which it can be had.
+        bits: The numbers of bits at which it is available. BITS stands for any number.
         unconfirmed: Whether `--model auto` leaves it out, because its size is not confirmed."""
 
     name: str
@@ -256,7 +257,8 @@ class KnownPair:
         return f"{MTP}:{self.target.name}" if converted else self.draft.name
 
     def estimate(self, bits: int) -> Estimate | None:
-        """Return an estimate of the pair's speed, or None if the table has no shapes of it."""
+        """Return an estimate of the pair's speed. Return None if the draft is no draft model, or if
+        the table does not have the target's shapes."""
         if not self.target.config or self.kind != DRAFT:
             return None
         from ..measure.estimate import ModelSource, estimate
@@ -297,7 +299,9 @@ def best(
 def best_for(
     use: str, q_bits: int | None = None, machine: Machine | None = None
 ) -> tuple[KnownPair, int]:
-    """Return the pair for `--model auto`, and the bits per weight. Raises OptionError if none fits.
+    """Return the pair for `--model auto`, and the bits per weight.
+
+    Raises OptionError if no pair fits, or if `use` is unknown.
 
     Args:
         q_bits: The bits that the user has chosen, or None.
@@ -317,9 +321,9 @@ def best_for(
 
 
 def draft_for(target: str) -> str:
-    """Return the table's draft for a target that gains most, and the smallest one if no gain is
-    known. The target may be a conversion of the
-    model in the table. Raises OptionError if there is none."""
+    """Return the table's draft that gains most for a target, or the smallest one if no gain is
+    known. The target may be a conversion of a model in the table. Raises OptionError if the table
+    has no draft for it."""
     base, bits = _base(target)
     found = [one for one in known_pairs() if _base(one.target.name)[0] == base]
     if not found:

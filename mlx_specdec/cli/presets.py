@@ -13,13 +13,14 @@ from .flags import Flags
 
 Group = TypeVar("Group", bound=Flags)
 SHARED = ("memory_budget", "distributed", "status_file")
-"""Flags that are not of one model."""
+"""Flags that concern the whole server, so that the table of a model must not set them."""
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 @dataclass(frozen=True)
 class Preset(Generic[Group]):
-    """A model to serve. name, aliases: The names of its table, or none without a file."""
+    """A model to serve. name, aliases: The name of its table, and the aliases in the table. Both
+    are empty if there is no file."""
 
     flags: Group
     name: str = ""
@@ -35,7 +36,8 @@ def read_presets(
         group: The flags that a table may set.
         make: Returns the flags of a model with the settings of a table.
     Raises:
-        OptionError: If the file is no TOML, or a table is wrong. Errors of `make` are raised, too.
+        OptionError: If the file cannot be read or is no TOML, or a table is wrong. Errors of `make`
+            are raised, too.
     """
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))

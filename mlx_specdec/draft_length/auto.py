@@ -1,7 +1,7 @@
 """The draft length that promises the most tokens per second, learned from rounds.
 
-A candidate is plain decoding, or one proposer that has weights with one draft length. The candidate
-with the most expected tokens per plain step's time drafts, and others are tried now and then.
+A candidate is plain decoding, or one draft length of a proposer that has weights. The candidate
+with the most expected tokens per plain step's time is used, and others are tried now and then.
 Proposers without weights come first and decide with `prices` what to propose."""
 
 import math
@@ -27,21 +27,24 @@ better than plain decoding for each doubling of the rows, because rows end at di
 TOO_EXPENSIVE = 3.0
 """Plain steps per draft token above which a proposer is not used."""
 EXPECTED, PRIOR = 0.7, 8.0
-"""Acceptance rate before anything was verified, and its weight in tokens. Shipped drafts have 0.6
-to 0.8. Each position has the mean over all positions as its prior, with the same weight."""
+"""Acceptance rate before anything was verified, and its weight in tokens. The drafts in weights/
+reach 0.6 to 0.8. The mean over all positions is the prior of each, with the same weight."""
 REMEMBERED = 512
 """Rounds after which the weight of a draft's verdict has fallen to 1/e."""
 RISE = {True: 0.1, False: 0.25}
-"""Plain steps per draft token before any round was timed, by `Source.free`."""
+"""Plain steps that each draft token is assumed to cost before any round was timed. The keys are the
+values of `Source.free`."""
 LINE = 8.0
-"""Weight, in rounds, of the line through the costs of all draft lengths in the cost of each."""
+"""The cost of each draft length is a mean in which the line through the costs of all lengths weighs
+as much as this many rounds."""
 KNOWN, TIMED = 20.0, 4096
-"""Largest weight of timed rounds, and rounds of a proposer after which it has fallen to 1/e."""
+"""The largest weight of timed rounds, and the number of later timed rounds, plain steps included,
+after which a weight has fallen to 1/e."""
 COMMON = 0.3
-"""Share of an unexpected duration by which the whole machine is assumed to be slower."""
+"""The share of an unexpected delay that counts as a slower machine instead of a costlier round."""
 NOISE, STALL = 0.3, 1.0
-"""Standard deviation of the logarithm of a single round's seconds. A round that takes more than
-1 + STALL of the expected seconds counts as one that takes as many."""
+"""Standard deviation of the logarithm of a single round's seconds. If a round takes more
+than 1 + STALL times the expected seconds, it counts as 1 + STALL times them."""
 UNREAD = 16
 """Tokens that a proposer can prefill before a draft without a noticeable delay."""
 LONG_PROMPT = 64
@@ -57,7 +60,7 @@ class Source:
         name: Name of the proposer.
         most: The proposer's longest draft, in tokens.
         free: Whether drafting takes no time.
-        stops: Whether the proposer shortens its drafts by `prices`.
+        stops: Whether the proposer uses `prices` to shorten its drafts.
         costs: Name under which its costs are saved.
         text: Name under which its acceptance is saved."""
 
@@ -102,18 +105,20 @@ class Acceptance:
 class CostTable:
     """Seconds of rounds in batches of one size, after contexts of one length.
 
-    The seconds of a plain step change with the speed of the machine, and a round costs some times
-    as many. The entry of a proposer and a draft length is [logarithm of the cost ratio, weight of
-    the timed rounds]. Entry 0 is about the prefill: [plain steps per token, 0].
+    The seconds of a plain step change with the speed of the machine. The table therefore has cost
+    ratios for all other rounds. The entry of a proposer and a draft length is [logarithm of the
+    cost ratio, weight of the timed rounds]. Entry 0 is the cost of the prefill: [plain steps per
+    token, 0].
 
     Attributes:
         state: The logarithm of a plain step's seconds, the number of timed plain steps, the number
             of rounds until the next trial, and the number of trials.
-        doublings: How often the context doubled beyond 1,024 tokens."""
+        doublings: 0 for contexts of less than 1,024 tokens, 1 from there, and one more whenever
+            the context doubles."""
 
     def __init__(self, memory: Memory, rows: int, doublings: int, names: Sequence[str]) -> None:
-        """Open the saved table, or begin with the nearest one's costs and little weight. names:
-        `Source.costs` of all proposers."""
+        """Open the saved table. If there is none, copy the costs of the nearest one, and give them
+        little weight. names: `Source.costs` of all proposers."""
 
         def opened(name: str) -> list[Any]:
             keys = [
@@ -148,7 +153,8 @@ class CostTable:
         return sum(weight for _, weight in self._entries[name]) > 1.5
 
     def leave(self) -> None:
-        """Decode plainly from now on, so that plain steps tell nothing about earlier drafts."""
+        """Note that decoding is plain from now on, so that further plain steps do not change the
+        cost ratios of earlier drafts."""
         self._drafted = ""
 
     def add(self, name: str, drafted: int, seconds: float) -> None:
@@ -159,7 +165,7 @@ class CostTable:
         state = self.state
         entry = self._entries[name][drafted] if drafted else [0.0, state[1]]
         excess = seconds / math.exp(entry[0] + state[0]) - 1
-        # A far shorter round than the first one shows that this stalled.
+        # If a round is far shorter than the first ones, those have stalled.
         new = entry[1] < 0.5 or (entry[1] < 3 and excess < -STALL / 2)
         gain = 1.0 if new else 1 / (1 + entry[1])
         excess = excess if new else min(excess, STALL)
@@ -172,13 +178,14 @@ class CostTable:
             change = math.log1p(max(gain, COMMON) * excess)
             state[0] += change
             state[1] += 1
-            # Drafts took as long as they did: if plain steps are faster, the costs were higher.
+            # The seconds of earlier drafts do not change. If plain steps turn out to be faster, the
+            # cost ratios of those drafts were higher.
             for entry in self._entries[self._drafted][1:] if self._drafted else ():
                 entry[0] -= change
 
     def costs(self, source: Source) -> list[float]:
-        """Return the cost ratios of draft lengths 0 .. MOST. A length costs the mean of what was
-        timed and of the line that fits all lengths best."""
+        """Return the cost ratios of draft lengths 0 .. MOST. Each is the weighted mean of what
+        was timed for the length and of the line that fits all lengths best."""
         rise, entries = RISE[source.free], self._entries[source.costs]
         ratios = [math.exp(cost) for cost, _ in entries]
         points = [(1, 1 + rise, 0.5), (MOST, 1 + MOST * rise, 0.5)]
@@ -257,7 +264,8 @@ class AutoLength(DraftLength):
 
     def begin(self, context: int, prompt: int, remaining: int) -> None:
         size, self._begun = self.size(1), True
-        # A proposer also opens its cache before its first draft.
+        # The first draft counts as a prefill even if the prompt is short, because the proposer
+        # opens its cache before it.
         self._unread = dict.fromkeys(self._unread, max(prompt, UNREAD + 1.0))
         self._choose(size, context, remaining)
         if prompt > LONG_PROMPT:
@@ -277,8 +285,8 @@ class AutoLength(DraftLength):
         for row in report.sequences:
             drafter = self._sources.get(row.source, source)
             if row.drafted and not drafter.free:
-                # A token at which the proposer stopped counts as rejected, and so does one after
-                # the end of the sequence.
+                # If the proposer stopped early, the token that it left out counts as rejected. A
+                # draft token after the end of the sequence also counts as rejected.
                 stopped = drafter.stops and not row.ended
                 stopped = stopped and row.drafted < size.limits[drafter.name]
                 accepted = min(row.accepted, row.emitted - 1)
@@ -342,8 +350,8 @@ class AutoLength(DraftLength):
         return unread * size.table.entry(source.costs, 0)[0] if unread > UNREAD else 0.0
 
     def _lengths(self, size: _Size, source: Source) -> range:
-        """Return the draft lengths of a proposer that may be chosen: none if it is too expensive,
-        and 1 until it was timed."""
+        """Return the draft lengths of a proposer that may be chosen. There is none if it is too
+        expensive, and only length 1 until it was timed."""
         if size.costs[source.name][1] > 1 + TOO_EXPENSIVE:
             return range(0)
         return range(1, 1 + (source.most if size.table.known(source.costs) else 1))

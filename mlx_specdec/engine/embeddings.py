@@ -1,5 +1,5 @@
-"""Embeddings of texts: the mean of the last hidden states over the tokens of a text, with length
-1."""
+"""Embeddings of texts. Each is the mean of the last hidden states over the tokens of a text, scaled
+to length 1."""
 
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -18,8 +18,8 @@ Vector = NDArray[np.float32]
 
 
 def embed(pair: Pair, texts: Sequence[Sequence[int]]) -> Generator[None, None, list[Vector]]:
-    """Compute the embeddings of texts, one text and one chunk of it at a time, so that they do not
-    depend on one another. The generator pauses after each chunk.
+    """Compute the embeddings of texts. Texts never share a pass, so that no embedding depends on
+    another text. The generator pauses after each chunk of a text.
 
     The vectors are means of the input of the output head in a decoder-only model, and of the
     encoder's output in an encoder-decoder. Special tokens are left out of the mean, unless a text
@@ -32,7 +32,7 @@ def embed(pair: Pair, texts: Sequence[Sequence[int]]) -> Generator[None, None, l
     Raises:
         PromptError: A text is too long, or has ids that the model does not have.
         OptionError: The model does not return its last hidden states.
-        DecodingError: A hidden state is NaN or infinite.
+        DecodingError: An embedding is NaN or infinite.
     """
     vectors: list[Vector] = []
     for ids in texts:

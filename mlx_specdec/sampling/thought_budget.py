@@ -45,8 +45,8 @@ class ThoughtBudget:
         return count
 
     def verifiable(self, drafted: Sequence[int]) -> int:
-        """See `Constraint`. Later draft tokens than a wrong one at a forced position would only
-        be rejected."""
+        """See `Constraint`. If a draft token differs from the forced one, the tokens after it are
+        dropped. They would be rejected, unless `grammar` forbids the forced token."""
         count = len(drafted) if self.grammar is None else self.grammar.verifiable(drafted)
         thoughts = self.thoughts
         for at, token in enumerate(drafted[:count]):

@@ -46,9 +46,9 @@ UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "
 PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 DURATION = re.compile(rf"[+-]?(?:{PART.pattern})+")
 FOREVER = datetime.max.replace(tzinfo=UTC, microsecond=0)
-"""When a model expires that is kept until another one needs its memory."""
+"""The time of expiry that is reported for a model that stays until another needs its memory."""
 LONGEST = 1e9
-"""Seconds from which on a model is kept forever."""
+"""If a model is kept for more seconds than these, FOREVER is reported."""
 
 
 class GenerationOptions(Sampled):
@@ -129,7 +129,7 @@ class OllamaGenerateRequest(LoadingRequest):
 
 
 class ShowRequest(Fields):
-    """The body of /api/show. name: The former name of `model`."""
+    """The body of /api/show. name: The same as `model`, from older clients."""
 
     model: String | None = None
     name: String | None = None
@@ -212,7 +212,7 @@ class OllamaWriter(Writer):
         return [*lines, self._last(choice, self.nothing)]
 
     def content(self, text: str, thought: str, calls: list[Payload]) -> Payload:
-        """Return the fields of a piece, or of the complete text."""
+        """Return the fields of an answer that contain a piece of the text, or the complete text."""
         message: Payload = {"role": "assistant", "content": text}
         if thought:
             message["thinking"] = thought
@@ -241,8 +241,8 @@ class OllamaWriter(Writer):
         return self.parser.chat(ChatRequest.read(fields))
 
     def _after(self, event: Event | None) -> list[Payload]:
-        """Return the call that is complete before an event, or at the end (None), if there is
-        one."""
+        """Read an event, and return the call that it completes as a list of at most one entry. None
+        stands for the end of the answer."""
         if isinstance(event, Arguments):
             self._pieces.append(event.text)
             return []
@@ -326,7 +326,8 @@ def _without_text(writer: type[OllamaWriter], name: str, reason: str) -> Payload
 def _unload(
     service: Service, model: Model, body: Body, writer: type[OllamaWriter]
 ) -> Payload | None:
-    """Unload a model if a request without a prompt sets `keep_alive` to 0."""
+    """Unload a model if a request without a prompt sets `keep_alive` to 0, and return the answer.
+    Return None for other requests."""
     if not _empty(body) or "keep_alive" not in body or seconds_of(body["keep_alive"]) > 0:
         return None
     service.registry.unload(model)
@@ -334,7 +335,8 @@ def _unload(
 
 
 def _generate(parser: RequestParser, body: Body, writer: type[OllamaWriter]) -> Payload | Writer:
-    """Answer /api/chat or /api/generate. Without a prompt, the model has been loaded."""
+    """Answer /api/chat or /api/generate. A request without a prompt only loads the model, which has
+    happened before this call."""
     if _empty(body):
         _kept(parser, body)
         return _without_text(writer, parser.name, "load")
@@ -424,7 +426,7 @@ ENDPOINTS = (
             ("/api/generate", OllamaTextWriter, OllamaGenerateRequest),
         )
     ),
-    # The handler is never called, since no model is needed.
+    # `show` answers every request early, so that the handler `tags` is never called.
     Endpoint("/api/show", tags, Anything, "About a model", ShowRequest, error=ERROR, early=show),
     Endpoint("/api/tags", tags, Anything, "All models, for ollama's clients"),
     Endpoint("/api/ps", running, Anything, "The models in memory"),

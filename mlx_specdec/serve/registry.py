@@ -32,8 +32,8 @@ State = Literal["unloaded", "loading", "loaded", "unloading"]
 LATEST = ":latest"
 """The tag that clients of ollama add to names."""
 PATIENCE_SECONDS = 30.0
-"""Seconds in which a client that got an error is expected to ask again. In this time, a model
-without room is wanted, and a newly loaded model is not unloaded for another one."""
+"""Seconds in which a client that got an error is expected to ask again. For this time, a model for
+which there is no room stays wanted, and a newly loaded model stays in memory without requests."""
 LOADED_BYTES = 1_000_000_000
 """Bytes of weights per second that are expected to be loaded, for the header Retry-After."""
 MOST_RETRY_SECONDS = 60
@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Model:
-    """A model that may be loaded. Only its registry changes the fields from `state` on.
+    """A model that may be loaded. The service changes `leases` and `waiting`, and only the registry
+    changes the other fields.
 
     Attributes:
         name, aliases: The names by which requests select it. Answers contain `name`.
@@ -56,7 +57,7 @@ class Model:
         used: Time of the newest request.
         idle_since: Time at which it was loaded, or at which it last had a request.
         wanted_since: Time of the oldest request that wants the model to be loaded, or 0.
-        served: Whether the model has served a request since it was loaded.
+        served: Whether the model has had a request since it was loaded, or `unload` was called.
         resting: Whether it takes no new requests, because another model needs memory.
         leases: Requests that are being read and are not submitted yet.
         waiting: Requests that wait until the model takes requests.
@@ -102,7 +103,7 @@ class Model:
 
     @property
     def request_bytes(self) -> int:
-        """The bytes that its requests may take now: none, or all requests of its budget."""
+        """The budget for all its requests in bytes, or 0 if it has no requests now."""
         return self.engine.nbytes[2] if self.engine is not None and self.busy else 0
 
 
@@ -154,7 +155,7 @@ class Registry:
                 if name in self._by_name:
                     raise OptionError(f"two models are named {name:.80}: give each its own name")
                 self._by_name[name] = model
-        # Several models share this number of bytes. The engine of a single one has the default.
+        # Several models share this number of bytes. A single model's engine gets `memory_budget`.
         self._shared = self._shared_bytes() if len(self.models) > 1 else None
 
     def _shared_bytes(self) -> int:
@@ -166,7 +167,7 @@ class Registry:
 
     @property
     def _least(self) -> int:
-        """Bytes that every loaded model has for its requests."""
+        """The smallest number of bytes that every loaded model has for its requests."""
         return int(RESERVE * (self._shared or 0))
 
     @property
@@ -190,7 +191,8 @@ class Registry:
         return len(self.models) == 1 and not self._loaded
 
     def find(self, named: object) -> Model:
-        """Return the model for a name in a request, or None. Raises Problem."""
+        """Return the model for the name in a request, or the first one if there is no name.
+        Raises Problem if no model answers to the name."""
         if named is None or named in UNNAMED:
             return self.first
         # One model answers requests for every name.
@@ -206,8 +208,8 @@ class Registry:
         return found
 
     def begin(self, then: Callable[[], None]) -> None:
-        """Load a single model. then: Called when it is loaded, and after an error, which the caller
-        reports."""
+        """Load the model if there is only one. then: Called when it is loaded, or after an error,
+        which the caller reports. If there are several models, it is called at once."""
         if len(self.models) == 1:
             with self._lock:
                 self._begun = self._start(self.first, then)
@@ -400,7 +402,7 @@ class Registry:
     def _make_room(self, model: Model) -> bool:
         """Return whether there is room for a model. If not, unload as many of the others as
         necessary: idle ones first, and the least recently used ones first. A busy one takes no new
-        requests from now on."""
+        requests until the next `refresh`."""
         if self._shared is None:
             return True
         in_memory = [one for one in self.models if one.engine is not None and one is not model]
@@ -414,7 +416,8 @@ class Registry:
                 if not victim.busy:
                     self._unload(victim)
         for one in staying:
-            # A busy model shares its part when its requests have ended.
+            # If the present budgets leave too little room, a busy model takes no new requests. Its
+            # budget can be reduced when its requests have ended.
             one.resting |= one.busy and self._taken([*staying, model], now=True) > self._shared
         return self._taken([*in_memory, model], now=True) <= self._shared
 

@@ -46,7 +46,8 @@ class TaskQueue:
             return self._tasks[0][0].nbytes if self._tasks else 0
 
     def add(self, task: Task) -> Future[Any]:
-        """Return the future result of a task. To cancel the future cancels the task."""
+        """Add a task, and return the future of its result. If the future is cancelled, the task is
+        cancelled, too."""
         future: Future[Any] = Future()
         with self._lock:
             self._tasks.append((task, future))

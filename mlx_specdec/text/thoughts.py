@@ -8,7 +8,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Thoughts:
-    """The thoughts of a completion up to a token. `after` returns those up to a later token.
+    """What is known about thoughts after some tokens of a completion. `after` reads more tokens.
 
     Attributes:
         begin, end: Ids of the marks around a thought, at least one id each.
@@ -62,7 +62,8 @@ class Thoughts:
 
 
 def _matched(mark: Sequence[int], matched: int, token: int) -> int:
-    """Return how many tokens of a mark are written after a token. matched: How many were before."""
+    """Return how many tokens of a mark are written once `token` is added. matched: The number of
+    tokens of the mark that were written before."""
     written = (*mark[:matched], token)
     lengths = range(len(written), 0, -1)
     return next((length for length in lengths if written[-length:] == mark[:length]), 0)

@@ -2,8 +2,10 @@
 
 The first layer reads the target's hidden state of a token and the token after it, and predicts the
 token after that. With several layers, layer k reads the output of layer k - 1 at the same position
-and the token k positions later. After the last layer, its own output takes the place of the
-hidden state. Source: arXiv 2412.19437, section 2.2 (DeepSeek-V3)."""
+and the token k positions later. Once the last layer has drafted a token, it goes on alone, and its
+own output takes the place of the hidden state.
+
+Source: arXiv 2412.19437, section 2.2 (DeepSeek-V3)."""
 
 import re
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ from .network import Chain, ChainReading, DrafterKind
 
 
 class Mtp(Chain):
-    """The network of layers for multi-token prediction. mlx-lm runs each as a model of one layer.
+    """The network of a layer for multi-token prediction. The first layer's contains the later ones.
 
     Attributes:
         later: The networks of the later layers.
@@ -55,7 +57,7 @@ class Mtp(Chain):
         if None in makers:
             raise CheckpointError(f"{files.directory}: a layer keeps a state that is not supported")
         self.caches = lambda rows: [make(rows) for make in makers if make is not None]
-        # The target has the embedding, and the drafter a norm of its own.
+        # `step` embeds the tokens and applies the norm, so that the layer must do neither.
         for name in {"embed_tokens", "embeddings", "norm", "norm_f"} & self.block.keys():
             self.block[name] = nn.Identity()
         self.later = [Mtp(layer) for layer in files.later]
@@ -157,8 +159,8 @@ class Mtp(Chain):
 class MtpReading(ChainReading):
     """One sequence's state in an Mtp. Positions are counted from the first that was read.
 
-    A later layer needs a later token, so that it has read fewer positions. `_waiting` holds, for
-    each later layer, the input at the next position that it can read."""
+    A later layer needs a later token, so that it has read fewer positions. `_waiting` has, for each
+    later layer, the output of the layer before it at the next position to read."""
 
     def __init__(self, network: Mtp) -> None:
         from ..mlx_lm.states import slots
@@ -196,7 +198,7 @@ class MtpReading(ChainReading):
         if number >= len(self._waiting):
             head, self._guessed = self._later[-1]._step(token, self._guessed, 1)
             return self._logits_of(-1, head)
-        # The layer has not read the positions whose later tokens are draft tokens.
+        # The layer also reads the positions that had to wait for these draft tokens.
         states = mx.concatenate([self._waiting[number], self._inputs], axis=1)
         tokens = mx.concatenate(self._drafted, axis=1)
         head, self._inputs = self._later[number]._step(tokens, states, tokens.shape[1])
@@ -215,7 +217,7 @@ class MtpReading(ChainReading):
 
     def reusable(self, sequence: int) -> Reusable:
         """See `RowsContext`. Only the first layer's positions are returned, and later layers begin
-        without any. A cache with a window has dropped some."""
+        without any. If a cache has a window, nothing is returned, because positions are missing."""
         return Reusable() if self._rows.windows else super().reusable(sequence)
 
     def _step(self, tokens: mx.array, states: mx.array, proposed: int) -> tuple[mx.array, mx.array]:

@@ -18,7 +18,7 @@ from .files import UNUSED, ConfigEntries, DrafterFiles, LayerSizes, StoredTensor
 from .network import Config
 
 PLAIN = "qwen3"
-"""The family whose checkpoints carry no such layers. Only `speculators` trains them."""
+"""A family whose own checkpoints carry no such layers. Only `speculators` trains layers for it."""
 MLX_LM_TYPES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 LAYER = "layers.0."
 _PARTS = {
@@ -63,10 +63,10 @@ class Form:
 
     Attributes:
         hidden_first: Whether the hidden state comes before the embedding in the inputs of `fc`.
-        raw: Whether the layer reads hidden states before the norm that follows them: of the target,
-            and of the layer before.
-        settings: Returns entries for mlx-lm's model of the layer, from the target's configuration
-            and from whether the layer has experts.
+        raw: Whether the layer reads the output of the target's last layer, or of the layer before
+            it, without the norm that follows that output.
+        settings: Returns additional entries for the configuration of mlx-lm's model. Its arguments
+            are the target's configuration and whether the layer has experts.
     """
 
     hidden_first: bool = False
@@ -200,9 +200,9 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
 
 
 def _own_names(carried: Carried, family: str) -> list[dict[str, mx.array]]:
-    """Return the tensors of each layer by this package's names: `fc`, the norms around the layer,
-    and the layer's tensors in `layers.0`. All layers share tensors without a number. The layers of
-    Nemotron-H are parts of one layer, which keep their numbers."""
+    """Return the tensors of each layer by this module's names: `fc`, the norms around the layer,
+    and the layer's tensors in `layers.0`. All layers share the tensors whose names have no number.
+    For Nemotron-H, the numbered layers are parts of a single layer and keep their numbers."""
     apart: dict[int, dict[str, mx.array]] = {}
     shared: dict[str, mx.array] = {}
     for name in filterfalse(mtp_layers.is_copy, carried.names):
@@ -231,7 +231,8 @@ def _own_names(carried: Carried, family: str) -> list[dict[str, mx.array]]:
 
 
 def _as_mlx_lm(tensors: dict[str, mx.array], *, zero_centered: bool) -> dict[str, mx.array]:
-    """Convert Qwen's tensors to mlx-lm's layout: all experts in one tensor, and norms around 1."""
+    """Convert the tensors of Qwen or Step 3.5 to mlx-lm's layout, in which one tensor holds all
+    experts, and norms are around 1."""
     if zero_centered:
         tensors = {
             name: array + 1 if name.endswith("norm.weight") or "pre_fc_norm" in name else array
