@@ -14,6 +14,8 @@ from typing import Any
 
 from .. import process
 
+FORMAT = 2
+"""The layout of the files. It is part of their names, so that other layouts are not read."""
 WRITE_EVERY = 1.0
 """Seconds between two writes of a file. A write takes as long as a round of a small pair."""
 
@@ -58,7 +60,8 @@ def _write_all() -> None:
 
 def memory(key: Mapping[str, Any]) -> Memory:
     """Return the memory of the pair, device and versions that `key` names."""
-    digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16)
+    named = json.dumps({**key, "format": FORMAT}, sort_keys=True)
+    digest = hashlib.blake2b(named.encode(), digest_size=16)
     path = directory() / f"{digest.hexdigest()}.json"
     if path not in _memories:
         _memories[path] = Memory(path)

@@ -35,6 +35,15 @@ def test_what_was_learned_is_read_again_and_only_for_its_key() -> None:
     assert saved.memory({**KEY, "mlx": "2"}).entries == {}
 
 
+def test_files_of_another_layout_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = saved.memory(KEY)
+    memory.entries["plain"] = [1.0]
+    memory.write()
+    saved._memories.clear()
+    monkeypatch.setattr(saved, "FORMAT", saved.FORMAT + 1)
+    assert saved.memory(KEY).entries == {}
+
+
 def test_a_process_writes_once_a_second_and_when_it_ends() -> None:
     memory = saved.memory(KEY)
     memory.entries["one"] = [1]
