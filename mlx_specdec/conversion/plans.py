@@ -37,7 +37,10 @@ def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan
         plan = decoder_only.plan(directory, config, weight_format)
     how = weight_format.quantization
     if how is not None and plan.stored and plan.format != "gguf":
-        raise OptionError(f"{directory} is quantized already: leave --quantize out")
+        raise OptionError(
+            f"{directory} is quantized already: leave --quantize out, or write it with "
+            "--dequantize first and quantize the result"
+        )
     if how is not None and not (plan.quantized or plan.stored):
         problem = f"no rows divide into groups of {how.group_size}"
         raise OptionError(f"{problem}: give a smaller --q-group-size")
