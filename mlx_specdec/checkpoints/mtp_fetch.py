@@ -106,8 +106,11 @@ def fetch(
         _write(made / mtp_layers.FILE, repository, stored, writer, progress)
         read_header(made / mtp_layers.FILE)
         shutil.copyfile(config_file, made / CONFIG)
-        with suppress(OSError):  # another process has just put the same files there
+        try:
             made.rename(place)
+        except OSError:
+            if not place.is_dir():  # otherwise another process has just put the same files there
+                raise
     return place
 
 

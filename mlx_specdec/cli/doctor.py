@@ -110,7 +110,9 @@ def _disk() -> Iterator[Finding]:
     cached = [one for one in found if one.in_hub]
     total, count = sum(one.nbytes for one in cached), len(cached)
     if free < ENOUGH_DISK:
-        advice = f"make room: {show(free)} are free; mlx-specdec models shows what takes it"
+        advice = (
+            advice or f"make room: {show(free)} are free; mlx-specdec models shows what takes it"
+        )
     if broken := [one.name for one in cached if not one.complete]:
         advice = advice or f"{', '.join(broken)} came without weights: load or remove them"
     summary = f"{count} {'model' if count == 1 else 'models'}, {show(total)}, {show(free)} free"

@@ -165,7 +165,7 @@ class KnownModel:
 
 
 @dataclass(frozen=True)
-class Source:
+class Publication:
     """The publisher of figures, the place, the date in ISO 8601, and the machine that was used."""
 
     by: str
@@ -197,7 +197,7 @@ class KnownPair:
     uses: tuple[str, ...]
     gains: Mapping[int, Mapping[str, float]]
     tokens: float | None
-    source: Source | None
+    source: Publication | None
 
     def draft_bits(self, bits: int) -> int:
         """Return the bits of the draft if the target has `bits` bits. Drafters keep their 16."""
@@ -328,7 +328,10 @@ def draft_for(target: str) -> str:
     found = [one for one in known_pairs() if _base(one.target.name)[0] == base]
     if not found:
         raise OptionError(f"the table of pairs has no draft for {target}: {HOW_TO_CHOOSE}")
-    by_gain = lambda one: (one.gain(bits, USES[0]) or 0, -one.draft.billions)  # noqa: E731
+
+    def by_gain(pair: KnownPair) -> tuple[float, float]:
+        return pair.gain(bits, USES[0]) or 0, -pair.draft.billions
+
     return max(found, key=by_gain).draft_name(target)
 
 
@@ -348,7 +351,7 @@ def _nearest(bits: int) -> int:
 def known_pairs() -> list[KnownPair]:
     """Return the pairs of the table."""
     table = json.loads(_TABLE.read_text(encoding="utf-8"))
-    sources = {key: Source(**entry) for key, entry in table["sources"].items()}
+    sources = {key: Publication(**entry) for key, entry in table["sources"].items()}
     return [
         pair
         for group in table["groups"]
@@ -358,7 +361,10 @@ def known_pairs() -> list[KnownPair]:
 
 
 def _pairs_of(
-    group: Mapping[str, Any], name: str, entry: Mapping[str, Any], sources: Mapping[str, Source]
+    group: Mapping[str, Any],
+    name: str,
+    entry: Mapping[str, Any],
+    sources: Mapping[str, Publication],
 ) -> Iterator[KnownPair]:
     target = _model(name, group, entry, "config")
     use = group.get("use", "")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..engine.pair import Pair
     from ..engine.prompt_cache_files import Store
     from ..options import Options
-    from ..serve.registry import Model
+    from ..serve.registry import ServedModel
 
 PROGRAM = __name__.partition(".")[0]
 NEEDED = ("fastapi", "uvicorn")
@@ -260,7 +260,7 @@ def serve(
     bound, several = None if disk is None else parse(disk), len(presets) > 1
     store = Store(cached_bytes, prompt_cache.prompt_cache_dir, bound, len(presets))
 
-    def model_of(preset: Preset[OneModel]) -> Model:
+    def model_of(preset: Preset[OneModel]) -> ServedModel:
         return _model(preset, network, load, prompt_cache, store, several=several)
 
     registry = Registry(
@@ -285,10 +285,10 @@ def _model(
     store: Store,
     *,
     several: bool,
-) -> Model:
+) -> ServedModel:
     """Return a model that may be loaded. Raises OptionError if its flags are wrong."""
     from ..checkpoints.source import names_of, nbytes_of
-    from ..serve.registry import Model
+    from ..serve.registry import ServedModel
     from ..serve.settings import Limits, ServiceSettings
 
     flags = preset.flags
@@ -308,7 +308,7 @@ def _model(
         history = store.max_bytes != 0
         return load_drafting(flags, options, history=history, rows=load.batch_size, texts=math.inf)
 
-    return Model(
+    return ServedModel(
         names[0],
         loading,
         names[1:],

@@ -16,7 +16,7 @@ from .models import Count, Prompt
 from .problems import CONTEXT, invalid
 from .requests import RequestParser, several
 from .service import Endpoint
-from .tasks import Task
+from .tasks import EngineTask
 
 
 class EmbeddingsRequest(Fields):
@@ -30,7 +30,7 @@ class EmbeddingsRequest(Fields):
     dimensions: Count | None = None
 
 
-def embeddings(parser: RequestParser, body: Body) -> Task:
+def embeddings(parser: RequestParser, body: Body) -> EngineTask:
     """Return the task of a checked body. Raises Problem and PromptError."""
     inputs, most = several(body["input"]), parser.settings.limits.inputs
     width, wanted = parser.pair.target.width, body.get("dimensions")
@@ -69,7 +69,7 @@ def embeddings(parser: RequestParser, body: Body) -> Task:
             "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
         }
 
-    return Task(embed(parser.pair, texts), _nbytes(parser, texts), answer, prompt_tokens)
+    return EngineTask(embed(parser.pair, texts), _nbytes(parser, texts), answer, prompt_tokens)
 
 
 def _nbytes(parser: RequestParser, texts: Sequence[Sequence[int]]) -> int:

@@ -23,7 +23,7 @@ from ..engine.scheduler import Failures, Scheduler
 from ..models.wired_memory import release
 from ..options import Options
 from .metrics import Metrics
-from .tasks import Task, TaskQueue
+from .tasks import EngineTask, TaskQueue
 
 Listener = Callable[[Part], None]
 """A callback for the parts of a request, which must return at once. It is called by the engine's
@@ -177,7 +177,7 @@ class Engine:
             self._changed.notify()
         return numbers
 
-    def run(self, task: Task) -> Future[Any]:
+    def run(self, task: EngineTask) -> Future[Any]:
         """Accept a task, and return its future result, an exception if it fails.
 
         Raises:

@@ -19,7 +19,7 @@ from .metrics import CONTENT_TYPE
 from .models import MaxTokens, Messages, Sampled, Stop, Stops, Templated, ToolList, Written
 from .openai import timings
 from .problems import busy
-from .registry import Model
+from .registry import ServedModel
 from .requests import ParsedRequest, RequestParser
 from .service import Endpoint, Service
 
@@ -211,7 +211,7 @@ def metrics(service: Service, request: Request) -> Response:
     return Response(text, media_type=CONTENT_TYPE)
 
 
-OF_MODEL: tuple[tuple[str, str, Callable[[Model], float]], ...] = (
+OF_MODEL: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
     ("loaded", "Whether the model is in memory.", lambda model: model.state == "loaded"),
     ("bytes", "Bytes of its weights in memory.", lambda model: model.loaded_bytes),
     ("requests_running", "Its requests decoded now.", lambda model: model.requests[0]),

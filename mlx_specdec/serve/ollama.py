@@ -33,7 +33,7 @@ from .models import (
     ToolList,
 )
 from .problems import Problem, invalid
-from .registry import Model
+from .registry import ServedModel
 from .requests import SAME, ParsedRequest, RequestParser
 from .service import Endpoint, Service
 
@@ -324,7 +324,7 @@ def _without_text(writer: type[OllamaWriter], name: str, reason: str) -> Payload
 
 
 def _unload(
-    service: Service, model: Model, body: Body, writer: type[OllamaWriter]
+    service: Service, model: ServedModel, body: Body, writer: type[OllamaWriter]
 ) -> Payload | None:
     """Unload a model if a request without a prompt sets `keep_alive` to 0, and return the answer.
     Return None for other requests."""
@@ -343,7 +343,7 @@ def _generate(parser: RequestParser, body: Body, writer: type[OllamaWriter]) -> 
     return writer(parser, body)
 
 
-def _described(service: Service, model: Model) -> Payload:
+def _described(service: Service, model: ServedModel) -> Payload:
     family = "" if model.facts is None else model.facts.family
     return {
         "name": model.name,
@@ -383,7 +383,7 @@ def running(service: Service, request: Request) -> Payload:
     return {"models": models}
 
 
-def show(service: Service, model: Model, body: Body) -> Payload:
+def show(service: Service, model: ServedModel, body: Body) -> Payload:
     """Describe a model. Its abilities are known from the first time it is loaded."""
     if "name" in body and "model" not in body:
         model = service.registry.find(body["name"])

@@ -17,7 +17,7 @@ from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_
 from .bodies import Body
 from .events import Call, Event, Text, joined
 from .models import ChatRequest, TextRequest
-from .registry import Model
+from .registry import ServedModel
 from .requests import ParsedRequest, RequestParser
 from .service import Endpoint, Service
 
@@ -374,7 +374,7 @@ def model(service: Service, request: Request) -> Payload:
     return _described(service, service.registry.named(request.path_params["id"]))
 
 
-def _described(service: Service, of: Model) -> Payload:
+def _described(service: Service, of: ServedModel) -> Payload:
     model: Payload = {"id": of.name, "object": "model", "created": service.created}
     model |= {"owned_by": "mlx-specdec", "type": "model", "display_name": of.name}
     # llama.cpp's names of the state and the size.

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Model:
+class ServedModel:
     """A model that may be loaded. The service changes `leases` and `waiting`, and only the registry
     changes the other fields.
 
@@ -125,7 +125,7 @@ class Registry:
         OptionError: If two models have the same name.
     """
 
-    models: Sequence[Model]
+    models: Sequence[ServedModel]
     batch_size: int = 16
     waiting: int = 64
     memory_budget: int | None = None
@@ -142,7 +142,7 @@ class Registry:
         self._begun: Engine | None = None
         self._loaded = False
         self._workers: list[Worker] = []
-        self._by_name: dict[str, Model] = {}
+        self._by_name: dict[str, ServedModel] = {}
         # The queue would never have enough places for a request with more choices.
         most = self.batch_size + self.waiting
         for model in self.models:
@@ -171,7 +171,7 @@ class Registry:
         return int(RESERVE * (self._shared or 0))
 
     @property
-    def first(self) -> Model:
+    def first(self) -> ServedModel:
         """The model for requests that name none."""
         return self.models[0]
 
@@ -190,7 +190,7 @@ class Registry:
         """Whether the single model has not been loaded yet."""
         return len(self.models) == 1 and not self._loaded
 
-    def find(self, named: object) -> Model:
+    def find(self, named: object) -> ServedModel:
         """Return the model for the name in a request, or the first one if there is no name.
         Raises Problem if no model answers to the name."""
         if named is None or named in UNNAMED:
@@ -199,7 +199,7 @@ class Registry:
         loose = len(self.models) == 1 and not self.strict
         return self.first if loose else self.named(str(named))
 
-    def named(self, name: str) -> Model:
+    def named(self, name: str) -> ServedModel:
         """Return the model with this name. Raises Problem if there is none."""
         found = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
         if found is None:
@@ -216,7 +216,7 @@ class Registry:
         else:
             then()
 
-    def prepare(self, model: Model) -> bool:
+    def prepare(self, model: ServedModel) -> bool:
         """Return whether a model takes requests now, and begin to load it if it is unloaded. If it
         takes requests, it does so until another method is called. Raises Problem if the model
         cannot be loaded."""
@@ -243,7 +243,7 @@ class Registry:
 
     def parser(
         self,
-        model: Model,
+        model: ServedModel,
         responses: StoredResponses | None = None,
         tenant: str = "",
         load_seconds: float = 0.0,
@@ -265,7 +265,7 @@ class Registry:
         stored = responses or StoredResponses()
         return RequestParser(*read_by, stored, tenant, keep, load_seconds)
 
-    def not_loaded(self, model: Model) -> Problem:
+    def not_loaded(self, model: ServedModel) -> Problem:
         """Return the error for a request to a model that takes none yet."""
         seconds = min(1 + model.nbytes // LOADED_BYTES, MOST_RETRY_SECONDS)
         return busy("Loading model", code="loading", seconds=seconds)
@@ -289,7 +289,7 @@ class Registry:
             if first is not None and not self._closed and self._make_room(first):
                 self._start(first)
 
-    def unload(self, model: Model) -> None:
+    def unload(self, model: ServedModel) -> None:
         """Unload a model as soon as it has no requests."""
         with self._lock:
             if model.state in ("loading", "loaded"):
@@ -318,7 +318,7 @@ class Registry:
                 parts.append(f"{model.name}, which is {model.state}")
         return parts
 
-    def _start(self, model: Model, then: Callable[[], None] = lambda: None) -> Engine:
+    def _start(self, model: ServedModel, then: Callable[[], None] = lambda: None) -> Engine:
         def load() -> tuple[Pair, Options]:
             with self._loading:  # the messages about progress are for one model at a time
                 log.info("loading %s", model.name)
@@ -339,7 +339,7 @@ class Registry:
         engine.start(then, self._workers.pop() if self._workers else None)
         return engine
 
-    def _settle(self, model: Model) -> None:
+    def _settle(self, model: ServedModel) -> None:
         """Bring the state of a model up to date with its engine."""
         engine = model.engine
         assert engine is not None, "only an unloaded model has no engine"
@@ -371,27 +371,27 @@ class Registry:
             if self.engines:
                 wire()
 
-    def _check_idle(self, model: Model) -> None:
+    def _check_idle(self, model: ServedModel) -> None:
         """Unload a loaded model if it is due."""
         if model.busy:
             model.idle_since = self.clock()
         elif self.clock() - model.idle_since >= model.keep and self._may_leave(model):
             self._unload(model)
 
-    def _may_leave(self, model: Model) -> bool:
+    def _may_leave(self, model: ServedModel) -> bool:
         """Return whether a loaded model is neither awaited nor needed by other machines."""
         waited = self.clock() - model.idle_since >= PATIENCE_SECONDS
         return not (model.stays or model.waiting) and (model.served or waited)
 
-    def _unload(self, model: Model) -> None:
+    def _unload(self, model: ServedModel) -> None:
         assert model.engine is not None
         model.state = "unloading"
         model.engine.unload()
 
-    def _alone_too_large(self, model: Model) -> bool:
+    def _alone_too_large(self, model: ServedModel) -> bool:
         return self._shared is not None and model.nbytes + self._least > self._shared
 
-    def _check_fits(self, model: Model) -> None:
+    def _check_fits(self, model: ServedModel) -> None:
         """Raise Problem if a model does not fit into the memory budget even alone."""
         if self._alone_too_large(model):
             raise failed(
@@ -399,7 +399,7 @@ class Registry:
                 f"may take {disk.show(self._shared or 0)}: raise --memory-budget"
             )
 
-    def _make_room(self, model: Model) -> bool:
+    def _make_room(self, model: ServedModel) -> bool:
         """Return whether there is room for a model. If not, unload as many of the others as
         necessary: idle ones first, and the least recently used ones first. A busy one takes no new
         requests until the next `refresh`."""
@@ -421,7 +421,7 @@ class Registry:
             one.resting |= one.busy and self._taken([*staying, model], now=True) > self._shared
         return self._taken([*in_memory, model], now=True) <= self._shared
 
-    def _taken(self, models: Iterable[Model], *, now: bool = False) -> int:
+    def _taken(self, models: Iterable[ServedModel], *, now: bool = False) -> int:
         """Return the bytes of these models with the least budget for their requests. now: Count the
         present budget of models that have requests."""
         least = self._least

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import OptionError
 from .app import Access, make_app
-from .registry import Model, Registry
+from .registry import Registry, ServedModel
 from .service import Service
 
 FINISH_SECONDS = 20.0
@@ -100,7 +100,7 @@ def serve(
             raise engine.problem
 
 
-def _join(model: Model) -> bool:
+def _join(model: ServedModel) -> bool:
     """Wait for the end of a model's closed engine, and return whether it has ended."""
     if (engine := model.engine) is None:
         return True

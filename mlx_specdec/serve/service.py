@@ -22,10 +22,10 @@ from .bodies import Body, Fields, parse
 from .engine import STOPPING, Engine
 from .events import Event
 from .problems import Problem, busy, failed, invalid
-from .registry import Model, Registry
+from .registry import Registry, ServedModel
 from .requests import RequestParser
 from .stored import StoredResponses
-from .tasks import Stopped, Task
+from .tasks import EngineTask, Stopped
 
 JSON = "application/json"
 SMALL_BODY = 1 << 16
@@ -37,7 +37,7 @@ POLL_SECONDS = 0.5
 LOAD_POLL_SECONDS = 0.05
 """Seconds between two checks whether a model takes requests."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-Answer = Payload | Response | Writer | Task
+Answer = Payload | Response | Writer | EngineTask
 
 
 def error_response(problem: Problem) -> Response:
@@ -51,7 +51,7 @@ class Endpoint:
 
     Attributes:
         handler: For a POST, a function of a RequestParser and a checked Body that returns the
-            answer, or the Writer or the Task of the answer. For other methods, a function of
+            answer, or the Writer or the EngineTask of the answer. For other methods, a function of
             (Service, Request).
         answer: The type of the answer, or None if it is not JSON.
         media: The media type of an answer that is not JSON.
@@ -74,7 +74,7 @@ class Endpoint:
     error: Callable[[Problem], tuple[int, Payload]] = Writer.error
     verb: str = "GET"
     waits: bool = False
-    early: Callable[["Service", Model, Body], Payload | None] = lambda service, model, body: None
+    early: Callable[["Service", ServedModel, Body], Payload | None] = lambda *request: None
 
     @property
     def method(self) -> str:
@@ -112,7 +112,7 @@ class Service:
                 answer = endpoint.handler(self, request)
             if isinstance(answer, ResponseStream):
                 return await self._generate(request, answer)
-            assert not isinstance(answer, Writer | Task), "the engine has them"
+            assert not isinstance(answer, Writer | EngineTask), "the engine has them"
             return answer if isinstance(answer, Response) else JSONResponse(answer)
         except Problem as problem:
             status, payload = endpoint.error(problem)
@@ -150,7 +150,7 @@ class Service:
                 assert model.engine is not None, "a model with leases is not unloaded"
                 if isinstance(answer, Writer):
                     return ResponseStream(model.engine, answer, limits.seconds)
-                if isinstance(answer, Task):
+                if isinstance(answer, EngineTask):
                     return await self._compute(request, model.engine, answer)
                 return answer
             finally:
@@ -160,14 +160,14 @@ class Service:
         finally:
             self._large_bytes -= large
 
-    def _checked(self, endpoint: Endpoint, data: bytes) -> tuple[Model, Body]:
+    def _checked(self, endpoint: Endpoint, data: bytes) -> tuple[ServedModel, Body]:
         """Return the model that a body names, and the canonical form of the body. Raises
         Problem."""
         assert endpoint.body is not None, "only a POST has a body"
         body = parse(data)
         return self.registry.find(body.get("model")), endpoint.body.read(body)
 
-    async def _prepare(self, request: Request, model: Model, waits: bool) -> float:
+    async def _prepare(self, request: Request, model: ServedModel, waits: bool) -> float:
         """Return after a model takes requests, with the seconds for which the request has waited.
         Raises Problem, at once unless it waits, and ClientDisconnect if the client leaves."""
         began = time.monotonic()
@@ -203,7 +203,7 @@ class Service:
             await end()
         return await run_in_threadpool(JSONResponse, answer)
 
-    async def _compute(self, request: Request, engine: Engine, task: Task) -> Response:
+    async def _compute(self, request: Request, engine: Engine, task: EngineTask) -> Response:
         """Let the engine compute an answer. Raises Problem and ClientDisconnect."""
         request.scope.setdefault("log_fields", {})["prompt_tokens"] = task.prompt_tokens
         with _refused():

@@ -12,7 +12,7 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Task:
+class EngineTask:
     """An answer that the engine's thread computes between the steps of the scheduler.
 
     Attributes:
@@ -34,7 +34,7 @@ class TaskQueue:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tasks: list[tuple[Task, Future[Any]]] = []
+        self._tasks: list[tuple[EngineTask, Future[Any]]] = []
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -45,7 +45,7 @@ class TaskQueue:
         with self._lock:
             return self._tasks[0][0].nbytes if self._tasks else 0
 
-    def add(self, task: Task) -> Future[Any]:
+    def add(self, task: EngineTask) -> Future[Any]:
         """Add a task, and return the future of its result. If the future is cancelled, the task is
         cancelled, too."""
         future: Future[Any] = Future()

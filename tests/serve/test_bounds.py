@@ -15,7 +15,7 @@ from mlx_specdec.serve.answer_models import Anything
 from mlx_specdec.serve.bodies import Fields
 from mlx_specdec.serve.models import ChatRequest, TextRequest
 from mlx_specdec.serve.problems import Problem
-from mlx_specdec.serve.registry import Model, Registry
+from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.requests import MOST_CHARACTERS, ParsedRequest, RequestParser
 from mlx_specdec.serve.service import Endpoint, Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
@@ -178,7 +178,7 @@ def body_of(*chunks: bytes) -> Any:
 
 def test_large_bodies_have_a_bound_together_and_leave_room_for_small_ones() -> None:
     registry = Registry(
-        [Model("tiny", lambda: None, (), ServiceSettings(Limits(large_bytes=1000)))]
+        [ServedModel("tiny", lambda: None, (), ServiceSettings(Limits(large_bytes=1000)))]
     )
     registry.prepare = lambda model: True  # type: ignore[method-assign]
     registry.parser = lambda *about: None  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.settings import Limits
-from mlx_specdec.serve.tasks import Stopped, Task, TaskQueue
+from mlx_specdec.serve.tasks import EngineTask, Stopped, TaskQueue
 
 from ..support.serving import COMPLETIONS, TEXT, client_of, ok, running, wait_until
 
@@ -149,7 +149,9 @@ def counting(steps: list[str], name: str, most: int) -> Generator[None, None, st
 def test_tasks_run_one_after_the_other() -> None:
     queue, steps = TaskQueue(), list[str]()
     named = [("first", 2, 5), ("left", 9, 7), ("wrong", 1, 6), ("last", 1, 8)]
-    tasks = [Task(counting(steps, name, most), nbytes, dict, 0) for name, most, nbytes in named]
+    tasks = [
+        EngineTask(counting(steps, name, most), nbytes, dict, 0) for name, most, nbytes in named
+    ]
     first, left, wrong, last = [queue.add(task) for task in tasks]
     assert queue.nbytes == 5
     left.cancel()
@@ -172,7 +174,7 @@ def test_a_task_holds_its_memory_while_it_runs(llama: tuple[Path, Path]) -> None
                 yield
             return 7
 
-        future = engine.run(Task(steps(), 1 << 22, dict, 0))
+        future = engine.run(EngineTask(steps(), 1 << 22, dict, 0))
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(ok, client, COMPLETIONS, prompt=TEXT, max_tokens=3)
             wait_until(lambda: engine.requests == (0, 1))
@@ -189,7 +191,7 @@ def test_the_end_of_the_server_ends_tasks(llama: tuple[Path, Path]) -> None:
             yield
 
     with running(llama) as engine:
-        future = engine.run(Task(endless(), 0, dict, 0))
+        future = engine.run(EngineTask(endless(), 0, dict, 0))
     assert isinstance(future.exception(60), Stopped)
     with pytest.raises(RuntimeError):
-        engine.run(Task(endless(), 0, dict, 0))
+        engine.run(EngineTask(endless(), 0, dict, 0))

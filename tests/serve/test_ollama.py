@@ -16,7 +16,7 @@ from mlx_specdec.serve.app import make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.ollama import seconds_of
 from mlx_specdec.serve.problems import Problem
-from mlx_specdec.serve.registry import Model, Registry
+from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import Limits
 
@@ -239,8 +239,8 @@ def test_models_are_loaded_kept_and_unloaded_as_a_client_says(
 ) -> None:
     now = 1000.0
     models = [
-        Model("one", lambda: (load(*llama), OPTIONS), nbytes=5),
-        Model("other", lambda: (load(*t5), OPTIONS), nbytes=7),
+        ServedModel("one", lambda: (load(*llama), OPTIONS), nbytes=5),
+        ServedModel("other", lambda: (load(*t5), OPTIONS), nbytes=7),
     ]
     registry = Registry(models, clock=lambda: now)
     client = TestClient(make_app(Service(registry), OPEN), raise_server_exceptions=False)

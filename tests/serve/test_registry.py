@@ -19,7 +19,7 @@ from mlx_specdec.options import Options
 from mlx_specdec.serve import registry as registry_module
 from mlx_specdec.serve.app import make_app
 from mlx_specdec.serve.problems import Problem
-from mlx_specdec.serve.registry import PATIENCE_SECONDS, Model, Registry
+from mlx_specdec.serve.registry import PATIENCE_SECONDS, Registry, ServedModel
 from mlx_specdec.serve.requests import Facts
 from mlx_specdec.serve.service import Service
 
@@ -60,10 +60,10 @@ class Several:
     ) -> None:
         monkeypatch.setattr(registry_module, "Engine", PretendedEngine)
         self.now = 1000.0
-        models = [Model(name, lambda: None, nbytes=100, facts=FACTS) for name in names]
+        models = [ServedModel(name, lambda: None, nbytes=100, facts=FACTS) for name in names]
         self.registry = Registry(models, memory_budget=budget, clock=lambda: self.now, **settings)
 
-    def __getitem__(self, name: str) -> Model:
+    def __getitem__(self, name: str) -> ServedModel:
         return self.registry.named(name)
 
     def ask(self, name: str) -> bool:
@@ -301,7 +301,7 @@ def test_a_model_that_several_machines_share_stays(monkeypatch: pytest.MonkeyPat
 
 
 def test_two_models_of_one_name_are_refused() -> None:
-    models = [Model("a", lambda: None, aliases) for aliases in ((), ("b",))]
+    models = [ServedModel("a", lambda: None, aliases) for aliases in ((), ("b",))]
     with pytest.raises(OptionError, match="two models are named a"):
         Registry(models, memory_budget=1)
 
@@ -334,8 +334,10 @@ def alone(directories: dict[str, tuple[Path, Path | None]]) -> dict[str, tuple[s
 
 
 def registry_of(directories: dict[str, tuple[Path, Path | None]], **settings: Any) -> Registry:
-    def model(name: str, paths: tuple[Path, Path | None]) -> Model:
-        return Model(name, lambda: (load(*paths), OPTIONS), (f"my/{name}",), store=Store(1 << 20))
+    def model(name: str, paths: tuple[Path, Path | None]) -> ServedModel:
+        return ServedModel(
+            name, lambda: (load(*paths), OPTIONS), (f"my/{name}",), store=Store(1 << 20)
+        )
 
     return Registry([model(*each) for each in directories.items()], batch_size=4, **settings)
 

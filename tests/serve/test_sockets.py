@@ -31,7 +31,7 @@ from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.serve import server as server_module
 from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.registry import Model, Registry
+from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.server import Connection
 from mlx_specdec.serve.settings import Limits
 
@@ -313,7 +313,7 @@ def test_the_prompt_cache_is_written_though_the_last_step_takes_long(
     monkeypatch.setattr(os, "_exit", killed)
     client = threading.Thread(target=ask_and_end, args=[port], daemon=True)
     client.start()
-    model = Model("tiny", lambda: (load(*llama), OPTIONS), store=Store(directory=directory))
+    model = ServedModel("tiny", lambda: (load(*llama), OPTIONS), store=Store(directory=directory))
     server_module.serve(Registry([model], batch_size=2), "127.0.0.1", port, access=Access())
     client.join()
     assert any(directory.iterdir())

@@ -26,7 +26,7 @@ from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.options import Options
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.registry import Model, Registry
+from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.server import Connection
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
@@ -130,7 +130,7 @@ def service_of(
 ) -> Service:
     """The service of one model, "tiny", that an engine has loaded or is loading."""
     settings = settings or ServiceSettings()
-    model = Model("tiny", lambda: None, names, settings, engine=engine, stays=True)
+    model = ServedModel("tiny", lambda: None, names, settings, engine=engine, stays=True)
     size, waiting = engine.batch_size, settings.limits.waiting
     return Service(Registry([model], size, waiting, metrics=engine.metrics, strict=strict))
 
