@@ -28,6 +28,10 @@ class Base(TargetModel, Protocol):
         """The modules, whose parameters are named as in checkpoints."""
 
     @property
+    def family(self) -> str:
+        """Name of the module that defines `network`, such as "llama"."""
+
+    @property
     def identity(self) -> str | None:
         """The digest that `identity_of` returns; None if the model was not loaded from files or is
         shared by ranks."""
@@ -66,6 +70,11 @@ class Base(TargetModel, Protocol):
     def caution(self, prompt_tokens: int) -> str:
         """Return a warning about a prompt of this length, mostly "". Raises PromptError if the
         memory does not suffice for its prefill."""
+
+
+def family_of(network: nn.Module) -> str:
+    """Return the name of the module that defines a network."""
+    return type(network).__module__.rpartition(".")[2]
 
 
 def identity_of(

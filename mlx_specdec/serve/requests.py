@@ -107,7 +107,7 @@ class RequestParser:
     @property
     def facts(self) -> Facts:
         """What clients may know of the model."""
-        tokenizer, network = self.pair.tokenizer, self.pair.target.network
+        tokenizer = self.pair.tokenizer
         template = chat_format(self.pair, self.options).way == "template"
         markers = markers_of(tokenizer, self.settings.tool_call_parser) if template else NONE
         found = {
@@ -117,8 +117,7 @@ class RequestParser:
             "insert": infill_of(tokenizer) is not None,
         }
         capabilities = tuple(name for name, present in found.items() if present)
-        family = type(network).__module__.rpartition(".")[2]
-        return Facts(self.longest, capabilities, family, self.pair.dtype)
+        return Facts(self.longest, capabilities, self.pair.target.family, self.pair.dtype)
 
     @property
     def longest(self) -> int:

@@ -147,12 +147,12 @@ class Service:
                 tenant = request.scope.get("tenant", "")
                 parser = self.registry.parser(model, self.responses, tenant, waited)
                 answer = await run_in_threadpool(_handled, endpoint, parser, body)
+                if not isinstance(answer, Writer | EngineTask):
+                    return answer
                 assert model.engine is not None, "a model with leases is not unloaded"
-                if isinstance(answer, Writer):
-                    return ResponseStream(model.engine, answer, limits.seconds)
                 if isinstance(answer, EngineTask):
                     return await self._compute(request, model.engine, answer)
-                return answer
+                return ResponseStream(model.engine, answer, limits.seconds)
             finally:
                 model.leases -= 1
         except TimeoutError:

@@ -19,7 +19,7 @@ from ...errors import PromptError
 from ...interfaces import FINAL, Context, Scores, rectangle
 from ...interfaces.results import Cached, Reusable, Snapshot
 from ...text.tokenizer import Kind
-from ..base import check_prompt, layer_of
+from ..base import check_prompt, family_of, layer_of
 from ..cpu_layers import begin, lighten
 from ..kv_cache import STEP, KVCache, padded
 from ..number_format import nbytes
@@ -202,7 +202,7 @@ class EncoderDecoderModel:
     def __init__(self, network: Network, identity: str | None = None) -> None:
         lighten(network)
         self.network = network
-        self.identity = identity
+        self.family, self.identity = family_of(network), identity
         self.vocabulary, self.width = network.vocabulary, network.width
         self.max_length, self.source_vocabulary = network.max_length, network.source_vocabulary
         self.layers = len(network.layers)

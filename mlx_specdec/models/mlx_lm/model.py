@@ -29,7 +29,7 @@ from ...interfaces import Context
 from ...interfaces.results import Cached
 from ...text.tokenizer import Kind
 from ..attention_parts import PROMPT_SIZES
-from ..base import check_prompt
+from ..base import check_prompt, family_of
 from ..cache_settings import CacheSettings
 from ..cpu_layers import lighten
 from ..kv_cache import STEP
@@ -162,7 +162,7 @@ class DecoderOnlyModel(TappedNetwork):
             if not on_cpu():
                 replace_in(model)
         super().__init__(model, group, pipeline=pipeline)
-        self.identity = identity
+        self.family, self.identity = family_of(model), identity
         self.max_length = max_length
         self._make_caches = cache_maker(model, caches or CacheSettings())
         self._quantizes_cache = caches is not None and caches.bits is not None
