@@ -119,7 +119,7 @@ class KnownModel:
         billions: Billions of weights, as stated by the publisher.
         kib: KiB of the 16-bit KV cache per token: 4 x layers x KV heads x head width / 1024. If
             layers have a window, this is the mean over 8k tokens.
-        type: Its model_type in config.json, or "" for a drafter.
+        type: The model_type in config.json, or "" for a drafter.
         active: Billions of weights that a token uses, if it is a mixture of experts.
         config: The keys of config.json that decide the model's shapes, or {} if the table has none.
         conversions: Repositories of conversions to MLX's format, by bits.

@@ -184,8 +184,8 @@ class CostTable:
                 entry[0] -= change
 
     def costs(self, source: Source) -> list[float]:
-        """Return the cost ratios of draft lengths 0 .. MOST. Each is the weighted mean of what
-        was timed for the length and of the line that fits all lengths best."""
+        """Return the cost ratios of draft lengths 0 .. MOST. A ratio is the weighted mean
+        of the length's own timings and of the line that fits all lengths best."""
         rise, entries = RISE[source.free], self._entries[source.costs]
         ratios = [math.exp(cost) for cost, _ in entries]
         points = [(1, 1 + rise, 0.5), (MOST, 1 + MOST * rise, 0.5)]
@@ -395,7 +395,7 @@ class AutoLength(DraftLength):
             self._try(size)
         for source in self._sources.values():
             if source.free:
-                # In a batch, the search for every row takes time even if it finds nothing.
+                # The search for every row of a batch takes time even if it finds nothing.
                 rests = size.rows > 1 and size.idle % (EXPLORE // EVERY) > 1
                 size.limits[source.name] = 0 if rests else source.most
 

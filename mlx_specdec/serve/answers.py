@@ -38,7 +38,7 @@ class Choice:
         stop: The stop string that ended the completion, or "".
         result: The engine's result, or None before the end and for a completion that was cut.
         thoughts: The thoughts so far, or None if the model marks none.
-        prompt_logprobs: Those of the second and all later prompt tokens, if they are requested.
+        prompt_logprobs: The log-probabilities of all prompt tokens but the first, if requested.
     """
 
     index: int = 0

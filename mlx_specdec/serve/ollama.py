@@ -129,7 +129,7 @@ class OllamaGenerateRequest(LoadingRequest):
 
 
 class ShowRequest(Fields):
-    """The body of /api/show. name: The same as `model`, from older clients."""
+    """The body of /api/show. name: Older clients send it in place of `model`."""
 
     model: String | None = None
     name: String | None = None

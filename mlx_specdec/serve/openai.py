@@ -349,8 +349,8 @@ def models(service: Service, request: Request) -> Payload:
 
 
 def _for_codex(model: Payload) -> Payload:
-    """Return the fields of a model, of which Codex drops an entry that lacks one (ollama/ollama,
-    cmd/launch/codex.go)."""
+    """Return the fields of a model for Codex, which drops a model that lacks one of them. Source:
+    ollama/ollama, cmd/launch/codex.go."""
     return {
         **dict.fromkeys(("slug", "display_name", "description"), model["id"]),
         **dict.fromkeys(("supported_reasoning_levels", "experimental_supported_tools"), ()),

@@ -63,11 +63,11 @@ class ParsedRequest:
 
 @dataclass(frozen=True)
 class Facts:
-    """What clients may know of a model, also when it is not in memory.
+    """The facts of a model that clients may know, also if it is not in memory.
 
     Attributes:
         longest: See `RequestParser.longest`.
-        capabilities: What the model can do, in ollama's words.
+        capabilities: The abilities of the model, in ollama's words.
         family: The name of the architecture's module, such as "llama".
         dtype: The number format in words.
     """
@@ -106,7 +106,7 @@ class RequestParser:
 
     @property
     def facts(self) -> Facts:
-        """What clients may know of the model."""
+        """The facts that clients may know of the model."""
         tokenizer = self.pair.tokenizer
         template = chat_format(self.pair, self.options).way == "template"
         markers = markers_of(tokenizer, self.settings.tool_call_parser) if template else NONE

@@ -8,7 +8,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Thoughts:
-    """What is known about thoughts after some tokens of a completion. `after` reads more tokens.
+    """The state of thoughts after some tokens of a completion. `after` reads more tokens.
 
     Attributes:
         begin, end: Ids of the marks around a thought, at least one id each.

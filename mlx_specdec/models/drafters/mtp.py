@@ -2,8 +2,8 @@
 
 The first layer reads the target's hidden state of a token and the token after it, and predicts the
 token after that. With several layers, layer k reads the output of layer k - 1 at the same position
-and the token k positions later. Once the last layer has drafted a token, it goes on alone, and its
-own output takes the place of the hidden state.
+and the token k positions later. Once the last layer has drafted a token, it drafts all
+further tokens, and reads its previous output as the hidden state.
 
 Source: arXiv 2412.19437, section 2.2 (DeepSeek-V3)."""
 
@@ -145,8 +145,8 @@ class Mtp(Chain):
         return path not in IN_16_BITS and (self._own_bits is None or self._own_bits(path, module))
 
     def _as_mlx_lm(self, files: MtpFiles) -> dict[str, mx.array]:
-        """Return the tensors by this network's names. mlx-lm's `sanitize` converts the layer's
-        tensors as those of a model's first layer."""
+        """Return the tensors by this network's names. mlx-lm's `sanitize` converts them as
+        if they belonged to a model's first layer."""
         inside, prefix = re.compile(r"layers\.\d+\."), f"{self._path}."
         weights = {name: files.tensors[name] for name in files.tensors if not inside.match(name)}
         layer = {prefix + n: files.tensors[n] for n in files.tensors if inside.match(n)}
