@@ -303,7 +303,7 @@ class AutoLength(DraftLength):
         kind = (source.costs if drafted else "", drafted, size.rows)
         self._memory.rounds[kind] += 1
         if self._memory.rounds[kind] == 1 or drafted > MOST:
-            pass  # it may have compiled kernels
+            pass  # the first round of a kind may have compiled kernels
         elif not drafted:
             # The first plain step after a draft fills the pipeline, and the last one empties it.
             if report.pipelined and size.in_flight:

@@ -148,9 +148,13 @@ def _decode(
     seconds: float = math.inf,
     steps: float = math.inf,
 ) -> bool:
-    """Run the draft lengths of one turn for so many rows, and return whether all of them ran. The
-    costs go to `scratch`. The calibration `began` at that time on the performance counter, and may
-    take so many seconds, and so many plain steps."""
+    """Run the draft lengths of one turn, and return whether all of them ran.
+
+    Args:
+        scratch: Receives the costs.
+        rows: Number of sequences that are decoded together.
+        began: Time on the performance counter at which the calibration began.
+        seconds, steps: Most seconds and most plain steps that the calibration may take."""
     drafter = _source(pair, options)
     survey = Survey(AutoLength([drafter], scratch), lengths)
     turn = Options(
