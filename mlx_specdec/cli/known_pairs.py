@@ -32,6 +32,8 @@ SYSTEM_BYTES = 4 * 10**9
 SYSTEM_SHARE = 0.35
 """The memory of a Mac that `--model auto` leaves to macOS and other programs: at least this many
 bytes, and at least this share. Macs whose models took more have frozen."""
+CPU_SHARE = 0.25
+"""The share of the room that `--model auto` may take on a CPU, on which large models are slow."""
 WIRED_SHARES = ((36 << 30, 2 / 3), (math.inf, 3 / 4))
 """Metal recommends this share of a Mac's memory for the GPU. Each entry has the largest memory to
 which its share applies, in bytes."""
@@ -80,16 +82,15 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Return the machine that runs this program. On a CPU, `--model auto` may take only
-    EXPANDED_SHARE of the room, because large models are slow there."""
+    """Return the machine that runs this program."""
     import mlx.core as mx
 
     from ..checkpoints import disk
     from ..engine.memory import RESERVE
-    from ..models.number_format import EXPANDED_SHARE, on_cpu
+    from ..models.number_format import on_cpu
 
     nbytes = (1 - RESERVE) * disk.usable_memory()
-    auto = nbytes * EXPANDED_SHARE if on_cpu() else nbytes
+    auto = nbytes * CPU_SHARE if on_cpu() else nbytes
     if mx.metal.is_available() and not on_cpu():
         auto = min(auto, _beside_system(disk.memory()))
     return Machine(process.device_name(), max(0, int(nbytes)), max(0, int(auto)), on_cpu())
@@ -208,7 +209,7 @@ class KnownPair:
         draft = self.draft.nbytes(self.draft_bits(bits), on_cpu)
         return self.target.nbytes(bits, on_cpu) + draft
 
-    def measured(self, bits: int, use: str) -> float | None:
+    def published_gain(self, bits: int, use: str) -> float | None:
         """Return the published gain, or None if nobody has published it."""
         return self.gains.get(bits, {}).get(use)
 
@@ -217,8 +218,8 @@ class KnownPair:
         from. The costs of encoder-decoders do not follow from their weights."""
         from ..models.families import is_encoder_decoder
 
-        if (exact := self.measured(bits, use)) is not None:
-            return exact
+        if (published := self.published_gain(bits, use)) is not None:
+            return published
         for other, gains in self.gains.items():
             if use in gains:
                 return gains[use] * self._cost(other) / self._cost(bits)
@@ -240,12 +241,13 @@ class KnownPair:
     def line(self, bits: int, command: str = "chat") -> str:
         """Return the command line that names the pair."""
         words = [f"mlx-specdec {command}"]
-        for which, (name, q_bits) in (("", self.target.source(bits)), ("draft-", self.draws(bits))):
+        sources = {"": self.target.source(bits), "draft-": self.draft_source(bits)}
+        for which, (name, q_bits) in sources.items():
             words.append(f"--{which}model {name}")
             words += [f"--{which}q-bits {q_bits}"] if q_bits else []
         return " ".join(words)
 
-    def draws(self, bits: int) -> tuple[str, int | None]:
+    def draft_source(self, bits: int) -> tuple[str, int | None]:
         """Return the draft's name to load, and the bits for its quantization on load, or None."""
         name, q_bits = self.draft.source(self.draft_bits(bits))
         return self.draft_name(self.target.source(bits)[0]) if self.kind == MTP else name, q_bits
@@ -291,7 +293,7 @@ def best(
 
     def rank(choice: tuple[KnownPair, int]) -> tuple[float, bool, float, int]:
         one, n = choice
-        return one.gain(n, use) or 0, one.measured(n, use) is not None, one.target.size, n
+        return one.gain(n, use) or 0, one.published_gain(n, use) is not None, one.target.size, n
 
     return max((one for one in fitting if one[0].target.size >= least), key=rank, default=None)
 

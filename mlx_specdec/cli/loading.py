@@ -114,7 +114,7 @@ class Sources(Flags):
         use, machine = use or USES[0], this_machine()
         pair, bits = best_for(use, self.q_bits, machine)
         target, q_bits = pair.target.source(bits)
-        draft, draft_q_bits = pair.draws(self.draft_q_bits or bits)
+        draft, draft_q_bits = pair.draft_source(self.draft_q_bits or bits)
         nbytes = pair.target.download(bits)
         if self.draft_model in (None, AUTO):
             nbytes += pair.draft.download(pair.draft_bits(bits))

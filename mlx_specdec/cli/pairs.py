@@ -158,8 +158,8 @@ def _gains(one: KnownPair, bits: int) -> str:
     for use in USES:
         gain = one.gain(bits, use)
         if gain is not None:
-            figure = f"{gain:.1f}" if one.measured(bits, use) is None else f"{gain:.2f}"
-            shown.append(f"({figure})" if one.measured(bits, use) is None else figure)
+            figure = f"{gain:.1f}" if one.published_gain(bits, use) is None else f"{gain:.2f}"
+            shown.append(f"({figure})" if one.published_gain(bits, use) is None else figure)
     return " / ".join(dict.fromkeys(shown))
 
 
@@ -178,7 +178,7 @@ def told_gain(one: KnownPair, bits: int, use: str) -> str:
     gain = one.gain(bits, use)
     if gain is None:
         return "nobody has published what it gains"
-    if one.measured(bits, use) is not None and one.source is not None:
+    if one.published_gain(bits, use) is not None and one.source is not None:
         source = f"{one.source}, {one.source.date}, {one.source.where}"
         return f"{gain:.2f} times plain decoding for {use}, measured by {source}"
     basis = f", from figures by {one.source}" if one.source else ""
