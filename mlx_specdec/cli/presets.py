@@ -14,7 +14,15 @@ from .flags import Flags
 Group = TypeVar("Group", bound=Flags)
 SHARED = ("memory_budget", "distributed", "status_file")
 """Flags that concern the whole server, so that the table of a model must not set them."""
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+TYPES: Mapping[Any, tuple[str, Any]] = {
+    bool: ("true or false", bool),
+    int: ("a whole number", int),
+    float: ("a number", (int, float)),
+    str: ("a string", (str, int, float)),
+    Path: ("a string", str),
+}
+"""Type of a flag -> the words for its values in an error, and the types that are accepted in a
+table. Some numbers are flags of text, because they may also be "auto"."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ def read_presets(
         where = f"{file}, [{name}]"
         if not isinstance(table, dict):
             raise OptionError(f"{file}: {name} must be a table with the flags of a model")
-        aliases = _checked(f"{where}: aliases", list[str], table.pop("aliases", []), None)
+        aliases = _converted(f"{where}: aliases", list[str], table.pop("aliases", []))
         settings = {}
         for key, value in table.items():
             flag = key.replace("-", "_")
@@ -63,32 +71,34 @@ def read_presets(
                 hint = f"did you mean {near[0].replace('_', '-')}?" if near else "leave it out"
                 raise OptionError(f"{where}: {key} is no flag of one model: {hint}")
             least = settable[flag].metadata.get("min")
-            settings[flag] = _checked(f"{where}: {key}", hints[flag], value, least)
+            settings[flag] = _converted(f"{where}: {key}", hints[flag], value, least)
         if not settings.get("model"):
             raise OptionError(f'{where}: name the model, such as model = "weights/py-llama"')
         presets.append(Preset(make(settings), name, tuple(aliases)))
     return presets
 
 
-def _checked(where: str, kind: Any, value: Any, least: float | None) -> Any:
-    """Return a value as its flag's type. Raises OptionError."""
-    options = [one for one in typing.get_args(kind) if one is not type(None)]
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        words, fits = " or ".join(map(repr, options)), value in options
-    elif origin is list:
+def _converted(where: str, kind: Any, value: Any, least: float | None = None) -> Any:
+    """Return a value of a table as the type of its flag. Raises OptionError if it has another type.
+
+    Args:
+        where: The flag, for the error message.
+        kind: The type of the flag.
+        least: The least value of a number; None without a limit."""
+    inner = [one for one in typing.get_args(kind) if one is not type(None)]
+    if typing.get_origin(kind) is list:
         items = value if isinstance(value, list) else [None]
-        return [_checked(f"an entry of {where}", options[0], item, None) for item in items]
-    elif options:
-        return _checked(where, options[0], value, least)
+        return [_converted(f"an entry of {where}", inner[0], item) for item in items]
+    if typing.get_origin(kind) is Literal:
+        wanted, fits = " or ".join(map(repr, inner)), value in inner
+    elif inner:  # a flag that may be None, such as int | None
+        return _converted(where, inner[0], value, least)
     else:
-        words = WORDS.get(kind, WORDS[str])
-        accepted = {float: (int, float), str: (str, int, float)}.get(kind, (str,))
-        number = isinstance(value, kind if kind in (bool, int) else accepted)
-        fits = number and (isinstance(value, bool) == (kind is bool))
+        wanted, accepted = TYPES.get(kind, TYPES[Path])
+        fits = isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)
         value = kind(value) if fits else value
-    if fits and least is not None and value < least:
-        words, fits = f"at least {least:g}", False
+        if fits and least is not None and value < least:
+            wanted, fits = f"at least {least:g}", False
     if not fits:
-        raise OptionError(f"{where} must be {words}, not {value!r:.80}")
+        raise OptionError(f"{where} must be {wanted}, not {value!r:.80}")
     return value

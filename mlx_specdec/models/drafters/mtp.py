@@ -133,7 +133,7 @@ class Mtp(Chain):
             able = hasattr(module, "to_quantized") and f"{path}.scales" in weights
             return able and infer_quant_config(path, module, weights)
 
-        weights = self._as_mlx_lm(files)
+        weights = self._own_tensors(files)
         nn.quantize(self, class_predicate=stored_bits)
         own = ((name, array) for name, array in tree_flatten(self.parameters()))
         shapes = {name: array.shape for name, array in own if not name.startswith("later.")}
@@ -144,7 +144,7 @@ class Mtp(Chain):
         path = re.sub(r"^later\.\d+\.", "", path)
         return path not in IN_16_BITS and (self._own_bits is None or self._own_bits(path, module))
 
-    def _as_mlx_lm(self, files: MtpFiles) -> dict[str, mx.array]:
+    def _own_tensors(self, files: MtpFiles) -> dict[str, mx.array]:
         """Return the tensors by this network's names. mlx-lm's `sanitize` converts them as
         if they belonged to a model's first layer."""
         inside, prefix = re.compile(r"layers\.\d+\."), f"{self._path}."

@@ -175,7 +175,7 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
     for depth, tensors in enumerate(_own_names(carried, family)):
         if renamed:
             centered = carried.original and family in CENTERED
-            tensors = _as_mlx_lm(tensors, zero_centered=centered)
+            tensors = _in_mlx_lm_layout(tensors, zero_centered=centered)
         experts = any(".gate." in name for name in tensors)
         block = _block(text, family, depth, experts=experts)
         check_numbers(directory, block, len(tensors))
@@ -230,7 +230,7 @@ def _own_names(carried: Carried, family: str) -> list[dict[str, mx.array]]:
     return [{**shared, **apart[number]} for number in sorted(apart)] or [shared]
 
 
-def _as_mlx_lm(tensors: dict[str, mx.array], *, zero_centered: bool) -> dict[str, mx.array]:
+def _in_mlx_lm_layout(tensors: dict[str, mx.array], *, zero_centered: bool) -> dict[str, mx.array]:
     """Convert the tensors of Qwen or Step 3.5 to mlx-lm's layout, in which one tensor holds all
     experts, and norms are around 1."""
     if zero_centered:
