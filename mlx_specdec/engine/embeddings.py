@@ -36,9 +36,12 @@ def embed(pair: Pair, texts: Sequence[Sequence[int]]) -> Generator[None, None, l
     """
     vectors: list[Vector] = []
     for ids in texts:
+        special = pair.tokenizer.special_ids
+        left_out = frozenset() if special.issuperset(ids) else special
         total = mx.zeros((pair.target.width,))
         for states, tokens in _states(pair, ids):
-            total = total + _sum(pair, states, tokens, ids)
+            counted = mx.array([token not in left_out for token in tokens], dtype=mx.float32)
+            total = total + counted @ states.astype(mx.float32)
             mx.eval(total)
             yield
         vector: Any = total / mx.linalg.norm(total)
@@ -62,12 +65,3 @@ def _states(
         tokens = ids[begin : begin + CHUNK]
         yield feed(context, [tokens], (FINAL,)).hidden[FINAL][0], tokens
         context.evaluate()
-
-
-def _sum(pair: Pair, states: mx.array, tokens: Sequence[int], ids: Sequence[int]) -> mx.array:
-    """Return the sum of the hidden states of the tokens that count, (width,) float32."""
-    special = pair.tokenizer.special_ids
-    if special.issuperset(ids):
-        special = frozenset()
-    counted = [token not in special for token in tokens]
-    return mx.array(counted, dtype=mx.float32) @ states.astype(mx.float32)
