@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 from .. import process
@@ -24,7 +23,7 @@ from .pairs import SLOW_ROWS, has_slow_rows
 
 PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub")
 EXTRAS = {"server": ("fastapi", "uvicorn"), "grammar": ("llguidance",), "llm": ("llm",)}
-"""Modules that each extra installs."""
+"""The packages of each extra, by the names under which pip installs them."""
 ENOUGH_DISK = 20 * 10**9
 """Bytes of free disk below which a warning is due: the size of a model with 27 billion weights at 4
 bits, with its drafter."""
@@ -70,7 +69,7 @@ def _software() -> Iterator[Finding]:
     missing = [name for name in PACKAGES if _version(name) is None]
     advice = f"install what is missing: pip install {' '.join(missing)}" if missing else ""
     yield Finding("packages", ", ".join(versions), advice)
-    there = {name: all(map(find_spec, modules)) for name, modules in EXTRAS.items()}
+    there = {name: all(map(_version, packages)) for name, packages in EXTRAS.items()}
     extras = (
         f"{name} yes" if there[name] else f"{name} no (pip install {' '.join(EXTRAS[name])})"
         for name in EXTRAS
