@@ -4,6 +4,7 @@ without an embedding or a head of its own uses the target's."""
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,7 +58,7 @@ class DrafterKind:
     )
 
 
-class DrafterNetwork(nn.Module):
+class DrafterNetwork(nn.Module, ABC):
     """A network that drafts from hidden states of a target. Parameters are named as in files.
 
     Attributes:
@@ -131,9 +132,9 @@ class DrafterNetwork(nn.Module):
         per_token = [sum(a.nbytes // a.shape[2] for a in arrays) for arrays in (encoded, cached)]
         return per_token[0], per_token[1]
 
+    @abstractmethod
     def open(self) -> Reading:
         """Return a new sequence, which has read nothing yet."""
-        raise NotImplementedError
 
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
         """Load the weights of a directory. Raises OptionError."""
@@ -201,7 +202,7 @@ class DrafterNetwork(nn.Module):
         return mx.concatenate([logits, nothing], axis=-1)[..., self._places]
 
 
-class Reading(RowsContext):
+class Reading(RowsContext, ABC):
     """One sequence's state in a drafter. Keys and values of the target's hidden states stay in the
     caches. The proposer drops keys and values of draft tokens with `rewind`. `cache` makes the
     cache of one layer."""
@@ -223,6 +224,7 @@ class Reading(RowsContext):
         if "encoder_norm" in self._network:
             self._sources = self._network.sources(encoded)
 
+    @abstractmethod
     def read(self, hidden: mx.array, following: mx.array) -> None:
         """Read the target's hidden states of committed tokens, without computing anything yet.
 
@@ -230,16 +232,15 @@ class Reading(RowsContext):
             hidden: The hidden states of all taps, concatenated, (1, m, taps x width).
             following: For each of these positions, the committed token after it, (1, m) int32.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def guess(self, count: int) -> mx.array:
         """Begin a proposal of `count` tokens after the newest token that was read, and return the
         logits of the first, (1, 1, the target's vocabulary)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def guess_after(self, token: mx.array) -> mx.array:
         """Return the logits of the token after the draft token `token`, (1, 1) int32."""
-        raise NotImplementedError
 
     def chances(self) -> mx.array | None:
         """Return, for each draft position so far, the probability that its token is accepted if all

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -34,7 +35,7 @@ Tables = Sequence[mx.array]
 """The result of `Network.tables`."""
 
 
-class Network(nn.Module):
+class Network(nn.Module, ABC):
     """The modules of an encoder-decoder model, named as in Hugging Face checkpoints.
 
     Attributes:
@@ -82,18 +83,18 @@ class Network(nn.Module):
     def check_source(self, prompt: Sequence[int]) -> None:
         """Raise PromptError for a source that the model cannot read."""
 
+    @abstractmethod
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the inputs of the decoder's first layer, (batch, m) int32 -> (batch, m, width)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
         """Run the encoder: (batch, n) int32 -> (batch, n, width). `mask`, (batch, n) bool, is False
         for padding."""
-        raise NotImplementedError
 
+    @abstractmethod
     def source_attention(self, layer: nn.Module) -> Attention:
         """Return the attention of a decoder's layer to the encoder's output."""
-        raise NotImplementedError
 
     def project_encoded(self, encoded: mx.array) -> list[mx.array]:
         """Return the keys and values of the encoder's output in each decoder layer, alternately."""
@@ -105,16 +106,16 @@ class Network(nn.Module):
         """Return tables for the first `reach` positions, which are computed once; mostly none."""
         return []
 
+    @abstractmethod
     def decode(
         self, tokens: mx.array, caches: Caches, source: EncodedSources, place: Place, tables: Tables
     ) -> Iterator[mx.array]:
         """Yield the output of each layer, and then the input of the head, (batch, m, width) each.
         The tokens, (batch, m) int32, write the cache positions `place`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def head(self, states: mx.array) -> mx.array:
         """Return logits, (batch, m, vocabulary), from hidden states, (batch, m, width)."""
-        raise NotImplementedError
 
     def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
         """Return the inputs of the head, (batch, m, width), for complete sequences, (batch, m)
