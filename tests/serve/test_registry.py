@@ -25,6 +25,7 @@ from mlx_specdec.serve.service import Service
 
 from ..support.serving import COMPLETIONS, OPEN, OPTIONS, TEXT, Place, ok, served, wait_until
 
+FOR_OTHER = {"model": "other", "prompt": TEXT, "max_tokens": 2}
 FACTS = Facts(100, ("completion",), "llama", "float32")
 
 
@@ -342,6 +343,15 @@ def registry_of(directories: dict[str, tuple[Path, Path | None]], **settings: An
     return Registry([model(*each) for each in directories.items()], batch_size=4, **settings)
 
 
+def of_two(
+    one: tuple[Path, Path], other: tuple[Path, None], **settings: Any
+) -> tuple[Registry, ServedModel, TestClient]:
+    """A registry of two models, the second of them, and a client."""
+    registry = registry_of({"one": one, "other": other}, **settings)
+    client = TestClient(make_app(Service(registry), OPEN), raise_server_exceptions=False)
+    return registry, registry.named("other"), client
+
+
 def ended(registry: Registry) -> None:
     engines = registry.engines
     registry.close()
@@ -382,21 +392,19 @@ def test_requests_are_told_to_come_again_while_their_model_is_loaded(
 ) -> None:
     caplog.set_level("INFO", "mlx_specdec.serve.registry")
     goes_on = threading.Event()
-    registry = registry_of({"one": llama, "other": templated})
-    quick = registry.named("other").load
-    registry.named("other").load = lambda: goes_on.wait(60) and quick()
-    registry.named("other").nbytes = 5_000_000_000
+    registry, other, client = of_two(llama, templated)
+    quick = other.load
+    other.load = lambda: goes_on.wait(60) and quick()
+    other.nbytes = 5_000_000_000
     registry._shared = 1 << 40
-    client = TestClient(make_app(Service(registry), OPEN), raise_server_exceptions=False)
-    body = {"model": "other", "prompt": TEXT, "max_tokens": 2}
     for _ in range(2):
-        answer = client.post(COMPLETIONS, json=body)
+        answer = client.post(COMPLETIONS, json=FOR_OTHER)
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "loading"
         # A second for each gigabyte.
         assert answer.headers["retry-after"] == "6"
         assert client.get("/health").status_code == 200
     goes_on.set()
-    wait_until(lambda: client.post(COMPLETIONS, json=body).status_code == 200)
+    wait_until(lambda: client.post(COMPLETIONS, json=FOR_OTHER).status_code == 200)
     said = [record.message for record in caplog.records if record.name.endswith("registry")]
     assert said[0] == "loading other" and said[1].startswith("loaded other, ")
     ended(registry)
@@ -406,27 +414,25 @@ def test_a_load_that_fails_is_reported_to_all_who_wait_and_tried_again(
     llama: tuple[Path, Path], templated: tuple[Path, None]
 ) -> None:
     begun, goes_on = threading.Event(), threading.Event()
-    registry = registry_of({"one": llama, "other": templated}, waits=True)
-    works = registry.named("other").load
+    registry, other, client = of_two(llama, templated, waits=True)
+    works = other.load
 
     def fails() -> None:
         begun.set()
         assert goes_on.wait(60)
-        registry.named("other").load = works
+        other.load = works
         raise SourceError("there is no such model: choose another one")
 
-    registry.named("other").load = fails
-    client = TestClient(make_app(Service(registry), OPEN), raise_server_exceptions=False)
-    body = {"model": "other", "prompt": TEXT, "max_tokens": 2}
+    other.load = fails
     with ThreadPoolExecutor(3) as pool:
-        answers = [pool.submit(client.post, COMPLETIONS, json=body) for _ in range(3)]
+        answers = [pool.submit(client.post, COMPLETIONS, json=FOR_OTHER) for _ in range(3)]
         assert begun.wait(60)
-        wait_until(lambda: registry.named("other").waiting == 3)
+        wait_until(lambda: other.waiting == 3)
         goes_on.set()
         for answer in (one.result() for one in answers):
             assert answer.status_code == 500 and "no such model" in answer.text
             assert answer.headers["x-should-retry"] == "false"
-    assert client.post(COMPLETIONS, json=body).status_code == 200
+    assert client.post(COMPLETIONS, json=FOR_OTHER).status_code == 200
     ended(registry)
 
 
