@@ -311,15 +311,6 @@ class Opener:
         if (history := self.pair.history) is not None:
             history.add(job.tenant, job.ids, job.sequence.committed)
 
-    def forget(self) -> None:
-        """Clear the cache after a sequence with NaN or infinity, which may have been cached."""
-        if self.cache is not None:
-            self.cache.clear()
-
-    def save_costs(self) -> None:
-        """Save the costs and acceptance rates of the rounds so far."""
-        self.lengths.save()
-
     def _reason_against_batches(self) -> str | None:
         pair = self.pair
         if self.batch_size == 1:

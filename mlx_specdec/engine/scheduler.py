@@ -193,7 +193,8 @@ class Scheduler:
         return parts + failed
 
     def save_costs(self) -> None:
-        self._opener.save_costs()
+        """Save the costs and acceptance rates of the rounds so far."""
+        self._opener.lengths.save()
 
     def add(self, number: int, request: Request) -> None:
         """Add a request under a new number. It is prefilled when there is room. An unusable request
@@ -405,8 +406,8 @@ class Scheduler:
         if part.result is not None:
             self._keep(job)
             self._opener.remember(job)
-        elif part.error == DAMAGED:
-            self._opener.forget()
+        elif part.error == DAMAGED and self._opener.cache is not None:
+            self._opener.cache.clear()  # it may hold NaN or infinity of this sequence
         self._leave(job)
         return part
 

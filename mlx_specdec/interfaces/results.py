@@ -214,11 +214,6 @@ class RoundReport:
         """Whether all sequences have the same number of tokens left."""
         return len({sequence.left for sequence in self.sequences}) == 1
 
-    @property
-    def drained(self) -> bool:
-        """Whether a plain step only emptied the pipeline, which is faster than a full step."""
-        return self.size == 0 and not self.pipelined
-
 
 class RoundListener(Protocol):
     """A receiver of the reports of all rounds, in order. It must not influence decoding."""
