@@ -230,7 +230,8 @@ class Decoding:
                 self.watch.drafted(proposal)
             current = self._submit(proposal, noise)
         ahead = current.proposal.size == 0 and remaining > 1
-        ahead = ahead and not (batch.constrained or self._joining or batch.any_ended)
+        # If a constraint binds the token after the next one, its mask depends on the next one.
+        ahead = ahead and not (batch.bound(2) or self._joining or batch.any_ended)
         if ahead and proposer is not None and count > 0:
             # A draft starts from the token of this step. Without a draft, the pipeline stays full.
             ahead = not proposer.ready(batch.committed, count)

@@ -310,19 +310,14 @@ class Batch:
     def any_ended(self) -> bool:
         return any(sequence.ended for sequence in self.sequences)
 
-    @property
-    def constrained(self) -> bool:
-        """Whether the pass for the token after the next one needs to know the next one, since a
-        constraint may exclude tokens there."""
-        return self._bound(2)
-
-    def _bound(self, count: int) -> bool:
+    def bound(self, count: int) -> bool:
+        """Return whether a constraint may exclude one of the next `count` tokens of a sequence."""
         return any(distribution.bound(count) for distribution in self._distributions)
 
     def cut(self, proposal: Proposal) -> Proposal:
         """Cut a proposal after the first token that a constraint forbids. If a constraint is in
         force, this waits for the draft tokens."""
-        if proposal.size == 0 or not self._bound(proposal.size + 1):
+        if proposal.size == 0 or not self.bound(proposal.size + 1):
             return proposal
         drafted: Any = proposal.tokens.tolist()
         counts = []

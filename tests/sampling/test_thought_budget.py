@@ -124,4 +124,4 @@ def test_passes_stay_pipelined_until_a_budget_is_near() -> None:
         stop: Any = None
         return Batch([Sequence([7], distribution, SilentNoise(), stop)])
 
-    assert batch(1).constrained and not batch(2).constrained
+    assert batch(1).bound(2) and not batch(2).bound(2)
