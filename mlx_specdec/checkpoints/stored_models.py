@@ -46,21 +46,21 @@ def hub_cache() -> Path:
 
 def names() -> list[str]:
     """Return the names of all models on the disk, without reading any file."""
-    found = []
-    for place in sorted(hub_cache().glob(f"{_PREFIX}*")):
-        if (place / "snapshots").is_dir():
-            found.append(place.name.removeprefix(_PREFIX).replace("--", "/"))
+    found = [name for name, place in _places() if (place / "snapshots").is_dir()]
     return found + [SHIPPED + directory.name for directory in _local()]
 
 
 def typed_names() -> list[str]:
     """Return the names of the models on the disk whose config.json has a model_type. This leaves
     out data, heads and most drafters."""
-    found = []
-    for place in sorted(hub_cache().glob(f"{_PREFIX}*")):
-        if any(_type(snapshot) for snapshot in place.glob("snapshots/*")):
-            found.append(place.name.removeprefix(_PREFIX).replace("--", "/"))
+    found = [name for name, place in _places() if any(map(_type, place.glob("snapshots/*")))]
     return found + [SHIPPED + directory.name for directory in _local() if _type(directory)]
+
+
+def _places() -> Iterator[tuple[str, Path]]:
+    """Yield the name and the directory of each model in the Hub's cache."""
+    for place in sorted(hub_cache().glob(f"{_PREFIX}*")):
+        yield place.name.removeprefix(_PREFIX).replace("--", "/"), place
 
 
 def stored_models() -> list[StoredModel]:

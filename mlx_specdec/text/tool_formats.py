@@ -177,6 +177,7 @@ _MISTRAL_HEAD = re.compile(
 
 WORD, IDENTIFIER = re.compile(r"\w+", re.ASCII), re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _JSON_CALL = '{"name": "NAME", "arguments": '
+_JSON_LIST = CallGrammar((_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",))
 _GLM = ToolFormat(
     grammar=CallGrammar(
         (BEGIN, "NAME"),
@@ -295,9 +296,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         inner=("[ARGS]",),
         head=_MISTRAL_HEAD,
         grammar=CallGrammar((BEGIN, "NAME[ARGS]")),
-        grammar_without_inner=CallGrammar(
-            (_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "/ ?/", "["), last=("]",)
-        ),
+        grammar_without_inner=replace(_JSON_LIST, first=(BEGIN, "/ ?/", "[")),
     ),
     "muse_spark": ToolFormat(
         grammar=CallGrammar(
@@ -318,9 +317,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         also=("functools[",),
         sign=re.compile(r"<\|/tool(?:_call)?\|>|functools\["),
         head=_JSON_HEAD,
-        grammar=CallGrammar(
-            (_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]", END)
-        ),
+        grammar=replace(_JSON_LIST, last=("]", END)),
     ),
     "granite": ToolFormat(
         "<|tool_call|>",
@@ -329,9 +326,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         also=("<tool_call>",),
         sign=re.compile(r"<\|tool_call\|>"),
         head=_JSON_HEAD,
-        grammar=CallGrammar(
-            (_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",)
-        ),
+        grammar=_JSON_LIST,
     ),
     "pythonic": ToolFormat(
         grammar=CallGrammar(
