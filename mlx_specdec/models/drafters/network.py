@@ -204,14 +204,13 @@ class DrafterNetwork(nn.Module, ABC):
 
 class Reading(RowsContext, ABC):
     """One sequence's state in a drafter. Keys and values of the target's hidden states stay in the
-    caches. The proposer drops keys and values of draft tokens with `rewind`. `cache` makes the
-    cache of one layer."""
+    caches. The proposer drops keys and values of draft tokens with `rewind`."""
 
     _network: DrafterNetwork
 
-    def __init__(self, layers: int, cache: Callable[[Rows], Any] = KVCache) -> None:
+    def __init__(self, layers: int) -> None:
         rows = Rows(1)
-        super().__init__(rows, [cache(rows) for _ in range(layers)])
+        super().__init__(rows, [KVCache(rows) for _ in range(layers)])
         self._sources: list[SourceKeysValues | None] = [None] * layers
 
     @property
@@ -308,8 +307,8 @@ class ChainReading(Reading):
     _newest: tuple[mx.array, mx.array]
     _guessed: mx.array
 
-    def __init__(self, network: Chain, layers: int, cache: Callable[[Rows], Any] = KVCache) -> None:
-        super().__init__(layers, cache)
+    def __init__(self, network: Chain, layers: int) -> None:
+        super().__init__(layers)
         self._network = network
 
     def read(self, hidden: mx.array, following: mx.array) -> None:
