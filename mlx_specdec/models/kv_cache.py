@@ -119,12 +119,12 @@ class KVCache:
         return self._keys.columns(end)[:, :, start:], self._values.columns(end)[:, :, start:]
 
     def join(self, joining: KVCache) -> None:
-        """Append the sequences of another cache. Join the context's rows before."""
+        """Append the sequences of another cache. The context's rows must have been joined."""
         for buffer, another in zip(self.buffers, joining.buffers, strict=True):
             buffer.join(another, len(self._rows.lengths))
 
     def filter(self, keep: Sequence[int]) -> None:
-        """Keep only these sequences. Filter the context's rows before."""
+        """Keep only these sequences. The context's rows must have been filtered."""
         index, used = mx.array(list(keep), dtype=mx.int32), max(self._rows.ends)
         for buffer in self.buffers:
             buffer.filter(index, used)

@@ -99,8 +99,9 @@ class RowByRow(Delegating):
 
     Args:
         make: Makes a proposer of one sequence.
-        prices: Returns the costs of rounds by the number of rows. If all parts know the chances of
-            their drafts, they draft as far as it pays for all rows together."""
+        prices: Returns the costs of rounds of a batch with this number of rows, or None. If they
+            are known, and all parts know the chances of their drafts, the batch drafts as many
+            tokens as pay for all rows together."""
 
     def __init__(
         self,

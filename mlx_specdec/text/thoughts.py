@@ -38,7 +38,7 @@ class Thoughts:
         return self.end[self.matched]
 
     def after(self, tokens: Iterable[int]) -> Self:
-        """Return the thoughts after more tokens."""
+        """Return the state of the thoughts after further tokens of the completion."""
         thoughts = self
         for token in tokens:
             thoughts = thoughts._after(token)

@@ -129,9 +129,12 @@ class Outcome:
 
 @dataclass(eq=False)
 class Fit:
-    """A training run of a task's module, which ends with the weights of the best epoch. file: The
-    checkpoint, which is read if it exists. start: Held-out figures of the initial weights, if these
-    may be the best, as epoch 0."""
+    """A training run of a task's module, which ends with the weights of the best epoch.
+
+    Attributes:
+        file: The checkpoint, from which the run resumes if it exists.
+        start: The held-out figures of the initial weights, which then compete as epoch 0. None if
+            the initial weights cannot be the best."""
 
     task: Task
     file: Path

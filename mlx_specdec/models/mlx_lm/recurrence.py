@@ -164,7 +164,8 @@ class _Visit:
     inner: list["_Visit"] = field(default_factory=list)
 
     def writers(self) -> Iterator[nn.Module]:
-        """Yield the modules that change the cache: this one, or only modules inside of it."""
+        """Yield this module if it changes the cache itself, and otherwise the modules that do so
+        among those that it calls with the cache."""
         between = [self.before, *[state for v in self.inner for state in (v.before, v.after)]]
         between.append(self.after)
         pairs = zip(between[::2], between[1::2], strict=True)
@@ -176,7 +177,8 @@ class _Visit:
 
 
 def _writers(network: nn.Module, entries: list[Any], opaque: Sequence[Any]) -> list[nn.Module]:
-    """Return the modules that change opaque caches. Nothing is computed."""
+    """Return the modules that change caches in `opaque`, a part of `entries`, in a pass over two
+    tokens. The pass is built, and nothing is computed."""
     open_visits = {id(cache): [_Visit(None, [])] for cache in opaque}
 
     def observe(plain: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
