@@ -69,15 +69,15 @@ def what_tests_share_is_made_without_the_users_costs(
 def surroundings_are_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """No test reads or writes the costs that the user's own decoding measured, and what runs is
-    what users run: the debugging shadow is off, in subprocesses too."""
+    """No test reads or writes the costs that the user's own decoding measured."""
     # Most tests keep nothing, and need no directory for it.
     costs = tmp_path_factory.getbasetemp() / f"costs-of-rounds-{next(NUMBERS)}"
     monkeypatch.setenv("MLX_SPECDEC_CACHE", str(costs))
-    monkeypatch.delenv("MLX_SPECDEC_DEBUG", raising=False)
 
 
 @pytest.fixture
-def shadowed(monkeypatch: pytest.MonkeyPatch, surroundings_are_left_out: None) -> None:
-    """The debugging shadow is on: a rewind that kept the wrong rows is noticed at once."""
-    monkeypatch.setenv("MLX_SPECDEC_DEBUG", "1")
+def shadowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every context has a shadow: a rewind that kept the wrong rows is noticed at once."""
+    from .support.shadows import check_contexts  # which imports MLX
+
+    check_contexts(monkeypatch)

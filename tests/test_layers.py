@@ -26,7 +26,6 @@ ROOMS = (
     "options",
     "draft_length",
     "decoding",
-    "testing",
     "engine",
     "training",
     "measure",

@@ -1,12 +1,10 @@
 """Opening requests: their drafters, proposer and draft length, and their decoding."""
 
 import functools
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import cast
 
 from .. import process
 from ..decoding.loop import CHUNK, Decoding, PromptReader, chunk
@@ -16,16 +14,14 @@ from ..draft_length import saved
 from ..draft_length.auto import MOST, AutoLength, Source
 from ..draft_length.length import DraftLength, FixedLength
 from ..errors import OptionError
-from ..interfaces import Model, Proposer
-from ..interfaces.results import NOTHING, CachedPrefix, RoundListener
-from ..models.base import Base
+from ..interfaces import Proposer
+from ..interfaces.results import NOTHING, CachedPrefix
 from ..models.exact import ExactContext
 from ..options import MOST_EXACT, Options
 from ..proposers import DRAFTERS, find, missing
 from ..proposers.combined import FirstOf, Limited, RowByRow
 from ..proposers.drafter import Drafter, Setup
 from ..proposers.lookup import forcing, predicting
-from ..testing import CheckedModel
 from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import Job, Overrides, Request, for_model, make_rule, most_drafted
@@ -154,8 +150,6 @@ def make_proposer(
 
 CANNOT = "cannot take several sequences in one pass"
 """Part of a message about a model that decodes one sequence at a time; the reason follows."""
-DEBUG = "MLX_SPECDEC_DEBUG"
-"""Environment variable: compare every context with the committed tokens after every round."""
 
 
 @dataclass(eq=False)
@@ -193,16 +187,6 @@ class Opener:
                 self.overrides = replace(self.overrides, proposer=None)
                 self.options = replace(self.options, regular=True)
         options, overrides = self.options, self.overrides
-        self._target: Model = self.pair.target
-        self._shadows: list[CheckedModel] = []
-        if os.environ.get(DEBUG):
-            self._shadows = [CheckedModel(self.pair.target)]
-            self._target = cast(Model, self._shadows[0])
-            if self.pair.draft is not None:
-                draft = CheckedModel(self.pair.draft, self.pair.translation)
-                self._shadows.append(draft)
-                # Proposers only open contexts of it.
-                self.pair = replace(self.pair, draft=cast(Base, draft))
         bound, _ = for_model(self.pair, options)
         self._forced = forcing(bound)
         self._chosen = () if overrides.proposer is not None else drafters(bound, options)
@@ -219,10 +203,6 @@ class Opener:
         else:
             self.lengths = make_draft_length(self.pair, self.drafters(), options)
 
-    @property
-    def listeners(self) -> Sequence[RoundListener]:
-        return [self.lengths, *self._shadows]
-
     def drafters(self, prediction: Sequence[int] = ()) -> Sequence[Drafter]:
         """Return the drafters of sequences with this prediction, in order."""
         if not (self.one_by_one and self._chosen):
@@ -234,8 +214,6 @@ class Opener:
         return Job.of(self.pair, number, request, self._chosen, self.overrides)
 
     def open(self, jobs: Sequence[Job], watch: Stopwatch) -> Decoding:
-        for shadow in self._shadows:
-            shadow.forget()
         options = jobs[0].options
         prompts = [job.ids for job in jobs]
         if not self.batched:
@@ -244,7 +222,7 @@ class Opener:
         proposer = self.overrides.proposer or self._make_proposer(jobs)
         cached = [self._cached(job, proposer) for job in jobs]
         prefixes = [prefix.target for prefix in cached]
-        context = self._target.open_batch(prompts, prefixes)
+        context = self.pair.target.open_batch(prompts, prefixes)
         if options.exact:
             context = ExactContext(context)
         length = len(prompts[0])
@@ -317,8 +295,6 @@ class Opener:
             return "the batch size is 1"
         if self.options.exact:
             return "exact decodes one sequence in a pass"
-        if self._shadows:
-            return f"{DEBUG} compares one sequence at a time"
         if not pair.target.batches:
             return f"{pair.name} {CANNOT}: {pair.target.why_not_batched}"
         drafts = any(drafter.name == "draft" for drafter in self._chosen)

@@ -112,7 +112,7 @@ class Scheduler:
         if not self._opener.batched:
             self.size = BatchSize(1)
         self._watch = Stopwatch(
-            [self, *self._opener.listeners],
+            [self, self._opener.lengths],
             timed=self.overrides.timed,
             shared=lambda: len(self._running) + len(self._reading) > 1,
             waiting=lambda: bool(self._waiting),

@@ -22,10 +22,10 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.mlx_lm.states import States
 from mlx_specdec.models.rows import Window
 from mlx_specdec.options import Options
-from mlx_specdec.testing import CheckedModel
 
 from ..support import tiny
 from ..support.pairs import ONE_OF_EACH_CACHE, PROMPT, SIZE, encoder_decoder, pair_of
+from ..support.shadows import CheckedModel
 
 ROUNDS = 105
 DRAFTED = 4

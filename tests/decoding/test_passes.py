@@ -9,10 +9,10 @@ import pytest
 from mlx_specdec import Options, Pair, generate
 from mlx_specdec.models.distributed.leader import Leader, led
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.testing import CheckedContext
 
 from ..support import tiny
 from ..support.pairs import PROMPT, pair_of, perturbed
+from ..support.shadows import CheckedContext
 from ..support.thread_ranks import ends
 
 RECURRENT = ("qwen3_next", "mamba2", "lfm2", "falcon_h1")

@@ -1,16 +1,23 @@
-"""Checks of rewinds for debugging, at twice the cost. Each context gets a shadow: a second context
-that gets committed tokens only and is never rewound. The logits of both must agree whenever they
-have seen the same tokens."""
+"""Checks of rewinds, at twice the cost. Each context gets a shadow: a second context that gets
+committed tokens only and is never rewound. The logits of both must agree whenever they have seen
+the same tokens."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import pytest
 
-from .errors import RewindError
-from .interfaces import Context, Model, Scores
-from .interfaces.results import Cached, RoundReport
-from .text.vocabulary import Translation
+from mlx_specdec.decoding.loop import Decoding
+from mlx_specdec.decoding.statistics import Stopwatch
+from mlx_specdec.engine.opening import Opener
+from mlx_specdec.engine.request import Job
+from mlx_specdec.engine.scheduler import Scheduler
+from mlx_specdec.errors import RewindError
+from mlx_specdec.interfaces import Context, Model, Scores
+from mlx_specdec.interfaces.results import Cached, RoundReport
+from mlx_specdec.text.vocabulary import Translation
 
 TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.3
@@ -87,8 +94,7 @@ class CheckedContext:
 
 
 class CheckedModel:
-    """A Model that opens checked contexts. Other attributes are the model's. As a RoundListener, it
-    compares the contexts with the committed tokens after every round that rewinds. translation: The
+    """A Model that opens checked contexts. Other attributes are the model's. translation: The
     mapping of the target's token ids to the model's, if they differ."""
 
     batches = False
@@ -126,6 +132,36 @@ class CheckedModel:
         """Raise RewindError if a context has seen other tokens than the committed ones."""
         for context in self._opened:
             context.compare(committed)
+
+
+def check_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every scheduler compare the contexts of its models after every round."""
+    begin, open_contexts, receive = Scheduler.__post_init__, Opener.open, Scheduler.on_round
+
+    def begin_checked(self: Scheduler) -> None:
+        pair = self.pair
+        draft: Any = pair.draft and CheckedModel(pair.draft, pair.translation)
+        target: Any = CheckedModel(pair.target)
+        self.pair = replace(pair, target=target, draft=draft)
+        begin(self)
+
+    def open_alone(self: Opener, jobs: Sequence[Job], watch: Stopwatch) -> Decoding:
+        for model in checked(self):
+            model.forget()
+        return open_contexts(self, jobs, watch)
+
+    def receive_and_compare(self: Scheduler, report: RoundReport) -> None:
+        receive(self, report)
+        for model in checked(self):
+            model.on_round(report)
+
+    def checked(holder: Any) -> list[CheckedModel]:
+        models = (holder.pair.target, holder.pair.draft)
+        return [model for model in models if isinstance(model, CheckedModel)]
+
+    monkeypatch.setattr(Scheduler, "__post_init__", begin_checked)
+    monkeypatch.setattr(Opener, "open", open_alone)
+    monkeypatch.setattr(Scheduler, "on_round", receive_and_compare)
 
 
 def _log_probabilities(logits: mx.array) -> mx.array:
