@@ -362,11 +362,12 @@ def _languages(pair: Pair, options: Options) -> tuple[str | None, str | None]:
     """Return the codes of source and target language. Raises OptionError if one is unusable."""
     languages, target, source = pair.languages, options.target_lang, options.source_lang
     if languages is None:
-        if target is not None or source is not None:
-            raise OptionError(
-                "target-lang and source-lang are for translation models that name their languages, "
-                "and this model names none: leave them out"
-            )
+        for name, language in (("target-lang", target), ("source-lang", source)):
+            if language is not None:
+                raise OptionError(
+                    f"{name} is for translation models that name their languages, and this model "
+                    "names none: leave it out"
+                )
         return None, None
     if target is None and languages.required:
         raise OptionError(

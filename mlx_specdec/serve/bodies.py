@@ -38,6 +38,7 @@ WORDS = {
     "list_type": "a list",
     "literal_error": "{expected}",
     "model_type": "an object",
+    "string_pattern_mismatch": "a string that matches {pattern}",
     "string_too_long": "a string of at most {max_length} characters",
     "string_type": "a string",
     "too_long": "a list of at most {max_length} entries",
@@ -266,8 +267,9 @@ def _words(error: ErrorDetails) -> str:
     }
     if error["type"] == "words":
         return str(context["words"])
-    words = WORDS.get(error["type"], error["msg"])
-    return words.format(**context).replace("'", '"')
+    # pydantic's own messages may contain braces.
+    words = WORDS.get(error["type"], "{msg}").format(msg=error["msg"], **context)
+    return words.replace("'", '"')
 
 
 def _path(place: Sequence[int | str], body: Any) -> tuple[int | str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 from ..engine.chat import chat_format
 from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair
-from ..engine.request import Request, encode, prepared
+from ..engine.request import Request, beginning, encode, prepared
 from ..errors import PromptError
 from ..options import Options
 from ..sampling.settings import LARGEST, LEAST_TOP_P
@@ -398,13 +398,13 @@ class RequestParser:
 
     def _with_room(self, ids: list[int], options: Options, body: Body) -> Options:
         """Return the options with max_tokens limited by the context and the memory budget. Raises
-        Problem."""
-        target, longest = self.pair.target, self.longest
+        Problem, PromptError and OptionError."""
+        longest = self.longest
         prompt = "messages" if "messages" in body else "prompt"
         if len(ids) >= longest:
             together = f"prompt and answer together take at most {longest}: shorten it"
             raise invalid(f"the prompt has {len(ids)} tokens, and {together}", prompt, CONTEXT)
-        room = longest - len(target.prefix(ids))
+        room = longest - len(beginning(self.pair, ids, options))
         wanted = body.get("max_tokens", options.max_tokens)
         most = min(wanted, room) if wanted >= 0 else room
         if self.budget is not None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,14 +96,19 @@ def parse_json(data: bytes) -> Any:
     """Parse JSON in UTF-8. Lone surrogates, which no tokenizer reads, become U+FFFD.
 
     Raises:
-        ValueError: If the text is not JSON.
+        ValueError: If the text is not JSON, or has a number that no float can hold.
         RecursionError: If it is nested too deeply.
     """
-    value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_json)
+    value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_json, parse_float=_finite)
     if b"\\u" in data and HALF_A_CHARACTER.search(text := json.dumps(value, ensure_ascii=False)):
         # A client that cuts a text within an emoji sends the half in every later turn.
         value = json.loads(HALF_A_CHARACTER.sub("\ufffd", text))
     return value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_json(text[:20])
 
 
 def _no_json(name: str) -> NoReturn:

@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.serve.anthropic import CountRequest
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.text import messages as chat
 
@@ -161,7 +162,7 @@ WRONG = {
     "system": (5,),
     "stop_sequences": (5, "a"),
     "temperature": ("hot",),
-    "tools": ([{"name": "f"}],),
+    "tools": ([{"name": "f"}], [{"type": ""}], [{"type": "search_2025"}]),
     "thinking": ({"type": "much", "budget_tokens": 9}, {"budget_tokens": 9}),
     "output_config": ({"format": {"type": "x"}}, 5),
 }
@@ -171,10 +172,11 @@ WRONG = {
     ("field", "value"), [(field, each) for field, values in WRONG.items() for each in values]
 )
 def test_errors_are_reported_by_their_type(client: TestClient, field: str, value: Any) -> None:
-    answer = client.post(PATH, json={**BODY, field: value})
-    assert answer.status_code == 400
-    assert answer.json()["type"] == "error"
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+    for path in (PATH, f"{PATH}/count_tokens") if field in CountRequest.model_fields else (PATH,):
+        answer = client.post(path, json={**BODY, field: value})
+        assert answer.status_code == 400
+        assert answer.json()["type"] == "error"
+        assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_a_prompt_that_is_too_long_is_called_so_as_anthropic_does(client: TestClient) -> None:

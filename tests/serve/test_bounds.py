@@ -147,6 +147,7 @@ def test_requests_cannot_replace_the_chat_template(parser: RequestParser) -> Non
         (b'{"a": ' + b"1" * 5000 + b"}", "too many digits"),
         (b"[" * 50_000, "nested too deeply"),
         (b'{"a": NaN}', "NaN is no number"),
+        (b'{"a": -1e999}', "-1e999 is no number"),
         (b"[1]", "must be a JSON object"),
     ],
 )

@@ -352,11 +352,16 @@ WRONG: dict[str, Sequence[Any]] = {
     "speculative": [3, {"max": 99}],
     "presence_penalty": [-1e39],
     "prediction": [{"type": "guess"}],
+    "target_lang": [
+        *({"prompt": each, "target_lang": "fr"} for each in ("x", [5, 9], ["x", "y"])),
+        {"messages": [user("x")], "target_lang": "fr"},
+    ],
+    "source_lang": ["fr"],
     "echo": ["yes"],
     "best_of": [{"prompt": "x", "n": 2, "best_of": 3}],
     "response_format": [{"prompt": "x", "guided_regex": "a", "regex": "a"}],
 }
-"""By the field that the error names: its values, or whole bodies."""
+"""Wrong values, or complete bodies, by the field that the error names."""
 UNSUPPORTED = {
     "tools": [{"type": "function"}],
     "min_tokens": 3,
@@ -370,7 +375,7 @@ UNSUPPORTED = {
     "n_predict": 5,
     "adapters": "my/lora",
 }
-WHOLE = {"prompt", "messages", "best_of", "response_format"}
+WHOLE = {"prompt", "messages", "best_of", "response_format", "target_lang"}
 
 
 @pytest.mark.parametrize(
