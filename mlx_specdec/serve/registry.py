@@ -268,7 +268,12 @@ class Registry:
     def not_loaded(self, model: ServedModel) -> Problem:
         """Return the error for a request to a model that takes none yet."""
         seconds = min(1 + model.nbytes // LOADED_BYTES, MOST_RETRY_SECONDS)
-        return busy("Loading model", code="loading", seconds=seconds)
+        text = f"the model {model.name:.80} is loading: try again in {seconds} s"
+        if model.state == "unloaded" and not model.wanted_since:
+            text = f"the model {model.name:.80} is not in memory: a completion loads it"
+        elif not self.waits:
+            text += ", or start the server with --wait-for-model"
+        return busy(text, code="loading", seconds=seconds)
 
     def refresh(self) -> None:
         """Note which models have been loaded or unloaded, and unload those that are idle for too

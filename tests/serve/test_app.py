@@ -72,8 +72,9 @@ def test_while_loading_there_is_nobody_to_ask() -> None:
     client = client_of(Engine(lambda: None, batch_size=1, waiting=1))
     for answer in (client.get("/health"), client.post(CHAT, json={"messages": [user("x")]})):
         assert answer.status_code == 503
-        assert answer.json()["error"]["message"] == "Loading model"
-        assert answer.headers["retry-after"]
+        assert answer.headers["retry-after"] == "1"
+        said = answer.json()["error"]["message"]
+        assert said.startswith("the model tiny is loading: try again in 1 s, or start the server")
     assert client.get("/metrics").status_code == 200
 
 

@@ -397,9 +397,13 @@ def test_requests_are_told_to_come_again_while_their_model_is_loaded(
     other.load = lambda: goes_on.wait(60) and quick()
     other.nbytes = 5_000_000_000
     registry._shared = 1 << 40
+    unloaded = client.get("/props?model=other")
+    assert unloaded.status_code == 503 and "other is not in memory" in unloaded.text
     for _ in range(2):
         answer = client.post(COMPLETIONS, json=FOR_OTHER)
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "loading"
+        said = "the model other is loading: try again in 6 s, or start the server with --wait-for-m"
+        assert answer.json()["error"]["message"].startswith(said)
         # A second for each gigabyte.
         assert answer.headers["retry-after"] == "6"
         assert client.get("/health").status_code == 200
