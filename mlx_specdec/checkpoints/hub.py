@@ -100,6 +100,11 @@ class Repository:
                 raise self._error(caught, file) from caught
         return headers_in
 
+    def check(self) -> None:
+        """Raise SpecdecError if neither the Hub nor its cache has the repository."""
+        if (problem := self._list()) is not None:
+            self._cached(problem)
+
     def fetch_config(self) -> Path:
         """Download config.json alone and return its directory. Raises SpecdecError."""
         if (config := self.small(CONFIG)) is None:

@@ -57,6 +57,16 @@ def resolve_config(name: str, *, revision: str | None = None) -> Path:
     return Repository(name, revision).fetch_config()
 
 
+def check(name: str, revision: str | None = None) -> None:
+    """Raise SourceError if a model is neither local nor on the Hub nor in its cache. Nothing is
+    downloaded."""
+    repository, revision = on_hub(name, revision)
+    if repository is not None:
+        from .hub import Repository
+
+        Repository(repository, revision).check()
+
+
 def on_hub(name: str, revision: str | None = None) -> tuple[str | None, str | None]:
     """Return name and revision of a repository on the Hub; no name for a local path."""
     name, revision = _of_page(name, revision)

@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 from ..checkpoints.disk import parse
 from ..errors import OptionError
-from ..options import own_layers
+from ..options import mtp_of, own_layers
 from .flags import Flags, ModelSampling, command, flag, group
 from .known_pairs import AUTO
-from .loading import MemoryFlags, TextFlags, load_drafting, named
+from .loading import DRAFTLESS, MemoryFlags, TextFlags, load_drafting, named
 from .presets import Preset, read_presets
 
 if TYPE_CHECKING:
@@ -287,16 +287,22 @@ def _model(
     several: bool,
 ) -> ServedModel:
     """Return a model that may be loaded. Raises OptionError if its flags are wrong."""
-    from ..checkpoints.source import names_of, nbytes_of
+    from ..checkpoints.source import check, names_of, nbytes_of
     from ..serve.registry import ServedModel
     from ..serve.settings import Limits, ServiceSettings
 
     flags = preset.flags
     target, draft = named(flags)
-    draft = None if own_layers(draft) is not None else draft
     options = flags.options()
+    if options.regular or options.proposer in DRAFTLESS or own_layers(draft) is not None:
+        draft = None
     if flags.tool_call_parser is not None:
         _check_parser(flags.tool_call_parser)
+    if not several:
+        # The model is loaded at once. Otherwise, lines of the log would precede this error.
+        check(target, flags.revision)
+        if draft is not None and mtp_of(draft) is None:
+            check(draft)
     names = names_of(target)
     if preset.name:
         names = preset.name, *preset.aliases

@@ -186,11 +186,15 @@ def test_what_was_read_is_kept_until_the_next_start_and_ctrl_c_lets_answers_end(
 
 
 @needs_extra
-def test_a_model_that_is_not_there_ends_the_server_with_a_line(tmp_path: Path) -> None:
-    with serving("--model", tmp_path / "none") as server:
-        assert server.end() == 2
-    assert [line for line in server.said if line.startswith("error:")] == server.said[-1:]
-    assert "Traceback" not in "".join(server.said)
+@pytest.mark.parametrize("flag", ["--model", "--draft-model"])
+@pytest.mark.parametrize("name", ["weights/none", "none", "nobody/none", "/none/none"])
+def test_a_model_that_is_not_there_ends_the_server_with_a_line(
+    run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch, flag: str, name: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("mlx_specdec.serve.server.serve", lambda *_, **__: pytest.fail("listening"))
+    target = () if flag == "--model" else ("--model", llama)
+    fails(run("serve", *target, flag, name), "error: ", name)
 
 
 @needs_extra
