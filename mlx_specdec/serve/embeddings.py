@@ -1,7 +1,7 @@
-"""OpenAI's embeddings."""
+"""OpenAI's embeddings, and the task that computes embeddings for other clients, too."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -32,26 +32,8 @@ class EmbeddingsRequest(Fields):
 
 def embeddings(parser: RequestParser, body: Body) -> EngineTask:
     """Return the task of a checked body. Raises Problem and PromptError."""
-    inputs, most = several(body["input"]), parser.settings.limits.inputs
-    width, wanted = parser.pair.target.width, body.get("dimensions")
-    if wanted not in (None, width):
-        message = f"dimensions must be {width}, the width of this model: leave it out"
-        raise invalid(message, "dimensions")
-    if len(inputs) > most:
-        raise invalid(f"input has {len(inputs)} texts, and at most {most} are taken", "input")
-    texts = []
-    for text in inputs:
-        if isinstance(text, str):
-            parser.check_characters(text, "input")
-            text = prompt_ids(parser.pair.tokenizer, text, chat_template=False)
-        parser.check_ids(text, "input")
-        if len(text) > parser.longest:
-            message = f"a text of input has {len(text)} tokens, and at most {parser.longest} fit"
-            raise invalid(f"{message}: shorten it", "input", CONTEXT)
-        texts.append(text)
-    prompt_tokens = sum(map(len, texts))
 
-    def answer(vectors: list[Vector]) -> Payload:
+    def answer(vectors: Sequence[Vector], prompt_tokens: int) -> Payload:
         in_base64 = body.get("encoding_format") == "base64"
         written = [
             base64.b64encode(vector.astype("<f4").tobytes()).decode()
@@ -69,7 +51,49 @@ def embeddings(parser: RequestParser, body: Body) -> EngineTask:
             "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
         }
 
-    return EngineTask(embed(parser.pair, texts), _nbytes(parser, texts), answer, prompt_tokens)
+    return task_of(parser, body, "input", answer)
+
+
+def task_of(
+    parser: RequestParser,
+    body: Body,
+    field: str,
+    answer: Callable[[Sequence[Vector], int], Payload],
+    *,
+    shortens: bool = False,
+) -> EngineTask:
+    """Return the task of embedding the texts in a field of a checked body.
+
+    Args:
+        answer: Returns the body of the answer for the vectors and the number of their tokens.
+        shortens: Whether the end of a text that does not fit is left out, instead of an error.
+    Raises:
+        Problem, PromptError: If a text cannot be embedded.
+    """
+    inputs, most = several(body[field]), parser.settings.limits.inputs
+    width, wanted = parser.pair.target.width, body.get("dimensions")
+    if wanted not in (None, width):
+        message = f"dimensions must be {width}, the width of this model: leave it out"
+        raise invalid(message, "dimensions")
+    if len(inputs) > most:
+        raise invalid(f"{field} has {len(inputs)} texts, and at most {most} are taken", field)
+    texts = []
+    for text in inputs:
+        if isinstance(text, str):
+            parser.check_characters(text, field)
+            text = prompt_ids(parser.pair.tokenizer, text, chat_template=False)
+        parser.check_ids(text, field)
+        text = text[: parser.longest] if shortens else text
+        if len(text) > parser.longest:
+            message = f"a text of {field} has {len(text)} tokens, and at most {parser.longest} fit"
+            raise invalid(f"{message}: shorten it", field, CONTEXT)
+        texts.append(text)
+    count = sum(map(len, texts))
+
+    def written(vectors: Sequence[Vector]) -> Payload:
+        return answer(vectors, count)
+
+    return EngineTask(embed(parser.pair, texts), _nbytes(parser, texts), written, count)
 
 
 def _nbytes(parser: RequestParser, texts: Sequence[Sequence[int]]) -> int:

@@ -4,161 +4,57 @@ their model is loaded."""
 import functools
 import hashlib
 import json
-import math
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from pydantic import Field, StrictInt
 from starlette.requests import Request
 
 from ..engine.chat import chat_format
+from ..engine.embeddings import Vector
 from .answer_models import Anything
 from .answers import Choice, Payload, Writer
-from .bodies import Body, Boolean, Fields, Number, Object, String, integral, worded
+from .bodies import Body
+from .embeddings import task_of
 from .events import Arguments, Call, Event, Text, joined
-from .models import (
-    ChatRequest,
-    Count,
-    EarlierCall,
-    Penalty,
-    Repetition,
-    Role,
-    Sampled,
-    Stop,
-    Stops,
-    TextRequest,
-    ToolList,
+from .models import ChatRequest, TextRequest
+from .ollama_bodies import (
+    EmbedRequest,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    ShowRequest,
+    seconds_of,
 )
-from .problems import Problem, invalid
+from .problems import Problem
 from .registry import ServedModel
 from .requests import SAME, ParsedRequest, RequestParser
 from .service import Endpoint, Service
+from .tasks import EngineTask
 
 LINES = "application/x-ndjson"
 VERSION = "0.12.6"
 """The version of ollama whose API this is. Some clients refuse old ones."""
 OPTIONS = ("top_k", "seed", "stop", *SAME)
 """Options that a chat completion of OpenAI's API has as well."""
-UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
-DURATION = re.compile(rf"[+-]?(?:{PART.pattern})+")
 FOREVER = datetime.max.replace(tzinfo=UTC, microsecond=0)
 """The time of expiry that is reported for a model that stays until another needs its memory."""
 LONGEST = 1e9
 """If a model is kept for more seconds than these, FOREVER is reported."""
 
 
-class GenerationOptions(Sampled):
-    same: ClassVar[Mapping[str, str]] = {"repeat_penalty": "repetition_penalty"}
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {
-        "mirostat": (0,),
-        **dict.fromkeys(("tfs_z", "typical_p"), (1,)),
-    }
-    num_predict: (
-        Annotated[
-            StrictInt,
-            Field(ge=-2),
-            integral,
-            worded("a whole number from 0 on, or -1 or -2 for no limit", inside=True),
-        ]
-        | None
-    ) = None
-    num_ctx: Count | None = None
-    min_p: Annotated[Number, Field(ge=0, lt=1)] | None = None
-    repeat_penalty: Repetition | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    stop: Stop | Stops | None = None
-
-
-class LoadingRequest(Fields):
-    """Fields of /api/chat and /api/generate."""
-
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "images": ([],),
-    }
-    model: String | None = None
-    stream: Boolean | None = None
-    options: GenerationOptions | None = None
-    format: (
-        Annotated[Literal["", "json"] | Object, worded('"json" or a JSON schema, an object')] | None
-    ) = None
-    think: (
-        Annotated[
-            Boolean | Literal["low", "medium", "high"],
-            worded('true, false, "low", "medium" or "high"'),
-        ]
-        | None
-    ) = None
-    keep_alive: Annotated[Number | String, worded('seconds, or a text such as "5m"')] | None = None
-
-
-class OllamaMessage(Fields):
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {"images": ([],)}
-    role: Role
-    content: String | None = None
-    thinking: String | None = None
-    tool_name: String | None = None
-    tool_calls: list[EarlierCall] | None = None
-
-
-class OllamaChatRequest(LoadingRequest):
-    """The body of /api/chat."""
-
-    messages: list[OllamaMessage] | None = None
-    tools: ToolList | None = None
-
-
-class OllamaGenerateRequest(LoadingRequest):
-    """The body of /api/generate."""
-
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {
-        **LoadingRequest.refused,
-        "context": ([],),
-        "template": ("",),
-    }
-    prompt: String | None = None
-    suffix: String | None = None
-    system: String | None = None
-    raw: Boolean | None = None
-
-
-class ShowRequest(Fields):
-    """The body of /api/show. name: Older clients send it in place of `model`."""
-
-    model: String | None = None
-    name: String | None = None
-
-
-def seconds_of(keep_alive: float | str) -> float:
-    """Return a duration in seconds, infinite if it is negative. Raises Problem.
-
-    Args:
-        keep_alive: Seconds, also as a text, or a text such as "1h30m".
-    """
-    text = str(keep_alive).strip()
-    if DURATION.fullmatch(text):
-        found = sum(float(number) * UNITS[unit] for number, unit in PART.findall(text))
-        seconds = -found if text.startswith("-") else found
-    else:
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-    if math.isnan(seconds):
-        message = f'keep_alive must be seconds, or a text such as "5m", not {text[:40]!r}'
-        raise invalid(message, "keep_alive")
-    return math.inf if seconds < 0 else seconds
-
-
 def _kept(parser: RequestParser, body: Body) -> None:
     if "keep_alive" in body:
         parser.keep(seconds_of(body["keep_alive"]))
+
+
+def _durations(parser: RequestParser, began: float, **seconds: float) -> dict[str, int]:
+    """Return the durations of a request in nanoseconds. began: The time at which the model was
+    loaded. seconds: Further durations."""
+    load_seconds = parser.load_seconds
+    total_seconds = load_seconds + time.perf_counter() - began
+    seconds = {"total_duration": total_seconds, "load_duration": load_seconds, **seconds}
+    return {name: int(1e9 * value) for name, value in seconds.items()}
 
 
 def _time(when: datetime | None = None) -> str:
@@ -262,12 +158,12 @@ class OllamaWriter(Writer):
 
     def _last(self, choice: Choice, content: Payload) -> Payload:
         seconds = None if choice.result is None else choice.result.stats.seconds
-        durations = {
-            "total_duration": self.parser.load_seconds + time.perf_counter() - self._began,
-            "load_duration": self.parser.load_seconds,
-            "prompt_eval_duration": 0.0 if seconds is None else seconds.prompt,
-            "eval_duration": 0.0 if seconds is None else seconds.decoding,
-        }
+        durations = _durations(
+            self.parser,
+            self._began,
+            prompt_eval_duration=0.0 if seconds is None else seconds.prompt,
+            eval_duration=0.0 if seconds is None else seconds.decoding,
+        )
         return {
             **self._head(),
             **content,
@@ -275,7 +171,7 @@ class OllamaWriter(Writer):
             "done_reason": "stop" if choice.finish_reason in ("eos", "stop") else "length",
             "prompt_eval_count": self.request.prompt_tokens,
             "eval_count": choice.tokens,
-            **{name: int(1e9 * value) for name, value in durations.items()},
+            **durations,
         }
 
 
@@ -341,6 +237,24 @@ def _generate(parser: RequestParser, body: Body, writer: type[OllamaWriter]) -> 
         _kept(parser, body)
         return _without_text(writer, parser.name, "load")
     return writer(parser, body)
+
+
+def embed(parser: RequestParser, body: Body, field: str) -> Payload | EngineTask:
+    """Answer /api/embed, or the older /api/embeddings. field: The field with the texts. A request
+    without one only loads the model, which has happened before this call."""
+    began = time.perf_counter()
+    _kept(parser, body)
+
+    def answer(vectors: Sequence[Vector], prompt_tokens: int) -> Payload:
+        embeddings = [vector.tolist() for vector in vectors]
+        if field == "prompt":
+            return {"embedding": embeddings[0] if embeddings else []}
+        counted = {"embeddings": embeddings, "prompt_eval_count": prompt_tokens}
+        return {"model": parser.name, **counted, **_durations(parser, began)}
+
+    if not body.get(field):
+        return answer((), 0)
+    return task_of(parser, body, field, answer, shortens=body.get("truncate", True))
 
 
 def _described(service: Service, model: ServedModel) -> Payload:
@@ -426,8 +340,19 @@ ENDPOINTS = (
             ("/api/generate", OllamaTextWriter, OllamaGenerateRequest),
         )
     ),
-    # `show` answers every request early, so that the handler `tags` is never called.
-    Endpoint("/api/show", tags, Anything, "About a model", ShowRequest, error=ERROR, early=show),
+    *(
+        Endpoint(
+            path,
+            functools.partial(embed, field=field),
+            Anything,
+            "Embeds texts for ollama's clients",
+            EmbedRequest,
+            error=ERROR,
+            waits=True,
+        )
+        for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt"))
+    ),
+    Endpoint("/api/show", None, Anything, "About a model", ShowRequest, error=ERROR, early=show),
     Endpoint("/api/tags", tags, Anything, "All models, for ollama's clients"),
     Endpoint("/api/ps", running, Anything, "The models in memory"),
     Endpoint("/api/version", version, Anything, "The version of ollama's API"),

@@ -51,8 +51,8 @@ class Endpoint:
 
     Attributes:
         handler: For a POST, a function of a RequestParser and a checked Body that returns the
-            answer, or the Writer or the EngineTask of the answer. For other methods, a function of
-            (Service, Request).
+            answer, or the Writer or the EngineTask of the answer; None if `early` answers all
+            requests. For other methods, a function of (Service, Request).
         answer: The type of the answer, or None if it is not JSON.
         media: The media type of an answer that is not JSON.
         streams: The media type of a streamed answer.
@@ -65,7 +65,7 @@ class Endpoint:
     """
 
     path: str
-    handler: Callable[[Any, Any], Answer]
+    handler: Callable[[Any, Any], Answer] | None
     answer: Any
     summary: str
     body: type[Fields] | None = None
@@ -109,6 +109,7 @@ class Service:
             if endpoint.body is not None:
                 answer = await self._parse(request, endpoint)
             else:
+                assert endpoint.handler is not None, "`early` answers only a POST"
                 answer = endpoint.handler(self, request)
             if isinstance(answer, ResponseStream):
                 return await self._generate(request, answer)
@@ -238,6 +239,7 @@ def _refused() -> Iterator[None]:
 
 
 def _handled(endpoint: Endpoint, parser: RequestParser, body: Body) -> Answer:
+    assert endpoint.handler is not None, "`early` has not answered"
     try:
         return endpoint.handler(parser, body)
     except SpecdecError as error:

@@ -14,7 +14,7 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.serve import ollama
 from mlx_specdec.serve.app import make_app
 from mlx_specdec.serve.engine import Engine
-from mlx_specdec.serve.ollama import seconds_of
+from mlx_specdec.serve.ollama_bodies import seconds_of
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.service import Service
@@ -168,6 +168,29 @@ def test_calls_of_tools_are_whole_and_come_back(
     assert asked > ok(client, "/api/chat", stream=False, **{**body, **sent})["prompt_eval_count"]
 
 
+def test_texts_are_embedded_as_by_openais_api(
+    engine: Engine, client: TestClient, pair: Pair
+) -> None:
+    texts = [TEXT, "é"]
+    expected = ok(client, "/v1/embeddings", input=texts)
+    vectors = [entry["embedding"] for entry in expected["data"]]
+    answer = ok(client, "/api/embed", model="tiny:latest", input=texts)
+    assert (answer["model"], answer["embeddings"]) == ("tiny", vectors)
+    assert answer["prompt_eval_count"] == expected["usage"]["prompt_tokens"]
+    assert answer["total_duration"] > answer["load_duration"] >= 0
+    assert ok(client, "/api/embed", input=TEXT)["embeddings"] == vectors[:1]
+    assert ok(client, "/api/embeddings", prompt=TEXT) == {"embedding": vectors[0]}
+    # Without a text, the model is only loaded.
+    assert ok(client, "/api/embed", input="")["embeddings"] == []
+    assert ok(client, "/api/embeddings") == {"embedding": []}
+    short, ids = client_of(engine, Limits(context=4)), pair.tokenizer.encode(TEXT)[:4]
+    [first] = ok(client, "/v1/embeddings", input=ids)["data"]
+    cut = ok(short, "/api/embed", input=[TEXT])
+    assert (cut["embeddings"], cut["prompt_eval_count"]) == ([first["embedding"]], 4)
+    refused = short.post("/api/embed", json={"input": TEXT, "truncate": False})
+    assert refused.status_code == 400 and "at most 4 fit" in refused.json()["error"]
+
+
 @pytest.mark.parametrize("kind", ["json", SCHEMA], ids=["json", "schema"])
 def test_a_format_binds_the_text(client: TestClient, kind: Any) -> None:
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")
@@ -192,6 +215,10 @@ def test_a_format_binds_the_text(client: TestClient, kind: Any) -> None:
         ("generate", {"prompt": "x", "format": "xml"}, 'format must be "json" or a JSON schema'),
         ("generate", {"prompt": "x", "think": "much"}, "think must be true, false"),
         ("generate", {"prompt": "x", "keep_alive": "soon"}, "keep_alive must be seconds"),
+        ("embed", {"input": "x", "keep_alive": "soon"}, "keep_alive must be seconds"),
+        ("embed", {"input": [5]}, "input[0] must be a string"),
+        ("embed", {"input": "x", "dimensions": 3}, "dimensions must be"),
+        ("embeddings", {"prompt": ["x"]}, "prompt must be a string"),
     ],
     ids=lambda value: str(value)[:30],
 )
