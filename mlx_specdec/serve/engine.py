@@ -121,10 +121,12 @@ class Engine:
 
     @property
     def requests(self) -> tuple[int, int]:
-        """The number of running requests and the number of waiting requests."""
+        """The number of running requests and the number of waiting requests. Tasks are requests,
+        of which one runs at a time."""
         with self._changed:
-            waiting = self._waiting + len(self._arrived)
-            return max(0, len(self._pending) - waiting), waiting
+            waiting, tasks = self._waiting + len(self._arrived), len(self._tasks)
+            running = max(0, len(self._pending) - waiting)
+            return running + min(tasks, 1), waiting + max(0, tasks - 1)
 
     @property
     def trouble(self) -> str | None:

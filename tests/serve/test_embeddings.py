@@ -177,10 +177,13 @@ def test_a_task_holds_its_memory_while_it_runs(llama: tuple[Path, Path]) -> None
         future = engine.run(EngineTask(steps(), 1 << 22, dict, 0))
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(ok, client, COMPLETIONS, prompt=TEXT, max_tokens=3)
-            wait_until(lambda: engine.requests == (0, 1))
+            # The task counts as well.
+            wait_until(lambda: engine.requests == (1, 1))
             before = taken[0]
             wait_until(lambda: taken[0] > before + 20)
-            assert engine.requests == (0, 1) and not future.done()
+            assert engine.requests == (1, 1) and not future.done()
+            gauges = client.get("/metrics").text
+            assert 'model_requests_running{model_name="tiny"} 1.0' in gauges
             may_end.set()
             assert future.result(60) == 7 and waiting.result(60)["choices"]
 
