@@ -1,6 +1,7 @@
 """OpenAI's embeddings, and the task that computes embeddings for other clients, too."""
 
 import base64
+import functools
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
@@ -33,7 +34,7 @@ class EmbeddingsRequest(Fields):
 def embeddings(parser: RequestParser, body: Body) -> EngineTask:
     """Return the task of a checked body. Raises Problem and PromptError."""
 
-    def answer(vectors: Sequence[Vector], prompt_tokens: int) -> Payload:
+    def answer(prompt_tokens: int, vectors: Sequence[Vector]) -> Payload:
         in_base64 = body.get("encoding_format") == "base64"
         written = [
             base64.b64encode(vector.astype("<f4").tobytes()).decode()
@@ -58,14 +59,14 @@ def task_of(
     parser: RequestParser,
     body: Body,
     field: str,
-    answer: Callable[[Sequence[Vector], int], Payload],
+    answer: Callable[[int, Sequence[Vector]], Payload],
     *,
     shortens: bool = False,
 ) -> EngineTask:
     """Return the task of embedding the texts in a field of a checked body.
 
     Args:
-        answer: Returns the body of the answer for the vectors and the number of their tokens.
+        answer: Returns the body of the answer for the number of tokens and the vectors.
         shortens: Whether the end of a text that does not fit is left out, instead of an error.
     Raises:
         Problem, PromptError: If a text cannot be embedded.
@@ -88,12 +89,8 @@ def task_of(
             message = f"a text of {field} has {len(text)} tokens, and at most {parser.longest} fit"
             raise invalid(f"{message}: shorten it", field, CONTEXT)
         texts.append(text)
-    count = sum(map(len, texts))
-
-    def written(vectors: Sequence[Vector]) -> Payload:
-        return answer(vectors, count)
-
-    return EngineTask(embed(parser.pair, texts), _nbytes(parser, texts), written, count)
+    count, nbytes = sum(map(len, texts)), _nbytes(parser, texts)
+    return EngineTask(embed(parser.pair, texts), nbytes, functools.partial(answer, count), count)
 
 
 def _nbytes(parser: RequestParser, texts: Sequence[Sequence[int]]) -> int:

@@ -15,7 +15,7 @@ from ..engine.chat import chat_format
 from ..engine.embeddings import Vector
 from .answer_models import Anything
 from .answers import Choice, Payload, Writer
-from .bodies import Body
+from .bodies import Body, Fields
 from .embeddings import task_of
 from .events import Arguments, Call, Event, Text, joined
 from .models import ChatRequest, TextRequest
@@ -245,7 +245,7 @@ def embed(parser: RequestParser, body: Body, field: str) -> Payload | EngineTask
     began = time.perf_counter()
     _kept(parser, body)
 
-    def answer(vectors: Sequence[Vector], prompt_tokens: int) -> Payload:
+    def answer(prompt_tokens: int, vectors: Sequence[Vector]) -> Payload:
         embeddings = [vector.tolist() for vector in vectors]
         if field == "prompt":
             return {"embedding": embeddings[0] if embeddings else []}
@@ -253,7 +253,7 @@ def embed(parser: RequestParser, body: Body, field: str) -> Payload | EngineTask
         return {"model": parser.name, **counted, **_durations(parser, began)}
 
     if not body.get(field):
-        return answer((), 0)
+        return answer(0, ())
     return task_of(parser, body, field, answer, shortens=body.get("truncate", True))
 
 
@@ -321,18 +321,19 @@ def version(service: Service, request: Request) -> Payload:
     return {"version": VERSION}
 
 
-ERROR = OllamaWriter.error
+def _endpoint(path: str, handler: Any, summary: str, body: type[Fields], **more: Any) -> Endpoint:
+    error = OllamaWriter.error
+    return Endpoint(path, handler, Anything, summary, body, error=error, waits=True, **more)
+
+
 ENDPOINTS = (
     *(
-        Endpoint(
+        _endpoint(
             path,
             functools.partial(_generate, writer=writer),
-            Anything,
             "Answers ollama's clients",
             body,
-            error=ERROR,
             streams=LINES,
-            waits=True,
             early=functools.partial(_unload, writer=writer),
         )
         for path, writer, body in (
@@ -341,18 +342,10 @@ ENDPOINTS = (
         )
     ),
     *(
-        Endpoint(
-            path,
-            functools.partial(embed, field=field),
-            Anything,
-            "Embeds texts for ollama's clients",
-            EmbedRequest,
-            error=ERROR,
-            waits=True,
-        )
+        _endpoint(path, functools.partial(embed, field=field), "Embeds texts", EmbedRequest)
         for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt"))
     ),
-    Endpoint("/api/show", None, Anything, "About a model", ShowRequest, error=ERROR, early=show),
+    _endpoint("/api/show", None, "About a model", ShowRequest, early=show),
     Endpoint("/api/tags", tags, Anything, "All models, for ollama's clients"),
     Endpoint("/api/ps", running, Anything, "The models in memory"),
     Endpoint("/api/version", version, Anything, "The version of ollama's API"),
