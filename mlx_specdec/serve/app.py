@@ -27,16 +27,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
-from . import (
-    answer_models,
-    anthropic,
-    embeddings,
-    llama_cpp,
-    ollama,
-    openai,
-    responses,
-    tgi,
-)
+from . import answer_models, anthropic, embeddings, llama_cpp, ollama, openai, responses, tgi
 from .problems import Problem, failed
 from .service import Endpoint, Service, error_response
 

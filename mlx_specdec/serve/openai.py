@@ -62,12 +62,8 @@ class CompletionWriter(Writer):
             )
             for choice in choices
         ]
-        return {
-            **self._head,
-            "object": self.answer_type,
-            "choices": listed,
-            **self._figures(choices),
-        }
+        head = {**self._head, "object": self.answer_type, "choices": listed}
+        return {**head, **self._figures(choices)}
 
     def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
         """Return chunks of text. If include_drafted is set, the first one has token counts."""
@@ -92,12 +88,11 @@ class CompletionWriter(Writer):
         return [{**self._chunk([]), **self._figures(choices)}] if figures else []
 
     def _figures(self, choices: Sequence[Choice]) -> Payload:
-        prompt_tokens, generated = (
-            self.request.prompt_tokens,
-            sum(choice.tokens for choice in choices),
-        )
+        prompt_tokens = self.request.prompt_tokens
+        generated = sum(choice.tokens for choice in choices)
         sources = [choice.result.stats.by_source for choice in choices if choice.result is not None]
         predicted = [source[PREDICTION] for source in sources if PREDICTION in source]
+        drafted = sum(source.drafted for source in predicted)
         accepted = sum(source.accepted for source in predicted)
         usage = {
             "prompt_tokens": prompt_tokens,
@@ -107,8 +102,7 @@ class CompletionWriter(Writer):
             "completion_tokens_details": {
                 "reasoning_tokens": sum(choice.reasoning_tokens for choice in choices),
                 "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": sum(source.drafted for source in predicted)
-                - accepted,
+                "rejected_prediction_tokens": drafted - accepted,
             },
         }
         metrics = speculative_decoding(choices) if self.parser.settings.metrics else {}
