@@ -129,6 +129,11 @@ class Engine:
             return running + min(tasks, 1), waiting + max(0, tasks - 1)
 
     @property
+    def closed(self) -> bool:
+        """Whether the engine accepts no more requests."""
+        return self._closed
+
+    @property
     def trouble(self) -> str | None:
         """The reason why requests make no progress, or None. Read this only after `ready` is
         set."""

@@ -214,6 +214,8 @@ class Service:
             while not (await asyncio.wait([future], timeout=POLL_SECONDS))[0]:
                 if await request.is_disconnected():
                     raise ClientDisconnect
+                if engine.closed:  # the current step may take long
+                    raise Stopped
                 if time.monotonic() > deadline:
                     raise busy("the time of this request was over: try again later", 503, "timeout")
             return await run_in_threadpool(lambda: JSONResponse(task.answer(future.result())))

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from mlx_specdec.engine import embeddings as computing
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.serve import embeddings
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.settings import Limits
 from mlx_specdec.serve.tasks import EngineTask, Stopped, TaskQueue
@@ -122,7 +123,7 @@ def test_what_an_answer_has(client: TestClient, pair: Pair) -> None:
         ({"input": "a", "dimensions": 8}, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_what_cannot_be_embedded_is_refused_by_name(
     engine: Engine, body: dict[str, Any], param: str
@@ -186,6 +187,26 @@ def test_a_task_holds_its_memory_while_it_runs(llama: tuple[Path, Path]) -> None
             assert 'model_requests_running{model_name="tiny"} 1.0' in gauges
             may_end.set()
             assert future.result(60) == 7 and waiting.result(60)["choices"]
+
+
+def test_the_end_of_the_server_does_not_wait_for_a_step(
+    llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+
+    def stays(*_: object) -> Generator[None, None, list[Any]]:
+        may_end.wait(20)
+        yield
+        return []
+
+    monkeypatch.setattr(embeddings, "embed", stays)
+    with running(llama) as engine, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client_of(engine).post, PATH, json={"input": TEXT})
+        wait_until(lambda: engine.requests == (1, 0))
+        engine.close()
+        assert answer.result(60).status_code == 503 and not may_end.is_set()
+        assert not engine.join(0)
+        may_end.set()
 
 
 def test_the_end_of_the_server_ends_tasks(llama: tuple[Path, Path]) -> None:
