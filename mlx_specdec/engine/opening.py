@@ -19,7 +19,7 @@ from ..interfaces.results import NOTHING, CachedPrefix
 from ..models.exact import ExactContext
 from ..options import MOST_EXACT, Options
 from ..proposers import DRAFTERS, find, missing
-from ..proposers.combined import FirstOf, Limited, RowByRow
+from ..proposers.combined import Checked, FirstOf, Limited, RowByRow
 from ..proposers.drafter import Drafter, Setup
 from ..proposers.lookup import forcing, predicting
 from .pair import Pair
@@ -219,7 +219,8 @@ class Opener:
         if not self.batched:
             sequence = jobs[0].sequence
             self.lengths.begin(len(sequence.committed), len(prompts[0]), sequence.remaining)
-        proposer = self.overrides.proposer or self._make_proposer(jobs)
+        own = self.overrides.proposer
+        proposer = Checked(own, self._target.vocabulary) if own else self._make_proposer(jobs)
         cached = [self._cached(job, proposer) for job in jobs]
         prefixes = [prefix.target for prefix in cached]
         context = self.pair.target.open_batch(prompts, prefixes)

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import mlx.core as mx
 
+from ..errors import DecodingError
 from ..interfaces import Noise, Prices, Proposal, Proposer, Scores, no_proposal
 from ..interfaces.results import Cached, Reusable
 
@@ -174,6 +175,35 @@ class Limited(Delegating):
     def filter(self, keep: Sequence[int]) -> None:
         super().filter(keep)
         self._limits = [self._limits[row] for row in keep]
+
+
+class Checked(Delegating):
+    """A proposer of one sequence that a caller wrote. MLX reads outside of the embedding for an id
+    beyond it, so such an id never reaches the target, and `observe` raises DecodingError.
+
+    Args:
+        vocabulary: The number of ids that the target's embedding has."""
+
+    def __init__(self, proposer: Proposer, vocabulary: int) -> None:
+        super().__init__([proposer])
+        self._vocabulary = vocabulary
+        self._valid = mx.array(True)
+
+    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
+        made = self._parts[0].propose(committed, limit, noise)
+        valid = (made.tokens >= 0) & (made.tokens < self._vocabulary)
+        self._valid = mx.all(valid)
+        mx.async_eval(self._valid)
+        return replace(made, tokens=mx.where(valid, made.tokens, 0))
+
+    def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
+        """See Proposer. The round is over, so that reading `_valid` does not block."""
+        if not self._valid.item():
+            raise DecodingError(
+                f"{type(self._parts[0]).__name__} proposed a token that the target does not have: "
+                f"propose ids from 0 to {self._vocabulary - 1}"
+            )
+        super().observe(tokens, scores)
 
 
 def first(proposal: Proposal, count: int) -> Proposal:
