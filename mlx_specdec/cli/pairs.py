@@ -29,16 +29,19 @@ if TYPE_CHECKING:
 
     from ..measure.prediction import Estimate
 
-COLUMNS = ("target", *(f"{bits} bits" for bits in BITS), "draft", "gain", "measured by", "others")
-DISPENSABLE = ("others", "16 bits", "measured by", "8 bits", "gain", "4 bits")
-"""Columns that are left out on a narrow terminal, in this order."""
+SIZES = tuple(f"{bits} bits" for bits in BITS)
+COLUMNS = ("target", *SIZES, "draft", "kind", "gain", "measured by", "others")
+DISPENSABLE = ("others", "16 bits", "measured by", "draft", "8 bits", "gain", "4 bits")
+"""Columns that are left out on a narrow terminal, in this order. The kind of the draft is shown if
+its name is left out."""
 NOTE = (
-    "Sizes, which a wide terminal shows, are those of target and draft at so many bits and of "
-    "caches of 8k tokens; those in parentheses do not fit, and ~ means roughly. Gains are speeds "
-    "relative to plain decoding, for chat and code, at the most bits that fit. Others have "
-    "measured them with their own programs; (1.5) is an estimate from published tokens per round, "
-    "or from usual ones. This program was tested with the two pairs in weights/. Loading a pair "
-    "compares both tokenizers token by token, and bench measures any pair."
+    "Sizes are those of target and draft at so many bits and of caches of 8k tokens; those in "
+    "parentheses do not fit, and ~ means roughly. Gains are speeds relative to plain decoding, for "
+    "chat and code, at the most bits that fit. Others have measured them with their own programs; "
+    "(1.5) is an estimate from published tokens per round, or from usual ones. A wide terminal "
+    "shows the names of drafts, which --draft-model auto takes. This program was tested with the "
+    "two pairs in weights/. Loading a pair compares both tokenizers token by token, and bench "
+    "measures any pair."
 )
 SLOW_ROWS = (
     "The GPU of an M1 or M2 reads quantized weights once for every row of a pass, so drafts of a "
@@ -146,6 +149,7 @@ def _row(several: Sequence[KnownPair], machine: Machine) -> dict[str, str]:
             for n, size in sizes.items()
         },
         "draft": one.draft.name,
+        "kind": one.kind,
         "gain": _gains(one, bits),
         "measured by": str(one.source) if one.gains and one.source else "",
         "others": ", ".join(pair.kind for pair in several if pair is not one),
@@ -165,7 +169,8 @@ def _gains(one: KnownPair, bits: int) -> str:
 
 def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
     """Return a table of these columns. Names are not wrapped, so that they can be copied."""
-    table = render.table(*(f">{name}" if name.endswith("bits") else name for name in columns))
+    columns = [name for name in columns if name != "kind" or "draft" not in columns]
+    table = render.table(*(f">{name}" if name in SIZES else name for name in columns))
     for column in table.columns:
         column.no_wrap = True
     for row in rows:

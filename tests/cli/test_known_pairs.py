@@ -345,6 +345,9 @@ def test_names_can_be_copied_from_a_narrow_terminal(
             assert re.search(rf"^  {one.target.name} ", shown, re.MULTILINE)
             if one.kind == MTP:
                 assert re.search(rf"^  {one.target.name} .* mtp ", shown, re.MULTILINE)
+    if columns == 80:
+        row = r"^  Qwen/Qwen3-8B +10\.\d GB +dspark +1\.71 / 2\.03 *$"
+        assert re.search(row, shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
