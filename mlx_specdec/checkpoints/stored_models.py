@@ -27,6 +27,7 @@ class StoredModel:
         type: The model_type in config.json, or "" without one.
         used: When its files were last read, in seconds since 1970; 0 if that is not known.
         in_hub: Whether it is in the Hub's cache. Otherwise it is in weights/.
+        directory: The directory of its files; of several revisions, one with weights.
         complete: Whether its weights are there."""
 
     name: str
@@ -34,6 +35,7 @@ class StoredModel:
     type: str
     used: float
     in_hub: bool
+    directory: Path
     complete: bool
 
 
@@ -110,12 +112,10 @@ def _models(cache: "HFCacheInfo | None") -> "list[CachedRepoInfo]":
 def _in_hub() -> Iterator[StoredModel]:
     for one in _models(_scan()):
         places = [Path(revision.snapshot_path) for revision in one.revisions]
-        formats = [format_of(place) for place in places]
-        types = filter(None, map(_type, places))
-        size = one.size_on_disk
-        yield StoredModel(
-            one.repo_id, size, next(types, ""), one.last_accessed or 0, True, any(formats)
-        )
+        complete = [place for place in places if format_of(place)]
+        type, used = next(filter(None, map(_type, places)), ""), one.last_accessed or 0
+        place = [*complete, *places, Path(one.repo_path)][0]
+        yield StoredModel(one.repo_id, one.size_on_disk, type, used, True, place, bool(complete))
 
 
 def _local() -> list[Path]:
@@ -126,8 +126,8 @@ def _local() -> list[Path]:
 def _in_weights(directory: Path) -> StoredModel:
     files = [file for file in directory.rglob("*") if file.is_file()]
     size, used = sum(file.stat().st_size for file in files), max(f.stat().st_atime for f in files)
-    complete = bool(format_of(directory))
-    return StoredModel(SHIPPED + directory.name, size, _type(directory), used, False, complete)
+    name, complete = SHIPPED + directory.name, bool(format_of(directory))
+    return StoredModel(name, size, _type(directory), used, False, directory, complete)
 
 
 def _type(directory: Path) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import Literal
 
 from ..checkpoints.disk import show
 from ..checkpoints.source import SHIPPED
-from ..checkpoints.stored_models import hub_cache, names, remove, stored_models
-from ..errors import OptionError
+from ..checkpoints.stored_models import StoredModel, hub_cache, names, remove, stored_models
+from ..errors import CheckpointError, OptionError
 from . import render
 from .flags import Flags, command, flag, group
 
@@ -50,7 +51,8 @@ def _list() -> None:
     for one in found:
         used = time.strftime("%Y-%m-%d", time.localtime(one.used)) if one.used else ""
         note = "" if one.complete else "without weights"
-        table.add_row(render.escaped(one.name), show(one.nbytes), one.type, used, note)
+        name, type = render.escaped(one.name), render.escaped(_type(one))
+        table.add_row(name, show(one.nbytes), type, used, note)
     total = sum(one.nbytes for one in found if one.in_hub)
     if found:
         render.lay_out(sys.stdout, table, wrap=False)
@@ -59,6 +61,18 @@ def _list() -> None:
         f"The Hub's cache {hub_cache()} has {show(total)} of models. mlx-specdec models remove "
         "NAME removes one.",
     )
+
+
+def _type(one: StoredModel) -> str:
+    """Return the kind of a drafter, or the model_type of a whole model."""
+    from ..models.drafters import kinds, medusa
+
+    with suppress(CheckpointError):  # loading reports what is damaged
+        if medusa.is_medusa(one.directory):
+            return "Medusa heads"
+        if kind := kinds.kind_of(one.directory):
+            return f"{kind} drafter"
+    return one.type
 
 
 def _remove(name: str | None) -> None:

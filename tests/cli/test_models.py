@@ -8,7 +8,9 @@ import pytest
 from mlx_specdec.cli import loading
 
 from ..checkpoints.test_stored_models import cache as cache
+from ..checkpoints.test_stored_models import put
 from ..support.commands import Run, fails
+from ..support.shipped import ROOT
 
 
 def test_models_are_listed_with_their_sizes(run: Run, cache: Path) -> None:
@@ -19,6 +21,16 @@ def test_models_are_listed_with_their_sizes(run: Run, cache: Path) -> None:
     assert row[1:4] == ["1.0", "kB", "llama"]
     assert "without weights" in next(x for x in done.out.splitlines() if " begun " in x)
     assert f"The Hub's cache {cache} has 1.0 kB of models." in done.out
+
+
+def test_drafters_and_heads_are_listed_as_what_they_are(run: Run, cache: Path) -> None:
+    for name in ("dspark", "medusa"):
+        shipped = ROOT / "weights" / f"py-llama-{name}"
+        put(cache, f"some/{name}", {file.name: file.read_bytes() for file in shipped.iterdir()})
+    rows = [line.split() for line in run("models").out.splitlines()]
+    types = {row[0]: row[3:5] for row in rows if row and row[0].startswith("some/")}
+    assert types["some/dspark"] == ["dspark", "drafter"]
+    assert types["some/medusa"] == ["Medusa", "heads"]
 
 
 @pytest.mark.parametrize(("answer", "removed"), [("y\n", True), ("\n", False), ("", False)])
