@@ -1,4 +1,5 @@
-"""Settings of the process: the BLAS that MLX uses, the cache directory, and cleanup of threads.
+"""Settings of the process: the BLAS that MLX uses, the environment of Python, the cache directory,
+and cleanup of threads.
 
 MLX's CPU wheel for Linux contains the reference BLAS, whose matrix products read all weights once
 for each row. MKL (from the PyPI package `mkl`, extra `fast-cpu`) or the system's OpenBLAS replaces
@@ -9,6 +10,8 @@ import ctypes
 import gc
 import os
 import platform
+import re
+import shlex
 import sys
 import tempfile
 import threading
@@ -16,6 +19,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from ctypes.util import find_library
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
 
@@ -122,6 +126,23 @@ def _load(label: str, path: str) -> None:
     if label == "mkl" and "MKL_NUM_THREADS" not in os.environ:
         # MKL's idle threads spin. Leave one core free for the thread that builds the graph.
         library.MKL_Set_Num_Threads(ctypes.c_int(max(1, len(os.sched_getaffinity(0)) - 1)))
+
+
+def install(extra: str) -> str:
+    """Return the command that installs what an extra of this package needs for this Python."""
+    stated: Sequence[str] = ()
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        stated = metadata.requires("mlx-specdec") or ()
+    of_extra = re.compile(rf"""\bextra == ["']{extra}["']""")
+    needed = shlex.join(one.partition(";")[0].strip() for one in stated if of_extra.search(one))
+    if not needed:
+        return "./scripts/setup.sh"  # a clone whose installation is old or missing
+    if (Path(sys.prefix) / "pipx_metadata.json").is_file():
+        return f"pipx inject mlx-specdec {needed}"
+    python = shlex.quote(sys.executable)
+    if find_spec("pip") is None:
+        return f"uv pip install --python {python} {needed}"
+    return f"{python} -m pip install {needed}"
 
 
 PLACE = "MLX_SPECDEC_CACHE"

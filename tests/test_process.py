@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mlx_specdec import process
+
 from .support.models import make_llama
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,3 +168,31 @@ def test_a_process_ends_well_whose_threads_have_generated(tmp_path: Path) -> Non
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert len(set(ended.stdout.splitlines())) == 1
+
+
+@pytest.mark.parametrize(
+    ("marker", "has_pip", "command"),
+    [
+        ("", True, "PYTHON -m pip install"),
+        ("pipx_metadata.json", True, "pipx inject mlx-specdec"),
+        ("uv-receipt.toml", False, "uv pip install --python PYTHON"),
+    ],
+)
+def test_the_command_that_installs_an_extra_suits_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marker: str, has_pip: bool, command: str
+) -> None:
+    stated = [
+        "mlx>=0.32",
+        "uvicorn<0.60; extra == 'server'",
+        "mkl; (linux) and extra == 'fast-cpu'",
+    ]
+    monkeypatch.setattr(process.metadata, "requires", lambda name: stated)
+    monkeypatch.setattr(process, "find_spec", lambda name: has_pip or None)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    if marker:
+        (tmp_path / marker).touch()
+    command = command.replace("PYTHON", sys.executable)
+    assert process.install("server") == f"{command} 'uvicorn<0.60'"
+    assert process.install("fast-cpu") == f"{command} mkl"
+    monkeypatch.setattr(process.metadata, "requires", lambda name: None)
+    assert process.install("server") == "./scripts/setup.sh"

@@ -69,12 +69,9 @@ def _software() -> Iterator[Finding]:
     missing = [name for name in PACKAGES if _version(name) is None]
     advice = f"install what is missing: pip install {' '.join(missing)}" if missing else ""
     yield Finding("packages", ", ".join(versions), advice)
-    there = {name: all(map(_version, packages)) for name, packages in EXTRAS.items()}
-    extras = (
-        f"{name} yes" if there[name] else f"{name} no (pip install {' '.join(EXTRAS[name])})"
-        for name in EXTRAS
-    )
-    yield Finding("extras", ", ".join(extras))
+    for name, packages in EXTRAS.items():
+        there = all(map(_version, packages))
+        yield Finding(f"extra {name}", "installed" if there else f"no: {process.install(name)}")
 
 
 def _version(name: str) -> str | None:
@@ -94,7 +91,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding("device", machine.name, advice)
     room = f"{show(disk.memory())}, {show(machine.room)} for models and caches"
     yield Finding("memory", f"{room}, {show(machine.auto_room)} of them for --model auto")
-    advice = "install the faster one, which drafts need to gain: ./scripts/setup.sh --fast-cpu"
+    advice = f"install the faster one, which drafts need to gain: {process.install('fast-cpu')}"
     slow = machine.on_cpu and process.is_slow()
     yield Finding("BLAS of the CPU", process.name(), advice if slow else "")
 
@@ -122,7 +119,7 @@ def _disk() -> Iterator[Finding]:
     place = process.directory("")
     files = [file for file in place.rglob("*") if file.is_file()] if place.is_dir() else []
     size = sum(file.stat().st_size for file in files)
-    yield Finding("own cache", f"{place}: {show(size)} in {len(files)} files")
+    yield Finding("own cache", f"{place}: {show(size)}")
 
 
 def _choices() -> Iterator[Finding]:

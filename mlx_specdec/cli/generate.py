@@ -244,7 +244,7 @@ def print_speedup(pair: Pair, prompt: str, options: Options, first: Result) -> N
     program = "./scripts/run.sh" if Path(sys.argv[0]).name == "main.py" else "mlx-specdec generate"
     hint = f'next: {program} --show-drafts "Where is the station?", or mlx-specdec --help'
     if first.stats.device == "cpu" and process.is_slow():
-        hint = "what is missing is a fast BLAS: pip install mkl, or ./scripts/setup.sh --fast-cpu"
+        hint = f"what is missing is a fast BLAS: {process.install('fast-cpu')}"
     render.tell(
         f"{speculative_speed / plain_speed:.2f} times as fast as plain decoding "
         f"({speculative_speed:.0f} against {plain_speed:.0f} tokens/s), {same}; {hint}"

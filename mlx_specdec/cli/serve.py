@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
+from .. import process
 from ..checkpoints.disk import parse
 from ..errors import OptionError
 from ..options import mtp_of, own_layers
@@ -242,10 +243,7 @@ def serve(
                 f"--cors-origin must be an origin such as https://example.org, not {origin:.80}"
             )
     if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise OptionError(
-            f"the server needs {' and '.join(missing)}: run ./scripts/setup.sh in a clone, or pip "
-            f"install {' '.join(missing)}"
-        )
+        raise OptionError(f"the server needs {' and '.join(missing)}: {process.install('server')}")
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     # Set the level of this package only, not of other libraries.
     logging.getLogger(PROGRAM).setLevel(network.log_level.upper())

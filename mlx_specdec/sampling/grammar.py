@@ -14,10 +14,6 @@ from typing import Any, TypeVar
 from ..errors import OptionError, is_panic
 
 Result = TypeVar("Result")
-MISSING = (
-    "json-schema, regex and grammar need llguidance, which is not installed: run "
-    "./scripts/setup.sh in a clone, or pip install 'llguidance>=1.9,<2'"
-)
 LONGEST = 1 << 18
 """Length limit of a schema, regular expression or grammar, in characters."""
 MOST_LINES = 500
@@ -88,7 +84,12 @@ def library() -> ModuleType:
     try:
         import llguidance
     except ImportError:
-        raise OptionError(MISSING) from None
+        from .. import process
+
+        raise OptionError(
+            "json-schema, regex and grammar need llguidance, which is not installed: "
+            + process.install("grammar")
+        ) from None
     return llguidance
 
 

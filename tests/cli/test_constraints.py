@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mlx_specdec import process
+
 from ..support.commands import Run, fails, records, strict, write
 
 SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
@@ -129,4 +131,4 @@ def test_a_missing_extra_is_reported_in_a_line() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1 and "pip install 'llguidance" in done.stderr
+    assert done.stderr.count("\n") == 1 and process.install("grammar") in done.stderr

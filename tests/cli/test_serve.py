@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_specdec import process
 from mlx_specdec.cli import serve as command
 
 from ..support.commands import Run, fails
@@ -239,7 +240,8 @@ def test_without_the_extra_one_line_says_what_to_do(
     run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
-    said = "the server needs fastapi and uvicorn: run ./scripts/setup.sh in a clone, or pip install"
+    monkeypatch.setattr(process, "install", lambda extra: f"install {extra}")
+    said = "the server needs fastapi and uvicorn: install server"
     fails(run("serve", "--model", llama), said)
 
 

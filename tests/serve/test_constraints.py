@@ -13,6 +13,7 @@ pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 
 from starlette.testclient import TestClient
 
+from mlx_specdec import process
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
 from mlx_specdec.serve.engine import Engine
@@ -138,7 +139,7 @@ def test_the_extra_that_is_missing_is_named(
     answer = client.post(COMPLETIONS, json={"prompt": TEXT, "response_format": body})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "response_format"
-    assert "pip install 'llguidance>=1.9,<2'" in answer.json()["error"]["message"]
+    assert process.install("grammar") in answer.json()["error"]["message"]
 
 
 def test_a_grammar_that_grows_too_complex_ends_its_own_request_alone(
