@@ -1,10 +1,10 @@
 """README.md and docs/: their links lead somewhere, and their commands and their Python run."""
 
 import itertools
-import json
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,22 +19,27 @@ __all__ = ["run"]
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-FILES = {
-    "sentences.txt": "Where is the station?\nI am hungry.\n",
-    "article.txt": "Where is the station?\n\nI am hungry.\n",
-    "prompts.jsonl": '{"prompt": "def add(a, b):"}\n{"prompt": "import os"}\n',
-    "person.json": json.dumps({"type": "object", "properties": {"age": {"type": "integer"}}}),
-    "expression.lark": 'start: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/\n',
+MADE = re.compile(r"^(?:\$ )?((?:printf|echo) .* >\S+)", re.M)
+"""A line that makes a file, for the commands after it in its block."""
+ELSEWHERE = {
+    *("hosts.json", "config.yaml"),  # the reader's own
+    "cache/SmolLM2-135M-Instruct.Q4_1.gguf",  # scripts/real_models.sh downloads it
+    "provenance.json",  # in the program's output
 }
-"""What the commands read that a reader has to bring."""
+"""Names in blocks of commands that are no files of a clone."""
 LONG = {"serve", "chat", "launch", "bench", "pairs", "estimate", "train-draft", "train-medusa"}
 """Commands that do not end by themselves, or take long; tests of their own run them."""
+
+
+def blocks(page: Path) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text("utf-8"), re.S | re.M)
+    return [block for language, block in found if language in ("", "bash", "sh", "console")]
 
 
 def commands(page: Path) -> list[list[str]]:
     """The words of each line of a page's blocks that runs the program, from the command's name."""
     found = []
-    for block in re.findall(r"```(?:bash|sh|console)?\n(.*?)```", page.read_text("utf-8"), re.S):
+    for block in blocks(page):
         for line in block.replace("\\\n", " ").splitlines():
             if not _RUNS.match(line):
                 continue
@@ -48,11 +53,11 @@ def commands(page: Path) -> list[list[str]]:
 
 
 _RUNS = re.compile(r"(\$ )?(mlx-specdec|python (main|convert)\.py|uvx) ")
-ALL = [(page.name, words) for page in PAGES for words in commands(page)]
+ALL = [(page, words) for page in PAGES for words in commands(page)]
 
 
 def runs_here(words: list[str]) -> bool:
-    """Whether a command needs nothing but the models in weights/ and FILES."""
+    """Whether a command needs nothing but the models in weights/ and files that its page makes."""
     named = [word for flag, word in itertools.pairwise(words) if flag.endswith("model")]
     return words[0] not in LONG and all((ROOT / name / "config.json").exists() for name in named)
 
@@ -104,18 +109,30 @@ def test_many_commands_are_looked_at() -> None:
     assert len(ALL) > 30 and sum(runs_here(words) for _, words in ALL) > 6
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_in_commands_are_in_a_clone_or_made_before(page: Path) -> None:
+    for block in blocks(page):
+        block = re.sub(r" #.*", "", block)
+        made = {*re.findall(r"(?: >|--output |--report )(\S+)", block), *ELSEWHERE}
+        for name in re.findall(r"[\w./-]+\.(?:txt|jsonl?|lark|gguf|toml|cfg|yaml|sh)\b", block):
+            assert name in made or (ROOT / name).exists(), name
+
+
 @pytest.mark.parametrize(
-    "words", [words for _, words in ALL if runs_here(words)], ids=lambda words: " ".join(words)
+    ("page", "words"),
+    [(page, words) for page, words in ALL if runs_here(words)],
+    ids=lambda part: part.name if isinstance(part, Path) else " ".join(part),
 )
 def test_commands_on_shipped_models_run(
-    words: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, words: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "--json-schema" in words:
         pytest.importorskip("llguidance", reason="the extra grammar is not installed")
     monkeypatch.chdir(tmp_path)
-    for name, text in FILES.items():
-        Path(name).write_text(text, "utf-8")
-    Path("weights").symlink_to(ROOT / "weights")
+    for line in MADE.findall("\n".join(blocks(page))):
+        subprocess.run(["bash", "-c", line], check=True)
+    for name in ("weights", "prompts"):
+        Path(name).symlink_to(ROOT / name)
     if words[0] in ("generate", "batch"):
         words = [*words, "--max-tokens", "8"] if "--max-tokens" not in words else words
     outcome = run(*words)
