@@ -3,8 +3,8 @@
     python benchmarks/draw_pictures.py [terminal chat page]
 
 terminal.svg shows translations, and chat.svg a chat with SmolLM2, which
-`./scripts/real_models.sh smollm2` downloads. page.png shows a server's page. It needs playwright
-(the extra `clients`) and Chromium."""
+`./scripts/real_models.sh smollm2` downloads. page.png shows another one on a server's page. It
+needs playwright (the extra `clients`) and Chromium."""
 
 import re
 import shutil
@@ -34,6 +34,11 @@ MESSAGES = (
     "Correct the spelling: The weather was beautifull, so we walked along the river "
     "to the old bridge and had a picnic in the shade of the trees.",
     "Please write it again.",
+)
+TASKS = (
+    "Write a Python function that adds two numbers. Reply with the code only.",
+    "Now one that multiplies two numbers.",
+    "Now one that subtracts two numbers.",
 )
 SPECULATED = 6
 WIDTH, LINE, LEFT = 820, 24, 24
@@ -131,18 +136,18 @@ def chat() -> str:
 
 
 def page(path: Path) -> None:
-    """Translate two sentences on the page of a running server, and write a picture of it."""
+    """Chat on the page of a running server, and write a picture of it."""
     from playwright.sync_api import sync_playwright
 
     program = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        view = browser.new_page(viewport={"width": 900, "height": 460})
+        view = browser.new_page(viewport={"width": 1280, "height": 800})
         view.goto(f"http://127.0.0.1:{PORT}/")
         done = view.locator("article[data-done=true]")
-        for sentence in SENTENCES[1:]:
+        for task in TASKS:
             answer = done.nth(done.count())
-            view.fill("#prompt", sentence)
+            view.fill("#prompt", task)
             view.press("#prompt", "Enter")
             answer.wait_for(timeout=60_000)
         view.screenshot(path=str(path))
@@ -151,7 +156,9 @@ def page(path: Path) -> None:
 
 def served_page() -> None:
     """Start a server, and draw its page."""
-    with serving([sys.executable, "-m", "mlx_specdec", "serve", "--port", str(PORT)], PORT):
+    model = str(process.directory("real-models") / SMOLLM2)
+    command = [sys.executable, "-m", "mlx_specdec", "serve", "--model", model]
+    with serving([*command, "--speculate", str(SPECULATED), "--port", str(PORT)], PORT):
         page(PICTURES / "page.png")
 
 
