@@ -36,6 +36,15 @@ def test_every_name_has_a_docstring_of_its_own(name: str) -> None:
     assert text and not text.startswith(f"{name}(")
 
 
+@pytest.mark.parametrize("name", sorted({*NAMES} - {*FUNCTIONS}))
+def test_every_public_method_has_a_docstring_and_types(name: str) -> None:
+    for key, member in vars(getattr(mlx_specdec, name)).items():
+        function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        if key[0] != "_" and inspect.isfunction(function):
+            assert function.__doc__, key
+            assert "return" in typing.get_type_hints(function), key
+
+
 @pytest.mark.parametrize("name", [*FUNCTIONS, *OUTPUTS])
 def test_every_class_in_an_annotation_is_exported(name: str) -> None:
     for annotation in typing.get_type_hints(getattr(mlx_specdec, name)).values():

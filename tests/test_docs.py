@@ -19,6 +19,7 @@ __all__ = ["run"]
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+OTHERS = [ROOT / "weights" / "README.md", ROOT / "CONTRIBUTING.md"]
 MADE = re.compile(r"^(?:\$ )?((?:printf|echo) .* >\S+)", re.M)
 """A line that makes a file, for the commands after it in its block."""
 ELSEWHERE = {
@@ -43,7 +44,8 @@ def commands(page: Path) -> list[list[str]]:
         for line in block.replace("\\\n", " ").splitlines():
             if not _RUNS.match(line):
                 continue
-            words = shlex.split(line.removeprefix("$ "), comments=True)
+            bare = line.removeprefix("$ ").removeprefix(".venv/bin/")
+            words = shlex.split(bare, comments=True)
             if words[0] == "python":
                 words = [{"main.py": "generate", "convert.py": "convert"}[words[1]], *words[2:]]
             elif words[0] == "uvx":
@@ -52,8 +54,8 @@ def commands(page: Path) -> list[list[str]]:
     return [words for words in found if not words[0].startswith("-")]
 
 
-_RUNS = re.compile(r"(\$ )?(mlx-specdec|python (main|convert)\.py|uvx) ")
-ALL = [(page, words) for page in PAGES for words in commands(page)]
+_RUNS = re.compile(r"(\$ )?((\.venv/bin/)?mlx-specdec|python (main|convert)\.py|uvx) ")
+ALL = [(page, words) for page in PAGES + OTHERS for words in commands(page)]
 
 
 def runs_here(words: list[str]) -> bool:
@@ -86,7 +88,7 @@ def test_the_index_lists_every_page() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "NOTES.md"],
+    [*PAGES, *OTHERS, ROOT / "benchmarks" / "NOTES.md"],
     ids=lambda page: page.name,
 )
 def test_links_lead_to_files_and_headings(page: Path) -> None:
@@ -103,6 +105,13 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 @pytest.mark.parametrize("words", [words for _, words in ALL], ids=lambda words: " ".join(words))
 def test_commands_are_understood(words: list[str]) -> None:
     parsed(words)
+
+
+@pytest.mark.parametrize("page", PAGES + OTHERS, ids=lambda page: page.name)
+def test_commands_in_sentences_are_understood(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.S | re.M)
+    for command in re.findall(r"`mlx-specdec ([a-z][\w-]*\s[^`]+)`", text):
+        parsed(shlex.split(command.replace("\n", " ")))
 
 
 def test_many_commands_are_looked_at() -> None:

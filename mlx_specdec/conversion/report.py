@@ -111,10 +111,12 @@ class ConversionReport:
 
     @property
     def parameters(self) -> int:
+        """The number of weights that were written."""
         return self.written.parameters
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the written weights."""
         return self.written.nbytes
 
     @property

@@ -131,6 +131,7 @@ class TextChange:
     same_first: float
 
     def describe(self) -> str:
+        """Return the figures in one line."""
         return (
             f"fixed text of {self.tokens} tokens: perplexity {self.source_perplexity:.4g} -> "
             f"{self.result_perplexity:.4g}, log-probability changes by {self.mean:.3g} on average, "

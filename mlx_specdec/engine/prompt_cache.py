@@ -91,6 +91,7 @@ class PromptCache:
             self.disk.close()
 
     def clear(self) -> None:
+        """Forget all states, also those on the disk."""
         if self.disk is not None:
             for node in self._order:
                 self._forget(node)

@@ -150,10 +150,12 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
+        """The number of requests that wait for a row of a batch."""
         return len(self._waiting)
 
     @property
     def reading(self) -> bool:
+        """Whether a prompt is being prefilled."""
         return bool(self._reading)
 
     @property

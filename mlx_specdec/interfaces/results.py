@@ -103,9 +103,11 @@ class Proposal:
         return cls(rectangle(drafted), counts=tuple(len(tokens) for tokens in drafted))
 
     def count(self, sequence: int) -> int:
+        """Return the number of draft tokens of one sequence."""
         return self.size if self.counts is None else self.counts[sequence]
 
     def source_of(self, sequence: int) -> str:
+        """Return the name of the proposer of one sequence, if the request has several."""
         return self.source if self.sources is None else self.sources[sequence]
 
     def for_rules(self) -> Proposal:
