@@ -111,7 +111,6 @@ def batch(files: Files, flags: Made) -> None:
 
             rows = min(FIRST if batch_size == "auto" else batch_size, total)
             how: dict[str, Any] = {"quiet": files.quiet, "history": True, "rows": rows}
-            how["texts"] = total
             pair, options = load_drafting(flags, options, **how)
             if pair.task_prefix and options.chat_template and not files.quiet:
                 render.tell(f'"{pair.task_prefix}" is put before every prompt that lacks it')

@@ -25,7 +25,7 @@ from .flags import (
     flag,
     group,
 )
-from .loading import Models, learn_costs, load_pair, named, sample
+from .loading import Models, load_pair, named, sample
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -192,8 +192,6 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
         with render.progress("downloading", in_bytes=True) as report:
             of_draft |= {"progress": report, "announce": render.tell}
             pairs.append(with_draft_model(pairs[0], str(draft), **of_draft))
-    for pair in pairs if not simulated else ():
-        learn_costs(pair, options, sizes)
     analysis: Measured
     if sizes:
         analysis, notes = _throughput(pairs[0], options, prompts, measuring)

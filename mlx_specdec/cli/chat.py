@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import secrets
 import sys
 from collections.abc import Callable
@@ -59,9 +58,7 @@ def chat(flags: Answers, shown: OutputFlags) -> None:
 
     Without --model it is with the shipped translator, which answers English sentences in French.
     /help lists what can be said beside messages."""
-    pair, options = load_drafting(
-        flags, flags.options(), quiet=shown.quiet, history=True, texts=math.inf
-    )
+    pair, options = load_drafting(flags, flags.options(), quiet=shown.quiet, history=True)
     if flags.seed is None:
         options = replace(options, seed=secrets.randbits(32))
     conversation = ChatSession(pair, options, shown)

@@ -3,9 +3,6 @@ not import MLX."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -336,7 +333,6 @@ def load_drafting(
     quiet: bool = False,
     history: bool = False,
     rows: int = 1,
-    texts: float = 1,
 ) -> tuple[Pair, Options]:
     """Load a target, its draft model or drafter, and the documents that lookup searches.
 
@@ -346,7 +342,6 @@ def load_drafting(
         quiet: Print no notes.
         history: Let lookup search all sequences that are generated from now on.
         rows: The number of sequences in the largest batch.
-        texts: The number of completions, infinite if it is not known.
     Returns:
         The pair, and the options after the target's files have set the proposer and sampling
         settings for which no flag was given.
@@ -378,25 +373,11 @@ def load_drafting(
         pair.target.rows_agree  # noqa: B018
         if rows > 1 and not options.exact and pair.target.batches and pair.draft is not None:
             pair.draft.batches  # noqa: B018
-    if not random_weights:
-        learn_costs(pair, options, [rows], texts * options.max_tokens)
     if history:
         from ..engine.pair import with_history
 
         pair = with_history(pair)
     return pair, options
-
-
-def learn_costs(
-    pair: Pair, options: Options, sizes: Iterable[int] = (), tokens: float = math.inf
-) -> None:
-    """Measure the costs of rounds if nothing is saved of this pair. It takes at most a second for
-    each of the batch sizes in `sizes`, and a small part of the time that `tokens` tokens need."""
-    from ..measure.calibrate import calibrate_first
-
-    # Ignore errors in the options here: the first completion raises them again.
-    with suppress(OptionError), render.slowly("measuring what rounds of drafts cost"):
-        calibrate_first(pair, options, sizes, tokens)
 
 
 def count_or_auto(name: str, text: str) -> int | Literal["auto"]:

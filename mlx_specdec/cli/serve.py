@@ -310,7 +310,7 @@ def _model(
 
     def loading() -> tuple[Pair, Options]:
         history = store.max_bytes != 0
-        return load_drafting(flags, options, history=history, rows=load.batch_size, texts=math.inf)
+        return load_drafting(flags, options, history=history, rows=load.batch_size)
 
     return ServedModel(
         names[0],

@@ -1,12 +1,13 @@
 """The draft length that promises the most tokens per second, learned from rounds.
 
-A candidate is plain decoding, or one draft length of a proposer that has weights. The candidate
-with the most expected tokens per plain step's time is used, and others are tried now and then.
-Proposers without weights come first and decide with `prices` what to propose."""
+The candidates are plain decoding and the draft lengths of each proposer that has weights. Every few
+rounds the best candidate is chosen, and now and then another one is tried. Proposers without
+weights come first, and decide with `prices` what to propose."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from ..interfaces import Prices
@@ -16,40 +17,35 @@ from .saved import Memory
 
 MOST = 16
 """The longest draft whose rounds are timed, in tokens."""
-EVERY, TRIED = 8, 3
-"""Rounds between two choices, and rounds of a trial. A choice takes about 0.1 ms. The first of the
-plain steps of a trial fills the pipeline and is not timed."""
-EXPLORE = 64
-"""Rounds between two trials. The first trials come sooner."""
+EVERY, TRIED, EXPLORE = 8, 3, 64
+"""Rounds between two choices, rounds of a trial, and rounds between two trials. The first trials
+come sooner. The first plain step of a trial fills the pipeline and is not timed."""
 MARGIN = 1.03
 """A candidate must be 3 % better than the present one. In a batch, drafting must in addition be 3 %
 better than plain decoding for each doubling of the rows, because rows end at different times."""
 TOO_EXPENSIVE = 3.0
 """Plain steps per draft token above which a proposer is not used."""
-EXPECTED, PRIOR = 0.7, 8.0
-"""Acceptance rate before anything was verified, and its weight in tokens. The drafts in weights/
-reach 0.6 to 0.8. The mean over all positions is the prior of each, with the same weight."""
-REMEMBERED = 512
-"""Rounds after which the weight of a draft's verdict has fallen to 1/e."""
-RISE = {True: 0.1, False: 0.25}
-"""Plain steps that each draft token is assumed to cost before any round was timed. The keys are the
-values of `Source.free`."""
-LINE = 8.0
-"""The cost of each draft length is a mean in which the line through the costs of all lengths weighs
-as much as this many rounds."""
-KNOWN, TIMED = 20.0, 4096
-"""The largest weight of timed rounds, and the number of later timed rounds, plain steps included,
-after which a weight has fallen to 1/e."""
-COMMON = 0.3
-"""The share of an unexpected delay that counts as a slower machine instead of a costlier round."""
+EXPECTED, PRIOR, REMEMBERED = 0.7, 8.0, 512
+"""Acceptance rate before anything was verified, its weight in tokens, and the rounds after which
+the weight of a verdict has fallen to 1/e. The drafts in weights/ reach 0.6 to 0.8. The mean over
+all positions is the prior of each position, with the same weight."""
+RISE, LINE = 0.25, 8.0
+"""Plain steps that a draft token is assumed to cost before any round was timed. The cost of each
+draft length is a mean in which the line through all costs weighs as much as LINE rounds."""
+KNOWN, FADED = 20.0, 1024
+"""The largest weight of timed rounds, and the number of later rounds after which a weight has
+fallen to 1/e."""
+COMMON, BRIEF = 0.2, 32
+"""The share of an unexpected delay that counts as a slower machine. After BRIEF rounds the machine
+is assumed to be as fast as usual."""
 NOISE, STALL = 0.3, 1.0
-"""Standard deviation of the logarithm of a single round's seconds. If a round takes more
-than 1 + STALL times the expected seconds, it counts as 1 + STALL times them."""
-UNREAD = 16
-"""Tokens that a proposer can prefill before a draft without a noticeable delay."""
-LONG_PROMPT = 64
-"""Length of a prompt, in tokens, above which proposers prefill it only after the first output
-token. A draft model with an eighth of the target's layers would delay that token by a tenth."""
+"""Standard deviation of the logarithm of a single round's seconds. If a round takes more than
+1 + STALL times the expected seconds, it counts as 1 + STALL times them."""
+PLAIN = "", 0
+"""Plain decoding, as a name and a draft length."""
+UNREAD, LONG_PROMPT = 16, 64
+"""Tokens that a proposer can prefill before a draft without a noticeable delay, and tokens of a
+prompt that it prefills only after the first output token."""
 
 
 @dataclass(frozen=True)
@@ -89,120 +85,116 @@ class Acceptance:
         """Take away the weight that the verdicts lose in a round."""
         self._counts[:] = [[(1 - 1 / REMEMBERED) * count for count in row] for row in self._counts]
 
-    def chances(self, luck: float = 0.0) -> list[float]:
-        """Return the probability that the first 1 .. MOST draft tokens are accepted, if each
-        position is better than its counts say by `luck` standard errors."""
+    def chances(self) -> list[float]:
+        """Return the probability that the first 1 .. MOST draft tokens are accepted."""
         verified, accepted = self._counts
-        mean = (sum(accepted) + PRIOR * EXPECTED) / (sum(verified) + PRIOR)
-        reached, chances = 1.0, []
-        for tried, right in zip(verified, accepted, strict=True):
-            rate = (right + PRIOR * mean) / (tried + PRIOR)
-            reached *= min(1.0, rate + luck * math.sqrt(rate * (1 - rate) / (tried + PRIOR)))
-            chances.append(reached)
-        return chances
+        weight = PRIOR * (sum(accepted) + PRIOR * EXPECTED) / (sum(verified) + PRIOR)
+        rates = ((a + weight) / (v + PRIOR) for v, a in zip(verified, accepted, strict=True))
+        return list(accumulate(rates, lambda reached, rate: reached * rate))
 
 
 class CostTable:
-    """Seconds of rounds in batches of one size, after contexts of one length.
+    """Costs of rounds in batches of one size, after contexts of one length.
 
-    The seconds of a plain step change with the speed of the machine. The table therefore has cost
-    ratios for all other rounds. The entry of a proposer and a draft length is [logarithm of the
-    cost ratio, weight of the timed rounds]. Entry 0 is the cost of the prefill: [plain steps per
-    token, 0].
+    An entry is the logarithm of a round's usual seconds, and the weight of the timed rounds. The
+    name of plain steps is "". The slowness is the present seconds divided by the usual ones.
 
     Attributes:
-        state: The logarithm of a plain step's seconds, the number of timed plain steps, the number
-            of rounds until the next trial, and the number of trials.
+        state: Logarithm of the slowness, number of timed rounds, rounds until the next trial, and
+            number of trials.
         doublings: 0 for contexts of less than 1,024 tokens, 1 from there, and one more whenever
-            the context doubles."""
+            the context doubles.
+        ratios: Cost ratios of draft lengths 0 .. MOST by `Source.costs`; see `fit`.
+        usable: The longest usable draft by `Source.costs`: 0 if drafting is too expensive, and 1
+            until it was timed.
+        chosen: The proposer and draft length that was chosen last."""
 
     def __init__(self, memory: Memory, rows: int, doublings: int, names: Sequence[str]) -> None:
         """Open the saved table. If there is none, copy the costs of the nearest one, and give them
         little weight. names: `Source.costs` of all proposers."""
-
-        def opened(name: str) -> list[Any]:
+        state = [0.0, 0, EVERY, 0]
+        self.state = memory.entries.setdefault(f"{rows} rows, {doublings} doublings", state)
+        self.doublings, self._costs = doublings, {}
+        self.ratios: dict[str, list[float]] = {}
+        self.usable: dict[str, int] = {}
+        self.chosen = PLAIN
+        for name in ("", *names):
             keys = [
                 f"costs of {name}, {1 << n} rows, {more} doublings"
                 for n in sorted(range(10), key=lambda n: abs((1 << n) - rows))
                 for more in range(doublings, -1, -1)
             ]
-            near = next((key for key in keys if key in memory.entries), None)
-            copied = memory.entries[near] if near else [[0.0, 0.0]] * (MOST + 1)
-            default = [[cost, min(weight, 1.0)] for cost, weight in copied]
-            return memory.entries.setdefault(keys[0], default)
+            near = next((memory.entries[key] for key in keys if key in memory.entries), None)
+            costs = near or [[0.0, 0.0]] * (MOST + 1)
+            default = [[cost, min(weight, 1.0)] for cost, weight in costs]
+            self._costs[name] = memory.entries.setdefault(keys[0], default)
+        self._fitted = self.state[1]
+        self.fit()
 
-        self.doublings = doublings
-        self.state = memory.entries.setdefault(
-            f"{rows} rows, {doublings} doublings", [0.0, 0, EVERY, 0]
-        )
-        self._entries = {name: opened(name) for name in names}
-        self._drafted = ""
+    @property
+    def ready(self) -> bool:
+        """Whether several plain steps were timed, to which drafts can be compared."""
+        return bool(self.entry("", 0)[1] > 1.5)
 
     @property
     def seconds(self) -> float:
         """Seconds of a plain step."""
-        return math.exp(self.state[0])
+        return math.exp(self.state[0] + self.entry("", 0)[0])
+
+    @property
+    def stale(self) -> bool:
+        """Whether many rounds were timed since `fit`, which takes about 0.1 ms."""
+        rounds = self.state[1]
+        return bool(rounds - self._fitted > min(rounds, EXPLORE) / 2)
 
     def entry(self, name: str, drafted: int) -> list[Any]:
-        """Return the entry of a proposer and a draft length; 0 is its prefill."""
-        return self._entries[name][drafted]
-
-    def known(self, name: str) -> bool:
-        """Return whether more than one round of a proposer was timed: a single one may have
-        stalled."""
-        return sum(weight for _, weight in self._entries[name]) > 1.5
-
-    def leave(self) -> None:
-        """Note that decoding is plain from now on, so that further plain steps do not change the
-        cost ratios of earlier drafts."""
-        self._drafted = ""
+        """Return the entry of a round; `name` is `Source.costs`."""
+        return self._costs[name if drafted else ""][drafted]
 
     def add(self, name: str, drafted: int, seconds: float) -> None:
         """Learn from a round of a proposer, or from a plain step if `drafted` is 0."""
-        for entries in self._entries.values():
-            for entry in entries:
-                entry[1] *= 1 - 1 / TIMED
-        state = self.state
-        entry = self._entries[name][drafted] if drafted else [0.0, state[1]]
+        entry, state = self.entry(name, drafted), self.state
+        if not state[1]:
+            shift = math.log(seconds) - entry[0]
+            for entries in self._costs.values():
+                for other in entries:
+                    other[0] += shift
         excess = seconds / math.exp(entry[0] + state[0]) - 1
         # If a round is far shorter than the first ones, those have stalled.
-        new = entry[1] < 0.5 or (entry[1] < 3 and excess < -STALL / 2)
-        gain = 1.0 if new else 1 / (1 + entry[1])
-        excess = excess if new else min(excess, STALL)
-        if drafted:
-            entry[0] += math.log1p(gain * excess)
-            entry[1] = min(entry[1] + 1, KNOWN)
-            state[0] += math.log1p(COMMON * (1 - gain) * excess)
-            self._drafted = name
-        else:
-            change = math.log1p(max(gain, COMMON) * excess)
-            state[0] += change
-            state[1] += 1
-            # The seconds of earlier drafts do not change. If plain steps turn out to be faster, the
-            # cost ratios of those drafts were higher.
-            for entry in self._entries[self._drafted][1:] if self._drafted else ():
-                entry[0] -= change
+        stalled = entry[1] < 3 and excess < -STALL / 2
+        gain = 1.0 if stalled else 1 / (1 + entry[1])
+        excess = min(excess, STALL) if entry[1] else excess
+        entry[0] += math.log1p(gain * excess)
+        entry[1] = min(entry[1] + 1, KNOWN)
+        state[0] = (1 - 1 / BRIEF) * state[0] + math.log1p(COMMON * (1 - gain) * excess)
+        state[1] += 1
 
-    def costs(self, source: Source) -> list[float]:
-        """Return the cost ratios of draft lengths 0 .. MOST. A ratio is the weighted mean
-        of the length's own timings and of the line that fits all lengths best."""
-        rise, entries = RISE[source.free], self._entries[source.costs]
-        ratios = [math.exp(cost) for cost, _ in entries]
-        points = [(1, 1 + rise, 0.5), (MOST, 1 + MOST * rise, 0.5)]
-        weights = [weight if self.known(source.costs) else 0.0 for _, weight in entries]
-        points += [(n, ratios[n], weights[n]) for n in range(1, MOST + 1)]
-        # The noise of a round grows with its seconds.
-        points = [(n, ratio, weight / (1 + rise * n) ** 2) for n, ratio, weight in points]
-        total = sum(weight for _, _, weight in points)
-        middle = sum(weight * n for n, _, weight in points) / total
-        height = sum(weight * ratio for _, ratio, weight in points) / total
-        slope = sum(weight * (n - middle) * (ratio - height) for n, ratio, weight in points)
-        slope = max(0.0, slope / sum(weight * (n - middle) ** 2 for n, _, weight in points))
-        costs = [1.0]
-        for n in range(1, MOST + 1):
-            line = max(1.0, height + slope * (n - middle))
-            costs.append((weights[n] * ratios[n] + LINE * line) / (weights[n] + LINE))
-        return costs
+    def fit(self) -> None:
+        """Compute `ratios` and `usable`. A ratio is the weighted mean of the length's own timings
+        and of the line that fits all lengths best."""
+        plain, rounds = self.entry("", 0)[0], self.state[1] - self._fitted
+        self._fitted += rounds
+        for name, entries in self._costs.items():
+            for entry in entries:
+                entry[1] *= (1 - 1 / FADED) ** rounds
+            if not name:
+                continue
+            known = sum(weight for _, weight in entries) > 1.5  # a single round may have stalled
+            timed = [(math.exp(cost - plain), weight * known) for cost, weight in entries]
+            points = [(1, 1 + RISE, 0.5), (MOST, 1 + MOST * RISE, 0.5)]
+            points += [(n, *timed[n]) for n in range(1, MOST + 1)]
+            # The noise of a round grows with its seconds.
+            points = [(n, ratio, weight / (1 + RISE * n) ** 2) for n, ratio, weight in points]
+            total = sum(weight for _, _, weight in points)
+            middle = sum(weight * n for n, _, weight in points) / total
+            height = sum(weight * ratio for _, ratio, weight in points) / total
+            slope = sum(weight * (n - middle) * (ratio - height) for n, ratio, weight in points)
+            slope = max(0.0, slope / sum(weight * (n - middle) ** 2 for n, _, weight in points))
+            self.ratios[name] = ratios = [1.0]
+            for n, (ratio, weight) in enumerate(timed[1:], 1):
+                line = max(1.0, height + slope * (n - middle))
+                ratios.append((weight * ratio + LINE * line) / (weight + LINE))
+            self.usable[name] = 0 if ratios[1] > 1 + TOO_EXPENSIVE else MOST if known else 1
 
 
 @dataclass
@@ -211,7 +203,6 @@ class _Size:
 
     Attributes:
         limits: The draft length of each proposer.
-        costs: The cost ratios of each proposer's draft lengths.
         rate: Tokens per plain step's time of the chosen candidate.
         due: Rounds until the next choice.
         in_flight: Whether the newest round has submitted the pass of the next one.
@@ -220,7 +211,6 @@ class _Size:
     rows: int
     table: CostTable
     limits: dict[str, int]
-    costs: dict[str, list[float]] = field(default_factory=dict)
     rate: float = 1.0
     due: int = 0
     in_flight: bool = False
@@ -257,7 +247,7 @@ class AutoLength(DraftLength):
 
     def prices(self, name: str, rows: int = 1) -> Prices | None:
         size = self.size(rows)
-        return Prices(size.costs[self._named(name).name], 1 / size.rate)
+        return Prices(size.table.ratios[self._named(name).costs], 1 / size.rate)
 
     def save(self) -> None:
         self._memory.save()
@@ -267,6 +257,8 @@ class AutoLength(DraftLength):
         # The first draft counts as a prefill even if the prompt is short, because the proposer
         # opens its cache before it.
         self._unread = dict.fromkeys(self._unread, max(prompt, UNREAD + 1.0))
+        if size.table.stale:
+            size.table.fit()
         self._choose(size, context, remaining)
         if prompt > LONG_PROMPT:
             size.limits, size.due = size.limits | dict.fromkeys(self._unread, 0), 1
@@ -275,14 +267,14 @@ class AutoLength(DraftLength):
     def on_round(self, report: RoundReport) -> None:
         """Learn from a round, and choose again if that is due."""
         self.time(report)
-        rows, source = len(report.sequences), self._named(report.source)
-        size = self._newest = self.size(rows)
+        rows, source = report.sequences, self._named(report.source)
+        size = self._newest = self.size(len(rows))
         size.due -= 1
         size.table.state[2] -= 1
         size.idle = 0 if report.size and source.free else size.idle
         for acceptance in self._acceptance.values():
             acceptance.fade()
-        for row in report.sequences:
+        for row in rows:
             drafter = self._sources.get(row.source, source)
             if row.drafted and not drafter.free:
                 # If the proposer stopped early, the token that it left out counts as rejected. A
@@ -292,40 +284,39 @@ class AutoLength(DraftLength):
                 accepted = min(row.accepted, row.emitted - 1)
                 self._acceptance[drafter.name].add(row.drafted + stopped, accepted)
         if size.due <= 0:
-            committed = sum(len(row.committed) for row in report.sequences) // rows
-            self._choose(size, committed, sum(row.left for row in report.sequences) / rows)
+            size.table.fit()
+            context = sum(len(row.committed) for row in rows) // len(rows)
+            self._choose(size, context, sum(row.left for row in rows) / len(rows))
 
     def time(self, report: RoundReport) -> None:
         """Learn from the seconds of a round."""
-        rows, drafted, source = len(report.sequences), report.size, self._named(report.source)
-        size, seconds = self.size(rows), max(report.times.total, 1e-9)
+        rows, drafted, source = report.sequences, report.size, self._named(report.source)
+        size, seconds = self.size(len(rows)), max(report.times.total, 1e-9)
         table, unread = size.table, self._unread.get(source.name, 0.0)
         kind = (source.costs if drafted else "", drafted, size.rows)
         self._memory.rounds[kind] += 1
-        if self._memory.rounds[kind] == 1 or drafted > MOST:
-            pass  # the first round of a kind may have compiled kernels
-        elif not drafted:
-            # The first plain step after a draft fills the pipeline, and the last one empties it.
-            if report.pipelined and size.in_flight:
-                table.add("", 0, seconds)
-        elif table.state[1] and unread > UNREAD:
-            entry = table.entry(source.costs, 0)
-            excess = seconds / table.seconds - size.costs[source.name][drafted]
-            entry[0] = (entry[0] + max(0.0, excess / unread)) / 2
-        elif table.state[1]:
-            asked = max(drafted, size.limits[source.name]) if source.stops else drafted
-            table.add(source.costs, asked, seconds)
-            if table.entry(source.costs, asked)[0] > math.log(1 + TOO_EXPENSIVE * asked):
-                size.due = 0
+        # The first plain step after a draft fills the pipeline, and the last one empties it.
+        steady = table.ready if drafted else report.pipelined and size.in_flight
         size.in_flight = report.pipelined
-        emitted = 0
-        for row in report.sequences:
+        if self._memory.rounds[kind] == 1 or drafted > MOST or not steady:
+            pass  # the first round of a kind may have compiled kernels
+        elif drafted and unread > UNREAD:
+            steps = seconds / table.seconds - table.ratios[source.costs][drafted]
+            prefill = self._prefill(source)
+            prefill[0] = (prefill[0] + max(0.0, steps / unread)) / 2
+        else:
+            length = max(drafted, size.limits[source.name]) if drafted and source.stops else drafted
+            table.add(source.costs, length, seconds)
+            if seconds > table.seconds * (1 + TOO_EXPENSIVE * max(1, length)):
+                size.due = 0
+        emitted = 0.0
+        for row in rows:
             # The proposers of a row that has joined a batch have not prefilled its prompt.
             joined = row.position == 0 and not self._begun
-            emitted += len(row.committed) if joined else row.accepted + 1
+            emitted += (len(row.committed) if joined else row.accepted + 1) / len(rows)
         for name in self._unread:
             proposed = drafted and name == source.name
-            self._unread[name] = 0.0 if proposed else self._unread[name] + emitted / rows
+            self._unread[name] = 0.0 if proposed else self._unread[name] + emitted
 
     def _named(self, name: str) -> Source:
         """Return the proposer with this name. Reports have an empty name if there is only one."""
@@ -337,100 +328,92 @@ class AutoLength(DraftLength):
         if rounded not in self._sizes:
             size = _Size(rounded, self._table(rounded, 0), dict.fromkeys(self._sources, 0))
             self._sizes[rounded] = size
-            self._choose(size)
+            self._choose(size, tries=False)
         return self._sizes[rounded]
 
     def _table(self, rows: int, doublings: int) -> CostTable:
-        names = {source.costs: None for source in self._sources.values()}
-        return CostTable(self._memory, rows, doublings, list(names))
+        names = tuple(dict.fromkeys(source.costs for source in self._sources.values()))
+        place = rows, doublings, names
+        if place not in self._memory.tables:
+            self._memory.tables[place] = CostTable(self._memory, *place)
+        return self._memory.tables[place]
 
-    def _reading(self, size: _Size, source: Source) -> float:
+    def _prefill(self, source: Source) -> list[float]:
+        """Return the plain steps that a token of the proposer's prefill takes, in a list."""
+        return self._memory.entries.setdefault(f"prefill of {source.costs}", [0.0])
+
+    def _reading(self, source: Source) -> float:
         """Return the plain steps that the proposer's outstanding prefill takes."""
         unread = self._unread[source.name]
-        return unread * size.table.entry(source.costs, 0)[0] if unread > UNREAD else 0.0
+        return unread * self._prefill(source)[0] if unread > UNREAD else 0.0
 
-    def _lengths(self, size: _Size, source: Source) -> range:
-        """Return the draft lengths of a proposer that may be chosen. There is none if it is too
-        expensive, and only length 1 until it was timed."""
-        if size.costs[source.name][1] > 1 + TOO_EXPENSIVE:
-            return range(0)
-        return range(1, 1 + (source.most if size.table.known(source.costs) else 1))
+    def _rates(self, table: CostTable, source: Source) -> list[float]:
+        """Return the expected tokens per plain step's time of each usable draft length."""
+        chances = self._acceptance[source.name].chances()
+        usable = min(source.most, table.usable[source.costs])
+        tokens = accumulate(chances[:usable], initial=1.0)
+        return [n / cost for n, cost in zip(tokens, table.ratios[source.costs], strict=False)]
 
-    def _rates(self, size: _Size, source: Source, luck: float = 0.0) -> list[float]:
-        """Return the expected tokens per plain step's time of each draft length."""
-        tokens, rates = 1.0, [1.0]
-        chances, costs = self._acceptance[source.name].chances(luck), size.costs[source.name]
-        for chance, cost in zip(chances, costs[1:], strict=True):
-            tokens += chance
-            rates.append(tokens / cost)
-        return rates
-
-    def _choose(self, size: _Size, context: int = 0, remaining: float = math.inf) -> None:
-        """Choose the draft lengths of the next rounds."""
+    def _choose(
+        self, size: _Size, context: int = 0, remaining: float = math.inf, tries: bool = True
+    ) -> None:
+        """Choose the draft lengths of the next rounds. If a trial is due, choose what it tries."""
         if (doublings := max(0, context.bit_length() - 10)) != size.table.doublings:
             size.table = self._table(size.rows, doublings)
-        table, before = size.table, size.limits
-        size.costs = {name: table.costs(source) for name, source in self._sources.items()}
-        size.limits, size.rate, size.due = dict.fromkeys(self._sources, 0), 1.0, EVERY
-        size.idle += 1
-        if table.state[1] < 2:
-            size.due = 1
+        table, size.limits = size.table, dict.fromkeys(self._sources, 0)
+        size.rate, size.due = MARGIN ** math.log2(size.rows), EVERY if table.ready else 1
+        if not table.ready:
             return
-        size.rate = MARGIN ** math.log2(size.rows)
-        drafting = any(before[source.name] for source in self._paid)
-        if not drafting:
-            table.leave()
-        least, chosen = size.rate * (1.0 if drafting else MARGIN), {}
+        rates = {source.name: self._rates(table, source) for source in self._paid}
+        candidates = {PLAIN: size.rate}
         for source in self._paid:
-            rates = self._rates(size, source)
-            favored = [*rates]
-            favored[before[source.name]] *= MARGIN if before[source.name] else 1.0
-            length = max(self._lengths(size, source), key=favored.__getitem__, default=0)
-            gained = remaining * (1 - 1 / max(1.0, rates[length]))
-            if favored[length] > least and self._reading(size, source) <= gained:
-                least, size.rate = favored[length], max(size.rate, rates[length])
-                chosen = {source.name: length}
-        size.limits |= chosen
-        if table.state[2] <= 0:
-            self._try(size)
-        for source in self._sources.values():
-            if source.free:
-                # The search for every row of a batch takes time even if it finds nothing.
-                rests = size.rows > 1 and size.idle % (EXPLORE // EVERY) > 1
-                size.limits[source.name] = 0 if rests else source.most
+            reading = self._reading(source)
+            for length, rate in enumerate(rates[source.name]):
+                if length and reading <= remaining * max(0.0, 1 - 1 / rate):
+                    candidates[source.name, length] = rate
+        favored = candidates | {table.chosen: candidates.get(table.chosen, 0.0) * MARGIN}
+        table.chosen = name, length = max(favored, key=favored.__getitem__)
+        size.rate = max(size.rate, candidates[table.chosen])
+        if tries and table.state[2] <= 0:
+            name, length = self._trial(size, rates)
+        size.limits |= {name: length} if length else {}
+        size.idle += 1
+        # The search for every row of a batch takes time even if it finds nothing.
+        rests = size.rows > 1 and size.idle % (EXPLORE // EVERY) > 1
+        free = (source for source in self._sources.values() if source.free)
+        size.limits |= {source.name: 0 if rests else source.most for source in free}
 
-    def _try(self, size: _Size) -> None:
-        """Try plain decoding, which all costs are relative to, or the most hopeful draft length."""
-        hopeful, drafting = [(size.rate, "", 0)], any(size.limits.values())
-        for source in self._paid:
-            if self._reading(size, source) <= EVERY:
-                rates = self._rates(size, source, luck=1.0)
-                for length in self._lengths(size, source):
-                    weight = size.table.entry(source.costs, length)[1]
-                    hope = rates[length] * math.exp(NOISE / math.sqrt(1 + weight))
-                    if size.limits[source.name] != length:
-                        hopeful.append((hope, source.name, length))
-        state = size.table.state
-        state[3] += 1
-        _, name, length = ("", "", 0) if drafting and state[3] % 2 else max(hopeful)
-        state[2], size.due = min(EXPLORE, EVERY * state[3]), TRIED if drafting or length else EVERY
-        if drafting or length:
-            size.limits = dict.fromkeys(self._sources, 0) | ({name: length} if length else {})
+    def _trial(self, size: _Size, rates: dict[str, list[float]]) -> tuple[str, int]:
+        """Return what to try next: plain decoding, which all costs are relative to, or the other
+        draft length that may be the best one. Return the present choice if none may be better."""
+        table, best, hoped = size.table, size.table.chosen, size.rate
+        table.state[3] += 1
+        table.state[2] = min(EXPLORE, EVERY * table.state[3])
+        if best[1] and table.state[3] % 2:
+            size.due = TRIED
+            return PLAIN
+        for source in (s for s in self._paid if self._reading(s) <= EVERY):
+            for length, rate in enumerate(rates[source.name][1:], 1):
+                weight = table.entry(source.costs, length)[1]
+                hope = rate * math.exp(NOISE / math.sqrt(1 + weight))
+                if hope > hoped and (source.name, length) != table.chosen:
+                    best, hoped, size.due = (source.name, length), hope, TRIED
+        return best
 
     @property
     def reason(self) -> str:
         size = self._newest
-        if size is None or not size.table.state[1]:
+        if size is None or not size.table.ready:
             return "the draft length is 0 until plain steps were timed"
         plain = size.table.seconds
         parts = [f"plain decoding: {1000 * plain:.1f} ms per round, {1 / plain:.0f} tokens/s"]
         for source in self._paid:
-            costs, rates = size.costs[source.name], self._rates(size, source)
             chances = self._acceptance[source.name].chances()
             parts.append(f"{source.name or 'draft'}: {size.limits[source.name]} draft tokens")
             for n in (n for n in (1, 2, 3, 4, 6, 8, 11, MOST) if n <= source.most):
-                times = (
-                    f"{1000 * plain * costs[n]:.1f} ms per round, {rates[n] / plain:.0f} tokens/s"
+                cost, speed = plain * size.table.ratios[source.costs][n], 1 + sum(chances[:n])
+                parts.append(
+                    f"{n} are accepted with probability {chances[n - 1]:.2f}, "
+                    f"{1000 * cost:.1f} ms per round, {speed / cost:.0f} tokens/s"
                 )
-                parts.append(f"{n} are accepted with probability {chances[n - 1]:.2f}, {times}")
         return "; ".join(parts)

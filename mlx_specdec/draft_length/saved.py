@@ -2,7 +2,6 @@
 
 A file that cannot be read counts as absent. A file that cannot be written is skipped."""
 
-import atexit
 import contextlib
 import hashlib
 import json
@@ -14,10 +13,11 @@ from typing import Any
 
 from .. import process
 
-FORMAT = 2
+FORMAT = 3
 """The layout of the files. It is part of their names, so that other layouts are not read."""
-WRITE_EVERY = 1.0
-"""Seconds between two writes of a file. A write takes as long as a round of a small pair."""
+WRITE_EVERY = 10.0
+"""Seconds between two writes of a file, because a write takes as long as a round of a small pair.
+A process forgets what it learns after its last write."""
 
 
 class Memory:
@@ -25,12 +25,14 @@ class Memory:
 
     Attributes:
         entries: Lists of numbers by name, as the file has them.
-        rounds: How many rounds of each kind this process has run; never saved."""
+        rounds: How many rounds of each kind this process has run; never saved.
+        tables: Opened tables of costs by batch size and context; never saved."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Read the file at `path`; None keeps nothing for other processes."""
         self.entries: dict[str, list[Any]] = {}
         self.rounds: Counter[tuple[str | int, ...]] = Counter()
+        self.tables: dict[tuple[Any, ...], Any] = {}
         self._path, self._due = path, 0.0
         if path is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -38,24 +40,13 @@ class Memory:
 
     def save(self) -> None:
         """Write the file, unless it was written within the last WRITE_EVERY seconds."""
-        if time.monotonic() >= self._due:
-            self.write()
-
-    def write(self) -> None:
-        """Write the file."""
-        self._due = time.monotonic() + WRITE_EVERY
-        if self._path is not None and self.entries:
+        if self._path is not None and self.entries and time.monotonic() >= self._due:
+            self._due = time.monotonic() + WRITE_EVERY
             with contextlib.suppress(OSError), process.replacing(self._path) as stream:
                 stream.write(json.dumps(self.entries).encode())
 
 
 _memories: dict[Path, Memory] = {}
-
-
-@atexit.register
-def _write_all() -> None:
-    for memory in _memories.values():
-        memory.write()
 
 
 def memory(key: Mapping[str, Any]) -> Memory:

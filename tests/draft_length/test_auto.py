@@ -82,10 +82,10 @@ def test_the_current_length_stays_unless_another_is_better_by_three_percent() ->
     best = alone(AutoLength([DRAFT], memory))
     lengths = AutoLength([DRAFT], memory)
     size = lengths.size(1)
-    size.limits["draft"] = best - 1
+    size.table.chosen = "draft", best - 1
     lengths._choose(size)
     near = size.limits["draft"]
-    size.limits["draft"] = 1
+    size.table.chosen = "draft", 1
     lengths._choose(size)
     assert (near, size.limits["draft"]) == (best - 1, best)
 
@@ -103,7 +103,7 @@ def test_a_draft_that_turns_good_is_taken_up_again() -> None:
 def test_a_length_that_becomes_expensive_is_left() -> None:
     lengths = AutoLength([DRAFT], known((DRAFT, 0.1, 0.9)))
     before = run(lengths, 50, cheap, lambda number: 8)[-1]
-    after = run(lengths, 600, lambda n: 1 + 0.7 * n, lambda number: (1, 0, 2)[number % 3])
+    after = run(lengths, 1_000, lambda n: 1 + 0.7 * n, lambda number: (1, 0, 2)[number % 3])
     assert before > 3 and sum(n <= 2 for n in after[-100:]) > 80
 
 
@@ -120,6 +120,15 @@ def test_plain_decoding_is_explored_with_three_steps() -> None:
     chosen = run(lengths, 40 * EXPLORE, lambda n: 1 + 0.4 * n, lambda number: number % 2)
     text = "".join("0" if n == 0 else "x" for n in chosen)
     assert "x000x" in text and text.count("x") > 30 * EXPLORE
+
+
+def test_short_texts_try_plain_decoding_too() -> None:
+    memory, chosen = known((DRAFT, 0.4, 0.55)), []
+    for _ in range(3 * EXPLORE // 5):
+        lengths = AutoLength([DRAFT], memory)
+        lengths.begin(10, 5, 1_000)
+        chosen.append(run(lengths, 5, lambda n: 1 + 0.4 * n, lambda number: number % 2))
+    assert 1 <= sum(text[:3] == [0, 0, 0] for text in chosen) <= 3
 
 
 def test_of_several_sources_with_weights_the_best_one_drafts() -> None:
@@ -169,7 +178,7 @@ def test_a_proposer_that_is_too_expensive_is_dropped_and_stays_dropped() -> None
 
 def test_a_first_round_that_stalled_is_corrected_in_the_next_completion() -> None:
     stalled, memory = iter([1.0, 40.0]), Memory()
-    for _ in range(3):
+    for _ in range(5):
         lengths = AutoLength([DRAFT], memory)
         lengths.begin(10, 5, 1_000)
         chosen = run(lengths, 100, lambda n: next(stalled, 1.0) * cheap(n), lambda number: 4)
@@ -215,7 +224,7 @@ def test_the_prefill_of_a_proposer_is_timed_apart_and_must_be_gained() -> None:
     before = entry[0]
     lengths.on_round(a_round(drafted, 1, cheap(drafted) + 50.0))
     assert entry[0] == before
-    assert lengths.size(1).table.entry("draft", 0)[0] == pytest.approx(0.025, rel=0.1)
+    assert memory.entries["prefill of draft"][0] == pytest.approx(0.025, rel=0.1)
     choices = []
     for remaining in (40, 4_000):
         lengths = AutoLength([DRAFT], memory)
@@ -273,15 +282,15 @@ def test_a_token_at_which_a_proposer_stopped_counts_as_rejected(
 def test_a_new_batch_size_begins_with_the_costs_of_the_nearest_one() -> None:
     memory = known((DRAFT, 0.3, 0.8), rows=4)
     lengths = AutoLength([DRAFT], memory)
-    costs = lengths.size(8).table.costs(DRAFT)
-    assert costs[:3] == pytest.approx([1.0, 1.3, 1.6], rel=0.01)
+    ratios = lengths.size(8).table.ratios["draft"]
+    assert ratios[:3] == pytest.approx([1.0, 1.3, 1.6], rel=0.01)
 
 
 def test_plain_decoding_is_timed_again_if_it_was_timed_in_a_slow_moment() -> None:
     memory = known((DRAFT, 0.5, 0.3))
     lengths = AutoLength([DRAFT], memory)
     for drafted in range(1, 17):
-        lengths.size(1).table.entry("draft", drafted)[0] -= 2.0
+        lengths.size(1).table.entry("draft", drafted)[0] -= 1.0
     lengths.begin(10, 5, 10_000)
     chosen = run(lengths, 20 * EXPLORE, lambda n: 1 + 0.5 * n, lambda number: number % 3 == 0)
     assert any(chosen[:EXPLORE]) and sum(map(bool, chosen[-8 * EXPLORE :])) < EXPLORE
@@ -315,25 +324,26 @@ def test_a_length_that_was_timed_in_a_slow_moment_is_judged_by_its_neighbors() -
     memory = known((DRAFT, 0.3, 0.8))
     table = AutoLength([DRAFT], memory).size(1).table
     for weight in (1, 8):
-        table.entry("draft", 2)[:] = 1.0, weight
-        assert 1.6 < table.costs(DRAFT)[2] < math.exp(1.0)
+        table.entry("draft", 2)[:] = math.log(STEP) + 1.0, weight
+        table.fit()
+        assert 1.6 < table.ratios["draft"][2] < math.exp(1.0)
     for drafted in range(1, 17):
         table.entry("draft", drafted)[1] *= drafted == 1
-    assert table.costs(DRAFT)[8] > table.costs(DRAFT)[4] > table.costs(DRAFT)[2]
+    table.fit()
+    assert table.ratios["draft"][8] > table.ratios["draft"][4] > table.ratios["draft"][2]
 
 
-@pytest.mark.parametrize("tried", [True, False])
-def test_plain_steps_after_drafts_correct_what_drafts_cost(tried: bool) -> None:
-    lengths = AutoLength([DRAFT], known((DRAFT, 0.1, 0.8)))
-    table = lengths.size(1).table
+def test_a_slow_moment_while_drafting_makes_all_rounds_look_slower_but_not_drafts_cheaper() -> None:
+    table = AutoLength([DRAFT], known((DRAFT, 0.1, 0.8))).size(1).table
+    plain, [before] = table.seconds, [table.ratios["draft"][4]]
     for _ in range(20):
         table.add("draft", 4, 2 * 1.4 * STEP)
-    if not tried:
-        table.leave()
-    before = [table.entry("draft", drafted)[0] for drafted in (1, 4, 8)]
-    table.add("", 0, STEP)
-    after = [table.entry("draft", drafted)[0] for drafted in (1, 4, 8)]
-    assert [late > early for early, late in zip(before, after, strict=True)] == [tried] * 3
+    table.fit()
+    assert table.seconds > 1.3 * plain and table.ratios["draft"][4] < 1.3 * before
+    for _ in range(20):
+        table.add("", 0, STEP)
+    table.fit()
+    assert table.seconds < 1.1 * plain and table.ratios["draft"][4] > before
 
 
 def test_a_proposer_that_was_too_expensive_is_tried_again_much_later() -> None:

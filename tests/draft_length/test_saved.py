@@ -27,7 +27,7 @@ def learned(file: Path | None = None) -> Memory:
 def test_what_was_learned_is_read_again_and_only_for_its_key() -> None:
     memory = saved.memory(KEY)
     teach(memory, Source(), lambda n: 1 + 0.1 * n)
-    memory.write()
+    memory.save()
     again = Memory(next(saved.directory().iterdir()))
     assert again.entries.keys() == memory.entries.keys() != set()
     first, second = AutoLength([Source()], again), AutoLength([Source()], memory)
@@ -38,22 +38,22 @@ def test_what_was_learned_is_read_again_and_only_for_its_key() -> None:
 def test_files_of_another_layout_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = saved.memory(KEY)
     memory.entries["plain"] = [1.0]
-    memory.write()
+    memory.save()
     saved._memories.clear()
     monkeypatch.setattr(saved, "FORMAT", saved.FORMAT + 1)
     assert saved.memory(KEY).entries == {}
 
 
-def test_a_process_writes_once_a_second_and_when_it_ends() -> None:
+def test_a_file_is_written_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(saved.time, "monotonic", lambda: now)
     memory = saved.memory(KEY)
-    memory.entries["one"] = [1]
-    memory.save()
-    memory.entries["two"] = [2]
-    memory.save()
-    [file] = saved.directory().iterdir()
-    assert Memory(file).entries == {"one": [1]}
-    saved._write_all()
-    assert Memory(file).entries == {"one": [1], "two": [2]}
+    for seconds, read in ((0.0, ["one"]), (9.0, ["one"]), (11.0, ["one", "two", "three"])):
+        now = 100.0 + seconds
+        memory.entries[["one", "two", "three"][len(memory.entries)]] = [1]
+        memory.save()
+        [file] = saved.directory().iterdir()
+        assert list(Memory(file).entries) == read
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\x80"])
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_read_is_ignored_and_replaced(content: bytes) -> N
     saved.directory().mkdir(parents=True)
     path().write_bytes(content)
     assert Memory(path()).entries == {}
-    learned(path()).write()
+    learned(path()).save()
     assert Memory(path()).entries != {}
 
 
@@ -69,10 +69,10 @@ def test_a_file_that_cannot_be_read_is_ignored_and_replaced(content: bytes) -> N
 def test_a_directory_that_cannot_be_written_harms_nobody() -> None:
     saved.directory().mkdir(parents=True)
     saved.directory().chmod(0o500)
-    learned(path()).write()
+    learned(path()).save()
     assert Memory(path()).entries == {}
 
 
 def test_without_a_file_nothing_is_written() -> None:
-    learned().write()
+    learned().save()
     assert not saved.directory().exists()

@@ -22,9 +22,10 @@ def teach(
 ) -> None:
     """Teach the cost ratio of each draft length, and the acceptance rate of each position."""
     table = CostTable(memory, rows, doublings, [source.costs])
-    table.state[:3] = math.log(STEP), 8, EXPLORE
+    table.state[1:3] = 8, EXPLORE
+    table.entry("", 0)[:] = math.log(STEP), 8
     for drafted in range(1, MOST + 1):
-        table.entry(source.costs, drafted)[:2] = math.log(cost(drafted)), 8
+        table.entry(source.costs, drafted)[:] = math.log(STEP * cost(drafted)), 8
     acceptance = memory.entries[f"acceptance {source.text}"] = []
     acceptance += [1000.0] * MOST, [1000.0 * accepted] * MOST
     for name in ("", source.costs):
