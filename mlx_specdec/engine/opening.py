@@ -220,7 +220,7 @@ class Opener:
             sequence = jobs[0].sequence
             self.lengths.begin(len(sequence.committed), len(prompts[0]), sequence.remaining)
         own = self.overrides.proposer
-        proposer = Checked(own, self._target.vocabulary) if own else self._make_proposer(jobs)
+        proposer = Checked(own, self.pair.target.vocabulary) if own else self._make_proposer(jobs)
         cached = [self._cached(job, proposer) for job in jobs]
         prefixes = [prefix.target for prefix in cached]
         context = self.pair.target.open_batch(prompts, prefixes)
