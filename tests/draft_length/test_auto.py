@@ -103,7 +103,7 @@ def test_a_draft_that_turns_good_is_taken_up_again() -> None:
 def test_a_length_that_becomes_expensive_is_left() -> None:
     lengths = AutoLength([DRAFT], known((DRAFT, 0.1, 0.9)))
     before = run(lengths, 50, cheap, lambda number: 8)[-1]
-    after = run(lengths, 1_000, lambda n: 1 + 0.7 * n, lambda number: (1, 0, 2)[number % 3])
+    after = run(lengths, 1_200, lambda n: 1 + 0.7 * n, lambda number: (1, 0, 2)[number % 3])
     assert before > 3 and sum(n <= 2 for n in after[-100:]) > 80
 
 
@@ -120,6 +120,18 @@ def test_plain_decoding_is_explored_with_three_steps() -> None:
     chosen = run(lengths, 40 * EXPLORE, lambda n: 1 + 0.4 * n, lambda number: number % 2)
     text = "".join("0" if n == 0 else "x" for n in chosen)
     assert "x000x" in text and text.count("x") > 30 * EXPLORE
+
+
+@pytest.mark.parametrize(("rows", "steps", "waits"), [(8, 5.0, 100), (8, 0.5, 0), (1, 5.0, 0)])
+def test_a_trial_in_a_batch_that_loses_much_puts_off_the_next_one(
+    rows: int, steps: float, waits: int
+) -> None:
+    lengths = AutoLength([DRAFT], known((DRAFT, 0.3, 0.5), rows=rows))
+    size = lengths.size(rows)
+    size.trying, before = True, size.table.state[2]
+    lengths.on_round(a_round(4, 0, steps, rows=rows))
+    assert size.table.state[2] >= before - 1 + waits
+    assert waits or size.table.state[2] == before - 1
 
 
 def test_short_texts_try_plain_decoding_too() -> None:
