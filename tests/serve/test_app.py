@@ -139,7 +139,7 @@ def test_a_context_may_be_cut(engine: Engine) -> None:
     assert client.get("/props").json()["n_ctx"] == 20
     reply = ok(client, COMPLETIONS, prompt=[5] * 12)
     assert reply["usage"]["completion_tokens"] == 8
-    # What is asked for beyond it is as good as no limit.
+    # A larger limit has no effect.
     for most in (8, 9, 10**30, -1):
         again = ok(client, COMPLETIONS, prompt=[5] * 12, max_tokens=most)
         assert again["choices"] == reply["choices"]

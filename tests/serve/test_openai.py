@@ -439,7 +439,7 @@ def test_ids_that_only_padding_has_are_refused(llama: tuple[Path, Path], tmp_pat
             assert answer.status_code == 400, answer.text
             assert f"must be a token id below {size}" in answer.json()["error"]["message"]
         assert client.post("/detokenize", json={"tokens": [size]}).status_code == 400
-        # Nothing can come of a bias of theirs.
+        # A bias of such an id has no effect.
         ok(client, COMPLETIONS, prompt="x", max_tokens=1, logit_bias={f"{size}": 1})
         ok(client, COMPLETIONS, prompt=[size - 1], max_tokens=3, echo=True)
 
