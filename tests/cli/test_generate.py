@@ -235,8 +235,10 @@ def test_lookup_needs_no_draft_model(run: Run, llama: Path) -> None:
         ("--speculate", 3, "--ngram-min", 1),
     ):
         assert run(*arguments, *flags).out == plain.out
-    output = strict(run(*arguments, "--speculate", 3, "--json").out)
-    assert (output["proposer"], output["draft_model"], output["num_draft"]) == ("ngram", None, 3)
+    for flag in ("--speculate", "--num-draft"):
+        output = strict(run(*arguments, flag, 3, "--json").out)
+        assert (output["proposer"], output["num_draft"]) == ("ngram", 3)
+        assert output["draft_model"] is None
 
 
 def test_a_target_drafts_for_itself_and_lookup_goes_first_if_requested(run: Run, t5: Path) -> None:
