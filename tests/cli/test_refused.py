@@ -51,7 +51,7 @@ def broken(t5: Path, tmp_path: Path) -> Path:
         (("--stop", ""), "stop string"),
         (("--prompt", "again"), "more than one prompt"),
         (("--nonsense",), "--nonsense"),
-        (("another argument",), "another argument"),
+        (("another argument",), "(another argument); a prompt of several words needs quotes"),
         (("--temprature", 1), "No such option: --temprature (Possible options: --temperature)"),
         (("-m", "gpt2"), "for '--max-tokens' / '-m': it must be a whole number; --model names a"),
         (("--seed", "x"), "for '--seed': it must be a whole number (see --help)"),
@@ -62,6 +62,7 @@ def broken(t5: Path, tmp_path: Path) -> Path:
         (("--proposer", "none", "--num-draft", 3), "--proposer none drafts nothing"),
         (("--speculate", 2, "--num-draft", 3), "are the same number"),
         (("--model", "py-llama"), "no directory py-llama: did you mean weights/py-llama?"),
+        (("--model", "weights/py-lama"), "py-lama: did you mean weights/py-llama?"),
     ],
 )
 def test_wrong_flags_are_named_before_anything_is_loaded(run: Run, flags, part: str) -> None:
