@@ -12,7 +12,6 @@ from starlette.testclient import TestClient
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.serve import ollama
-from mlx_specdec.serve.app import make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.ollama_bodies import seconds_of
 from mlx_specdec.serve.problems import Problem
@@ -22,11 +21,11 @@ from mlx_specdec.serve.settings import Limits
 
 from ..support.serving import (
     CHAT,
-    OPEN,
     OPTIONS,
     SCHEMA,
     TEXT,
     broken_after,
+    client_for,
     client_of,
     ok,
     running,
@@ -270,7 +269,7 @@ def test_models_are_loaded_kept_and_unloaded_as_a_client_says(
         ServedModel("other", lambda: (load(*t5), OPTIONS), nbytes=7),
     ]
     registry = Registry(models, clock=lambda: now)
-    client = TestClient(make_app(Service(registry), OPEN), raise_server_exceptions=False)
+    client = client_for(Service(registry))
 
     def in_memory() -> dict[str, dict[str, Any]]:
         return {one["name"]: one for one in client.get("/api/ps").json()["models"]}

@@ -8,7 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from starlette.testclient import TestClient
 
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
@@ -17,13 +16,22 @@ from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import OptionError, SourceError
 from mlx_specdec.options import Options
 from mlx_specdec.serve import registry as registry_module
-from mlx_specdec.serve.app import make_app
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.registry import PATIENCE_SECONDS, Registry, ServedModel
 from mlx_specdec.serve.requests import Facts
 from mlx_specdec.serve.service import Service
 
-from ..support.serving import COMPLETIONS, OPEN, OPTIONS, TEXT, Place, ok, served, wait_until
+from ..support.serving import (
+    COMPLETIONS,
+    OPTIONS,
+    TEXT,
+    App,
+    Place,
+    client_for,
+    ok,
+    served,
+    wait_until,
+)
 
 FOR_OTHER = {"model": "other", "prompt": TEXT, "max_tokens": 2}
 FACTS = Facts(100, ("completion",), "llama", "float32")
@@ -348,8 +356,7 @@ def of_two(
 ) -> tuple[Registry, ServedModel, TestClient]:
     """A registry of two models, the second of them, and a client."""
     registry = registry_of({"one": one, "other": other}, **settings)
-    client = TestClient(make_app(Service(registry), OPEN), raise_server_exceptions=False)
-    return registry, registry.named("other"), client
+    return registry, registry.named("other"), client_for(Service(registry))
 
 
 def ended(registry: Registry) -> None:
@@ -362,7 +369,7 @@ def test_a_request_selects_its_model_which_is_loaded_for_it(
     directories: dict[str, tuple[Path, Path | None]], alone: dict[str, tuple[str, int]]
 ) -> None:
     registry = registry_of(directories, waits=True)
-    client = TestClient(make_app(Service(registry), OPEN), raise_server_exceptions=False)
+    client = client_for(Service(registry))
     listed = client.get("/v1/models").json()["data"]
     assert [one["status"]["value"] for one in listed] == ["unloaded"] * 3
     for name in directories:
@@ -442,7 +449,7 @@ def test_a_load_that_fails_is_reported_to_all_who_wait_and_tried_again(
 
 def test_unloading_gives_the_memory_back(llama: tuple[Path, Path]) -> None:
     registry = registry_of({"one": llama})
-    client = TestClient(make_app(Service(registry), OPEN), raise_server_exceptions=False)
+    client = client_for(Service(registry))
     before = mx.get_active_memory()
     registry.waits = True
     assert ok(client, COMPLETIONS, prompt=TEXT, max_tokens=8)
@@ -477,7 +484,7 @@ def test_requests_over_three_models_with_memory_for_two_are_answered_as_alone(
 
     monkeypatch.setattr(Scheduler, "step", noting)
     names = [name for name in directories for _ in range(4)]
-    with served(make_app(Service(registry), OPEN)) as (_, port):
+    with served(App(Service(registry))) as (_, port):
         place = Place(port, None)
 
         def ask(name: str) -> str:

@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import pytest
 import uvicorn
 from mlx.utils import tree_map
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import with_history
@@ -28,7 +31,7 @@ from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.server import Connection
-from mlx_specdec.serve.service import Service
+from mlx_specdec.serve.service import Endpoint, Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
 
 OPTIONS = Options(proposer="auto", num_draft=2, max_tokens=24, cost_cache=False)
@@ -135,11 +138,40 @@ def service_of(
     return Service(Registry([model], size, waiting, metrics=engine.metrics, strict=strict))
 
 
+class Addressed:
+    """The service of an application that is shared: each request brings its own."""
+
+    async def respond(self, endpoint: Endpoint, request: HttpRequest) -> Response:
+        return await request.scope["service"].respond(endpoint, request)
+
+
+class App:
+    """An application around a service. FastAPI takes a quarter of a second to make one, so that
+    those with the same access share it."""
+
+    made: ClassVar[dict[tuple[object, ...], Any]] = {}
+
+    def __init__(self, service: Service, access: Access = OPEN) -> None:
+        key = tuple(access.keys), tuple(access.origins), access.loopback_name
+        if key not in self.made:
+            self.made[key] = make_app(Addressed(), access)  # type: ignore[arg-type]
+        self._shared, self._service = self.made[key], service
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared, name)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._shared({**scope, "service": self._service}, receive, send)
+
+
 def client_of(
     engine: Engine, limits: Limits = LIMITS, access: Access = OPEN, **settings: Any
 ) -> TestClient:
-    app = make_app(service_of(engine, ServiceSettings(limits, **settings)), access)
-    return TestClient(app, raise_server_exceptions=False)
+    return client_for(service_of(engine, ServiceSettings(limits, **settings)), access)
+
+
+def client_for(service: Service, access: Access = OPEN) -> TestClient:
+    return TestClient(App(service, access), raise_server_exceptions=False)
 
 
 def user(content: str) -> dict[str, str]:
@@ -235,5 +267,5 @@ def served(app: Any, **settings: Any) -> Iterator[tuple[uvicorn.Server, int]]:
 
 @contextmanager
 def listening(engine: Engine, limits: Limits = LIMITS) -> Iterator[Place]:
-    with served(make_app(service_of(engine, ServiceSettings(limits)), Access())) as (_, port):
+    with served(App(service_of(engine, ServiceSettings(limits)))) as (_, port):
         yield Place(port, engine)
