@@ -123,7 +123,7 @@ def test_what_an_answer_has(client: TestClient, pair: Pair) -> None:
         ({"input": "a", "dimensions": 8}, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda part: str(part)[:40],
 )
 def test_what_cannot_be_embedded_is_refused_by_name(
     engine: Engine, body: dict[str, Any], param: str

@@ -13,6 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.loading import load
+from mlx_specdec.serve.settings import Limits
 from mlx_specdec.text import tokenizer as tokenizers
 from mlx_specdec.text.infill import MARKS, infill_of
 
@@ -68,7 +69,7 @@ def test_the_ends_of_sequences_end_a_middle(tmp_path: Path) -> None:
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     directory = marked(tmp_path_factory.mktemp("infill"), QWEN)
     with running((directory, None), replace(OPTIONS, proposer="ngram", num_draft=4)) as engine:
-        yield client_of(engine)
+        yield client_of(engine, Limits(context=400))
 
 
 def test_the_names_of_tokens_are_listed_once_for_a_tokenizer(
@@ -173,38 +174,35 @@ def test_a_middle_that_repeats_the_suffix_is_drafted_from_it(
     assert accepted(f"\n{middle}\nreturn total") > len(text) / 2 > 4 * accepted("\nreturn 17\n")
 
 
-@pytest.mark.parametrize("lengths", [(900, 0), (900, 900), (0, 900), (250, 9), (9, 250)])
-def test_a_long_prompt_is_cut_around_the_cursor(
-    client: TestClient, lengths: tuple[int, int], tmp_path: Path
-) -> None:
+def test_a_long_prompt_is_cut_around_the_cursor(client: TestClient, tmp_path: Path) -> None:
     infill = infill_of(load(marked(tmp_path, QWEN)).tokenizer)
     assert infill is not None
-    before, after = (" x" * length for length in lengths)
-    whole = infill.prompt(before, after, [("a.py", " z" * 900)])
     prefix, suffix = (infill.marks[place] for place in (0, 1))
 
     def parts(ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
         first, second = ids.index(prefix), ids.index(suffix)
         return ids[1:first], ids[first + 1 : second], ids[second + 1 : -1]
 
-    for room in (4, 60, 200, 201, 400):
-        cut = infill.prompt(before, after, [("a.py", " z" * 900)], room)
-        assert len(cut) <= room and cut[0] == whole[0]
-        files, head, tail = parts(cut)
+    files = [("a.py", " z" * 400)]
+    for lengths in ((400, 0), (400, 400), (0, 400), (100, 9), (9, 100)):
+        before, after = (" x" * length for length in lengths)
+        whole = infill.prompt(before, after, files)
         all_files, all_head, all_tail = parts(whole)
-        assert tail == all_tail[: len(tail)] and head == all_head[len(all_head) - len(head) :]
-        assert files == all_files[len(all_files) - len(files) :]
-        # Nothing is left unused but a step of the prefix.
-        assert len(cut) > 0.85 * room - 4 or cut == whole
-        assert len(tail) >= min(len(all_tail), room // 4 - 4)
-    typed = [" x" * (900 + count) for count in range(12)]
+        for room in (4, 60, 120, 121, 200):
+            cut = infill.prompt(before, after, files, room)
+            assert len(cut) <= room and cut[0] == whole[0]
+            kept, head, tail = parts(cut)
+            assert tail == all_tail[: len(tail)] and head == all_head[len(all_head) - len(head) :]
+            assert kept == all_files[len(all_files) - len(kept) :]
+            # Nothing is left unused but a step of the prefix.
+            assert len(cut) > 0.85 * room - 4 or cut == whole
+            assert len(tail) >= min(len(all_tail), room // 4 - 4)
     dropped = {
-        len(parts(infill.prompt(text, after))[1])
-        - len(parts(infill.prompt(text, after, room=200))[1])
-        for text in typed
+        len(infill.prompt(text, "")) - len(infill.prompt(text, "", room=200))
+        for text in (" x" * (400 + count) for count in range(12))
     }
     assert len(dropped) <= 2, "the prefix begins elsewhere with every letter"
-    filled = ok(client, "/infill", input_prefix=" x" * 3000, input_suffix=" y" * 3000, n_predict=5)
+    filled = ok(client, "/infill", input_prefix=" x" * 400, input_suffix=" y" * 400, n_predict=5)
     assert filled["tokens_predicted"] <= 5 and filled["stop"]
 
 

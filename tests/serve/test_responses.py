@@ -424,8 +424,9 @@ def test_a_response_of_another_key_is_not_found(llama: tuple[Path, Path]) -> Non
     with running(llama) as engine:
         client = client_of(engine, access=Access(["one", "two"]))
         one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
-        id = client.post(PATH, json={"input": "One"}, headers=one).json()["id"]
-        body = {"input": "x", "previous_response_id": id}
+        body = {"input": "One", "max_output_tokens": 2}
+        id = client.post(PATH, json=body, headers=one).json()["id"]
+        body["previous_response_id"] = id
         for key, status in ((two, 404), (one, 200)):
             found = client.get(f"{PATH}/{id}", headers=key)
             continued = client.post(PATH, json=body, headers=key)

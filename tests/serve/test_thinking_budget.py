@@ -17,7 +17,7 @@ from ..support.tooled import TEMPLATE, make_tooled
 OPENS = TEMPLATE.replace("{% if enable_thinking %}<think>{% endif %}", "<think>")
 """A template whose prompts open a thought."""
 BUDGET = 9
-BODY: dict[str, Any] = {"messages": [user("Who?")], "temperature": 1.0, "max_tokens": 24}
+BODY: dict[str, Any] = {"messages": [user("Who?")], "temperature": 1.0, "max_tokens": 16}
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
@@ -40,8 +40,7 @@ def limited(budget: int) -> dict[str, Any]:
     return {"reasoning": {"max_tokens": budget}}
 
 
-@pytest.mark.parametrize("budget", [0, 1, BUDGET])
-@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize(("budget", "temperature"), [(0, 1.0), (1, 0), (BUDGET, 1.0)])
 def test_a_thought_ends_with_its_mark_at_the_budget(
     client: TestClient, budget: int, temperature: float
 ) -> None:
@@ -68,7 +67,7 @@ def test_every_acceptance_rule_keeps_the_budget(directory: Path, tmp_path: Path,
     with running((directory, moved(directory, tmp_path)), options) as engine:
         client = client_of(engine)
         body = {**BODY, "logprobs": True, "logit_bias": {str(mark(client, "</think>")): -30}}
-        for seed in range(3):
+        for seed in range(2):
             answer = ok(client, CHAT, **body, **limited(6), seed=seed)
             content = answer["choices"][0]["logprobs"]["content"]
             assert [token["token"] for token in content].index("</think>") == 6

@@ -172,9 +172,6 @@ def test_a_call_can_be_requested_in_each_format(tmp_path: Path, name: str) -> No
         deltas = [each["choices"][0]["delta"] for each in chunks]
         parts = [part["function"] for each in deltas for part in each.get("tool_calls", [])]
         assert "".join(part["arguments"] for part in parts) == call["function"]["arguments"]
-        more = {**body, "tool_choice": "required", "parallel_tool_calls": False}
-        [choice] = ok(client, CHAT, **more)["choices"]
-        assert len(choice["message"]["tool_calls"]) == 1
 
 
 def prompt_of(client: TestClient, messages: list[dict[str, Any]]) -> str:
@@ -387,7 +384,7 @@ def test_a_parser_reads_what_the_grammar_writes(name: str, schema: Any) -> None:
             constraint_of(name, 1, tool=tool)
         return
     choices = random.Random(7)
-    for _ in range(6):
+    for _ in range(3):
         text = written(constraint_of(name, 1, tool=tool), choices)
         reader = Reader(Markers(calls=of_parser(name)), [tool])
         events = reader.read(text) + reader.read(None)
