@@ -45,6 +45,8 @@ RECORDED = Path(__file__).with_name("recorded.json")
 NEAR = 2e-4
 """A margin in nats below which a record would depend on the processor."""
 NEAR_TIE = "near tie"
+EXPECTED: frozenset[str] = frozenset()
+"""Records that are kept without a look at their margins, because they are as recorded."""
 
 Records = dict[str, str]
 Group = Callable[[Path], Records]
@@ -61,12 +63,14 @@ def record(pair: Any, request: Request, result: Any, *, counts: bool) -> str:
     """Of a Result: the reason, the number of tokens, their digest, the text's beginning, and what
     was drafted and accepted where the number drafted is fixed."""
     stats = result.as_dict()["stats"]
-    margins = score(pair, request.options, request.prompt, result.tokens)
-    if margins is not None and min(margins.values, default=NEAR) < NEAR:
-        return NEAR_TIE
     drafts = f" {stats['drafted']}/{stats['accepted']}" if counts else ""
     named = digest([list(result.tokens), result.text])
-    return f"{result.finish_reason} {len(result.tokens)} {named}{drafts} {result.text[:16]!r}"
+    line = f"{result.finish_reason} {len(result.tokens)} {named}{drafts} {result.text[:16]!r}"
+    if line not in EXPECTED:
+        margins = score(pair, request.options, request.prompt, result.tokens)
+        if margins is not None and min(margins.values, default=NEAR) < NEAR:
+            return NEAR_TIE
+    return line
 
 
 def attempt(make: Callable[[], str]) -> str:
@@ -152,7 +156,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
 DRAFTING: dict[str, dict[str, Any]] = {
     "plain": {"regular": True},
     "auto": {},
-    "draft-1": {"proposer": "draft", "num_draft": 1},
     "draft-3": {"proposer": "draft", "num_draft": 3},
     "draft-8": {"proposer": "draft", "num_draft": 8},
     "ngram-4": {"proposer": "ngram", "num_draft": 4},
@@ -191,12 +194,13 @@ def shipped(target: str, draft: str | None) -> Any:
 
 
 def shipped_sampling(target: str, draft: str, prompts: list[str]) -> Records:
-    """Every way to sample under every way to draft."""
+    """Every way to sample with a draft, and two of them under every way to draft."""
     pair = shipped(target, draft)
     return {
         f"{sampling} {drafting}": alone(pair, prompts[0], **how, **who)
         for sampling, how in SAMPLING.items()
         for drafting, who in DRAFTING.items()
+        if drafting == "draft-3" or sampling in ("greedy", "hot")
     }
 
 
@@ -204,13 +208,12 @@ def shipped_rules(target: str, draft: str, prompts: list[str]) -> Records:
     """Rules that depend on the draft, and constraints."""
     pair = shipped(target, draft)
     records = {
-        f"{rule} {count} {place}": alone(pair, prompt, num_draft=count, proposer="draft", **how)
+        f"{rule} {count} 0": alone(pair, prompts[0], num_draft=count, proposer="draft", **how)
         for rule, how in RULES.items()
         for count in (2, 5)
-        for place, prompt in enumerate(prompts[:2])
     }
     for name, how in CONSTRAINTS.items():
-        for drafting in ("plain", "draft-3", "ngram-4"):
+        for drafting in ("plain", "draft-3"):
             records[f"{name} {drafting}"] = alone(pair, prompts[0], **how, **DRAFTING[drafting])
     return records
 
@@ -227,10 +230,9 @@ def shipped_batches(target: str, draft: str, prompts: list[str]) -> Records:
     ]
     settings = [prompts[place % len(prompts)] for place in range(len(each))]
     records: Records = {}
-    for drafting, who in DRAFTING.items():
-        for size in (1, 2, 5):
-            for key, value in together(pair, settings, each, size, **who).items():
-                records[f"{drafting} of {size}, {key}"] = value
+    for drafting, size in (("plain", 5), ("draft-3", 2), ("draft-3", 5), ("ngram-4", 2)):
+        for key, value in together(pair, settings, each, size, **DRAFTING[drafting]).items():
+            records[f"{drafting} of {size}, {key}"] = value
     return records
 
 
@@ -243,25 +245,21 @@ def shipped_drafters(_: Path) -> Records:
         ("t5-enfr-medusa", None, ENGLISH),
     ):
         pair = shipped(target, draft)
-        for count in (1, 3, 5):
-            for temperature in (0.0, 1.0):
-                for place, prompt in enumerate(prompts[:2]):
-                    name = f"{draft or target} {count} {temperature:g} {place}"
-                    settings = {"num_draft": count, "temperature": temperature}
-                    records[name] = alone(pair, prompt, seed=place, **settings)
+        for count, temperature, place in ((3, 0.0, 0), (5, 0.0, 1), (1, 1.0, 1), (3, 1.0, 0)):
+            name = f"{draft or target} {count} {temperature:g} {place}"
+            settings = {"num_draft": count, "temperature": temperature}
+            records[name] = alone(pair, prompts[place], seed=place, **settings)
     return records
 
 
 # ------------------------------------------------------------------ tiny models of many families
 
-FAMILY_NAMES = (
-    "afmoe apertus baichuan_m1 cohere cohere2 dbrx deepseek deepseek_v2 deepseek_v3 ernie4_5 "
-    "exaone exaone4 falcon_h1 gemma gemma2 gemma3_text glm4 glm4_moe gpt2 gpt_neox gpt_oss granite "
-    "helium hunyuan internlm2 jamba kimi_linear lfm2 llama longcat_flash mamba mamba2 minicpm "
-    "minicpm3 mixtral nemotron nemotron_h olmo2 phi3 phi3small plamo3 qwen2 qwen3 qwen3_moe "
-    "qwen3_next recurrent_gemma rwkv7 seed_oss smollm3 stablelm starcoder2"
+FAMILIES = (
+    *("afmoe", "cohere2", "deepseek_v3", "exaone4", "falcon_h1", "gemma3_text", "gpt_oss"),
+    *("jamba", "kimi_linear", "lfm2", "llama", "longcat_flash", "mamba2", "mixtral"),
+    *("nemotron_h", "qwen3_next", "recurrent_gemma", "rwkv7"),
 )
-FAMILIES = FAMILY_NAMES.split()
+"""Families with caches and layers of all kinds; test_every_family.py has the others."""
 IDS = [5, 9, 12, 7, 33, 21, 8]
 
 
@@ -567,26 +565,6 @@ def server(_: Path) -> Records:
     return records
 
 
-# ------------------------------------------------------------------ several machines
-
-
-def ranks(home: Path) -> Records:
-    """A target that two processes share."""
-    records: Records = {}
-    for name, pair, prompt in (("py", PY, PYTHON[0]), ("t5", T5, ENGLISH[0])):
-        given = ("generate", prompt, *map(str, pair), "-m", "10", "--num-draft", "2", "--quiet")
-        done = subprocess.run(
-            [sys.executable, "-m", "mlx_specdec", "launch", "-n", "2", "--", *given],
-            cwd=ROOT,
-            env={**os.environ, "HOME": str(home)},
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
-        records[name] = f"{done.returncode} {done.stdout!r}"
-    return records
-
-
 # ------------------------------------------------------------------ all of them
 
 GROUPS: dict[str, Group] = {
@@ -609,7 +587,6 @@ GROUPS: dict[str, Group] = {
     "commands": commands,
     "files": files,
     "server": server,
-    "ranks": ranks,
 }
 
 
