@@ -74,9 +74,9 @@ fetched=$(mktemp)
 ./scripts/real_models.sh smollm2 >"$fetched" 2>/dev/null </dev/null &
 
 if [ "$found" = metal ]; then
-  few=(--limit 6 --repeats 2 -m 96) lengths=1,2,3,5,8,auto small=() contexts="16 100 350" seconds=120
+  few=(--limit 6 --repeats 2 -m 96) tokens=64 lengths=1,2,3,5,8,auto small=() contexts="16 100 350" seconds=120
 else
-  few=(--limit 1 --repeats 1 --warmup 0 -m 12) lengths=2 small=(--small) contexts="16" seconds=2
+  few=(--limit 1 --repeats 1 --warmup 0 -m 4) tokens=4 lengths=2 small=(--small) contexts="16" seconds=2
   slack=5 # only tests run this, on machines that may be busy
 fi
 
@@ -106,7 +106,7 @@ fi
 for count in $contexts; do
   # A prompt of so many tokens: the same line over and over.
   specdec 8 "Python after $count lines" generate "$(yes 'x = 1' | head -n "$count")" --model weights/py-llama \
-    --draft-model weights/py-llama-draft --no-cache --json -m 64
+    --draft-model weights/py-llama-draft --no-cache --json -m $tokens
 done
 check 60 "ways of submission" submission
 check 10 "sorting" sorting

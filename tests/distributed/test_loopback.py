@@ -19,7 +19,7 @@ from ..support.loopback import Ranks
 from .cases import result_of
 
 pytestmark = pytest.mark.slow
-LENGTH = 16
+LENGTH = 8
 WITH_MTP = "qwen3_5"
 """A family that drafts for itself."""
 EVERY_RULE: list[dict[str, Any]] = [
@@ -124,7 +124,7 @@ def compared(directory: Path, count: int, settings: list[Setting]) -> list[dict[
 def test_two_ranks_write_the_text_of_one_under_every_rule_and_proposer(tmp_path: Path) -> None:
     """Slow ranks that round differently do so, too. A round takes one sum more than its pass."""
     cases = [*EVERY_RULE, *PROPOSERS, *BATCHES]
-    some = [*EVERY_RULE[:4], *PROPOSERS]
+    some = [*EVERY_RULE[1:4], *PROPOSERS[2:4]]
     settings = [
         Setting("llama", "tensor", cases),
         Setting("llama", "tensor", some, disturbed=DISTURBED),
@@ -209,16 +209,16 @@ def test_clients_at_once_get_their_texts_and_one_that_leaves_stops_nobody(
 
     command = shared("serve", models, "--port", str(port), "--log-level", "error")
     with Ranks(tmp_path, [command] * 2) as ranks:
-        for _ in range(600):
+        for _ in range(2400):
             try:
                 urllib.request.urlopen(f"{address}/health", timeout=5).close()
                 break
             except OSError:
-                time.sleep(0.2)
+                time.sleep(0.05)
         leaves(port)
         with concurrent.futures.ThreadPoolExecutor(len(PROMPTS)) as clients:
             texts = list(clients.map(ask, PROMPTS))
-        time.sleep(0.3)  # nothing to do
+        time.sleep(0.1)  # nothing to do
         assert ask(PROMPTS[0]) == texts[0]
         ranks.signal(0, signal.SIGINT)
         ended = ranks.ends()
