@@ -80,77 +80,21 @@ def serving(*arguments: object, **environment: str) -> Iterator[Server]:
         server.end()
 
 
-def end_in_an_answer(server: Server, number: int, headers: dict[str, str]) -> None:
-    """A signal while an answer is written lets it end, and then the process, with 0."""
-    body = {"prompt": "def", "max_tokens": 400, "stream": True}
-    with server.ask("/v1/completions", headers, **body) as answer:
-        begin = answer.read(30)
-        server.process.send_signal(number)
-        text = (begin + answer.read()).decode()
-    assert text.endswith("data: [DONE]\n\n") and '"finish_reason": "length"' in text
-    assert server.end() == 0
-    assert "Traceback" not in "".join(server.said)
-    *_, line = [each for each in server.said if "/v1/completions" in each]
-    assert re.search(r"method=POST path=/v1/completions status=200 .* tokens=400 draft_n=", line)
-
-
 @needs_extra
-def test_the_key_comes_from_the_environment_as_well_and_sigterm_lets_answers_end(
-    llama: Path,
-) -> None:
-    with serving("--model", llama, "--no-cache", MLX_SPECDEC_API_KEY="hush") as server:
+def test_a_server_with_a_key_drains_lets_answers_end_and_says_so(llama: Path) -> None:
+    arguments = ("--model", llama, "--no-cache", "--drain-seconds", 60)
+    with serving(*arguments, MLX_SPECDEC_API_KEY="hush") as server:
+        url, key = server.address, {"Authorization": "Bearer hush"}
         with pytest.raises(urllib.error.HTTPError, match="401"):
             server.ask("/v1/models")
-        key = {"Authorization": "Bearer hush"}
         with server.ask("/v1/models", key) as answer:
             assert json.load(answer)["data"][0]["id"] == llama.name
             assert answer.headers["Keep-Alive"] == "timeout=70"
         with pytest.raises(urllib.error.HTTPError, match="403"):
             server.ask("/v1/models", {**key, "Host": "evil.example"})
-        end_in_an_answer(server, signal.SIGTERM, key)
-    assert "hush" not in "".join(server.said)
-
-
-@needs_extra
-@pytest.mark.parametrize("stream", [True, False])
-def test_ctrl_c_says_what_it_waits_for_and_a_second_one_cuts_it_without_a_traceback(
-    llama: Path, stream: bool
-) -> None:
-    body = {"prompt": "def", "max_tokens": 4000, "ignore_eos": True, "stream": stream}
-    answers: list[tuple[int, bytes]] = []
-
-    def ask() -> None:
-        try:
-            with server.ask("/v1/completions", **body) as answer:
-                answers.append((answer.status, answer.read()))
-        except urllib.error.HTTPError as refused:
-            answers.append((refused.code, refused.read()))
-
-    with serving("--model", llama, "--no-cache") as server:
-        url = server.address
-        client = threading.Thread(target=ask)
-        client.start()
-        while b"requests_processing 1" not in urllib.request.urlopen(f"{url}/metrics").read():
-            time.sleep(0.01)
-        server.process.send_signal(signal.SIGINT)
-        hint = f"finishing 1 request (1 of {llama.name}); press Ctrl-C again to stop\n"
-        while not any(line.endswith(hint) for line in server.said):
-            assert server.process.poll() is None, server.said
-            time.sleep(0.01)
-        assert server.end(signal.SIGINT) == 0
-        client.join()
-    [(status, answer)] = answers
-    assert status == (200 if stream else 503) and b"the server is shutting down" in answer
-    assert not any("Traceback" in line or "ERROR" in line for line in server.said)
-
-
-@needs_extra
-def test_while_it_drains_health_says_so_and_requests_are_answered(llama: Path) -> None:
-    with serving("--model", llama, "--no-cache", "--drain-seconds", 60) as server:
-        url = server.address
         assert server.ask("/health").status == 200
         body = {"prompt": "def", "max_tokens": 400, "stream": True}
-        with server.ask("/v1/completions", **body) as answer:
+        with server.ask("/v1/completions", key, **body) as answer:
             begin = answer.read(30)
             server.process.send_signal(signal.SIGTERM)
             for _ in range(600):
@@ -162,13 +106,51 @@ def test_while_it_drains_health_says_so_and_requests_are_answered(llama: Path) -
                     break
             else:
                 pytest.fail("/health stays 200")
-            assert server.ask("/v1/completions", prompt="def", max_tokens=2).status == 200
+            assert server.ask("/v1/completions", key, prompt="def", max_tokens=2).status == 200
             server.process.send_signal(signal.SIGTERM)
             text = (begin + answer.read()).decode()
         assert text.endswith("data: [DONE]\n\n") and '"finish_reason": "length"' in text
         assert server.end() == 0
         with pytest.raises(urllib.error.URLError, match="refused"):
             urllib.request.urlopen(url)
+    log = "".join(server.said)
+    assert "Traceback" not in log and "hush" not in log
+    assert re.search(r"method=POST path=/v1/completions status=200 .* tokens=400 draft_n=", log)
+
+
+@needs_extra
+def test_ctrl_c_says_what_it_waits_for_and_a_second_one_cuts_it_without_a_traceback(
+    llama: Path,
+) -> None:
+    answers: dict[bool, tuple[int, bytes]] = {}
+
+    def ask(stream: bool) -> None:
+        body = {"prompt": "def", "max_tokens": 4000, "ignore_eos": True, "stream": stream}
+        try:
+            with server.ask("/v1/completions", **body) as answer:
+                answers[stream] = answer.status, answer.read()
+        except urllib.error.HTTPError as refused:
+            answers[stream] = refused.code, refused.read()
+
+    with serving("--model", llama, "--no-cache") as server:
+        url = server.address
+        clients = [threading.Thread(target=ask, args=[stream]) for stream in (True, False)]
+        for client in clients:
+            client.start()
+        while b"requests_processing 2" not in urllib.request.urlopen(f"{url}/metrics").read():
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGINT)
+        hint = f"finishing 2 requests (2 of {llama.name}); press Ctrl-C again to stop\n"
+        while not any(line.endswith(hint) for line in server.said):
+            assert server.process.poll() is None, server.said
+            time.sleep(0.01)
+        assert server.end(signal.SIGINT) == 0
+        for client in clients:
+            client.join()
+    for stream, (status, answer) in answers.items():
+        assert status == (200 if stream else 503) and b"the server is shutting down" in answer
+    assert len(answers) == 2
+    assert not any("Traceback" in line or "ERROR" in line for line in server.said)
 
 
 @needs_extra
@@ -182,7 +164,12 @@ def test_what_was_read_is_kept_until_the_next_start_and_ctrl_c_lets_answers_end(
         with serving("--model", llama, "--no-cache", "--prompt-cache-dir", directory) as server:
             with server.ask("/v1/completions", prompt="def read_lines(", max_tokens=2) as answer:
                 cached.append(json.load(answer)["timings"]["cache_n"])
-            end_in_an_answer(server, signal.SIGINT, {})
+            body = {"prompt": "def", "max_tokens": 400, "stream": True}
+            with server.ask("/v1/completions", **body) as answer:
+                begin = answer.read(30)
+                server.process.send_signal(signal.SIGINT)
+                assert (begin + answer.read()).endswith(b"data: [DONE]\n\n")
+            assert server.end() == 0
     assert directory.is_dir() and cached[0] == 0 < cached[1]
 
 
