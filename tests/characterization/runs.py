@@ -1,6 +1,6 @@
 """What the program does, in some hundred small runs whose records must not change.
 
-Only the public face is used: the names of `mlx_specdec`, the command line and HTTP; and
+Only the public face is used: the names of `mlx_specdec` and the command line; and
 `measure.margins`, which finds near ties. So the runs are the same before and after the inside is
 changed. Record them again, if a change is wanted, with
 
@@ -10,10 +10,8 @@ A record has no clock in it. Runs whose smallest margin is below NEAR are not re
 processor may choose the other token there.
 """
 
-import contextlib
 import functools
 import hashlib
-import http.client
 import importlib
 import io
 import json
@@ -21,12 +19,11 @@ import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -386,42 +383,13 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "kv bits": ("generate", PYTHON[0], *PY[:2], "--kv-bits", 8, "-m", 8, "--regular-decode"),
     "window": ("generate", PYTHON[0], *PY[:2], "--max-kv-size", 16, "-m", 8, "--regular-decode"),
     "simulate": ("generate", PYTHON[0], *PY, "--simulate-acceptance", 0.5, "--num-draft", 2),
-    "version": ("--version",),
     "inspect": ("inspect", WEIGHTS / "t5-enfr"),
     "inspect drafter": ("inspect", WEIGHTS / "py-llama-dspark"),
-    "no prompt": ("generate", "", *T5),
-    "delta": ("generate", "a", *T5, "--delta", 1.5),
-    "coupled delta": ("generate", "a", *T5, "--delta", 0.5, "--rule", "coupled"),
-    "rule": ("generate", "a", *T5, "--rule", "best"),
-    "num-draft": ("generate", "a", *T5, "--num-draft", 65),
-    "proposer": ("generate", "a", *T5, "--proposer", "oracle"),
-    "no heads": ("generate", "a", *T5, "--proposer", "medusa"),
-    "top-p": ("generate", "a", *T5, "--top-p", 0),
-    "temperature": ("generate", "a", *T5, "--temperature", -1),
-    "stop": ("generate", "a", *T5, "--stop", ""),
-    "logit-bias": ("generate", "a", *T5, "--logit-bias", "many"),
-    "bias beyond": ("generate", "a", *T5, "--logit-bias", "99999=1"),
-    "regex": ("generate", "a", *T5, "--regex", "("),
-    "schema": ("generate", "a", *T5, "--json-schema", "{"),
-    "two constraints": ("generate", "a", *T5, "--regex", "a", "--grammar", "start: 'a'"),
-    "no model": ("generate", "a", "--model", "/nowhere/at/all"),
-    "no draft": ("generate", "a", "--model", WEIGHTS / "t5-enfr", "--draft-model", "/nowhere"),
-    "other vocabulary": ("generate", "a", *PY[:2], "--draft-model", WEIGHTS / "t5-enfr-draft"),
-    "unknown flag": ("generate", "a", "--nonsense"),
-    "unknown command": ("translate", "a"),
-    "system prompt": ("generate", "a", *T5, "--system-prompt", "b", "--no-chat-template"),
-    "convert nothing": ("convert", "--model", "/nowhere/at/all"),
-    "convert bits": ("convert", "--model", WEIGHTS / "t5-enfr", "-q", "--q-bits", 7),
-    "batch nothing": ("batch", "/nowhere/prompts.txt"),
-    "inspect nothing": ("inspect", "/nowhere/at/all"),
-    "bench rule": ("bench", *T5, "--rule", "best"),
-    "estimate nothing": ("estimate", "--model", "/nowhere/at/all"),
-    "serve port": ("serve", *T5, "--port", 99999),
 }
 
 
 def commands(home: Path) -> Records:
-    """Commands and wrong inputs."""
+    """Commands that print."""
     return {name: shown(*command(*given), home) for name, given in COMMANDS.items()}
 
 
@@ -463,108 +431,6 @@ def described(text: str) -> str:
     return f"{','.join(value)} | {','.join(value['stats'])} | {digest(named)}"
 
 
-# ------------------------------------------------------------------ the server
-
-CHAT = [{"role": "user", "content": "Where is the station?"}]
-BODIES: dict[str, tuple[str, str, object]] = {
-    "models": ("GET", "/v1/models", None),
-    "health": ("GET", "/health", None),
-    "nowhere": ("GET", "/v1/nowhere", None),
-    "wrong method": ("GET", "/v1/completions", None),
-    "completion": ("POST", "/v1/completions", {"prompt": PYTHON[0], "max_tokens": 8}),
-    "ids": ("POST", "/v1/completions", {"prompt": [5, 9, 12, 70], "max_tokens": 6}),
-    "several": ("POST", "/v1/completions", {"prompt": PYTHON, "max_tokens": 5}),
-    "echo": ("POST", "/v1/completions", {"prompt": PYTHON[0], "max_tokens": 4, "echo": True}),
-    "logprobs": ("POST", "/v1/completions", {"prompt": PYTHON[0], "max_tokens": 3, "logprobs": 2}),
-    "seeded": (
-        "POST",
-        "/v1/completions",
-        {"prompt": PYTHON[1], "max_tokens": 8, "temperature": 0.8, "seed": 7},
-    ),
-    "choices": (
-        "POST",
-        "/v1/completions",
-        {"prompt": PYTHON[1], "max_tokens": 6, "temperature": 1, "seed": 7, "n": 2},
-    ),
-    "stop": ("POST", "/v1/completions", {"prompt": PYTHON[0], "max_tokens": 20, "stop": "\n"}),
-    "regex": ("POST", "/v1/completions", {"prompt": "a", "regex": "[ab]{4}", "max_tokens": 9}),
-    "chat": ("POST", "/v1/chat/completions", {"messages": CHAT, "max_tokens": 6}),
-    "messages": ("POST", "/v1/messages", {"messages": CHAT, "max_tokens": 6, "model": "m"}),
-    "tgi": ("POST", "/generate", {"inputs": PYTHON[0], "parameters": {"max_new_tokens": 5}}),
-    "no prompt": ("POST", "/v1/completions", {"max_tokens": 4}),
-    "no messages": ("POST", "/v1/chat/completions", {}),
-    "not json": ("POST", "/v1/completions", "{"),
-    "hot": ("POST", "/v1/completions", {"prompt": "a", "temperature": -1}),
-    "typed": ("POST", "/v1/completions", {"prompt": "a", "max_tokens": "many"}),
-    "unknown rule": ("POST", "/v1/completions", {"prompt": "a", "rule": "best"}),
-    "long": ("POST", "/v1/completions", {"prompt": [5] * 5000, "max_tokens": 4}),
-    "tokenize": ("POST", "/tokenize", {"content": PYTHON[0]}),
-    "detokenize": ("POST", "/detokenize", {"tokens": [5, 9, 12]}),
-}
-NOT_FIXED = {"id", "created", "timings", "system_fingerprint", "draft_tokens", "stats", "x_stats"}
-
-
-def without_clocks(value: Any) -> Any:
-    """A JSON value without what differs from run to run."""
-    if isinstance(value, dict):
-        return {k: without_clocks(v) for k, v in value.items() if k not in NOT_FIXED}
-    if isinstance(value, list):
-        return [without_clocks(each) for each in value]
-    return round(value, 3) if isinstance(value, float) else value
-
-
-@contextlib.contextmanager
-def serving() -> Iterator[int]:
-    """The port of a server with the shipped Python pair."""
-    given = [sys.executable, "-m", "mlx_specdec", "serve", *map(str, PY), "--port", "0"]
-    process = subprocess.Popen(
-        given, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert process.stderr is not None
-        lines = iter(process.stderr)
-        port = next(found[1] for line in lines if (found := re.search(r"http://[^ ]*:(\d+)", line)))
-        until = time.monotonic() + 120
-        while time.monotonic() < until:
-            if ask(int(port), "GET", "/health", None)[0] == 200:
-                break
-            time.sleep(0.2)
-        yield int(port)
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
-
-
-def ask(port: int, method: str, path: str, body: object) -> tuple[int, str]:
-    """The status and the text of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    content = body if isinstance(body, str) else None if body is None else json.dumps(body)
-    headers = {"Content-Type": "application/json", "anthropic-version": "2023-06-01"}
-    connection.request(method, path, content, headers)
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    return answer.status, text
-
-
-def server(_: Path) -> Records:
-    """Endpoints and wrong requests."""
-    records: Records = {}
-    with serving() as port:
-        for name, (method, path, body) in BODIES.items():
-            status, text = ask(port, method, path, body)
-            try:
-                value = without_clocks(json.loads(text))
-            except ValueError:
-                value = text
-            keys = ",".join(value) if isinstance(value, dict) else ""
-            error = value["error"] if status >= 400 and "error" in keys else ""
-            said = error.get("message", "") if isinstance(error, dict) else error
-            fixed = {} if name == "health" else value
-            records[name] = f"{status} {keys} {said or digest(fixed)}"
-    return records
-
-
 # ------------------------------------------------------------------ all of them
 
 GROUPS: dict[str, Group] = {
@@ -586,7 +452,6 @@ GROUPS: dict[str, Group] = {
     **{f"family {name}": functools.partial(family, name) for name in FAMILIES},
     "commands": commands,
     "files": files,
-    "server": server,
 }
 
 

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
-from mlx.utils import tree_map
 
 from ..support.commands import run
-from ..support.models import make_llama, make_t5
+from ..support.models import make_llama, make_t5, moved
 
 __all__ = ["run"]
 
@@ -20,13 +18,7 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def t5_draft(t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The T5 itself, its weights moved a little."""
-    directory = tmp_path_factory.mktemp("t5-draft")
-    for file in t5.iterdir():
-        (directory / file.name).write_bytes(file.read_bytes())
-    weights = dict(mx.load(str(t5 / "model.safetensors")))
-    moved = tree_map(lambda array: array * (1 + 0.02 * mx.sin(100 * array)), weights)
-    mx.save_safetensors(str(directory / "model.safetensors"), moved)
-    return directory
+    return moved(t5, tmp_path_factory.mktemp("t5-draft"), 0.02)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from mlx_specdec.serve.engine import Engine
 from mlx_specdec.text.infill import MARKS
 from mlx_specdec.text.tokenizer import load_tokenizer
 
-from ..support.serving import moved, running
+from ..support.models import moved
+from ..support.serving import running
 from ..support.tooled import CALLS, make_tooled
 
 HERE = Path(__file__).parent

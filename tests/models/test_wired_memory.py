@@ -13,8 +13,8 @@ from mlx_specdec import load
 from mlx_specdec.models import wired_memory
 from mlx_specdec.models.loading import load_model
 
-from ..support.models import make_llama, make_t5
-from ..support.serving import moved, running
+from ..support.models import make_llama, make_t5, moved
+from ..support.serving import running
 
 EARLIER = 7
 """The limit before the first model, in bytes."""

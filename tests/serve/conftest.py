@@ -12,8 +12,8 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.options import Options
 from mlx_specdec.serve.engine import Engine
 
-from ..support.models import make_llama, make_t5
-from ..support.serving import TEMPLATE, client_of, moved, running
+from ..support.models import make_llama, make_t5, moved
+from ..support.serving import TEMPLATE, client_of, running
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from ..support.serving import CHAT, OPTIONS, client_of, moved, ok, running, user
+from ..support.models import moved
+from ..support.serving import CHAT, OPTIONS, client_of, ok, running, user
 from ..support.tooled import TEMPLATE, make_tooled
 
 OPENS = TEMPLATE.replace("{% if enable_thinking %}<think>{% endif %}", "<think>")

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import mlx.core as mx
 import pytest
 import uvicorn
-from mlx.utils import tree_map
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.testclient import TestClient
@@ -40,16 +38,6 @@ TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% if calm %} {{ calm }}{% endif %}{% endif %}"
 )
-
-
-def moved(source: Path, target: Path) -> Path:
-    """The same model, its weights moved a little: a draft that is often right."""
-    for file in source.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    weights = dict(mx.load(str(source / "model.safetensors")))
-    near = tree_map(lambda array: array * (1 + 0.05 * mx.sin(100 * array)), weights)
-    mx.save_safetensors(str(target / "model.safetensors"), near)
-    return target
 
 
 @contextmanager

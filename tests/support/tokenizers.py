@@ -1,5 +1,6 @@
 """Small real tokenizers, trained on the spot."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -16,6 +17,11 @@ TEXT = [
 
 def byte_level(directory: Path, **settings: object) -> Path:
     """Byte-level BPE with <|start|> 0 before every text and <|end|> 1."""
+    return _write(_trained(), directory, {"eos_token": "<|end|>", **settings})
+
+
+@functools.cache
+def _trained() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,7 +37,7 @@ def byte_level(directory: Path, **settings: object) -> Path:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|start|> $A", special_tokens=[("<|start|>", 0)]
     )
-    return _write(tokenizer, directory, {"eos_token": "<|end|>", **settings})
+    return tokenizer
 
 
 def unigram(directory: Path, *, extra: tuple[str, ...] = (), **settings: object) -> Path:
