@@ -73,7 +73,7 @@ def test_a_greedy_pass_brings_several_tokens(name: str, file: str, least: float)
 # The shipped Python pair writes JSON by schema: all of it valid, with drafts and without.
 
 
-NAME = {"type": "string", "maxLength": 12}
+NAME = {"type": "string", "maxLength": 5}
 COUNT = {"type": "integer", "minimum": 0, "maximum": 120}
 PRICE = {"type": "number", "minimum": 0, "maximum": 9, "multipleOf": 0.5}
 """Without a step a number may have digits without end."""
@@ -94,7 +94,7 @@ def count(value: Any) -> bool:
 
 
 def name(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= 12
+    return isinstance(value, str) and len(value) <= 5
 
 
 TAGS = {"type": "array", "items": NAME, "minItems": 1, "maxItems": 3}
@@ -110,8 +110,8 @@ SCHEMAS: list[tuple[dict[str, Any], Callable[..., bool]]] = [
         lambda kind, of: kind in ("list", "tuple", None, 3) and [*of] == ["size"],
     ),
     (
-        record(path={"type": "string", "pattern": "^[a-z]{1,8}/[a-z_]{1,8}\\.py$"}, lines=COUNT),
-        lambda path, lines: bool(re.search(r"^[a-z]{1,8}/[a-z_]{1,8}\.py$", path)) and count(lines),
+        record(path={"type": "string", "pattern": "^[a-z]{1,4}/[a-z_]{1,4}\\.py$"}, lines=COUNT),
+        lambda path, lines: bool(re.search(r"^[a-z]{1,4}/[a-z_]{1,4}\.py$", path)) and count(lines),
     ),
     (
         {"anyOf": [record(error=NAME), record(result=RESULT)]},

@@ -27,7 +27,6 @@ from ..support import tiny
 from ..support.pairs import ONE_OF_EACH_CACHE, PROMPT, SIZE, encoder_decoder, pair_of
 from ..support.shadows import CheckedModel
 
-ROUNDS = 105
 DRAFTED = 4
 SHORT, LONGEST = 80, 330
 """Tokens of texts that are long enough for some dozen rounds, and for all here."""
@@ -134,9 +133,8 @@ def compare(family: str, pattern: str, rounds: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_over_a_hundred_rounds_keep_every_context_right(family: str) -> None:
-    compare(family, "random", ROUNDS)
+def test_over_a_hundred_rounds_keep_every_context_right() -> None:
+    compare("llama", "random", 105)
 
 
 @pytest.mark.slow
@@ -144,10 +142,10 @@ def test_over_a_hundred_rounds_keep_every_context_right(family: str) -> None:
 @pytest.mark.parametrize("family", ONE_OF_EACH_CACHE)
 def test_whatever_is_accepted_every_context_stays_right(family: str, pattern: str) -> None:
     """Where all is, the text is longer than the 256 rows by which caches of mlx-lm grow."""
-    compare(family, pattern, 54)
+    compare(family, pattern, 54 if pattern == "all" else 25)
 
 
-@pytest.mark.parametrize("family", [*ONE_OF_EACH_CACHE, *SMALLER])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_dozens_of_rounds_keep_every_context_right(
     monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:

@@ -16,7 +16,7 @@ from ..support.shadows import CheckedContext
 from ..support.thread_ranks import ends
 
 RECURRENT = ("qwen3_next", "mamba2", "lfm2", "falcon_h1")
-GREEDY = Options(max_tokens=24, temperature=0.0, cost_cache=False, num_draft=3)
+GREEDY = Options(max_tokens=12, temperature=0.0, cost_cache=False, num_draft=3)
 
 
 class Counted:

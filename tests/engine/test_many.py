@@ -38,7 +38,7 @@ def request(seed: int, **settings) -> Request:
     """A prompt of its own with a length, a room and a seed of its own."""
     dice = random.Random(seed)
     prompt = [dice.randrange(3, SIZE) for _ in range(dice.choice([1, 2, 3, 9, 20, 41]))]
-    drawn = {"max_tokens": dice.choice([1, 5, 17, 30]), "seed": seed, "frequency_penalty": 1.0}
+    drawn = {"max_tokens": dice.choice([1, 5, 11, 18]), "seed": seed, "frequency_penalty": 1.0}
     return Request(prompt, Options(cost_cache=False, **{**drawn, **settings}))
 
 

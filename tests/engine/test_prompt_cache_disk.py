@@ -26,7 +26,7 @@ from ..support.families import model_of
 from ..support.pairs import PROMPT, ROOM, SYSTEM, encoder_decoder, pair_of, perturbed, run
 from .test_prompt_cache import check, holds, keep, memory
 
-DRAFTING = Options(max_tokens=16, num_draft=3, cost_cache=False)
+DRAFTING = Options(max_tokens=6, num_draft=3, cost_cache=False)
 TEXT = SYSTEM + PROMPT
 
 

@@ -233,7 +233,7 @@ def test_texts_are_those_of_whole_passes(
     perturbed(draft.network, 0.3)
     pair = pair_of(target, draft)
     requests = [
-        Request(prompt, Options(max_tokens=20, num_draft=count, temperature=heat, seed=3))
+        Request(prompt, Options(max_tokens=14, num_draft=count, temperature=heat, seed=3))
         for prompt, heat, count in ((PROMPT * 3, 0.0, 6), (PROMPT[:1], 1.0, 9), (PROMPT, 0.7, 6))
     ]
     with monkeypatch.context() as patch:

@@ -27,7 +27,7 @@ EXPERTS = {"deepseek_v3", "gpt_oss", "llama4", "mixtral", "qwen3_moe", "qwen3_ne
 """Families with experts, which MLX's CPU back end multiplies in float32 alone."""
 RECURRENT = {"falcon_h1", "mamba2", "recurrent_gemma"}
 """Families whose passes over several tokens sum in another order than passes over one."""
-TOKENS = 10
+TOKENS = 6
 TIE = 0.1
 """Margin up to which rounding decides between two tokens: few steps of bfloat16 at logits of 4."""
 ON_CPU = mx.default_device() == mx.Device(mx.cpu)

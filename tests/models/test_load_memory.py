@@ -22,10 +22,10 @@ LLAMA = {
     "vocab_size": 512,
     "hidden_size": 256,
     "intermediate_size": 512,
-    "num_hidden_layers": 16,
+    "num_hidden_layers": 8,
     "head_dim": 64,
 }
-WIDE_T5 = {"d_model": 256, "d_kv": 64, "d_ff": 512, "num_layers": 8, "num_decoder_layers": 8}
+WIDE_T5 = {"d_model": 256, "d_kv": 64, "d_ff": 512, "num_layers": 4, "num_decoder_layers": 4}
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def uncollected() -> Iterator[None]:
 
 
 def write(kind: str, root: Path) -> tuple[Path, int]:
-    """A model of some 40 MB in float32, and the bytes of its largest tensor."""
+    """A model of some 20 MB in float32, and the bytes of its largest tensor."""
     if kind == "llama":
         directory = tiny.write("llama", root, **LLAMA)
         weights = dict(mx.load(str(directory / "model.safetensors")))

@@ -25,7 +25,7 @@ from ..support.tokenizers import byte_level
 
 pytestmark = pytest.mark.slow
 SIZE = 400
-LENGTH = 14
+LENGTH = 10
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}<assistant>"
 )
@@ -216,7 +216,7 @@ def test_a_batch_changes_no_text(pair: Pair) -> None:
     options = replace(SAMPLED, num_draft=3, proposer="draft")
     requests = [
         Request(text, replace(options, max_tokens=count))
-        for text, count in (("one text", 14), ("a second text of a user", 5), ("third", 9))
+        for text, count in (("one text", 10), ("a second text of a user", 4), ("third", 7))
     ]
     plain = [generate(pair, r.prompt, replace(r.options, regular=True)).tokens for r in requests]
     results = generate_many(pair, requests, options, batch_size=2)

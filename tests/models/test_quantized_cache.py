@@ -68,7 +68,7 @@ def test_texts_with_drafts_are_those_without(
     draft = DecoderOnlyModel(perturbed(tiny.build(family, head_dim=32), 0.3))
     pair = pair_of(target, draft)
     requests = [
-        Request(prompt, Options(max_tokens=20, num_draft=3, temperature=heat, seed=3))
+        Request(prompt, Options(max_tokens=14, num_draft=3, temperature=heat, seed=3))
         for prompt, heat in ((PROMPT * 3, 0.0), (PROMPT[:1], 1.0), (PROMPT, 0.7))
     ]
     plain = [

@@ -117,11 +117,11 @@ def test_a_monotonous_text_costs_no_more_a_token_than_any_other() -> None:
 
 def test_a_full_index_finds_the_newest_texts_and_never_a_mixture_of_two() -> None:
     draws = random.Random(1)
-    index = TextIndex(400)
+    index = TextIndex(200)
     nbytes = index.nbytes
     written: list[list[int]] = []
-    for _ in range(60):
-        written.append([draws.randrange(9) for _ in range(draws.randrange(3, 120))])
+    for _ in range(30):
+        written.append([draws.randrange(9) for _ in range(draws.randrange(3, 60))])
         index.add([*written[-1], BETWEEN])
         for text in written:
             for end in range(2, len(text)):
