@@ -185,21 +185,24 @@ def test_a_prompt_whose_text_cannot_begin_fails_alone(pair: Pair) -> None:
     assert [(part.number, part.error is None) for part in parts] == [(0, False), (1, True)]
 
 
+@pytest.fixture(scope="module")
+def translator() -> Pair:
+    return load(ROOT / "weights" / "t5-enfr", ROOT / "weights" / "t5-enfr-draft")
+
+
 @equal_rows
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("num_draft", [0, 4])
+@pytest.mark.parametrize(("num_draft", "temperature"), [(0, 0.8), (4, 0.0), (4, 0.8)])
 def test_what_ends_a_text_comes_before_what_cannot_follow_it(
-    num_draft: int, temperature: float
+    translator: Pair, num_draft: int, temperature: float
 ) -> None:
     """The vocabulary has no {, and behind x nothing but a banned end may come."""
-    translator = load(ROOT / "weights" / "t5-enfr", ROOT / "weights" / "t5-enfr-draft")
     prompt = "translate English to French: Good morning, my friend."
     settings = {"num_draft": num_draft, "temperature": temperature, "cost_cache": False}
     settings["proposer"] = "draft" if num_draft else "none"
     hello = Options(regex=r"Bonjour, mon ami\{", stop="ami", **settings)
     short = replace(hello, stop=(), max_tokens=3)
     banned = Options(regex="(ab)?x{3}", logit_bias={1: -math.inf}, **settings)
-    free = Options(max_tokens=20, **settings)
+    free = Options(max_tokens=8, **settings)
     requests = [Request(prompt, options) for options in (hello, short, banned, free)]
     texts = [
         (result.text, result.finish_reason) for result in generate_many(translator, requests, free)
