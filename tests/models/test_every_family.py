@@ -30,7 +30,7 @@ from ..support.families import (
 from ..support.pairs import PROMPT, pair_of, perturbed
 
 pytestmark = pytest.mark.slow
-LENGTH = 12
+LENGTH = 16
 MOST_NUMBERS = 2_000_000
 """A model with more weights has kept a default that is not tiny."""
 
