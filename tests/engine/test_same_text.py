@@ -243,7 +243,7 @@ FAST = {
     ("llama, 2 bits", "draft"),
     ("llama by fewer tokens", "draft"),
     ("llama, heads", "medusa"),
-    *((f"llama, {kind}", kind) for kind in drafter_pairs.MAKERS),
+    *((f"llama, {kind}", kind) for kind in ("eagle3", "dflash", "mtp")),
     (f"{TRANSLATOR}, eagle3", "eagle3"),
     ("glm4_moe, its own layer", "mtp"),
     ("gemma4, ordered", "gemma4_assistant"),

@@ -91,7 +91,7 @@ def test_any_number_of_layers_drafts_and_keeps_the_text(name: str) -> None:
     target = DecoderOnlyModel(tiny.build(name, **SKIPPING[name]))
     options = Options(max_tokens=12, temperature=1.0, seed=3, num_draft=3, cost_cache=False)
     plain = generate(pair_of(target, None), PROMPT, options).tokens
-    for layers in sorted({1, 2, target.layers // 2, target.layers - 1, target.layers}):
+    for layers in sorted({1, target.layers - 1, target.layers}):
         draft, added = self_draft(target, None, layers=layers)
         assert added == 0
         result = generate(pair_of(target, draft), PROMPT, options)
