@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from starlette.testclient import TestClient
 
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
