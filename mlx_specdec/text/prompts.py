@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,10 +93,11 @@ def _from_object(entry: dict[str, Any], where: str) -> Prompt:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON in UTF-8. Lone surrogates, which no tokenizer reads, become U+FFFD.
+    """Parse JSON in UTF-8. Lone surrogates, which no tokenizer reads, become U+FFFD. Numbers that
+    are too large for a float become the largest ones, since JSON cannot write infinity.
 
     Raises:
-        ValueError: If the text is not JSON, or has a number that no float can hold.
+        ValueError: If the text is not JSON.
         RecursionError: If it is nested too deeply.
     """
     value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_json, parse_float=_finite)
@@ -107,8 +108,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _no_json(text[:20])
+    return min(max(float(text), -sys.float_info.max), sys.float_info.max)
 
 
 def _no_json(name: str) -> NoReturn:

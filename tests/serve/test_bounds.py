@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,7 +148,6 @@ def test_requests_cannot_replace_the_chat_template(parser: RequestParser) -> Non
         (b'{"a": ' + b"1" * 5000 + b"}", "too many digits"),
         (b"[" * 50_000, "nested too deeply"),
         (b'{"a": NaN}', "NaN is no number"),
-        (b'{"a": -1e999}', "-1e999 is no number"),
         (b"[1]", "must be a JSON object"),
     ],
 )
@@ -155,6 +155,11 @@ def test_a_body_that_is_no_json_is_refused(data: bytes, words: str) -> None:
     with pytest.raises(Problem, match=words):
         body.parse(data)
     assert body.parse(b'\xef\xbb\xbf{"a": "\\u00e9\\ud83d\\ude42"}') == {"a": "é🙂"}
+
+
+def test_numbers_without_a_float_become_the_largest() -> None:
+    most = sys.float_info.max
+    assert body.parse(b'{"a": [1e999, -1e999, 0.5]}') == {"a": [most, -most, 0.5]}
 
 
 def test_half_a_character_is_replaced_in_every_string_of_a_body() -> None:
