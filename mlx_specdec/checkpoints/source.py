@@ -19,8 +19,8 @@ ROOT = PACKAGE if (PACKAGE / "weights").is_dir() else PACKAGE.parent
 SHIPPED = "weights/"
 """Prefix of the names of models that come with the program."""
 SIMILAR = 0.85
-"""How similar a name must be to a shipped model's to be corrected, as difflib counts. py-lama and
-py-llama have 0.93; t5-small and t5-enfr, which are two models, have 0.4."""
+"""The least similarity to a shipped model's name at which a name is corrected, as difflib counts.
+For py-lama it is 0.93, and for t5-small, which is another model, 0.4."""
 _PAGE = re.compile(
     r"https?://(www\.)?(huggingface\.co|hf\.co)/(?P<name>[^/?#]+/[^/?#]+)"
     r"(/tree/(?P<revision>[^/?#]+))?/?([?#].*)?"

@@ -219,8 +219,9 @@ class Opener:
         if not self.batched:
             sequence = jobs[0].sequence
             self.lengths.begin(len(sequence.committed), len(prompts[0]), sequence.remaining)
-        own = self.overrides.proposer
-        proposer = Checked(own, self.pair.target.vocabulary) if own else self._make_proposer(jobs)
+        proposer = self._make_proposer(jobs)
+        if self.overrides.proposer is not None:
+            proposer = Checked(self.overrides.proposer, self.pair.target.vocabulary)
         cached = [self._cached(job, proposer) for job in jobs]
         prefixes = [prefix.target for prefix in cached]
         context = self.pair.target.open_batch(prompts, prefixes)
