@@ -227,7 +227,8 @@ def _without_pydantic(message: str) -> str:
     plain = re.sub(r", unable to parse \w+ as an? \w+", "", message.replace("Value error, ", ""))
     plain = plain.replace("Input should be a valid integer", "it must be a whole number")
     plain = plain.replace("Input should be", "it must be").replace("a valid number", "a number")
-    plain += "; a prompt of several words needs quotes" if "extra argument" in plain else ""
+    if "extra argument" in plain or "No such command" in plain:
+        plain += " - a prompt of several words needs quotes"
     return plain + ("; --model names a model" if WRONG_COUNT in plain else "")
 
 

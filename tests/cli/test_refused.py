@@ -51,7 +51,7 @@ def broken(t5: Path, tmp_path: Path) -> Path:
         (("--stop", ""), "stop string"),
         (("--prompt", "again"), "more than one prompt"),
         (("--nonsense",), "--nonsense"),
-        (("another argument",), "(another argument); a prompt of several words needs quotes"),
+        (("another argument",), "(another argument) - a prompt of several words needs quotes"),
         (("--temprature", 1), "No such option: --temprature (Possible options: --temperature)"),
         (("-m", "gpt2"), "for '--max-tokens' / '-m': it must be a whole number; --model names a"),
         (("--seed", "x"), "for '--seed': it must be a whole number (see --help)"),
