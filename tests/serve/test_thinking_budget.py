@@ -21,9 +21,9 @@ BUDGET = 9
 BODY: dict[str, Any] = {"messages": [user("Who?")], "temperature": 1.0, "max_tokens": 16}
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
-def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tooled(tmp_path_factory.mktemp("opens"), template=OPENS, special=request.param)
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tooled(tmp_path_factory.mktemp("opens"), template=OPENS, special=True)
 
 
 @pytest.fixture(scope="module")
