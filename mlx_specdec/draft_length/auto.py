@@ -272,9 +272,8 @@ class AutoLength(DraftLength):
 
     def on_round(self, report: RoundReport) -> None:
         """Learn from a round, and choose again if that is due."""
-        self.time(report)
+        size = self._newest = self.time(report)
         rows, source = report.sequences, self._named(report.source)
-        size = self._newest = self.size(len(rows))
         size.due -= 1
         size.table.state[2] -= 1
         size.idle = 0 if report.size and source.free else size.idle
@@ -294,8 +293,8 @@ class AutoLength(DraftLength):
             context = sum(len(row.committed) for row in rows) // len(rows)
             self._choose(size, context, sum(row.left for row in rows) / len(rows))
 
-    def time(self, report: RoundReport) -> None:
-        """Learn from the seconds of a round."""
+    def time(self, report: RoundReport) -> _Size:
+        """Learn from the seconds of a round, and return the decisions that it followed."""
         rows, drafted, source = report.sequences, report.size, self._named(report.source)
         size, seconds = self.size(len(rows)), max(report.times.total, 1e-9)
         table, unread = size.table, self._unread.get(source.name, 0.0)
@@ -327,6 +326,7 @@ class AutoLength(DraftLength):
         for name in self._unread:
             proposed = drafted and name == source.name
             self._unread[name] = 0.0 if proposed else self._unread[name] + emitted
+        return size
 
     def _named(self, name: str) -> Source:
         """Return the proposer with this name. Reports have an empty name if there is only one."""
