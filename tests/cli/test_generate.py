@@ -216,10 +216,7 @@ def test_lookup_files_are_searched_and_indexed_once(run: Run, llama: Path, tmp_p
     assert run(*undrafted, *files, "--regular-decode").out == plain.out
 
 
-def test_a_model_alone_is_drafted_for_by_lookup(
-    run: Run, llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mlx_specdec.measure.calibrate._decode", None)  # nothing to calibrate
+def test_a_model_alone_is_drafted_for_by_lookup(run: Run, llama: Path) -> None:
     arguments = ("generate", "def read(path):", "--model", llama, "-m", 60, "--no-cache", "--json")
     output, plain = strict(run(*arguments).out), strict(run(*arguments, "--regular-decode").out)
     assert (output["proposer"], plain["proposer"]) == ("ngram", "none")
