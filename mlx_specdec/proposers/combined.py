@@ -80,14 +80,13 @@ class FirstOf(Delegating):
         made, rows = no_proposal(len(committed)), range(len(committed))
         for name, part in self._named():
             count = self._limit(name, limit, len(committed))
-            if count:
-                proposal = replace(part.propose(committed, count, noise), source=name)
-                if made.size and proposal.size:
+            if count and (proposal := part.propose(committed, count, noise)).size:
+                proposal = replace(proposal, source=name)
+                if made.size:
                     best = [(made if made.count(row) else proposal).of(row) for row in rows]
-                    made = replace(side_by_side(best), source=name)
-                elif proposal.size:
-                    made = proposal
-                if made.size and all(map(made.count, rows)):
+                    proposal = replace(side_by_side(best), source=name)
+                made = proposal
+                if all(map(made.count, rows)):
                     break
         return made
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..interfaces import Model, Noise, Prices, Proposal, Proposer
+from ..interfaces import Model, Noise, Prices, Proposal, Proposer, no_proposal
 from ..sampling.constraint import Constraint
 from .documents import DocumentIndex
 from .drafter import Drafter, LoadedPair, Setup
@@ -53,7 +53,8 @@ class Continuation(Proposer):
         return bool(self.continuation(committed[0], limit))
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        return Proposal.one_hot([self.continuation(committed[0], limit)])
+        found = self.continuation(committed[0], limit)
+        return Proposal.one_hot([found]) if found else no_proposal()
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,6 @@ class PromptLookup(Continuation):
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         [self._prompt] = map(list, prompts)
-        self._index = TextIndex(sys.maxsize, GRAMS if self.least > 1 else (1, *GRAMS))
         self._read = self._limit = 0
         self._expected = Expected([], [], [])
 
@@ -152,6 +152,7 @@ class PromptLookup(Continuation):
 
     def _catch_up(self, committed: Sequence[int]) -> None:
         if self._read == 0:
+            self._index = TextIndex(sys.maxsize, GRAMS if self.least > 1 else (1, *GRAMS))
             # The source of an encoder-decoder model is no part of the sequence.
             apart = list(committed[: len(self._prompt)]) != self._prompt
             self._index.add([*self._prompt, BETWEEN, *committed] if apart else committed)
