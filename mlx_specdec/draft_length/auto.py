@@ -22,34 +22,35 @@ EVERY, TRIED, EXPLORE = 8, 3, 64
 come sooner. The first plain step of a trial fills the pipeline and is not timed."""
 LOSS = 30
 """Rounds by which the next trial in a batch is put off for each plain step that a trial loses, so
-that trials take at most 3 % of the time. A sequence that is decoded alone loses less by a trial
-than by a wrong length."""
+that trials cost about 3 % of the time. A sequence that is decoded alone loses less by a trial than
+by a wrong length."""
 MARGIN = 1.03
 """A candidate must be 3 % better than the present one. In a batch, drafting must in addition be 3 %
 better than plain decoding for each doubling of the rows, because rows end at different times."""
 TOO_EXPENSIVE = 3.0
-"""Plain steps per draft token above which a proposer is not used."""
+"""Plain steps per draft token above which a proposer is not used. Its rounds with one draft token
+decide. A round that takes longer than this calls for a new choice at once."""
 EXPECTED, PRIOR, REMEMBERED = 0.7, 8.0, 512
 """Acceptance rate before anything was verified, its weight in tokens, and the rounds after which
-the weight of a verdict has fallen to 1/e. The drafts in weights/ reach 0.6 to 0.8. The mean over
-all positions is the prior of each position, with the same weight."""
+the weight of a verified token has fallen to 1/e. The drafts in weights/ reach 0.6 to 0.8. The mean
+over all positions is the prior of each position, with the same weight."""
 RISE, LINE = 0.25, 8.0
-"""Plain steps that a draft token is assumed to cost before any round was timed. The cost of each
-draft length is a mean in which the line through all costs weighs as much as LINE rounds."""
+"""Plain steps that a draft token is assumed to cost before any round was timed, and the weight of
+the line through all costs in the cost of each draft length, in rounds."""
 KNOWN, FADED = 20.0, 1024
 """The largest weight of timed rounds, and the number of later rounds after which a weight has
 fallen to 1/e."""
 COMMON, BRIEF = 0.2, 32
-"""The share of an unexpected delay that counts as a slower machine. After BRIEF rounds the machine
-is assumed to be as fast as usual."""
+"""The share of an unexpected delay that counts as a slower machine, and the number of rounds after
+which such a slowness has fallen to 1/e."""
 NOISE, STALL = 0.3, 1.0
-"""Standard deviation of the logarithm of a single round's seconds. If a round takes more than
-1 + STALL times the expected seconds, it counts as 1 + STALL times them."""
+"""Standard deviation of the logarithm of a single round's seconds. If a later round takes
+more than 1 + STALL times the expected seconds, it counts as 1 + STALL times them."""
 PLAIN = "", 0
 """Plain decoding, as a name and a draft length."""
 UNREAD, LONG_PROMPT = 16, 64
-"""Tokens that a proposer can prefill before a draft without a noticeable delay, and tokens of a
-prompt that it prefills only after the first output token."""
+"""Tokens that a proposer can prefill before a draft without a noticeable delay, and the longest
+prompt that it prefills before the first output token."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Source:
     Attributes:
         name: Name of the proposer.
         most: The proposer's longest draft, in tokens.
-        free: Whether drafting takes no time.
-        stops: Whether the proposer uses `prices` to shorten its drafts.
+        free: Whether the proposer has no weights.
+        stops: Whether a proposer with weights uses `prices` to shorten its drafts.
         costs: Name under which its costs are saved.
         text: Name under which its acceptance is saved."""
 
@@ -90,7 +91,7 @@ class Acceptance:
         self._counts[:] = [[(1 - 1 / REMEMBERED) * count for count in row] for row in self._counts]
 
     def chances(self) -> list[float]:
-        """Return the probability that the first 1 .. MOST draft tokens are accepted."""
+        """Return for n = 1 .. MOST the probability that the first n draft tokens are accepted."""
         verified, accepted = self._counts
         weight = PRIOR * (sum(accepted) + PRIOR * EXPECTED) / (sum(verified) + PRIOR)
         rates = ((a + weight) / (v + PRIOR) for v, a in zip(verified, accepted, strict=True))
@@ -110,12 +111,12 @@ class CostTable:
             the context doubles.
         ratios: Cost ratios of draft lengths 0 .. MOST by `Source.costs`; see `fit`.
         usable: The longest usable draft by `Source.costs`: 0 if drafting is too expensive, and 1
-            until it was timed.
-        chosen: The proposer and draft length that was chosen last."""
+            until two rounds were timed.
+        chosen: The proposer and draft length that was chosen last. Trials do not change it."""
 
     def __init__(self, memory: Memory, rows: int, doublings: int, names: Sequence[str]) -> None:
-        """Open the saved table. If there is none, copy the costs of the nearest one, and give them
-        little weight. names: `Source.costs` of all proposers."""
+        """Open the saved table. If there is none, copy the costs of the nearest size after contexts
+        that are not longer, with little weight. names: `Source.costs` of all proposers."""
         state = [0.0, 0, EVERY, 0]
         self.state = memory.entries.setdefault(f"{rows} rows, {doublings} doublings", state)
         self.doublings, self._costs = doublings, {}
@@ -137,12 +138,12 @@ class CostTable:
 
     @property
     def ready(self) -> bool:
-        """Whether several plain steps were timed, to which drafts can be compared."""
+        """Whether enough plain steps were timed to compare drafts with them."""
         return bool(self.entry("", 0)[1] > 1.5)
 
     @property
     def seconds(self) -> float:
-        """Seconds of a plain step."""
+        """Expected seconds of a plain step at the machine's present speed."""
         return math.exp(self.state[0] + self.entry("", 0)[0])
 
     @property
@@ -174,8 +175,8 @@ class CostTable:
         state[1] += 1
 
     def fit(self) -> None:
-        """Compute `ratios` and `usable`. A ratio is the weighted mean of the length's own timings
-        and of the line that fits all lengths best."""
+        """Let earlier rounds lose some weight, and compute `ratios` and `usable`. A ratio is the
+        weighted mean of the length's own timings and of the line that fits all lengths best."""
         plain, rounds = self.entry("", 0)[0], self.state[1] - self._fitted
         self._fitted += rounds
         for name, entries in self._costs.items():
@@ -207,7 +208,8 @@ class _Size:
 
     Attributes:
         limits: The draft length of each proposer.
-        rate: Tokens per plain step's time of the chosen candidate.
+        rate: Tokens per plain step's time of the chosen candidate; for plain decoding in a batch,
+            what drafts must reach.
         due: Rounds until the next choice.
         trying: Whether the rounds until then are a trial.
         in_flight: Whether the newest round has submitted the pass of the next one.
@@ -329,7 +331,7 @@ class AutoLength(DraftLength):
         return size
 
     def _named(self, name: str) -> Source:
-        """Return the proposer with this name. Reports have an empty name if there is only one."""
+        """Return the proposer with this name, or the first one if no proposer has the name."""
         return self._sources.get(name) or next(iter(self._sources.values()))
 
     def size(self, rows: int) -> _Size:
@@ -349,7 +351,7 @@ class AutoLength(DraftLength):
         return self._memory.tables[place]
 
     def _prefill(self, source: Source) -> list[float]:
-        """Return the plain steps that a token of the proposer's prefill takes, in a list."""
+        """Return the saved list whose only number is the plain steps per prefilled token."""
         return self._memory.entries.setdefault(f"prefill of {source.costs}", [0.0])
 
     def _reading(self, source: Source) -> float:

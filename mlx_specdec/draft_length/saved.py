@@ -17,7 +17,7 @@ FORMAT = 3
 """The layout of the files. It is part of their names, so that other layouts are not read."""
 WRITE_EVERY = 10.0
 """Seconds between two writes of a file, because a write takes as long as a round of a small pair.
-A process forgets what it learns after its last write."""
+What a process learns after its last write is lost when it ends."""
 
 
 class Memory:
@@ -35,7 +35,7 @@ class Memory:
         self.tables: dict[tuple[Any, ...], Any] = {}
         self._path, self._due = path, 0.0
         if path is not None:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, TypeError):
                 self.entries = dict(json.loads(path.read_bytes()))
 
     def save(self) -> None:

@@ -19,8 +19,9 @@ from ..options import Options
 from ..proposers import find
 from ..proposers.lookup import Continuation
 
-TURN = (0, 0, 0, 1, *range(1, MOST + 1))
-"""Draft lengths of a turn. The first plain step fills the pipeline, and the last one empties it."""
+TURN = (0, 0, 0, 0, 1, 1, *range(1, MOST + 1))
+"""Draft lengths of a turn. The first plain step fills the pipeline, and the last one empties it in
+place of the first draft. With the second draft the proposer prefills what it has not read."""
 PROMPT, TOKENS = 16, 1_024
 """Tokens of the prompt, and the most tokens of a completion, which a turn fits into."""
 
@@ -33,7 +34,7 @@ class Repeated(Continuation):
 
 
 class Survey(DraftLength):
-    """The draft lengths of a turn, whose rounds `auto` times. It ends with plain steps."""
+    """The draft lengths of a turn, whose rounds `auto` learns from. After it, decoding is plain."""
 
     def __init__(self, auto: AutoLength) -> None:
         self._auto, self.left = auto, list(TURN)
@@ -57,6 +58,8 @@ def calibrate(
         temperature: The temperature of the completions.
         turns: How often each draft length is measured, at least 2.
         progress: Called with the numbers of turns that are done and that there are.
+    Returns:
+        The cost ratio by draft length.
     Raises:
         OptionError: The target is decoded without drafts.
     """

@@ -47,6 +47,15 @@ def test_calibration_measures_every_length_and_keeps_it(
     assert str(kept) in done.err
 
 
+def test_every_draft_length_of_a_decoder_only_pair_is_timed(
+    run: Run, llama: Path, kept: Path
+) -> None:
+    assert run("calibrate", "--model", llama, "--draft-model", llama, "--turns", 2).code == 0
+    known = Memory(next(kept.iterdir())).entries
+    [timed] = [known[name] for name in known if f"costs of {llama}" in name]
+    assert all(weight > 1 for _, weight in timed[1:])
+
+
 def test_without_a_draft_rounds_of_lookup_are_measured(run: Run, t5: Path, kept: Path) -> None:
     done = run("calibrate", "--model", t5, "--turns", 2)
     assert done.code == 0 and len(done.out.splitlines()) == 16

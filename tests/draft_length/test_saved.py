@@ -56,7 +56,7 @@ def test_a_file_is_written_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) ->
         assert list(Memory(file).entries) == read
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\x80"])
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"null", b"\x80"])
 def test_a_file_that_cannot_be_read_is_ignored_and_replaced(content: bytes) -> None:
     saved.directory().mkdir(parents=True)
     path().write_bytes(content)
