@@ -214,7 +214,7 @@ class Drafting(CostCache, KVCacheFlags):
         f"({', '.join(KINDS)}), lookup before one of the others (auto), or none.",
         metavar="NAME",
         autocompletion=proposers,
-        show_default="auto; where --num-draft is a number, lookup only if nothing else drafts",
+        show_default="auto; if --num-draft is a number, lookup only if nothing else drafts",
     )
     num_draft: str = flag(
         "auto",
