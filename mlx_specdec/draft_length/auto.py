@@ -302,8 +302,10 @@ class AutoLength(DraftLength):
         table, unread = size.table, self._unread.get(source.name, 0.0)
         kind = (source.costs if drafted else "", drafted, size.rows)
         self._memory.rounds[kind] += 1
-        # The first plain step after a draft fills the pipeline, and the last one empties it.
-        steady = table.ready if drafted else report.pipelined and size.in_flight
+        # The first plain step after a draft fills the pipeline, and the last one empties it. The
+        # first step of a sequence counts: in short sequences, the pass that the end wastes matters.
+        began = size.in_flight or (len(rows) == 1 and rows[0].position == 0)
+        steady = table.ready if drafted else report.pipelined and began
         size.in_flight = report.pipelined
         if self._memory.rounds[kind] == 1 or drafted > MOST or not steady:
             pass  # the first round of a kind may have compiled kernels

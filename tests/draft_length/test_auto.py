@@ -211,6 +211,14 @@ def test_plain_steps_that_fill_or_empty_the_pipeline_are_not_timed() -> None:
     assert table.seconds > before
 
 
+def test_the_first_step_of_a_sequence_counts_because_its_end_wastes_a_pass() -> None:
+    lengths = AutoLength([DRAFT], known((DRAFT, 0.9, 0.5)))
+    lengths.begin(10, 5, 1_000)
+    before = lengths.size(1).table.seconds
+    lengths.on_round(a_round(0, steps=2.0, position=0))
+    assert lengths.size(1).table.seconds > before
+
+
 def test_the_first_round_of_a_kind_in_a_process_is_not_timed() -> None:
     memory = known((DRAFT, 0.1, 0.8))
     memory.rounds.clear()
