@@ -21,22 +21,22 @@ EVERY, TRIED, EXPLORE = 8, 3, 64
 """Rounds between two choices, rounds of a trial, and rounds between two trials. The first trials
 come sooner. The first plain step of a trial fills the pipeline and is not timed."""
 LOSS = 30
-"""Rounds by which the next trial in a batch is put off for each plain step that a trial loses, so
-that trials cost about 3 % of the time. A sequence that is decoded alone loses less by a trial than
+"""Rounds by which the next trial in a batch is put off for each plain step that a trial loses.
+Trials then cost about 3 % of the time. A sequence that is decoded alone loses less by a trial than
 by a wrong length."""
 MARGIN = 1.03
 """A candidate must be 3 % better than the present one. In a batch, drafting must in addition be 3 %
 better than plain decoding for each doubling of the rows, because rows end at different times."""
 TOO_EXPENSIVE = 3.0
-"""Plain steps per draft token above which a proposer is not used. Its rounds with one draft token
-decide. A round that takes longer than this calls for a new choice at once."""
+"""Plain steps per draft token above which a proposer is not used, judged by rounds with one draft
+token. A round that takes longer than this calls for a new choice at once."""
 EXPECTED, PRIOR, REMEMBERED = 0.7, 8.0, 512
 """Acceptance rate before anything was verified, its weight in tokens, and the rounds after which
 the weight of a verified token has fallen to 1/e. The drafts in weights/ reach 0.6 to 0.8. The mean
 over all positions is the prior of each position, with the same weight."""
 RISE, LINE = 0.25, 8.0
-"""Plain steps that a draft token is assumed to cost before any round was timed, and the weight of
-the line through all costs in the cost of each draft length, in rounds."""
+"""Plain steps that a draft token is assumed to cost before any round was timed. In the cost of each
+draft length, the line through all costs weighs as much as LINE rounds."""
 KNOWN, FADED = 20.0, 1024
 """The largest weight of timed rounds, and the number of later rounds after which a weight has
 fallen to 1/e."""
@@ -371,7 +371,7 @@ class AutoLength(DraftLength):
     def _choose(
         self, size: _Size, context: int = 0, remaining: float = math.inf, tries: bool = True
     ) -> None:
-        """Choose the draft lengths of the next rounds. If a trial is due, choose what it tries."""
+        """Choose the draft lengths of the next rounds. A trial may be due."""
         if (doublings := max(0, context.bit_length() - 10)) != size.table.doublings:
             size.table = self._table(size.rows, doublings)
         table, size.limits = size.table, dict.fromkeys(self._sources, 0)

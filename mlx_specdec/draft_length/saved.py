@@ -17,7 +17,7 @@ FORMAT = 3
 """The layout of the files. It is part of their names, so that other layouts are not read."""
 WRITE_EVERY = 10.0
 """Seconds between two writes of a file, because a write takes as long as a round of a small pair.
-What a process learns after its last write is lost when it ends."""
+After the last write, the end of a process loses what was learned."""
 
 
 class Memory:

@@ -21,7 +21,7 @@ from ..proposers.lookup import Continuation
 
 TURN = (0, 0, 0, 0, 1, 1, *range(1, MOST + 1))
 """Draft lengths of a turn. The first plain step fills the pipeline, and the last one empties it in
-place of the first draft. With the second draft the proposer prefills what it has not read."""
+place of the first draft. The second draft includes the prefill of the proposer."""
 PROMPT, TOKENS = 16, 1_024
 """Tokens of the prompt, and the most tokens of a completion, which a turn fits into."""
 
