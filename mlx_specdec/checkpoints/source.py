@@ -113,7 +113,8 @@ def _of_page(name: str, revision: str | None) -> tuple[str, str | None]:
 
 
 def _local(name: str) -> Path | None:
-    """Return a local path, None if the name may be on the Hub, or raise SourceError."""
+    """Return the local path that a name stands for, or None if it may be a name on the Hub. Raises
+    SourceError if it can be neither."""
     path = os.path.expanduser(name)
     if name.startswith(SHIPPED) and (ROOT / name).is_dir() and not os.path.lexists(path):
         path = str(ROOT / name)

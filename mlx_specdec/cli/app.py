@@ -92,8 +92,8 @@ class PanelCommand(TyperCommand):
 
 
 class Program(TyperGroup):
-    """All commands. Without the name of a command, generate runs, with all flags. Without any
-    arguments, a terminal shows the first steps."""
+    """All commands. If the first argument is no command, generate receives all arguments. If there
+    are no arguments, a terminal shows the first steps."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert `generate` if no command is named. Called by typer, with resilient_parsing if a

@@ -123,8 +123,8 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
 
 
 def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:
-    """Read the prompt from an argument, a flag, a file or standard input. A line break at the end
-    of a file is left out.
+    """Read the prompt from an argument, a flag, a file or standard input. If a file ends
+    with a line break, the prompt does not contain it.
 
     Args:
         words, prompt: The argument and the value of --prompt; "-" means standard input.

@@ -268,8 +268,8 @@ def _fixed_rows(loaded: Loaded) -> mx.array:
 
 
 def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
-    """Return the log-probability of every token of the text, and the most likely token at its
-    position, both (tokens,)."""
+    """Score the text. Return the log-probability of each token, (tokens,) float32, and the token
+    that the model finds most likely at each position, (tokens,) integer."""
     encode = load_tokenizer(tokenizer, kind=loaded.kind).encode
     if loaded.kind == "encoder-decoder":
         texts = [(encode(prompt), encode(text)) for prompt, text in PAIRS]

@@ -41,8 +41,8 @@ KNOWN, FADED = 20.0, 1024
 """The largest weight of timed rounds, and the number of later rounds after which a weight has
 fallen to 1/e."""
 COMMON, BRIEF = 0.2, 32
-"""The share of an unexpected delay that counts as a slower machine, and the number of rounds after
-which such a slowness has fallen to 1/e."""
+"""COMMON is the share of an unexpected delay that counts as a slower machine. After BRIEF rounds,
+such a slowness has fallen to 1/e."""
 NOISE, STALL = 0.3, 1.0
 """Standard deviation of the logarithm of a single round's seconds. If a later round takes
 more than 1 + STALL times the expected seconds, it counts as 1 + STALL times them."""
@@ -307,13 +307,13 @@ class AutoLength(DraftLength):
         began = size.in_flight or (len(rows) == 1 and rows[0].position == 0)
         steady = table.ready if drafted else report.pipelined and began
         size.in_flight = report.pipelined
-        if self._memory.rounds[kind] == 1 or drafted > MOST or not steady:
-            pass  # the first round of a kind may have compiled kernels
-        elif drafted and unread > UNREAD:
+        # The first round of a kind may have compiled kernels.
+        usable = steady and drafted <= MOST and self._memory.rounds[kind] > 1
+        if usable and drafted and unread > UNREAD:
             steps = seconds / table.seconds - table.ratios[source.costs][drafted]
             prefill = self._prefill(source)
             prefill[0] = (prefill[0] + max(0.0, steps / unread)) / 2
-        else:
+        elif usable:
             length = max(drafted, size.limits[source.name]) if drafted and source.stops else drafted
             table.add(source.costs, length, seconds)
             if size.trying and size.rows > 1:
@@ -322,14 +322,14 @@ class AutoLength(DraftLength):
                 table.state[2] += LOSS * max(0.0, lost)
             if seconds > table.seconds * (1 + TOO_EXPENSIVE * max(1, length)):
                 size.due = 0
-        emitted = 0.0
+        added = 0.0
         for row in rows:
             # The proposers of a row that has joined a batch have not prefilled its prompt.
             joined = row.position == 0 and not self._begun
-            emitted += (len(row.committed) if joined else row.accepted + 1) / len(rows)
+            added += (len(row.committed) if joined else row.accepted + 1) / len(rows)
         for name in self._unread:
             proposed = drafted and name == source.name
-            self._unread[name] = 0.0 if proposed else self._unread[name] + emitted
+            self._unread[name] = 0.0 if proposed else self._unread[name] + added
         return size
 
     def _named(self, name: str) -> Source:

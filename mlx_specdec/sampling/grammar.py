@@ -177,7 +177,7 @@ def _compiled(name: str, text: str) -> Grammar:
 
 
 def _lark_of(text: str) -> str:
-    """Translate llama.cpp's GBNF to Lark. Raises OptionError if the grammar is wrong."""
+    """Translate llama.cpp's GBNF to Lark. Raises OptionError if the text is no valid GBNF."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:

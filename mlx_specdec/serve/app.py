@@ -106,7 +106,7 @@ def _add(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
         answers[200] = {"content": {endpoint.media: {"schema": {"type": "string"}}}}
     elif endpoint.body is not None:
         answers[200] = {"content": {endpoint.streams: {}}}
-    # Some clients leave out "/v1". Every path with GET also has HEAD.
+    # Some clients omit "/v1" from paths. Every path that answers GET requests also answers HEAD.
     paths = dict.fromkeys((endpoint.path, endpoint.path.removeprefix("/v1")))
     for path in paths:
         for method in (endpoint.method, *(("HEAD",) if endpoint.method == "GET" else ())):

@@ -8,7 +8,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Thoughts:
-    """The state of thoughts after some tokens of a completion. `after` reads more tokens.
+    """Whether a completion is inside a thought, as far as it was read. `after` reads more tokens.
 
     Attributes:
         begin, end: Ids of the marks around a thought, at least one id each.
