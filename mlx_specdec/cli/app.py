@@ -20,7 +20,7 @@ from .bench import bench
 from .chat import chat
 from .convert import convert
 from .doctor import doctor
-from .estimate import calibrate, estimate
+from .estimate import estimate
 from .flags import Command, Version
 from .generate import generate
 from .inspect import inspect
@@ -45,7 +45,6 @@ COMMANDS = (
     doctor,
     convert,
     inspect,
-    calibrate,
     bench,
     estimate,
     train_medusa,

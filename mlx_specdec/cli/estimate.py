@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .. import process
 from ..checkpoints.disk import show
-from ..draft_length.saved import directory
 from ..errors import OptionError
 from ..options import mtp_of, own_layers
 from . import render
-from .flags import MAX_TOKENS, TEMPERATURE, Flags, Json, command, flag, group
-from .loading import Models, Sources, load_pair, named
+from .flags import MAX_TOKENS, Flags, Json, command, flag, group
+from .loading import Sources, named
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -169,46 +167,3 @@ def _on_cluster(cluster: Cluster | None, speeds: Speeds) -> Sequence[Table | str
         even = "-" if one.break_even_us is None else f"{one.break_even_us:.0f}"
         table.add_row(*_cells(one, step), f"{one.pays_below_us:.0f}", even)
     return text, table
-
-
-@group("Measuring")
-class Rounds(Flags):
-    temperature: float = flag(0.0, TEMPERATURE, "--temp")
-    turns: int = flag(8, "The number of rounds of every draft length.", min=2)
-
-
-@command(
-    "mlx-specdec calibrate --model weights/py-llama \\", "  --draft-model weights/py-llama-draft"
-)
-def calibrate(models: Models, rounds: Rounds) -> None:
-    """Measure what rounds of a pair cost on this machine.
-
-    Without a draft, rounds of lookup are measured. The costs are saved, and --num-draft auto begins
-    with them."""
-    pair = load_pair(*named(models), **models.loading())
-    from ..measure.calibrate import calibrate as measure
-
-    with render.progress("measuring") as report:
-        costs = measure(pair, **vars(rounds), progress=report)
-    lines = (f"{n:2d} drafted: {cost:.2f} plain steps\n" for n, cost in costs.items())
-    render.write(sys.stdout, "".join(lines))
-    render.tell(_conclusion(costs))
-    place = directory()
-    writable = os.access(place, os.W_OK)
-    render.tell(f"{'kept' if writable else 'they cannot be kept'} for --num-draft auto in {place}")
-
-
-def _conclusion(costs: Mapping[int, float]) -> str:
-    """Return a sentence on what the costs of rounds mean. costs: plain steps by draft length."""
-    # A round of n draft tokens writes one token more than it accepts.
-    shares = {n: (cost - 1) / n for n, cost in costs.items()}
-    easiest = min(shares, key=shares.__getitem__)
-    if shares[easiest] >= 1:
-        return "drafting cannot pay here: every round costs more plain steps than it has tokens"
-    what = f"{easiest} draft token{'' if easiest == 1 else 's'}"
-    if shares[easiest] <= 0:
-        return f"a round of {what} costs no more than a plain step, so drafting pays at once"
-    return (
-        f"drafting pays most easily with {what} a round: if more than {shares[easiest]:.0%} of "
-        "them are accepted"
-    )

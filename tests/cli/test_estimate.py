@@ -47,23 +47,6 @@ def test_tables_and_sentences_for_people(run: Run, pair: tuple[object, ...]) -> 
     assert "mlx-specdec bench measures it" in " ".join(done.out.split())
 
 
-@pytest.mark.parametrize(
-    ("costs", "said"),
-    [
-        ({1: 1.5, 2: 1.6, 4: 3.0}, "with 2 draft tokens a round: if more than 30% of them are"),
-        ({1: 1.0, 2: 1.6}, "a round of 1 draft token costs no more than a plain step"),
-        ({1: 2.1, 2: 3.5}, "drafting cannot pay here"),
-    ],
-)
-def test_a_calibration_ends_with_what_its_costs_mean(
-    run: Run, monkeypatch: pytest.MonkeyPatch, costs: dict[int, float], said: str
-) -> None:
-    monkeypatch.setattr("mlx_specdec.measure.calibrate.calibrate", lambda *_, **__: costs)
-    monkeypatch.setattr("mlx_specdec.cli.estimate.load_pair", lambda *_, **__: None)
-    done = run("calibrate", "--model", "a", "--draft-model", "b")
-    assert done.code == 0 and said in done.err
-
-
 def test_a_pair_that_does_not_fit_gets_a_clear_no(run: Run, tmp_path: Path) -> None:
     huge = {**tiny.CONFIGS["llama"], "hidden_size": 16384, "intermediate_size": 53248}
     huge |= {"num_attention_heads": 128, "head_dim": 128, "num_hidden_layers": 126}

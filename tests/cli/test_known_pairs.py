@@ -394,7 +394,7 @@ def test_without_a_name_the_shipped_models_are_loaded(
     assert done.code == 2 and done.err.endswith(f"error: loading {loaded}\n")
 
 
-@pytest.mark.parametrize("command", ["generate", "bench", "calibrate", "estimate", "serve", "chat"])
+@pytest.mark.parametrize("command", ["generate", "bench", "estimate", "serve", "chat"])
 def test_without_the_sample_models_a_pair_has_to_be_named(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:

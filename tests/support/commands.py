@@ -14,7 +14,7 @@ import pytest
 from mlx_specdec.cli import app, render
 
 COMMANDS = (
-    *("batch", "bench", "calibrate", "chat", "convert", "doctor", "estimate", "generate"),
+    *("batch", "bench", "chat", "convert", "doctor", "estimate", "generate"),
     *("inspect", "models", "pairs", "serve", "train-draft", "train-medusa"),
 )
 
