@@ -7,6 +7,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec import Options, Pair, generate
+from mlx_specdec.interfaces import Scores
 from mlx_specdec.models.distributed.leader import Leader, led
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
@@ -73,3 +74,13 @@ def test_a_rewind_takes_no_pass_in_any_wrapper_of_a_context(family: str) -> None
         context.advance(mx.array([PROMPT]))
         context.advance(mx.array([[3, 4, 5]]), proposed=2)
         context.rewind((len(PROMPT) + 1,))
+
+
+def test_the_rows_of_a_sequence_are_cut_out_only_if_they_are_read() -> None:
+    logits, states = mx.arange(24).reshape(2, 3, 4), mx.arange(12).reshape(2, 3, 2)
+    whole = Scores(logits, {"final": states}, [mx.array([1]), mx.array([2])])
+    row = whole.of(1, 2)
+    assert not {"logits", "hidden", "encoded"} & row.__dict__.keys()
+    assert mx.array_equal(row.logits, logits[1:, :2])
+    assert mx.array_equal(row.hidden["final"], states[1:, :2])
+    assert [one.item() for one in row.encoded] == [2]
