@@ -3,6 +3,7 @@
 A file that cannot be read counts as absent. A file that cannot be written is skipped."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import time
@@ -13,11 +14,11 @@ from typing import Any
 
 from .. import process
 
-FORMAT = 3
+FORMAT = 4
 """The layout of the files. It is part of their names, so that other layouts are not read."""
 WRITE_EVERY = 10.0
 """Seconds between two writes of a file, because a write takes as long as a round of a small pair.
-After the last write, the end of a process loses what was learned."""
+A process that ends loses what it has learned since its last write."""
 
 
 class Memory:
@@ -46,17 +47,14 @@ class Memory:
                 stream.write(json.dumps(self.entries).encode())
 
 
-_memories: dict[Path, Memory] = {}
+_memory = functools.cache(Memory)
 
 
 def memory(key: Mapping[str, Any]) -> Memory:
     """Return the memory of the pair, device and versions that `key` names."""
     named = json.dumps({**key, "format": FORMAT}, sort_keys=True)
     digest = hashlib.blake2b(named.encode(), digest_size=16)
-    path = directory() / f"{digest.hexdigest()}.json"
-    if path not in _memories:
-        _memories[path] = Memory(path)
-    return _memories[path]
+    return _memory(directory() / f"{digest.hexdigest()}.json")
 
 
 def directory() -> Path:

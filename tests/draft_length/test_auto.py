@@ -77,19 +77,6 @@ def test_asking_changes_nothing() -> None:
             lengths.on_round(a_round(drafted, drafted // 2, cheap(drafted)))
 
 
-def test_the_current_length_stays_unless_another_is_better_by_three_percent() -> None:
-    memory = known((DRAFT, 0.1, 0.8))
-    best = alone(AutoLength([DRAFT], memory))
-    lengths = AutoLength([DRAFT], memory)
-    size = lengths.size(1)
-    size.table.chosen = "draft", best - 1
-    lengths._choose(size)
-    near = size.limits["draft"]
-    size.table.chosen = "draft", 1
-    lengths._choose(size)
-    assert (near, size.limits["draft"]) == (best - 1, best)
-
-
 def test_a_hopeless_draft_is_given_up_and_tried_again_now_and_then() -> None:
     chosen = run(AutoLength([DRAFT]), 2_000, cheap, lambda number: 0)
     assert 0 < sum(map(bool, chosen[200:])) < 90
@@ -122,16 +109,13 @@ def test_plain_decoding_is_explored_with_three_steps() -> None:
     assert "x000x" in text and text.count("x") > 30 * EXPLORE
 
 
-@pytest.mark.parametrize(("rows", "steps", "waits"), [(8, 5.0, 100), (8, 0.5, 0), (1, 5.0, 0)])
-def test_a_trial_in_a_batch_that_loses_much_puts_off_the_next_one(
-    rows: int, steps: float, waits: int
-) -> None:
-    lengths = AutoLength([DRAFT], known((DRAFT, 0.3, 0.5), rows=rows))
-    size = lengths.size(rows)
-    size.trying, before = True, size.table.state[2]
-    lengths.on_round(a_round(4, 0, steps, rows=rows))
-    assert size.table.state[2] >= before - 1 + waits
-    assert waits or size.table.state[2] == before - 1
+def test_trials_in_a_batch_are_rarer() -> None:
+    trials = []
+    for rows in (1, 8):
+        memory = known((DRAFT, 0.1, 0.8), rows=rows)
+        chosen = run(AutoLength([DRAFT], memory), 20 * EXPLORE, cheap, lambda n: n % 4, rows)
+        trials.append("".join("0" if n == 0 else "x" for n in chosen).count("x000x"))
+    assert trials[0] >= 4 * trials[1] > 0
 
 
 def test_short_texts_try_plain_decoding_too() -> None:
@@ -150,7 +134,7 @@ def test_of_several_sources_with_weights_the_best_one_drafts() -> None:
     assert lengths.limit("draft", 16) == 0 < lengths.limit("other", 16)
 
 
-@pytest.mark.parametrize(("cost", "batched"), [(0.1, True), (0.75, False)])
+@pytest.mark.parametrize(("cost", "batched"), [(0.1, True), (0.8, False)])
 def test_in_a_batch_drafts_must_beat_plain_decoding_by_more(cost: float, batched: bool) -> None:
     memory = known((DRAFT, cost, 0.95))
     teach(memory, DRAFT, lambda n: 1 + cost * n, 0.95, rows=16)
@@ -197,25 +181,13 @@ def test_a_first_round_that_stalled_is_corrected_in_the_next_completion() -> Non
     assert sum(n >= 3 for n in chosen[-50:]) > 40
 
 
-def test_plain_steps_that_fill_or_empty_the_pipeline_are_not_timed() -> None:
-    memory = known((DRAFT, 0.9, 0.5))
-    lengths = AutoLength([DRAFT], memory)
-    lengths.begin(10, 5, 1_000)
-    table = lengths.size(1).table
-    before = table.seconds
-    lengths.on_round(a_round(0, steps=9.0))
-    lengths.on_round(a_round(0, steps=0.1, pipelined=False))
-    assert table.seconds == before
-    lengths.on_round(a_round(0))
-    lengths.on_round(a_round(0, steps=2.0))
-    assert table.seconds > before
-
-
-def test_the_first_step_of_a_sequence_counts_because_its_end_wastes_a_pass() -> None:
+def test_a_plain_step_whose_pass_was_submitted_earlier_is_not_timed() -> None:
     lengths = AutoLength([DRAFT], known((DRAFT, 0.9, 0.5)))
     lengths.begin(10, 5, 1_000)
     before = lengths.size(1).table.seconds
-    lengths.on_round(a_round(0, steps=2.0, position=0))
+    lengths.on_round(a_round(0, steps=0.1, pipelined=False))
+    assert lengths.size(1).table.seconds == before
+    lengths.on_round(a_round(0, steps=2.0))
     assert lengths.size(1).table.seconds > before
 
 
@@ -351,19 +323,6 @@ def test_a_length_that_was_timed_in_a_slow_moment_is_judged_by_its_neighbors() -
         table.entry("draft", drafted)[1] *= drafted == 1
     table.fit()
     assert table.ratios["draft"][8] > table.ratios["draft"][4] > table.ratios["draft"][2]
-
-
-def test_a_slow_moment_while_drafting_makes_all_rounds_look_slower_but_not_drafts_cheaper() -> None:
-    table = AutoLength([DRAFT], known((DRAFT, 0.1, 0.8))).size(1).table
-    plain, [before] = table.seconds, [table.ratios["draft"][4]]
-    for _ in range(20):
-        table.add("draft", 4, 2 * 1.4 * STEP)
-    table.fit()
-    assert table.seconds > 1.3 * plain and table.ratios["draft"][4] < 1.3 * before
-    for _ in range(20):
-        table.add("", 0, STEP)
-    table.fit()
-    assert table.seconds < 1.1 * plain and table.ratios["draft"][4] > before
 
 
 def test_a_proposer_that_was_too_expensive_is_tried_again_much_later() -> None:

@@ -39,7 +39,7 @@ def test_files_of_another_layout_are_not_read(monkeypatch: pytest.MonkeyPatch) -
     memory = saved.memory(KEY)
     memory.entries["plain"] = [1.0]
     memory.save()
-    saved._memories.clear()
+    saved._memory.cache_clear()
     monkeypatch.setattr(saved, "FORMAT", saved.FORMAT + 1)
     assert saved.memory(KEY).entries == {}
 

@@ -22,7 +22,7 @@ def teach(
 ) -> None:
     """Teach the cost ratio of each draft length, and the acceptance rate of each position."""
     table = CostTable(memory, rows, doublings, [source.costs])
-    table.state[1:3] = 8, EXPLORE
+    table.trials[:] = EXPLORE, 8
     table.entry("", 0)[:] = math.log(STEP), 8
     for drafted in range(1, MOST + 1):
         table.entry(source.costs, drafted)[:] = math.log(STEP * cost(drafted)), 8
