@@ -55,8 +55,8 @@ class Options(Sampling):
             hidden-state drafter by its kind ("dspark", "dflash2", "dflash", "peagle", "eagle3",
             "mtp", "eagle", "gemma4_assistant"), "none", or "auto". "auto" is lookup, and a drafter
             with weights if lookup finds nothing. Of several it takes the best by measurement, or
-            the first if `num_draft` is a number. None is auto, without lookup if `num_draft` is a
-            number.
+            the first if `num_draft` is a number. None is auto; if `num_draft` is a number, lookup
+            drafts only if nothing else does.
         ngram_min: The tokens of the shortest match of lookup; None takes 2, or 4 before another
             drafter.
         ngram_choice: The continuation that lookup takes: "recent" or "frequent".

@@ -361,9 +361,6 @@ def load_drafting(
         render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
     if pair.heads is not None and drafting.guessed and not drafting.lookup_file:
         options = replace(options, proposer=None)
-    alone = pair.draft is None and pair.heads is None and pair.drafter_network is None
-    if alone and options.proposer is None and options.num_draft not in ("auto", 0):
-        options = replace(options, proposer="ngram")
     if sampling := drafting.recommended(pair.sampling):
         options = replace(options, **sampling)  # type: ignore[arg-type]
         if not quiet:

@@ -104,9 +104,9 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
         if not measured:
             # The best one is only known if draft lengths are measured.
             chosen = chosen[:1]
-        # The free one is called first if it chooses its own length.
+        # The free one is called first if it chooses its own length, or if nothing else drafts.
         free = find(FREE, pair)
-        if free is not None and (options.proposer == "auto" or measured):
+        if free is not None and (options.proposer == "auto" or measured or not chosen):
             chosen = (free, *chosen)
     if options.constraint is not None:
         chosen = (forcing(pair), *chosen)

@@ -86,13 +86,14 @@ def test_of_a_draft_and_heads_the_first_is_taken_only_where_nothing_is_measured(
     [
         ({}, ("ngram",)),
         ({"proposer": "auto", "num_draft": 3}, ("ngram",)),
-        ({"num_draft": 3}, ()),
-        ({"simulated_acceptance": 0.5}, ()),
+        ({"num_draft": 3}, ("ngram",)),
+        ({"simulated_acceptance": 0.5}, ("ngram",)),
+        ({"num_draft": 0}, ()),
         ({"proposer": "none"}, ()),
         ({"regular": True}, ()),
     ],
 )
-def test_a_model_alone_is_drafted_for_by_lookup_if_lengths_are_measured(
+def test_lookup_drafts_for_a_model_alone_unless_drafts_are_off(
     settings: dict, expected: tuple[str, ...], alone: Pair
 ) -> None:
     assert names(alone, **settings) == expected
