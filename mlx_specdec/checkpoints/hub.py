@@ -4,6 +4,7 @@ network the cache is used alone. Every error becomes one sentence."""
 import hashlib
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -322,9 +323,13 @@ class Repository:
                 "read: check the name, or run `hf auth login` if it is private"
             )
         elif isinstance(problem, errors.OfflineModeIsEnabled):
+            command = ["hf", "download", name]
+            if self._revision != hub.constants.DEFAULT_REVISION:
+                command += ["--revision", self._revision]
             sentence = (
                 f"there is no directory {name}, it is not in the Hub's cache, and HF_HUB_OFFLINE "
-                "forbids to download it"
+                f"forbids to download it: check the name, or run `HF_HUB_OFFLINE=0 "
+                f"{shlex.join(command)}`"
             )
         elif is_network_error(problem):
             advice = "check the name and the network, and try again"

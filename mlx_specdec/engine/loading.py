@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import process
 from ..checkpoints import files, mtp_fetch, shards
-from ..checkpoints.source import as_directory, resolve, resolve_config
+from ..checkpoints.source import as_directory, check, resolve, resolve_config
 from ..errors import CheckpointError, OptionError, SourceError
 from ..interfaces import Progress, ignore_progress
 from ..models import families
@@ -232,7 +232,12 @@ class Loader:
         self, draft_model: str | Path | None, model: str, revision: str | None
     ) -> tuple[DraftSource | None, Path]:
         """Return the source of the draft, and the directory of the target, downloading both."""
-        source = None if draft_model is None else self.find_draft(draft_model, model, revision)
+        try:
+            source = None if draft_model is None else self.find_draft(draft_model, model, revision)
+        except SourceError:
+            # If the target is missing as well, its error is raised: the user needs it first.
+            (resolve_config if self.random_weights else check)(model, revision=revision)
+            raise
         directory = self._fetch(model, revision)
         kinds.check_is_none(directory)
         # The config.json of Medusa heads does not describe their base model.

@@ -255,10 +255,14 @@ def test_auto_leaves_what_was_named_and_takes_bits(
         (10**9, ("--model", "auto:code"), "no pair for code fits"),
         (10**11, ("--model", "auto:verse"), "give auto or auto:code, not 'verse'"),
         (10**11, ("--model", "auto", "--distributed", "tensor"), "knows one machine alone"),
-        (10**11, ("--model", "auto"), "HF_HUB_OFFLINE forbids to download it"),
+        # The target has to be downloaded first, and not its drafter.
+        (10**11, ("--model", "auto"), "hf download mlx-community/Qwen3.8-27B-8bit`"),
+        (10**11, ("--model", "auto", "--simulate-acceptance", 0.5), "Qwen3.8-27B-8bit`"),
+        (10**11, ("--model", "a/b", "--revision", "v2"), "hf download a/b --revision v2`"),
+        (10**11, ("--model", ROOT / "weights/t5-enfr", "--draft-model", "a/b"), "hf download a/b`"),
     ],
 )
-def test_where_auto_cannot_be_had_one_line_says_why(
+def test_if_a_model_cannot_be_had_one_line_says_why(
     run: Run,
     machine: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
