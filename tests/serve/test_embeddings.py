@@ -192,9 +192,10 @@ def test_a_task_holds_its_memory_while_it_runs(llama: tuple[Path, Path]) -> None
 def test_the_end_of_the_server_does_not_wait_for_a_step(
     llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_end = threading.Event()
+    began, may_end = threading.Event(), threading.Event()
 
     def stays(*_: object) -> Generator[None, None, list[Any]]:
+        began.set()
         may_end.wait(20)
         yield
         return []
@@ -202,7 +203,7 @@ def test_the_end_of_the_server_does_not_wait_for_a_step(
     monkeypatch.setattr(embeddings, "embed", stays)
     with running(llama) as engine, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client_of(engine).post, PATH, json={"input": TEXT})
-        wait_until(lambda: engine.requests == (1, 0))
+        assert began.wait(60)
         engine.close()
         assert answer.result(60).status_code == 503 and not may_end.is_set()
         assert not engine.join(0)
