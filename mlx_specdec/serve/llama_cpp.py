@@ -15,7 +15,7 @@ from .answers import FINGERPRINT, Choice, Payload, Writer, token_pieces
 from .bodies import Body, Boolean, Fields, String, broken
 from .engine import STOPPING
 from .events import Event
-from .metrics import CONTENT_TYPE
+from .metrics import CONTENT_TYPE, as_text
 from .models import MaxTokens, Messages, Sampled, Stop, Stops, Templated, ToolList, Written
 from .openai import timings
 from .problems import busy
@@ -189,13 +189,11 @@ def metrics(service: Service, request: Request) -> Response:
     registry = service.registry
     registry.refresh()
     engines = registry.engines
-    running, waiting = _sums([engine.requests for engine in engines], 2)
+    running, waiting = _sums([model.requests for model in registry.models], 2)
     cached, history, budget = _sums([engine.nbytes for engine in engines], 3)
     gauges: dict[str, tuple[float | dict[str, float], str]] = {
-        "llamacpp:requests_processing": (running, "Requests decoded now."),
-        "llamacpp:requests_deferred": (waiting, "Requests waiting now."),
-        "vllm:num_requests_running": (running, "Requests decoded now."),
-        "vllm:num_requests_waiting": (waiting, "Requests waiting now."),
+        "llamacpp:requests_processing": (running, RUNNING),
+        "llamacpp:requests_deferred": (waiting, WAITING),
         "mlx_specdec:prompt_cache_bytes": (cached, "Bytes of the prompt cache."),
         "mlx_specdec:history_bytes": (history, "Bytes of texts that are looked up."),
         "mlx_specdec:memory_reserved_bytes": (
@@ -206,16 +204,20 @@ def metrics(service: Service, request: Request) -> Response:
     }
     for name, description, value_of in OF_MODEL:
         values = {model.name: float(value_of(model)) for model in registry.models}
-        gauges[f"mlx_specdec:model_{name}"] = values, description
-    text = registry.metrics.as_text(registry.names, gauges)
-    return Response(text, media_type=CONTENT_TYPE)
+        gauges[name] = values, description
+    metrics = {model.name: model.metrics for model in registry.models}
+    return Response(as_text(metrics, gauges), media_type=CONTENT_TYPE)
 
 
+RUNNING, WAITING = "Requests decoded now.", "Requests waiting now."
+OWN = "mlx_specdec:model"
 OF_MODEL: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
-    ("loaded", "Whether the model is in memory.", lambda model: model.state == "loaded"),
-    ("bytes", "Bytes of its weights in memory.", lambda model: model.loaded_bytes),
-    ("requests_running", "Its requests decoded now.", lambda model: model.requests[0]),
-    ("requests_waiting", "Its requests waiting now.", lambda model: model.requests[1]),
+    (f"{OWN}_loaded", "Whether the model is in memory.", lambda model: model.state == "loaded"),
+    (f"{OWN}_bytes", "Bytes of its weights in memory.", lambda model: model.loaded_bytes),
+    (f"{OWN}_requests_running", RUNNING, lambda model: model.requests[0]),
+    (f"{OWN}_requests_waiting", WAITING, lambda model: model.requests[1]),
+    ("vllm:num_requests_running", RUNNING, lambda model: model.requests[0]),
+    ("vllm:num_requests_waiting", WAITING, lambda model: model.requests[1]),
 )
 """The gauges of each model: name, description and value."""
 

@@ -1,9 +1,10 @@
-"""Counters of the engine in Prometheus' text format, under the names of llama.cpp's server and of
+"""Counters of each model in Prometheus' text format, under the names of llama.cpp's server and of
 vLLM, so that tools for either can read them."""
 
+import copy
 import threading
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
@@ -12,6 +13,8 @@ from ..engine.results import Result
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+POSITIONS, REASONS = "positions", "reasons"
+"""Keys of counts that have a label, which is the position or the finish reason."""
 COUNTERS = {
     "llamacpp:prompt_tokens_total": ("read", "Prompt tokens read."),
     "llamacpp:prompt_seconds_total": ("prompt_seconds", "Seconds of reading prompts."),
@@ -32,16 +35,22 @@ COUNTERS = {
             ("drafts", "drafts", "Rounds with drafted tokens, of each request."),
             ("draft_tokens", "drafted", "Tokens drafted."),
             ("accepted_tokens", "accepted", "Drafted tokens that were accepted."),
+            ("accepted_tokens_per_pos", POSITIONS, "Accepted tokens by their place in the draft."),
         )
     },
+    "vllm:request_success_total": (REASONS, "Requests with a whole answer."),
 }
 """The key of the count and the description of each counter, by the counter's name."""
+VLLM = "vllm:"
+ENGINE = 'engine="0"'
+"""A label that vLLM adds to its metrics. vLLM can have several engines for a model."""
 
 
 class Histogram:
     """The number of observations up to each of `edges`, and above the last one."""
 
-    def __init__(self, edges: tuple[float, ...], description: str) -> None:
+    def __init__(self, name: str, edges: tuple[float, ...], description: str) -> None:
+        self.name = name
         self.edges = edges
         self.description = description
         self.counts = [0] * (len(edges) + 1)
@@ -52,10 +61,9 @@ class Histogram:
         self.counts[bisect_left(self.edges, value)] += times
         self.sum += times * value
 
-    def lines(self, name: str, labels: str) -> Iterator[str]:
-        """Yield the lines of this histogram in Prometheus' text format, under the given name."""
-        yield from _head(name, "histogram", self.description)
-        totals = accumulate(self.counts)
+    def lines(self, labels: str) -> Iterator[str]:
+        """Yield the lines of this histogram in Prometheus' text format."""
+        name, totals = self.name, accumulate(self.counts)
         for edge, total in zip([*self.edges, "+Inf"], totals, strict=True):
             yield f'{name}_bucket{{{labels},le="{edge}"}} {total}'
         yield f"{name}_sum{{{labels}}} {self.sum}"
@@ -63,26 +71,30 @@ class Histogram:
 
 
 class Metrics:
-    """The engine's counters and histograms, for several threads."""
+    """The counters and histograms of a model, for several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: defaultdict[str, float] = defaultdict(int)
-        self._accepted_at: Counter[int] = Counter()
-        self._reasons: Counter[str] = Counter()
-        self._first_token = Histogram(SECONDS, "From the request to its first token.")
-        self._between_tokens = Histogram(TOKEN_SECONDS, "From token to token of a request.")
-        self._answers = Histogram(SECONDS, "From the request to its last token.")
+        # Numbers by label, of each key. A number without a label has the label "".
+        self._counts: dict[str, defaultdict[str, float]] = {
+            key: defaultdict(int, {} if key in (POSITIONS, REASONS) else {"": 0})
+            for key, _ in COUNTERS.values()
+        }
+        first = "vllm:time_to_first_token_seconds", SECONDS, "From the request to its first token."
+        between = "vllm:inter_token_latency_seconds", TOKEN_SECONDS, "From token to token."
+        last = "vllm:e2e_request_latency_seconds", SECONDS, "From the request to its last token."
+        self._first_token, self._between_tokens = Histogram(*first), Histogram(*between)
+        self._answers = Histogram(*last)
 
     def count(self, what: str, by: int = 1) -> None:
         """Count steps, or cancelled, rejected or failed requests."""
         with self._lock:
-            self._counts[what] += by
+            self._counts[what][""] += by
 
     def tokens(self, count: int, seconds: float, *, first: bool) -> None:
         """Count new tokens. seconds: Time since the request's last tokens, or since its arrival."""
         with self._lock:
-            self._counts["generated"] += count
+            self._counts["generated"][""] += count
             if first:
                 self._first_token.observe(seconds)
             else:
@@ -93,7 +105,7 @@ class Metrics:
         stats, labels = result.stats, result.labels
         with self._lock:
             self._answers.observe(seconds)
-            self._reasons[result.finish_reason] += 1
+            self._counts[REASONS][f'finished_reason="{result.finish_reason}"'] += 1
             for what, by in (
                 ("prompt", labels.prompt_tokens),
                 ("cached", labels.cached_tokens),
@@ -104,42 +116,58 @@ class Metrics:
                 ("prompt_seconds", stats.seconds.prompt),
                 ("decoding_seconds", stats.seconds.decoding),
             ):
-                self._counts[what] += by
-            self._accepted_at.update(dict(enumerate(stats.accepted_by_position)))
+                self._counts[what][""] += by
+            for position, accepted in enumerate(stats.accepted_by_position):
+                self._counts[POSITIONS][f'position="{position}"'] += accepted
 
-    def as_text(
-        self, model: str, gauges: Mapping[str, tuple[float | Mapping[str, float], str]]
-    ) -> str:
-        """Return all metrics. gauges: Further numbers, or numbers by model, and their descriptions,
-        by name."""
-        labels = f'{_label(model)},engine="0"'
-        lines: list[str] = []
-
-        def add(name: str, kind: str, description: str, values: Mapping[str, float]) -> None:
-            lines.extend(_head(name, kind, description))
-            vllm = [labels] if name.startswith("vllm") else []
-            for label, value in values.items():
-                joined = ",".join([*vllm, *filter(None, [label])])
-                lines.append(f"{name}{{{joined}}} {value}" if joined else f"{name} {value}")
-
+    def now(self) -> tuple[Mapping[str, Mapping[str, float]], list[Histogram]]:
+        """Return copies of the numbers, by key and label, and of the histograms."""
+        histograms = [self._first_token, self._between_tokens, self._answers]
         with self._lock:
-            for name, (number, description) in gauges.items():
-                by_model = number if isinstance(number, Mapping) else {"": number}
-                values = {of and _label(of): value for of, value in by_model.items()}
-                add(name, "gauge", description, values)
-            for name, (key, description) in COUNTERS.items():
-                add(name, "counter", description, {"": self._counts[key]})
-            places = {f'position="{at}"': n for at, n in sorted(self._accepted_at.items())}
-            for server in ("llamacpp", "vllm"):
-                name = f"{server}:spec_decode_num_accepted_tokens_per_pos_total"
-                add(name, "counter", "Accepted tokens by their place in the draft.", places)
-            reasons = {f'finished_reason="{reason}"': n for reason, n in self._reasons.items()}
-            name = "vllm:request_success_total"
-            add(name, "counter", "Requests with a whole answer.", reasons)
-            lines += self._first_token.lines("vllm:time_to_first_token_seconds", labels)
-            lines += self._between_tokens.lines("vllm:inter_token_latency_seconds", labels)
-            lines += self._answers.lines("vllm:e2e_request_latency_seconds", labels)
-        return "\n".join([*lines, ""])
+            return copy.deepcopy((self._counts, histograms))
+
+
+def as_text(
+    models: Mapping[str, Metrics],
+    gauges: Mapping[str, tuple[float | Mapping[str, float], str]],
+) -> str:
+    """Return all metrics in Prometheus' text format. Under vLLM's names, every model has separate
+    numbers. Other counters are sums over all models.
+
+    Args:
+        models: The metrics of each model, by name.
+        gauges: Further numbers, or numbers by model, and their descriptions, by name.
+    """
+    labels = [_label(model) for model in models]
+    counts, histograms = zip(*(metrics.now() for metrics in models.values()), strict=True)
+    lines: list[str] = []
+    for name, (number, description) in gauges.items():
+        lines += _head(name, "gauge", description)
+        by_model = number if isinstance(number, Mapping) else {"": number}
+        for model, value in by_model.items():
+            lines += _lines(name, model and _label(model), {"": value})
+    for name, (key, description) in COUNTERS.items():
+        lines += _head(name, "counter", description)
+        numbers = [of_model[key] for of_model in counts]
+        if name.startswith(VLLM):
+            for label, values in zip(labels, numbers, strict=True):
+                lines += _lines(name, label, values)
+        else:
+            total = {one: sum(of.get(one, 0) for of in numbers) for of in numbers for one in of}
+            lines += _lines(name, "", total)
+    for alike in zip(*histograms, strict=True):
+        lines += _head(alike[0].name, "histogram", alike[0].description)
+        for label, histogram in zip(labels, alike, strict=True):
+            lines += histogram.lines(f"{label},{ENGINE}")
+    return "\n".join([*lines, ""])
+
+
+def _lines(name: str, model: str, values: Mapping[str, float]) -> Iterator[str]:
+    """Yield a line for each number by label. model: The label of the model, or ""."""
+    engine = ENGINE if name.startswith(VLLM) else ""
+    for label, value in values.items():
+        labels = ",".join(filter(None, [model, engine, label]))
+        yield f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
 
 
 def _label(model: str) -> str:

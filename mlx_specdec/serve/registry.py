@@ -63,6 +63,7 @@ class ServedModel:
         waiting: Requests that wait until the model takes requests.
         problem: The error of the last load, for the requests that waited for it.
         facts: Facts that are known after the first load.
+        metrics: The counters of its requests.
     """
 
     name: str
@@ -84,6 +85,7 @@ class ServedModel:
     waiting: int = 0
     problem: Problem | None = None
     facts: Facts | None = None
+    metrics: Metrics = field(default_factory=Metrics)
 
     @property
     def requests(self) -> tuple[int, int]:
@@ -133,7 +135,6 @@ class Registry:
     waits: bool = False
     strict: bool = False
     clock: Callable[[], float] = time.monotonic
-    metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -337,7 +338,7 @@ class Registry:
             waiting=self.waiting,
             store=model.store,
             memory_budget=self.memory_budget if self._shared is None else self._least,
-            metrics=self.metrics,
+            metrics=model.metrics,
         )
         model.state, model.wanted_since = "loading", 0.0
         model.served, model.keep = False, self.idle_seconds

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from starlette.requests import Request as HttpRequest
 from starlette.testclient import TestClient
 
 from mlx_specdec.engine.generate import generate
@@ -17,6 +18,7 @@ from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import OptionError, SourceError
 from mlx_specdec.options import Options
 from mlx_specdec.serve import registry as registry_module
+from mlx_specdec.serve.llama_cpp import metrics
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.registry import PATIENCE_SECONDS, Registry, ServedModel
 from mlx_specdec.serve.requests import Facts
@@ -387,12 +389,44 @@ def test_a_request_selects_its_model_which_is_loaded_for_it(
     assert client.get("/props?model=t5").json()["model_alias"] == "t5"
     gauges = client.get("/metrics").text
     for name in directories:
+        label = f'{{model_name="{name}",engine="0"}}'
+        answers = 4 if name == "llama" else 3
+        assert f"vllm:e2e_request_latency_seconds_count{label} {answers}" in gauges
         assert f'mlx_specdec:model_loaded{{model_name="{name}"}} 1' in gauges
         size = registry.named(name).nbytes
         assert f'mlx_specdec:model_bytes{{model_name="{name}"}} {float(size)}' in gauges
         assert f'mlx_specdec:model_requests_running{{model_name="{name}"}} 0' in gauges
         assert f'mlx_specdec:model_requests_waiting{{model_name="{name}"}} 0' in gauges
     ended(registry)
+
+
+def test_each_model_has_its_own_figures_under_vllms_names() -> None:
+    """Names of llama.cpp's server have no label for a model, and are sums over all models."""
+    models = [
+        ServedModel(name, lambda: None, waiting=n) for n, name in ((2, "first"), (1, "second"))
+    ]
+    first, second = (model.metrics for model in models)
+    first.tokens(3, 0.2, first=True)
+    first.tokens(2, 0.2, first=False)
+    second.tokens(4, 0.2, first=True)
+    second.count("rejected", 2)
+    service = Service(Registry(models))
+    lines = metrics(service, HttpRequest({"type": "http"})).body.decode().splitlines()
+    one, other = (f'{{model_name="{name}",engine="0"}}' for name in ("first", "second"))
+    for line in (
+        f"vllm:generation_tokens_total{one} 5",
+        f"vllm:generation_tokens_total{other} 4",
+        f"vllm:spec_decode_num_drafts_total{other} 0",
+        f"vllm:time_to_first_token_seconds_count{one} 1",
+        f"vllm:inter_token_latency_seconds_count{other} 0",
+        f"vllm:num_requests_waiting{other} 1.0",
+        "llamacpp:requests_deferred 3",
+        "llamacpp:tokens_predicted_total 9",
+        "mlx_specdec:requests_rejected_total 2",
+    ):
+        assert line in lines
+    heads = [line for line in lines if line.startswith("# TYPE")]
+    assert len(set(heads)) == len(heads)
 
 
 def test_requests_are_told_to_come_again_while_their_model_is_loaded(

@@ -121,9 +121,10 @@ def service_of(
 ) -> Service:
     """The service of one model, "tiny", that an engine has loaded or is loading."""
     settings = settings or ServiceSettings()
-    model = ServedModel("tiny", lambda: None, names, settings, engine=engine, stays=True)
+    served = {"engine": engine, "metrics": engine.metrics, "stays": True}
+    model = ServedModel("tiny", lambda: None, names, settings, **served)
     size, waiting = engine.batch_size, settings.limits.waiting
-    return Service(Registry([model], size, waiting, metrics=engine.metrics, strict=strict))
+    return Service(Registry([model], size, waiting, strict=strict))
 
 
 class Addressed:
