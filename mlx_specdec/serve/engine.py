@@ -1,6 +1,7 @@
 """The thread that owns the models and decodes. Other threads submit requests and receive parts of
 completions. They never touch an array."""
 
+import atexit
 import logging
 import threading
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Full, SimpleQueue
 from typing import Any
+from weakref import WeakSet
 
 from .. import process
 from ..decoding.sequence import Emission
@@ -33,6 +35,8 @@ FAILED_PASSES = 3
 """Number of failed passes in a row, without a token in between, that make /health report 503."""
 STEP_SECONDS = 300.0
 """Seconds after which an unfinished step is assumed to hang."""
+EXIT_SECONDS = 20.0
+"""Seconds in which the thread of an engine has to finish its step when Python exits."""
 log = logging.getLogger(__name__)
 
 
@@ -161,6 +165,7 @@ class Engine:
             worker: The thread of an engine that was unloaded, or None for a new one.
         """
         self.worker = worker or Worker()
+        _started.add(self)
         self.worker.do(partial(self._work, then))
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[int]:
@@ -342,3 +347,16 @@ class Engine:
             elif part.error is not None:
                 self.metrics.count("failed")
             pending.listener(part)
+
+
+_started: WeakSet[Engine] = WeakSet()
+
+
+@atexit.register
+def end_all() -> None:
+    """End the threads of all engines before Python exits. A thread that returned from MLX after
+    that would abort the process: Python ends it in a destructor of MLX, which must not throw."""
+    for engine in list(_started):
+        engine.close()
+    for engine in list(_started):
+        engine.join(EXIT_SECONDS)

@@ -1,5 +1,7 @@
 """The engine: requests come and go at any time, from any thread, and texts are what they are."""
 
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -115,3 +117,38 @@ def test_an_engine_logs_why_it_decodes_one_request_at_a_time(
         pass
     reason = "cannot take several sequences in one pass: the recurrent state of an empty sequence"
     assert f"requests are decoded one at a time: {model} {reason}" in caplog.text
+
+
+LEFT = """
+import atexit, sys, threading
+ended = []
+atexit.register(lambda: print(not ended[0].worker.is_alive()))  # runs after later handlers
+from pathlib import Path
+from mlx_specdec.engine.embeddings import embed
+from mlx_specdec.engine.loading import load
+from mlx_specdec.options import Options
+from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.tasks import EngineTask
+
+engine = Engine(lambda: (load(Path(sys.argv[1])), Options()), batch_size=1, waiting=1)
+ended.append(engine)
+loaded, began = threading.Event(), threading.Event()
+engine.start(loaded.set)
+loaded.wait()
+
+def endless():
+    for _ in embed(engine.pair, [[5] * 400] * 1_000_000):
+        began.set()
+        yield
+
+engine.run(EngineTask(endless(), 0, dict, 0))
+began.wait()
+"""
+"""A program that exits while a thread computes embeddings, without closing the engine."""
+
+
+def test_python_exits_after_the_thread_has_ended(llama: tuple[Path, Path]) -> None:
+    """Otherwise, the process ends with "terminate called without an active exception"."""
+    line = [sys.executable, "-c", LEFT, str(llama[0])]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
