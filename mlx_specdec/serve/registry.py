@@ -239,7 +239,7 @@ class Registry:
             if not model.busy:
                 self._share()
             model.used = model.idle_since = self.clock()
-            model.served, model.keep = True, self.idle_seconds
+            model.served = True
             return True
 
     def parser(

@@ -21,6 +21,7 @@ from mlx_specdec.serve.settings import Limits
 
 from ..support.serving import (
     CHAT,
+    COMPLETIONS,
     OPTIONS,
     SCHEMA,
     TEXT,
@@ -288,6 +289,8 @@ def test_models_are_loaded_kept_and_unloaded_as_a_client_says(
     loaded = ok(client, "/api/chat", model="one", messages=[], keep_alive="5m")
     assert (loaded["done"], loaded["done_reason"]) == (True, "load")
     assert loaded["message"] == {"role": "assistant", "content": ""}
+    # As in ollama, a request of another API leaves the time as it is.
+    ok(client, COMPLETIONS, model="one", prompt="x", max_tokens=1, keep_alive=-1)
     left = datetime.fromisoformat(in_memory()["one"]["expires_at"]) - datetime.now().astimezone()
     assert timedelta(minutes=4) < left <= timedelta(minutes=5)
     about = ok(client, "/api/show", name="one")
