@@ -48,6 +48,7 @@ class Worker(threading.Thread):
         super().__init__(name="engine", daemon=True)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.start()
+        _workers.add(self)
 
     def run(self) -> None:
         process.clear_at_end()
@@ -165,7 +166,7 @@ class Engine:
             worker: The thread of an engine that was unloaded, or None for a new one.
         """
         self.worker = worker or Worker()
-        _started.add(self)
+        _engines.add(self)
         self.worker.do(partial(self._work, then))
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[int]:
@@ -227,11 +228,13 @@ class Engine:
         self.close()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the end of the engine, and return whether it has ended."""
+        """Wait for the end of the engine, and return whether it has ended. The thread of an engine
+        that was unloaded goes on."""
         assert self.worker is not None, "the engine was not started"
         ended = self._ended.wait(seconds)
         if ended and not self._unloads:
             self.worker.join(seconds)
+            ended = not self.worker.is_alive()
         return ended
 
     def _work(self, then: Callable[[], None]) -> None:
@@ -349,14 +352,16 @@ class Engine:
             pending.listener(part)
 
 
-_started: WeakSet[Engine] = WeakSet()
+_engines: WeakSet[Engine] = WeakSet()
+_workers: WeakSet[Worker] = WeakSet()
 
 
 @atexit.register
 def end_all() -> None:
     """End the threads of all engines before Python exits. A thread that returned from MLX after
     that would abort the process: Python ends it in a destructor of MLX, which must not throw."""
-    for engine in list(_started):
+    for engine in list(_engines):
         engine.close()
-    for engine in list(_started):
-        engine.join(EXIT_SECONDS)
+    for worker in list(_workers):
+        worker.do(None)
+        worker.join(EXIT_SECONDS)

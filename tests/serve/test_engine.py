@@ -5,12 +5,14 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
+from mlx_specdec.errors import OptionError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module
 from mlx_specdec.serve.engine import STOPPING, Engine
@@ -117,6 +119,21 @@ def test_an_engine_logs_why_it_decodes_one_request_at_a_time(
         pass
     reason = "cannot take several sequences in one pass: the recurrent state of an empty sequence"
     assert f"requests are decoded one at a time: {model} {reason}" in caplog.text
+
+
+def test_an_engine_has_not_ended_before_its_thread() -> None:
+    """If Python exits while the thread clears MLX's streams, the process may abort."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def fails() -> NoReturn:
+        engine.worker.do(lambda: began.set() or may_end.wait(60))
+        raise OptionError("there is no model")
+
+    engine = Engine(fails, batch_size=1, waiting=1)
+    engine.start()
+    assert began.wait(60) and not engine.join(0)
+    may_end.set()
+    assert engine.join(60)
 
 
 LEFT = """
