@@ -1,8 +1,8 @@
 """The promise: whoever drafts, a request gets the text that plain decoding writes for it alone.
 
-One matrix of pairs and proposers. Each case decodes its requests alone and in a batch, without a
-prompt cache and with one. Sampling, constraints and ends are drawn for each request from a seed:
-stop strings, end tokens and max_tokens fall inside of drafts.
+One matrix of pairs and proposers. Each case decodes its requests alone and in a batch, with a
+prompt cache; the first models do so without one, too. Sampling, constraints and ends are drawn for
+each request from a seed: stop strings, end tokens and max_tokens fall inside of drafts.
 """
 
 import functools
@@ -239,11 +239,10 @@ FAST = {
     ("m2m100", "draft"),
     (MARIAN, "ngram"),
     ("mamba2", "auto"),
-    ("gemma3_wrapped", "draft"),
     ("llama, 2 bits", "draft"),
     ("llama by fewer tokens", "draft"),
     ("llama, heads", "medusa"),
-    *((f"llama, {kind}", kind) for kind in ("eagle3", "dflash", "mtp")),
+    *((f"llama, {kind}", kind) for kind in ("eagle3", "dflash")),
     (f"{TRANSLATOR}, eagle3", "eagle3"),
     ("glm4_moe, its own layer", "mtp"),
     ("gemma4, ordered", "gemma4_assistant"),
@@ -375,7 +374,8 @@ def test_a_text_is_that_of_plain_decoding_alone(
         for number, request in enumerate(drafting)
     ]
     assert outcomes(results) == plain
-    for store in (None, cache):
+    # A batch of other models has both hits and misses in the cache.
+    for store in (None, cache) if row.requests == MANY else (cache,):
         batch = together(pair, drafting, store, dice)
         assert outcomes(batch) == plain
         results += batch
@@ -427,7 +427,7 @@ def test_under_other_rules_a_text_is_what_the_same_drafts_give_alone(
     results = generate_many(free, requests, Options(num_draft=4, **common), batch_size=5)
     assert [r.tokens[:-5] for r in results] == [tokens[:-5] for tokens in expected]
     cache = PromptCache(ROOM)
-    for request, tokens in zip(requests * 2, expected * 2, strict=True):
+    for request, tokens in zip(requests[:3] * 2, expected[:3] * 2, strict=True):
         result = stream_generate(free, request.prompt, request.options, cache=cache).result()
         assert result.tokens == tokens
 
