@@ -94,7 +94,6 @@ def windowed(name: str) -> DecoderOnlyModel:
 @pytest.mark.parametrize(
     ("name", "made"),
     [
-        *((name, model_of) for name in (*EXACT, *ROUNDED)),
         *((name, quantized) for name in ("deepseek_v3", "glm4_moe_lite", "mistral4")),
         *((name, windowed) for name in ("deepseek_v3", "mistral4")),
     ],

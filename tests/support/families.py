@@ -207,10 +207,13 @@ DIFFERENT = {
 
 def config_of(name: str) -> dict[str, Any]:
     arguments = importlib.import_module(f"mlx_lm.models.{name}").ModelArgs
+    parameters = inspect.signature(arguments).parameters
     changes = {"model_type": name, **OWN.get(name, {})}
-    if "text_config" in inspect.signature(arguments).parameters:
+    if "text_config" in parameters:
         changes["text_config"] = {**SMALL, "model_type": name, **changes.get("text_config", {})}
-    return {**SMALL, **changes}
+    # mlx-lm inspects the signature again for each key of a config.
+    small = {key: value for key, value in SMALL.items() if key in parameters}
+    return {**small, **changes}
 
 
 def model_of(name: str, dtype: mx.Dtype = mx.float32, **changes: object) -> DecoderOnlyModel:
