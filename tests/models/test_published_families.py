@@ -198,29 +198,43 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 SAMPLED = Options(max_tokens=LENGTH, temperature=0.8, seed=3, frequency_penalty=1.0)
 
 
-def test_drafts_and_rewinds_change_no_text(pair: Pair, shadowed: None) -> None:
+GREEDY = replace(SAMPLED, temperature=0.0)
+REQUESTS = (Request("one text", SAMPLED), Request("another, longer text of a user", GREEDY))
+
+
+@pytest.fixture(scope="module")
+def plain(pair: Pair) -> list[tuple[int, ...]]:
+    """The tokens of plain decoding for each of REQUESTS."""
+    texts = [generate(pair, r.prompt, replace(r.options, regular=True)).tokens for r in REQUESTS]
+    assert all(len(set(tokens)) > 3 for tokens in texts)
+    return texts
+
+
+def test_drafts_and_rewinds_change_no_text(
+    pair: Pair, plain: list[tuple[int, ...]], shadowed: None
+) -> None:
     assert pair.target.rows_agree
-    greedy = replace(SAMPLED, temperature=0.0)
-    for options, prompt in ((SAMPLED, "one text"), (greedy, "another, longer text of a user")):
-        plain = generate(pair, prompt, replace(options, regular=True))
-        assert len(set(plain.tokens)) > 3
-        for proposer in ("draft", "ngram"):
-            drafting = replace(options, proposer=proposer, num_draft=3, ngram_min=1)
-            result = generate(pair, prompt, drafting)
-            assert result.tokens == plain.tokens
-            assert proposer == "ngram" or result.stats.drafted > result.stats.accepted
+    for request, tokens, proposer in zip(REQUESTS, plain, ("draft", "ngram"), strict=True):
+        drafting = replace(request.options, proposer=proposer, num_draft=3, ngram_min=1)
+        result = generate(pair, request.prompt, drafting)
+        assert result.tokens == tokens
+        assert proposer == "ngram" or result.stats.drafted > result.stats.accepted
 
 
-def test_a_batch_changes_no_text(pair: Pair) -> None:
+def test_a_batch_changes_no_text(pair: Pair, plain: list[tuple[int, ...]]) -> None:
+    """The third request, which joins later, is the first one again."""
     assert pair.target.batches, pair.target.why_not_batched
-    options = replace(SAMPLED, num_draft=3, proposer="draft")
+    rows = [(0, LENGTH), (1, 4), (0, 7)]
     requests = [
-        Request(text, replace(options, max_tokens=count))
-        for text, count in (("one text", 10), ("a second text of a user", 4), ("third", 7))
+        Request(
+            REQUESTS[number].prompt,
+            replace(REQUESTS[number].options, num_draft=3, proposer="draft", max_tokens=max_tokens),
+        )
+        for number, max_tokens in rows
     ]
-    plain = [generate(pair, r.prompt, replace(r.options, regular=True)).tokens for r in requests]
-    results = generate_many(pair, requests, options, batch_size=2)
-    assert [result.tokens for result in results] == plain
+    results = generate_many(pair, requests, requests[0].options, batch_size=2)
+    expected = [plain[number][:max_tokens] for number, max_tokens in rows]
+    assert [result.tokens for result in results] == expected
 
 
 def test_a_chat_goes_on_from_what_was_cached(pair: Pair) -> None:
