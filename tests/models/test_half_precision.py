@@ -81,10 +81,10 @@ def test_drafts_and_batches_change_no_text(family: str, dtype: str) -> None:
         Request(PROMPT, settings),
         Request(PROMPT[:3], replace(settings, temperature=0.8)),
     ]
-    alone = [generate(pair, request.prompt, request.options) for request in requests]
-    together = generate_many(pair, requests, batch_size=2)
-    assert pair.target.rows_agree and all(result.stats.drafted for result in alone)
-    for request, *results in zip(requests, alone, together, strict=True):
+    alone = generate(pair, requests[1].prompt, requests[1].options)
+    first, second = generate_many(pair, requests, batch_size=2)
+    assert pair.target.rows_agree and alone.stats.drafted and first.stats.drafted
+    for request, results in zip(requests, ([first], [second, alone]), strict=True):
         expected = plain(pair, request, TOKENS)
         for result in results:
             if result.tokens != expected.tokens:
