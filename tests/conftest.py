@@ -1,6 +1,7 @@
 """Settings and fixtures of all tests."""
 
 import contextlib
+import gc
 import itertools
 import os
 import runpy
@@ -53,6 +54,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if of_cpus and not import_module("mlx_specdec.models.number_format").on_cpu():
         for item in of_cpus:
             item.add_marker(pytest.mark.skip(reason="tests what runs on MLX's CPU back end alone"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Exempt what is loaded by now from garbage collection, which some tests run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -351,7 +351,13 @@ def go_through(
         world.close()
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "boundary",
+    [
+        pytest.param(boundary, id=boundary.name, marks=[pytest.mark.slow] * (number % 2))
+        for number, boundary in enumerate(BOUNDARIES)
+    ],
+)
 def test_what_fails_ends_its_own_requests(
     monkeypatch: pytest.MonkeyPatch, alone: list[tuple[list[int], str]], boundary: Boundary
 ) -> None:
@@ -359,13 +365,19 @@ def test_what_fails_ends_its_own_requests(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", FAULTS)
-@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    ("when", "boundary"),
+    [
+        *(("after", boundary) for boundary in BOUNDARIES),
+        *(("before", boundary) for boundary in BOUNDARIES[::3]),
+    ],
+    ids=lambda part: getattr(part, "name", part),
+)
 def test_what_fails_in_a_server_ends_its_own_requests(
     monkeypatch: pytest.MonkeyPatch,
     alone: list[tuple[list[int], str]],
-    boundary: Boundary,
     when: str,
+    boundary: Boundary,
 ) -> None:
     go_through(monkeypatch, alone, "engine", boundary, when, FAULTS[when])
 
