@@ -105,17 +105,10 @@ def test_ranks_that_do_not_fit_together_are_refused(target: Path, tmp_path: Path
     assert "rank 1 has another model" in refused(tmp_path, commands)
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--max-tokens", "-1"], "max-tokens must be 0 or more"),
-        (["--draft-model", "self"], "the draft self is made of all of the target's layers"),
-    ],
-)
-def test_what_rank_0_cannot_do_ends_all(
-    target: Path, tmp_path: Path, more: list[str], message: str
-) -> None:
-    assert message in refused(tmp_path, [words(target, *more)] * 2)
+def test_what_rank_0_cannot_do_ends_all(target: Path, tmp_path: Path) -> None:
+    """Here after it has loaded the target; test_launch.py has a wrong flag."""
+    line = refused(tmp_path, [words(target, "--draft-model", "self")] * 2)
+    assert "the draft self is made of all of the target's layers" in line
 
 
 def test_ranks_that_are_missing_are_not_waited_for_for_ever(target: Path, tmp_path: Path) -> None:
