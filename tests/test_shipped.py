@@ -155,10 +155,11 @@ def check(pair: Pair, seeds: range) -> None:
 
 
 def test_texts_of_the_shipped_model_are_valid(pair: Pair) -> None:
-    check(pair, range(7))
+    check(pair, range(len(SCHEMAS)))
 
 
 @pytest.mark.slow
 def test_every_schema_is_kept_to_at_every_temperature_and_under_every_rule(pair: Pair) -> None:
-    """In pairs: of seven, four and three each two meet within 28 seeds."""
-    check(pair, range(len(SCHEMAS) * 4))
+    """In pairs: of seven, four and three each two meet within 28 seeds.
+    The test above has the first seven."""
+    check(pair, range(len(SCHEMAS), len(SCHEMAS) * 4))

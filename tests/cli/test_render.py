@@ -103,11 +103,9 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     "line",
     [
         "$M inspect $S >&-",
-        "$M inspect $S 2>&-",
         "$M inspect $S --json <&- >&- 2>&-",
         "$M inspect $S | head -c 1 >$O.txt; exit ${PIPESTATUS[0]}",
         "$M inspect $S --json | true; exit ${PIPESTATUS[0]}",
-        "$M convert --model $S --mlx-path $O >&-",
         "$M convert --model $S --mlx-path $O 2>&-",
         "$M convert --model $S --mlx-path $O 2>&1 | true; exit ${PIPESTATUS[0]}",
     ],

@@ -60,10 +60,19 @@ PAIRS: dict[str, Callable[[Path], Pair]] = {
 
 
 @pytest.mark.parametrize(
-    "kind", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in PAIRS]
+    ("room", "kind"),
+    [
+        pytest.param(
+            room, kind, id=f"{name}-{kind}", marks=() if kind in FAST else pytest.mark.slow
+        )
+        for room, name, kinds in (
+            (ROOM, "room", PAIRS),
+            (150_000, "little memory", (*FAST, "gemma3")),
+        )
+        for kind in kinds
+    ],
 )
-@pytest.mark.parametrize("room", [ROOM, 150_000], ids=["room", "little memory"])
-def test_a_restart_loses_nothing(kind: str, room: int, tmp_path: Path) -> None:
+def test_a_restart_loses_nothing(room: int, kind: str, tmp_path: Path) -> None:
     """Nor does a memory that is too small for all of it."""
     pair, directory = PAIRS[kind](tmp_path), tmp_path / "cache"
     prompts = [TEXT, [*SYSTEM, 1, 2], [*TEXT, 5, 6, 7]]

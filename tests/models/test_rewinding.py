@@ -156,7 +156,10 @@ def test_any_rewinding_gives_the_logits_of_plain_decoding(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "schedule"),
-    [*((f, target_rounds) for f in QUICK), ("llama", draft_rounds), ("mamba2", draft_rounds)],
+    [
+        *((f, target_rounds) for f in ("llama", "gemma3", "mamba2", "llama4")),
+        *((f, draft_rounds) for f in ("llama", "mamba2")),
+    ],
 )
 def test_over_a_hundred_rounds_in_one_text_give_the_logits_of_plain_decoding(
     family: str, schedule: Callable[[str, random.Random, int], int]

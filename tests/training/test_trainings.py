@@ -26,14 +26,14 @@ from ..support.trainings import TEXTS, Watcher, output_of, trained, weights
 
 MAKE = {"llama": make_llama, "t5": make_t5}
 INTERRUPTIONS = [
-    ("medusa", {"samples": 2}),
-    ("medusa", {"steps": 1}),
-    ("medusa", {"steps": 3}),
-    ("draft", {"steps": 3}),
-    ("draft", {"steps": 5}),
-    ("dspark", {"steps": 3}),
-    ("eagle3", {"steps": 3}),
+    ("medusa", "t5", {"samples": 2}),
+    ("medusa", "llama", {"steps": 1}),
+    ("medusa", "llama", {"steps": 3}),
+    ("draft", "t5", {"steps": 3}),
+    ("draft", "llama", {"steps": 5}),
+    *((kind, family, {"steps": 3}) for kind in ("dspark", "eagle3") for family in MAKE),
 ]
+"""All training kinds for both families. How training resumes does not depend on the family."""
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +67,11 @@ def whole(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", MAKE)
-@pytest.mark.parametrize(("kind", "stop"), INTERRUPTIONS)
+@pytest.mark.parametrize(("kind", "family", "stop"), INTERRUPTIONS)
 def test_an_interrupted_training_ends_with_the_same_weights(
     kind: str,
-    stop: dict[str, int],
     family: str,
+    stop: dict[str, int],
     pair_of: Callable[[str, str], Pair],
     whole: Callable[[str, str], Trained],
     tmp_path: Path,
