@@ -109,6 +109,7 @@ def test_texts_with_drafts_are_those_without(name: str, made: Any) -> None:
     plain = [
         generate(pair, each.prompt, replace(each.options, regular=True)).tokens for each in requests
     ]
+    assert target._absorbs and draft._absorbs
     before = absorbed_calls()
     alone = [generate(pair, each.prompt, each.options) for each in requests]
     assert [each.tokens for each in alone] == plain
