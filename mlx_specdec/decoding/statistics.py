@@ -199,13 +199,11 @@ class Stopwatch:
 
     Attributes:
         shared: Returns whether other work uses the device between two rounds. If so, each round
-            waits for all work that it has submitted.
-        waiting: Returns whether requests wait for a row of the batch."""
+            waits for all work that it has submitted."""
 
     listeners: Sequence[RoundListener] = ()
     timed: Timed = "none"
     shared: Callable[[], bool] = lambda: False
-    waiting: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.perf_counter
     _speculative: int = field(default=0, init=False)
 
@@ -250,7 +248,8 @@ class Stopwatch:
             draft, verify = self._drafted_at - self._began, self._verified_at - self._drafted_at
             times = RoundTimes(times.total, draft, verify)
         self._speculative += proposal.size > 0
-        names = proposal.source, self._passes, pipelined, ended, self.waiting()
-        report = RoundReport(proposal.size, sequences, times, *names)
+        report = RoundReport(
+            proposal.size, sequences, times, proposal.source, self._passes, pipelined, ended
+        )
         for listener in self.listeners:
             listener.on_round(report)

@@ -115,7 +115,6 @@ class Scheduler:
             [self, self._opener.lengths],
             timed=self.overrides.timed,
             shared=lambda: len(self._running) + len(self._reading) > 1,
-            waiting=lambda: bool(self._waiting),
         )
         self._waiting: list[Job] = []
         self._failed: list[Part] = []

@@ -218,8 +218,7 @@ class RoundReport:
         source: See Proposal.
         passes: Target passes submitted in this round.
         pipelined: Whether the pass for the next token is in flight.
-        ended: Whether this was the last round, after which nothing is rewound.
-        waiting: Whether requests wait for a row of the batch."""
+        ended: Whether this was the last round, after which nothing is rewound."""
 
     size: int
     sequences: tuple[SequenceRound, ...]
@@ -228,16 +227,6 @@ class RoundReport:
     passes: int = 1
     pipelined: bool = False
     ended: bool = False
-    waiting: bool = False
-
-    @property
-    def accepted(self) -> int:
-        return sum(sequence.accepted for sequence in self.sequences)
-
-    @property
-    def even(self) -> bool:
-        """Whether all sequences have the same number of tokens left."""
-        return len({sequence.left for sequence in self.sequences}) == 1
 
 
 class RoundListener(Protocol):
