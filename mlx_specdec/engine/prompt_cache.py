@@ -13,7 +13,7 @@ from itertools import takewhile
 import mlx.core as mx
 
 from ..interfaces import Model, Proposer
-from ..interfaces.results import NOTHING, TARGET, Cached, CachedPrefix, KVSlice, Reusable, Snapshot
+from ..interfaces.results import NOTHING, TARGET, Cached, CachedPrefix, Reusable
 from .prompt_cache_disk import Directory, DiskBlock, Record, nbytes_of
 
 Arrays = tuple[mx.array, ...]
@@ -135,7 +135,7 @@ class PromptCache:
             """Return the cached state of at most `most` tokens, or None if there is none."""
             count = min(most, columns(name))
             if count > 0:
-                return KVSlice(count, self._joined(path, name, count))
+                return Cached(count, self._joined(path, name, count))
             for node in reversed(path):
                 snapshot = node.snapshots.get(name)
                 if snapshot is None or node.end > matched:
@@ -191,9 +191,7 @@ class PromptCache:
     def _root(self, tenant: str) -> Node:
         return self._roots.get(tenant) or Node(None, 0, (), tenant)
 
-    def _keep_snapshot(
-        self, root: Node, text: Sequence[int], name: str, snapshot: Snapshot
-    ) -> None:
+    def _keep_snapshot(self, root: Node, text: Sequence[int], name: str, snapshot: Cached) -> None:
         if snapshot.nbytes > self.max_bytes:
             return
         path = self._grow(text, root)
@@ -253,7 +251,9 @@ class PromptCache:
         assert path[0].parent is not None
         at = path[0].parent.text.hexdigest(), path[0].begin, tokens
         lag = 0 if is_snapshot else self.lags[name]
-        record = Record(name, disk.models[name], *at, lag, is_snapshot, value.value, node.tenant)
+        record = Record(
+            name, disk.models[name], *at, lag, is_snapshot, value.description, node.tenant
+        )
         size = nbytes_of(record, value)
         while disk.nbytes + size > disk.max_bytes:
             if disk.remove_other():
@@ -427,10 +427,10 @@ def owned(views: Iterable[mx.array]) -> Arrays:
     return arrays
 
 
-def owned_slice(views: Iterable[mx.array]) -> KVSlice:
+def owned_slice(views: Iterable[mx.array]) -> Cached:
     """Return computed copies of views of keys and values."""
     arrays = owned(views)
-    return KVSlice(arrays[0].shape[2], arrays)
+    return Cached(arrays[0].shape[2], arrays)
 
 
 def common(tokens: Sequence[int], text: Sequence[int], begin: int = 0) -> int:

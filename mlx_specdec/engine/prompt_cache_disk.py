@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import process
-from ..interfaces.results import Cached, KVSlice, Snapshot
+from ..interfaces.results import Cached
 
 FORMAT = "mlx-specdec prompt cache block 1"
 HEADER = 1 << 24
@@ -43,7 +43,7 @@ class Record:
         tokens: Token ids of the segment.
         lag: Number of later tokens that each column depends on.
         snapshot: Whether the block is a snapshot, and not columns.
-        state: `Snapshot.value` of a snapshot.
+        state: `Cached.description` of a snapshot.
         tenant: The tenant to which the sequence belongs, a digest of the API key."""
 
     name: str
@@ -152,8 +152,8 @@ class Directory:
             return None
         record = block.record
         if not record.snapshot:
-            return KVSlice(arrays[0].shape[2], arrays) if arrays else None
-        return Snapshot(len(record.tokens), record.state, arrays, record.exact)
+            return Cached(arrays[0].shape[2], arrays) if arrays else None
+        return Cached(len(record.tokens), arrays, True, record.state, record.exact)
 
     def remove(self, block: DiskBlock) -> None:
         self.nbytes -= block.nbytes

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -241,41 +241,26 @@ TARGET = "target"
 
 
 @dataclass(frozen=True)
-class KVSlice:
-    """Keys and values of the first `length` tokens of a sequence, which can be cut to fewer tokens.
-    The arrays have the shape (1, heads, length, width) and are never written to."""
-
-    length: int
-    arrays: tuple[mx.array, ...]
-    value: ClassVar[None] = None
-    exact: ClassVar[bool] = False
-    is_snapshot: ClassVar[bool] = False
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """State after exactly `length` tokens, which cannot be cut to fewer tokens.
+class Cached:
+    """The state of the first `length` tokens of a sequence: keys and values, or a snapshot.
 
     Attributes:
-        value: Description of the arrays for the model that made them; None if it needs none.
+        arrays: Arrays that are never written to. Keys and values have the shape (1, heads, length,
+            width).
+        is_snapshot: Whether the state is a snapshot. Unlike keys and values, a snapshot cannot be
+            cut to fewer tokens.
+        description: Description of a snapshot for the model that made it; None if it needs none.
         exact: Whether only the same prompt may reuse the state, as with a bidirectional encoder."""
 
     length: int
-    value: str | None
     arrays: tuple[mx.array, ...]
+    is_snapshot: bool = False
+    description: str | None = None
     exact: bool = False
-    is_snapshot: ClassVar[bool] = True
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
-
-
-Cached = KVSlice | Snapshot
 
 
 @dataclass(frozen=True)
@@ -292,7 +277,7 @@ class Reusable:
     length: int = 0
     columns: Callable[[int, int], tuple[mx.array, ...]] | None = None
     lag: int = 0
-    snapshot: Snapshot | None = None
+    snapshot: Cached | None = None
 
 
 @dataclass(frozen=True)

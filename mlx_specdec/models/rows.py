@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..interfaces import Context
-from ..interfaces.results import Cached, KVSlice, Reusable
+from ..interfaces.results import Cached, Reusable
 from .base import check_pass, check_rewind
 from .cpu_layers import shared
 
@@ -202,7 +202,7 @@ class RowsContext:
 
     def recall(self, cached: Sequence[Cached | None]) -> None:
         """Begin with the cached positions of each sequence, before any pass."""
-        slices = [entry if isinstance(entry, KVSlice) else None for entry in cached]
+        slices = [None if entry is None or entry.is_snapshot else entry for entry in cached]
         if not any(slices):
             return
         self._rows.begin(tuple(0 if part is None else part.length for part in slices))

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.interfaces.results import KVSlice, Reusable
+from mlx_specdec.interfaces.results import Cached, Reusable
 
 COLUMN = 2 * 3 * 4 * 2
 """Bytes of two arrays' columns, (1, 2 heads, 1, 3) float32 each."""
@@ -35,7 +35,8 @@ def keep(cache: PromptCache, text: Sequence[int], **memories: Reusable) -> None:
 def holds(state: object, text: Sequence[int], count: int, lag: int = 0) -> bool:
     wanted = columns_of(text[: count + lag], lag)
     return (
-        isinstance(state, KVSlice)
+        isinstance(state, Cached)
+        and not state.is_snapshot
         and state.length == count
         and all(map(mx.array_equal, state.arrays, wanted))
     )

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ...checkpoints import disk as sizes
 from ...errors import PromptError
 from ...interfaces import FINAL, Context, Scores, rectangle
-from ...interfaces.results import Cached, Reusable, Snapshot
+from ...interfaces.results import Cached, Reusable
 from ...text.tokenizer import Kind
 from ..base import check_prompt, family_of, layer_of
 from ..cpu_layers import begin, lighten
@@ -257,7 +257,7 @@ class EncoderDecoderModel:
         for prompt in prompts:
             check_prompt(prompt, self.source_vocabulary or self.vocabulary, self.max_length)
             self.network.check_source(prompt)
-        snapshots = {row: c.arrays for row, c in enumerate(cached) if isinstance(c, Snapshot)}
+        snapshots = {row: c.arrays for row, c in enumerate(cached) if c and c.is_snapshot}
 
         def read() -> EncodedSources:
             parts: dict[int, EncodedSources] = {}
@@ -374,4 +374,4 @@ class EncoderDecoderContext(RowsContext):
         length, arrays = source.lengths[sequence], source.arrays(sequence)
         if self._model.network.merged:
             arrays += tuple(buffer.array[row, :, :length] for buffer in self._buffers())
-        return Reusable(snapshot=Snapshot(length, None, arrays, exact=True))
+        return Reusable(snapshot=Cached(length, arrays, is_snapshot=True, exact=True))

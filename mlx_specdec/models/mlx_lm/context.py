@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...interfaces import Context, Scores
-from ...interfaces.results import Cached, Reusable, Snapshot
+from ...interfaces.results import Cached, Reusable
 from ..rows import Rows, RowsContext
 from .caches import BatchedCache, MakeCache
 from .network import TappedNetwork
@@ -92,7 +92,8 @@ class DecoderOnlyContext(RowsContext):
         # Views are copied lazily, so that a snapshot does not keep larger arrays in memory.
         arrays = [array for cache in self.attention for array in cache.stored(sequence)]
         states = [_encoded(cache.state, sequence, arrays) for cache in self.states.caches]
-        snapshot = Snapshot(length, json.dumps(states), tuple(map(mx.contiguous, arrays)))
+        owned = tuple(map(mx.contiguous, arrays))
+        snapshot = Cached(length, owned, is_snapshot=True, description=json.dumps(states))
         return Reusable(snapshot=snapshot)
 
     def recall(self, cached: Sequence[Cached | None]) -> None:
@@ -108,8 +109,8 @@ class DecoderOnlyContext(RowsContext):
         if self.states:
             parts = [copy.deepcopy(self.states.caches) for _ in cached]
             for caches, part in zip(parts, cached, strict=True):
-                if isinstance(part, Snapshot):
-                    for cache, state in zip(caches, json.loads(part.value or ""), strict=True):
+                if part is not None and part.description is not None:
+                    for cache, state in zip(caches, json.loads(part.description), strict=True):
                         cache.state = _decoded(state, part.arrays)
             self.states.hold(merged(parts, [[row] for row in range(len(cached))]))
 
