@@ -87,9 +87,8 @@ class Alphabet:
         """Return whether the grammar allows a first token other than an unprinted space."""
         space = self._ids.get(b" ")
         if self._spaced and space is not None:
-            first = constraint.masks([])[0]
-            only = sum(int(word).bit_count() for word in first) == 1 and has(first, space)
-            if only and not constraint.stuck:
+            [first] = constraint.masks([])
+            if np.flatnonzero(first).tolist() == [space] and not constraint.stuck:
                 constraint.take([space])
         constraint.masks([])
         return not constraint.stuck
@@ -132,10 +131,8 @@ class Alphabet:
 
 
 Answer = TypeVar("Answer")
-Words = NDArray[np.uint32]
-"""Masks, (rows, words): one bit per token id, the lowest bit of a word first."""
-ALL = np.uint32(0xFFFFFFFF)
-"""A word of a mask that allows all of its tokens."""
+Masks = NDArray[np.bool_]
+"""Whether each token is allowed, (rows, vocabulary)."""
 
 
 @dataclass(eq=False)
@@ -161,9 +158,8 @@ class Constraint:
 
     def __post_init__(self) -> None:
         self._matcher = self.fresh.deep_copy()
-        self._possible = np.full((self.size + 31) // 32, ALL)
-        for id in (*self.banned, *range(self.size, 32 * len(self._possible))):
-            self._possible[id // 32] &= ~(np.uint32(1) << np.uint32(id % 32))
+        self._possible = np.ones(self.size, bool)
+        self._possible[list(self.banned)] = False
         self._taken: list[int] = []
         self._over = False
         self._dead: int | None = None
@@ -217,29 +213,28 @@ class Constraint:
         self._answer(lambda: self._take_back(0), None)
         return min(possible + 1, len(drafted))
 
-    def masks(self, drafted: Sequence[int]) -> Words:
-        """Return the allowed tokens of each position, (n + 1, words).
+    def masks(self, drafted: Sequence[int]) -> Masks:
+        """Return whether each token is allowed at each position, (n + 1, vocabulary).
 
         Row j is the mask after j draft tokens. Rows after a forbidden token allow everything, since
         no rule uses them. A row without any allowed token also allows everything; then `stuck` is
         true, and `take` refuses the token that is chosen there."""
-        rows = np.full((len(drafted) + 1, (self.size + 31) // 32), ALL)
+        rows = np.ones((len(drafted) + 1, self.size), bool)
         self._dead = None
         if not self._over:
             self._answer(lambda: self._mask(rows, drafted), None)
         return rows
 
-    def _mask(self, rows: Words, drafted: Sequence[int]) -> None:
+    def _mask(self, rows: Masks, drafted: Sequence[int]) -> None:
         taken = 0
-        for index, row in enumerate(rows):
+        for index, (row, token) in enumerate(zip(rows, [*drafted, -1], strict=True)):
             allowed = self._allowed()
-            if allowed is None:
+            if not allowed.any():
                 self._dead = index
                 break
             row[:] = allowed
-            token = drafted[index] if index < len(drafted) else -1
             # The matcher consumes an allowed draft token until the end of this method.
-            if token in self.ends or not has(row, token):
+            if token in self.ends or not (0 <= token < self.size and row[token]):
                 break
             if self._matcher.try_consume_tokens([token]) != 1:
                 break
@@ -270,31 +265,21 @@ class Constraint:
     def _before_end(self, tokens: Sequence[int]) -> list[int]:
         return list(takewhile(lambda token: token not in self.ends, tokens))
 
-    def _allowed(self) -> Words | None:
-        """Return the mask of the next position; None if it allows no token."""
-        # llguidance's mask has more bits than there are tokens.
-        words = np.frombuffer(self._matcher.compute_bitmask(), dtype="<u4")
+    def _allowed(self) -> Masks:
+        """Return the mask of the next position, (vocabulary,)."""
+        # llguidance's mask has one bit per token, and more bits than there are tokens.
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            return None
-        words = words[: len(self._possible)].astype(np.uint32)
+            return np.zeros(self.size, bool)
         complete = self._matcher.is_accepting()
         if complete and self.open_end:
-            return self._possible.copy()
-        for end in self.ends:
-            bit = np.uint32(1 << end % 32)
-            words[end // 32] = words[end // 32] & ~bit | (bit if complete else np.uint32(0))
-        words &= self._possible
-        return words if words.any() else None
+            return self._possible
+        allowed = np.unpackbits(bits, count=self.size, bitorder="little").astype(bool)
+        allowed[list(self.ends)] = complete
+        return allowed & self._possible
 
     def _take_back(self, count: int) -> None:
         """Remove `count` tokens. If a draft token caused an error, make a new matcher."""
         if self._matcher.is_error() or (count and not self._matcher.rollback(count)):
             self._matcher = self.fresh.deep_copy()
             self._matcher.try_consume_tokens(self._taken)
-
-
-def has(row: Words, token: int) -> bool:
-    """Return whether a mask row allows a token. It allows no ids outside the vocabulary."""
-    if not 0 <= token < 32 * len(row):
-        return False
-    return bool(row[token // 32] >> np.uint32(token % 32) & np.uint32(1))

@@ -26,13 +26,6 @@ def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
     return mx.concatenate([logits, tail], axis=-1)
 
 
-def allow_only(logits: mx.array, words: mx.array) -> mx.array:
-    """Set entries whose bit is 0 to -inf. words: (..., n) uint32, the lowest bit first."""
-    bits = (words[..., None] >> mx.arange(32, dtype=mx.uint32)) & 1
-    allowed = bits.reshape(*words.shape[:-1], -1)[..., : logits.shape[-1]]
-    return mx.where(allowed.astype(mx.bool_), logits, mx.array(-mx.inf, dtype=logits.dtype))
-
-
 def apply_penalties(logits: mx.array, counts: mx.array, settings: Sampling) -> mx.array:
     """Penalise tokens by their earlier occurrences. counts: float32, broadcastable to logits."""
     occurred = counts > 0
@@ -178,16 +171,16 @@ class Distribution:
         """Apply all steps of `log_probabilities` up to temperature."""
         settings = self.settings
         count = 1 + (0 if drafted is None else drafted.shape[1])
+        rows = fit_vocabulary(logits, self.vocabulary)
         if self.constraint is not None and self.bound(count):
             # The device computes the logits while the host computes the masks.
-            mx.async_eval(logits)
+            mx.async_eval(rows)
             tokens: Any = [] if drafted is None else drafted[0].tolist()
-            words = mx.array(self.constraint.masks(tokens)[-logits.shape[1] :])
-            logits = allow_only(fit_vocabulary(logits, self.vocabulary), words[None])
+            allowed = mx.array(self.constraint.masks(tokens)[-rows.shape[1] :])
+            rows = mx.where(allowed, rows, -mx.inf)
         counts = None
         if self._counts is not None:
-            counts = self._count(self._counts, committed, drafted, logits.shape[1])
-        rows = fit_vocabulary(logits, self.vocabulary)
+            counts = self._count(self._counts, committed, drafted, rows.shape[1])
         if settings.temperature == 0 and not settings.logit_bias and counts is None:
             return rows
         rows = rows.astype(mx.float32)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..text.thoughts import Thoughts
-from .constraint import ALL, Constraint, Words
+from .constraint import Constraint, Masks
 
 
 @dataclass(eq=False)
@@ -55,19 +55,17 @@ class ThoughtBudget:
             thoughts = thoughts.after([token])
         return count
 
-    def masks(self, drafted: Sequence[int]) -> Words:
+    def masks(self, drafted: Sequence[int]) -> Masks:
         """See `Constraint`."""
         if self.grammar is None:
-            rows = np.full((len(drafted) + 1, (self.size + 31) // 32), ALL)
+            rows = np.ones((len(drafted) + 1, self.size), bool)
         else:
             rows = self.grammar.masks(drafted)
         thoughts = self.thoughts
         for at, row in enumerate(rows):
-            if (token := thoughts.forced) is not None:
-                bit = row[token // 32] & np.uint32(1 << token % 32)
-                if bit:
-                    row[:] = 0
-                    row[token // 32] = bit
+            if (token := thoughts.forced) is not None and row[token]:
+                row[:] = False
+                row[token] = True
             if at < len(drafted):
                 thoughts = thoughts.after([drafted[at]])
         return rows

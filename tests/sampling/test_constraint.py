@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec.errors import OptionError
-from mlx_specdec.sampling.constraint import Alphabet, Constraint, Words
+from mlx_specdec.sampling.constraint import Alphabet, Constraint, Masks
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.grammar import compiled, with_stack
 from mlx_specdec.sampling.settings import Sampling
@@ -45,8 +45,8 @@ def begun(
     return alphabet(pieces).constraint(regex(pattern), ends)
 
 
-def ids(row: Words, size: int = len(PIECES)) -> set[int]:
-    return {id for id in range(size) if int(row[id // 32]) >> id % 32 & 1}
+def ids(row: Masks) -> set[int]:
+    return set(np.flatnonzero(row).tolist())
 
 
 def spell(tokens: tuple[int, ...]) -> str:
@@ -99,7 +99,7 @@ def test_only_what_is_taken_moves_a_constraint(
             assert ids(rows[place]) == ids(untouched.masks([])[0])
             if untouched.stuck or token in ENDS or token not in ids(rows[place]):
                 # No later row is restricted.
-                assert (rows[place + 1 :] == 0xFFFFFFFF).all()
+                assert rows[place + 1 :].all()
                 break
             assert untouched.take([token]) == 1
         allowed = sorted(ids(constraint.masks([])[0]))
@@ -115,11 +115,11 @@ def test_only_what_is_taken_moves_a_constraint(
 def test_where_a_vocabulary_has_no_token_the_constraint_is_stuck() -> None:
     """Also where a draft led there, which leaves the constraint as it was."""
     constraint = begun("aax|aac")
-    assert constraint.masks([1, 1]).shape == (3, 1)
+    assert constraint.masks([1, 1]).shape == (3, len(PIECES))
     assert not constraint.stuck
     constraint = begun("(ab|c)x|bc")
     rows = constraint.masks([4])
-    assert constraint.stuck and (rows[1] == 0xFFFFFFFF).all()
+    assert constraint.stuck and rows[1].all()
     assert ids(begun("(ab|c)x|bc").masks([])[0]) == ids(constraint.masks([])[0])
     assert not constraint.stuck
     assert constraint.take([4]) == 1
