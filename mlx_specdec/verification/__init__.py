@@ -1,1 +1,1 @@
-"""Rules: which guesses stay. None of them knows who made the guess."""
+"""Acceptance rules. They are independent of the proposer."""

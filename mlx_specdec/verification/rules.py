@@ -1,4 +1,4 @@
-"""The acceptance rules and their arithmetic on arrays. They are independent of the proposer."""
+"""The acceptance rules and their arithmetic on arrays."""
 
 import math
 import random
@@ -12,16 +12,12 @@ from ..sampling.distribution import choose
 
 def leading(accepted: mx.array) -> mx.array:
     """Set all entries after the first False to False: (batch, n) bool -> (batch, n) bool."""
-    if accepted.shape[-1] == 0:
-        return accepted
     return mx.cumprod(accepted.astype(mx.int32), axis=-1).astype(mx.bool_)
 
 
 def row_after(rows: mx.array, accepted: mx.array) -> mx.array:
     """Return the row of each sequence after its accepted tokens, (batch, ...). rows: (batch, n + 1,
     ...). accepted: (batch, n) bool, from `leading`."""
-    if accepted.shape[-1] == 0:
-        return rows[:, 0]
     count = mx.sum(accepted, axis=-1, keepdims=True)
     index = count.reshape(count.shape + (1,) * (rows.ndim - 2))
     return mx.take_along_axis(rows, index, axis=1)[:, 0]
@@ -36,18 +32,13 @@ def entries(rows: mx.array, tokens: mx.array, outside: float = 0.0) -> mx.array:
     return mx.where(tokens > last, mx.array(outside, dtype=rows.dtype), inside)
 
 
-def one_hot(tokens: mx.array, vocabulary: int, dtype: mx.Dtype) -> mx.array:
-    """Return one-hot distributions: (...) int32 -> (..., vocabulary)."""
-    return (tokens[..., None] == mx.arange(vocabulary)).astype(dtype)
-
-
 def draft_probabilities(proposal: Proposal, vocabulary: int) -> mx.array:
     """Return q, the distributions of the draft tokens, (batch, n, vocabulary) float32.
 
     A row is zero if its logits are NaN or masked, or if the token is beyond the target's
     vocabulary. Rules then reject the token and draw the correction from p alone, which is exact."""
     if proposal.rows is None:
-        return one_hot(proposal.tokens, vocabulary, mx.float32)
+        return (proposal.tokens[..., None] == mx.arange(vocabulary)).astype(mx.float32)
     q = mx.softmax(proposal.rows, axis=-1)
     return mx.where(q >= 0, q, 0.0)
 
@@ -65,15 +56,21 @@ class Coupled:
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """See Rule. `noise.target` is the noise with which the proposer drew its tokens."""
-        choice = draw(log_p, noise.target(proposal.size + 1))
-        if proposal.size == 0:
+        n = proposal.size
+        choice = draw(log_p, noise.target(n + 1))
+        if n == 0:
             # A shortcut for plain steps, in which every additional operation costs time.
             return Verdict(proposal.none_accepted, choice.squeeze(1))
-        accepted = leading(choice[:, : proposal.size] == proposal.tokens)
+        accepted = leading(self.passes(log_p[:, :n], choice[:, :n], proposal.tokens))
         return Verdict(accepted, row_after(choice, accepted))
 
+    def passes(self, log_p: mx.array, choice: mx.array, tokens: mx.array) -> mx.array:
+        """Return which draft tokens are accepted if all tokens before them are, (batch, n) bool.
+        choice: (batch, n) int32, the target's own tokens."""
+        return choice == tokens
 
-class LenientGreedy:
+
+class LenientGreedy(Coupled):
     """The lossy rule for temperature 0 with delta > 0: it accepts x iff p(x) >= (1 - delta) max p.
 
     p is the softmax at temperature 1 of the penalised logits. delta = 0 is greedy matching, and
@@ -83,15 +80,23 @@ class LenientGreedy:
     def __init__(self, delta: float) -> None:
         self._slack = math.log1p(-delta) if delta < 1 else -math.inf
 
-    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """See Rule. Uses no noise."""
-        choice = draw(log_p, None)
-        rows = log_p[:, : proposal.size]
-        drafted = entries(rows, proposal.tokens, -mx.inf).astype(mx.float32)
-        best = mx.max(rows, axis=-1).astype(mx.float32)
-        passes = (drafted >= best + self._slack) & (drafted > -mx.inf)
-        accepted = leading(passes | (choice[:, : proposal.size] == proposal.tokens))
-        return Verdict(accepted, row_after(choice, accepted))
+    def passes(self, log_p: mx.array, choice: mx.array, tokens: mx.array) -> mx.array:
+        drafted = entries(log_p, tokens, -mx.inf).astype(mx.float32)
+        best = mx.max(log_p, axis=-1).astype(mx.float32)
+        return (choice == tokens) | ((drafted >= best + self._slack) & (drafted > -mx.inf))
+
+
+class ForcedAcceptance(Coupled):
+    """A rule for experiments that accepts each draft token with a fixed probability in [0, 1], up
+    to the first rejection. The draft tokens themselves do not matter."""
+
+    def __init__(self, probability: float, seed: int) -> None:
+        self._probability = probability
+        self._random = random.Random(seed)
+
+    def passes(self, log_p: mx.array, choice: mx.array, tokens: mx.array) -> mx.array:
+        drawn = [self._random.random() for _ in range(tokens.shape[1])]
+        return mx.array([[number < self._probability for number in drawn]])
 
 
 def accept_probabilities(
@@ -123,9 +128,7 @@ def correction(p: mx.array, q: mx.array, ratio: mx.array | None = None) -> mx.ar
 
 class SampledRule(ABC):
     """The base class of rules that sample both acceptance and the correction token. They need the
-    distributions of the draft tokens, or one-hot proposals. Error messages show `name`."""
-
-    name: str
+    distributions of the draft tokens, or one-hot proposals. At temperature 0, use Coupled."""
 
     def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
         """See Rule. Uses `noise.accept` and `noise.correction`."""
@@ -135,10 +138,7 @@ class SampledRule(ABC):
             return Verdict(proposal.none_accepted, draw(mx.log(p[:, 0]), noise.correction()))
         q = draft_probabilities(proposal, p.shape[-1])
         uniforms = noise.accept(n)
-        if uniforms is None:
-            raise ValueError(
-                f"the {self.name} rule draws random numbers; at temperature 0 use Coupled"
-            )
+        assert uniforms is not None, "there is no noise at temperature 0"
         accepted, corrections = self.judge(p, q, proposal.tokens, uniforms)
         after = mx.concatenate([corrections, p[:, n:]], axis=1)
         return Verdict(accepted, draw(mx.log(row_after(after, accepted)), noise.correction()))
@@ -160,8 +160,6 @@ class SampledRule(ABC):
 
 class TokenRule(SampledRule):
     """The rule that tests tokens one by one up to the first rejection. It is exact if delta = 0."""
-
-    name = "token"
 
     def __init__(self, delta: float = 0.0) -> None:
         self._delta = delta
@@ -187,17 +185,16 @@ def joint_ratios(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
     return mx.stack(ratios, axis=1)
 
 
-def block_accept_probabilities(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
+def block_accept_probabilities(p: mx.array, q: mx.array, ratios: mx.array) -> mx.array:
     """Return h_i, (batch, n) in the dtype of p: the probability that the accepted prefix ends with
     draft token i if it does not end with a later token.
 
     Args:
-        p: (batch, n + 1, vocabulary) target probabilities; the last row is for the bonus token.
-        q: (batch, n, vocabulary) draft probabilities."""
-    n = tokens.shape[1]
-    ratios = joint_ratios(p[:, :n], q, tokens)
+        p, q: (batch, n, vocabulary) probabilities.
+        ratios: (batch, n + 1), from `joint_ratios`."""
+    n = q.shape[1]
     inner = ratios[:, 1:n]
-    excess = mx.maximum(inner[..., None] * p[:, 1:n] - q[:, 1:], 0.0).sum(axis=-1)
+    excess = mx.maximum(inner[..., None] * p[:, 1:] - q[:, 1:], 0.0).sum(axis=-1)
     total = excess + 1.0 - inner
     # A zero total means ratio 1 and p = q, so that the next token is certainly accepted.
     inside = mx.where(total > 0, excess / mx.where(total > 0, total, 1.0), 1.0)
@@ -207,17 +204,15 @@ def block_accept_probabilities(p: mx.array, q: mx.array, tokens: mx.array) -> mx
 class BlockRule(SampledRule):
     """The exact rule that accepts the longest prefix whose joint test succeeds."""
 
-    name = "block"
-
     def judge(
         self, p: mx.array, q: mx.array, tokens: mx.array, uniforms: mx.array
     ) -> tuple[mx.array, mx.array]:
         n = tokens.shape[1]
-        passed = uniforms < block_accept_probabilities(p, q, tokens)
-        order = mx.arange(1, n + 1)
+        before, order = p[:, :n], mx.arange(1, n + 1)
+        ratios = joint_ratios(before, q, tokens)
+        passed = uniforms < block_accept_probabilities(before, q, ratios)
         length = mx.max(mx.where(passed, order, 0), axis=-1, keepdims=True)
-        ratios = joint_ratios(p[:, :n], q, tokens)
-        return order <= length, correction(p[:, :n], q, ratios[:, :n])
+        return order <= length, correction(before, q, ratios[:, :n])
 
 
 def threshold(p: mx.array, epsilon: float, alpha: float) -> mx.array:
@@ -245,21 +240,3 @@ class TypicalRule:
         drafted = entries(p, proposal.tokens)
         accepted = leading(drafted > threshold(p, self._epsilon, self._alpha))
         return Verdict(accepted, draw(row_after(rows, accepted), noise.correction()))
-
-
-class ForcedAcceptance:
-    """A rule for experiments that accepts each draft token with a fixed probability in [0, 1], up
-    to the first rejection. The next token is the target's choice."""
-
-    def __init__(self, probability: float, seed: int) -> None:
-        self._probability = probability
-        self._random = random.Random(seed)
-
-    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """See Rule. The draft tokens themselves do not matter."""
-        choice = draw(log_p, noise.target(proposal.size + 1))
-        if proposal.size == 0:
-            return Verdict(proposal.none_accepted, choice.squeeze(1))
-        passes = [self._random.random() < self._probability for _ in range(proposal.size)]
-        accepted = leading(mx.array([passes]))
-        return Verdict(accepted, row_after(choice, accepted))

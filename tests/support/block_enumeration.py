@@ -51,10 +51,10 @@ def token_lengths(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> tuple[np.ndarr
 
 def block_lengths(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths and laws of the block rule, for which the longest success counts."""
-    accept = in_float64(rules.block_accept_probabilities, p, q, x)
+    ratios = in_float64(rules.joint_ratios, p[:, :-1], q, x)
+    accept = in_float64(rules.block_accept_probabilities, p[:, :-1], q, ratios)
     one = np.ones((len(x), 1))
     later_fail = np.hstack([np.cumprod((1 - accept)[:, ::-1], axis=1)[:, ::-1], one])
-    ratios = in_float64(rules.joint_ratios, p[:, :-1], q, x)
     after = in_float64(rules.correction, p[:, :-1], q, ratios[:, :-1])
     return np.hstack([one, accept]) * later_fail, np.concatenate([after, p[:, -1:]], axis=1)
 

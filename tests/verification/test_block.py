@@ -14,7 +14,7 @@ import pytest
 from mlx_specdec.interfaces import NO_TOKEN, Proposal
 from mlx_specdec.sampling.noise import IndependentNoise
 from mlx_specdec.verification import rules
-from mlx_specdec.verification.rules import BlockRule, one_hot
+from mlx_specdec.verification.rules import BlockRule
 
 from ..support.block_enumeration import (
     SYMBOLS,
@@ -82,9 +82,9 @@ def test_judge_compares_each_uniform_with_its_probability_and_takes_the_longest(
     q = generator.dirichlet(np.ones(SYMBOLS), 2).astype(np.float32)
     for x in itertools.product(range(SYMBOLS), repeat=2):
         tokens = mx.array([x], dtype=mx.int32)
-        h = rules.block_accept_probabilities(mx.array(p[None]), mx.array(q[None]), tokens)[
-            0
-        ].tolist()
+        probabilities = mx.array(p[None, :2]), mx.array(q[None])
+        ratios = rules.joint_ratios(*probabilities, tokens)
+        h = rules.block_accept_probabilities(*probabilities, ratios)[0].tolist()
         for below in itertools.product([True, False], repeat=2):
             uniforms = [
                 value - 1e-4 if yes else value + 1e-4 for value, yes in zip(h, below, strict=True)
@@ -102,7 +102,7 @@ def test_for_one_hot_proposals_block_and_token_accept_alike() -> None:
     p = mx.softmax(law, axis=-1)
     for x in itertools.product(range(SYMBOLS), repeat=3):
         proposal = Proposal(mx.array([x], dtype=mx.int32))
-        q = one_hot(proposal.tokens, SYMBOLS, mx.float32)
+        q = rules.draft_probabilities(proposal, SYMBOLS)
         by_token = rules.accept_probabilities(p[:, :3], q, proposal.tokens)[0].tolist()
         ratios = rules.joint_ratios(p[:, :3], q, proposal.tokens)[0].tolist()
         np.testing.assert_allclose(ratios, np.cumprod([1.0, *by_token]), rtol=1e-5)

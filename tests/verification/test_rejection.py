@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from mlx_specdec.interfaces import Proposal
 from mlx_specdec.sampling.noise import IndependentNoise, noise_of
-from mlx_specdec.verification.rules import TokenRule, accept_probabilities, correction, one_hot
+from mlx_specdec.verification.rules import (
+    TokenRule,
+    accept_probabilities,
+    correction,
+    draft_probabilities,
+)
 
 from ..support.mocks import Given
 
@@ -64,7 +69,7 @@ def test_equal_laws_accept_everything_and_the_empty_residual_falls_back_to_p() -
 
 def test_a_proposal_without_rows_is_taken_as_one_hot() -> None:
     p = mx.array([[[0.2, 0.3, 0.5]]])
-    q = one_hot(mx.array([[2]]), 3, mx.float32)
+    q = draft_probabilities(Proposal.one_hot([[2]]), 3)
     assert accept_probabilities(p, q, mx.array([[2]])).item() == 0.5
     np.testing.assert_allclose(np.array(correction(p, q)), [[[0.4, 0.6, 0.0]]], atol=1e-6)
 
