@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from ..interfaces import Noise, NoiseSource, Proposal, Verdict, rectangle
+from ..interfaces import Noise, NoiseSource, Proposal, Verdict
 from ..interfaces.results import SequenceRound
 from ..largest import indices_of_largest
 from ..sampling.distribution import Distribution, log_probabilities
@@ -320,20 +320,14 @@ class Batch:
         if proposal.size == 0 or not self.bound(proposal.size + 1):
             return proposal
         drafted: Any = proposal.tokens.tolist()
-        counts = []
+        counts = [proposal.count(row) for row in range(len(drafted))]
         for row, distribution in enumerate(self._distributions):
-            count = proposal.count(row)
             if distribution.constraint is not None:
-                count = distribution.constraint.verifiable(drafted[row][:count])
-            counts.append(count)
-        size = max(counts)
-        return replace(
-            proposal,
-            # Made of numbers on the host, so that reading them again does not block.
-            tokens=rectangle([tokens[:size] for tokens in drafted]),
-            rows=None if proposal.rows is None else proposal.rows[:, :size],
-            counts=tuple(counts),
-        )
+                counts[row] = distribution.constraint.verifiable(drafted[row][: counts[row]])
+        made = proposal.cut(counts)
+        # The masks read the tokens again. They would wait for the pass that is submitted now.
+        mx.eval(made.tokens)
+        return made
 
     def newest(self) -> mx.array:
         """Return (batch, 1) int32, the newest committed tokens, which the target has not seen."""

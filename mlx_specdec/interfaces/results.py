@@ -142,6 +142,13 @@ class Proposal:
         rows = None if self.rows is None else mx.where(drafted[..., None], self.rows, -mx.inf)
         return replace(self, tokens=mx.where(drafted, self.tokens, NO_TOKEN), rows=rows)
 
+    def cut(self, most: Sequence[int]) -> Proposal:
+        """Return the proposal with at most `most[row]` draft tokens of each sequence."""
+        counts = tuple(min(self.count(row), count) for row, count in enumerate(most))
+        size = max(counts)
+        rows = None if self.rows is None else self.rows[:, :size]
+        return replace(self, tokens=self.tokens[:, :size], rows=rows, counts=counts)
+
     def of(self, sequence: int) -> Proposal:
         """Return the proposal for one sequence, as a batch of one."""
         part, count = slice(sequence, sequence + 1), self.count(sequence)

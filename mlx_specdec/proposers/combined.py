@@ -122,7 +122,7 @@ class RowByRow(Delegating):
             return no_proposal(len(committed))
         rows = enumerate(self._shares(committed))
         made = [part.propose(tokens, limit, noise.of(row)) for row, (part, [tokens]) in rows]
-        return side_by_side([first(proposal, most) for proposal in made])
+        return side_by_side([proposal.cut([most]) for proposal in made])
 
     def _most(self, committed: Sequence[Sequence[int]], limit: int) -> int:
         """Return how many tokens a row should draft at most."""
@@ -160,12 +160,7 @@ class Limited(Delegating):
         most = min(limit, max(self._limits))
         if most == 0:
             return no_proposal(len(committed))
-        made = self._parts[0].propose(committed, most, noise)
-        counts = tuple(min(made.count(row), most) for row, most in enumerate(self._limits))
-        if all(made.count(row) == count for row, count in enumerate(counts)):
-            return made
-        rows = side_by_side([first(made.of(row), count) for row, count in enumerate(counts)])
-        return replace(rows, source=made.source)
+        return self._parts[0].propose(committed, most, noise).cut(self._limits)
 
     def join(self, other: Self) -> None:
         super().join(other)
@@ -203,13 +198,6 @@ class Checked(Delegating):
                 f"propose ids from 0 to {self._vocabulary - 1}"
             )
         super().observe(tokens, scores)
-
-
-def first(proposal: Proposal, count: int) -> Proposal:
-    """Return the first tokens of a proposal for one sequence."""
-    if proposal.count(0) <= count:
-        return proposal
-    return replace(proposal, counts=(count,)).of(0)
 
 
 def side_by_side(proposals: Sequence[Proposal]) -> Proposal:

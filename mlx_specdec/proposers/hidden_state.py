@@ -135,7 +135,7 @@ class HiddenStateDrafter(Proposer):
         prices = None if self.prices is None else self.prices()
         if prices is None or (chances := self._reading.chances()) is None:
             return proposal
-        return replace(proposal, counts=(self._confidence.worth(chances, prices),)).of(0)
+        return proposal.cut([self._confidence.worth(chances, prices)])
 
     def _read(self) -> None:
         self.eager = self.eager or bool(self._late)

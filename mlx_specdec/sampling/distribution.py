@@ -175,8 +175,8 @@ class Distribution:
         if self.constraint is not None and self.bound(count):
             # The device computes the logits while the host computes the masks.
             mx.async_eval(rows)
-            tokens: Any = [] if drafted is None else drafted[0].tolist()
-            allowed = mx.array(self.constraint.masks(tokens)[-rows.shape[1] :])
+            tokens: Any = [[]] if drafted is None else drafted.tolist()
+            allowed = mx.array(self.constraint.masks(tokens[0])[-rows.shape[1] :])
             rows = mx.where(allowed, rows, -mx.inf)
         counts = None
         if self._counts is not None:
