@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import process
+from .text_index import DEPTH, Match
 
 Integers = NDArray[np.int32]
 
-DEPTH = 32
-"""Maximum length of a match, in tokens."""
 VOTERS = 16
 """Number of occurrences of a match, evenly spread, that vote for the next token."""
 WIDTH = 4
@@ -31,20 +30,6 @@ FORMAT = 3
 """Version of the file format: the suffix array in native byte order, then the stored tokens."""
 MOST_BYTES = 2 << 30
 """Limit on the bytes of all saved indexes. The least recently used ones are deleted first."""
-
-
-@dataclass(frozen=True)
-class DocumentMatch:
-    """The longest suffix of a sequence that occurs in the documents.
-
-    Attributes:
-        length: The length in tokens, at most DEPTH.
-        first: Index of the first occurrence in the suffix array.
-        end: Index after the last occurrence."""
-
-    length: int
-    first: int
-    end: int
 
 
 class DocumentIndex:
@@ -60,32 +45,32 @@ class DocumentIndex:
         self._tokens = tokens
         self._offset = offset
 
-    def find(self, text: Sequence[int]) -> DocumentMatch:
-        """Return the longest suffix of `text` that occurs in a document."""
-        end = text[-DEPTH:]
+    def find(self, end: Sequence[int], count: int, least: int) -> Match:
+        """Find the longest suffix of a sequence that occurs in a document; see `TextIndex.find`.
+        The result has at most one continuation."""
         wanted = struct.pack(f">{len(end)}I", *[token + 1 for token in reversed(end)])
         read = self._reader(DEPTH)
         at = bisect_left(self._places, wanted, key=read)
         near = range(max(at - 1, 0), min(at + 1, len(self._places)))
         length = max((_common(wanted, read(self._places[k])) for k in near), default=0)
-        if not length:
-            return DocumentMatch(0, 0, 0)
+        if length < max(least, 1):
+            return Match(0, [])
         wanted, read = wanted[: WIDTH * length], self._reader(length)
         first = bisect_left(self._places, wanted, key=read)
-        return DocumentMatch(length, first, bisect_right(self._places, wanted, first, key=read))
+        after = bisect_right(self._places, wanted, first, key=read)
+        return Match(length, [self._following(first, after - first, count)])
 
-    def following(self, match: DocumentMatch, count: int) -> list[int]:
+    def _following(self, first: int, size: int, count: int) -> list[int]:
         """Return at most `count` tokens that follow a match, up to the end of the document.
 
-        Up to VOTERS occurrences vote for the next token. The result is the continuation of the
-        first occurrence with the winning token."""
-        size = match.end - match.first
+        Up to VOTERS of the `size` occurrences from `first` on vote for the next token. The result
+        is the continuation of the first occurrence with the winning token."""
         voters = min(size, VOTERS)
-        spread = (match.first + k * size // voters for k in range(voters))
+        spread = (first + k * size // voters for k in range(voters))
         tails = [tail for at in spread if (tail := self._before(self._places[at], count))]
         if not tails:
             return []
-        (most, _), *_ = Counter(tail[-WIDTH:] for tail in tails).most_common(1)
+        [(most, _)] = Counter(tail[-WIDTH:] for tail in tails).most_common(1)
         tail = next(tail for tail in tails if tail[-WIDTH:] == most)
         numbers = struct.unpack(f">{len(tail) // WIDTH}I", tail)
         return [number - 1 for number in reversed(numbers)]

@@ -130,10 +130,8 @@ class PromptLookup(Continuation):
         yield (match := self._index.find(end, limit, self.least))
         if (history := self.history()) is not None:
             yield history.find(end, limit, self.least)
-        if self.documents is not None and self.least <= len(end) and match.length < DEPTH:
-            found = self.documents.find(end)
-            if found.length >= max(match.length + 1, self.least):
-                yield Match(found.length, [self.documents.following(found, limit)])
+        if self.documents is not None:
+            yield self.documents.find(end, limit, max(match.length + 1, self.least))
 
     def _expect(self, match: Match) -> Expected:
         expected, rows, chance = Expected([], [], []), match.following, 1.0

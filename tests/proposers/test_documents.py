@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from mlx_specdec import process as user_cache
 from mlx_specdec.proposers import documents as document_cache
 from mlx_specdec.proposers.documents import (
-    DEPTH,
     VOTERS,
     DocumentIndex,
     IndexKey,
@@ -21,6 +20,7 @@ from mlx_specdec.proposers.documents import (
     order,
     stored,
 )
+from mlx_specdec.proposers.text_index import DEPTH, Match
 
 SIZE = 5
 numbers = st.integers(0, 4).flatmap(lambda most: st.lists(st.integers(0, most), max_size=60))
@@ -60,16 +60,15 @@ def test_the_longest_end_of_a_text_and_all_its_places_are_found(
     texts: list[list[int]], end: list[int], count: int
 ) -> None:
     index = index_of(*texts)
-    found = index.find(end)
     match = longest(texts, end)
+    assert index.find(end[-DEPTH:], count, match + 1) == Match(0, [])
+    found = index.find(end[-DEPTH:], count, match)
     assert found.length == match
     if not match:
-        assert found.first == found.end
-        assert index.following(found, count) == []
+        assert found.following == []
         return
     tails = [text[k : k + count] for text in texts for k in places(text, end[-match:])]
-    assert found.end - found.first == len(tails)
-    following = index.following(found, count)
+    [following] = found.following
     if len(tails) <= VOTERS:
         votes = Counter(tail[0] for tail in tails if tail)
         most = max(votes.values(), default=0)
@@ -80,17 +79,14 @@ def test_the_longest_end_of_a_text_and_all_its_places_are_found(
 def test_a_long_text_that_is_in_a_document_is_found_in_it_by_its_last_tokens() -> None:
     text = [int(x) for x in np.random.default_rng(1).integers(0, 50, 3000)]
     index = index_of(text[:1500], text[1500:], vocabulary=50)
-    found = index.find(text[:700])
-    assert (found.length, found.end - found.first) == (DEPTH, 1)
-    assert index.following(found, 8) == text[700:708]
+    assert index.find(text[700 - DEPTH : 700], 8, 1) == Match(DEPTH, [text[700:708]])
 
 
 def test_a_document_ends_where_it_ends() -> None:
     index = index_of([1, 2, 3], [4, 4, 4])
-    assert index.following(index.find([1, 2]), 5) == [3]
-    assert index.find([1, 2, 3]).length == 3
-    assert index.following(index.find([1, 2, 3]), 5) == []
-    assert index.find([3, 4]).length == 1
+    assert index.find([1, 2], 5, 1) == Match(2, [[3]])
+    assert index.find([1, 2, 3], 5, 1) == Match(3, [[]])
+    assert index.find([3, 4], 5, 1).length == 1
 
 
 # Indexes on disk: found again, never half there, built again when broken, never in the way.
@@ -106,7 +102,7 @@ def built(key: IndexKey = KEY) -> DocumentIndex:
 
 def works(index: DocumentIndex | None) -> bool:
     assert index is not None
-    return index.following(index.find(TEXT[:90]), 6) == TEXT[90:96]
+    return index.find(TEXT[90 - DEPTH : 90], 6, 1).following == [TEXT[90:96]]
 
 
 @pytest.fixture
