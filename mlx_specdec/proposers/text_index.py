@@ -69,10 +69,8 @@ class TextIndex:
         self._end += len(tokens)
         self._log[begin : self._end] = tokens
         longest, unsigned = self._grams[-1], tokens.astype(np.uint32)
-        columns = (
-            np.concatenate((np.zeros(back, np.uint32), unsigned[:-back]))
-            for back in range(1, min(longest, len(tokens) - 1) + 1)
-        )
+        # The first n-grams of a column are not linked, so it does not matter what is rolled in.
+        columns = (np.roll(unsigned, back) for back in range(1, min(longest, len(tokens) - 1) + 1))
         for level, slots in enumerate(self._slots(columns)):
             first = self._grams[level]
             self._link(level, slots[first:], np.arange(begin + first, self._end, dtype=np.int32))
@@ -157,14 +155,11 @@ class TextIndex:
         latest, before = self._latest[level], self._before[level]
         order = np.argsort(slots, kind="stable")
         slots, places = slots[order], places[order]
-        first = np.ones(len(slots), bool)
-        np.not_equal(slots[1:], slots[:-1], out=first[1:])
-        earlier = np.zeros(len(slots), np.int32)
-        earlier[1:] = places[:-1]
-        earlier[first] = latest[slots[first]]
-        before[places] = earlier
-        last = np.append(first[1:], True)[: len(slots)]
-        latest[slots[last]] = places[last]
+        before[places] = latest[slots]
+        repeated = slots[1:] == slots[:-1]
+        before[places[1:][repeated]] = places[:-1][repeated]
+        # Of several positions for one slot, the last one is stored.
+        latest[slots] = places
 
 
 def _until_between(tokens: list[int]) -> list[int]:
