@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -106,22 +107,22 @@ class CoupledNoise(NoiseSource):
         return mx.vmap(lambda key: mx.random.gumbel((self._vocabulary,), key=key))(keys)
 
 
+@dataclass(frozen=True)
 class _CoupledRound(Noise):
-    def __init__(self, source: CoupledNoise, position: int) -> None:
-        self._source = source
-        self._position = position
+    source: CoupledNoise
+    position: int
 
     def draft(self, index: int) -> mx.array:
-        return self._source.rows(self._position + index, 1)[None]
+        return self.source.rows(self.position + index, 1)[None]
 
     def target(self, count: int) -> mx.array:
-        return self._source.rows(self._position, count)[None]
+        return self.source.rows(self.position, count)[None]
 
     def accept(self, count: int) -> mx.array:
         raise TypeError("coupled noise has no acceptance uniforms: its rule compares tokens")
 
     def correction(self) -> mx.array:
-        return self._source.rows(self._position, 1)
+        return self.source.rows(self.position, 1)
 
 
 class IndependentNoise(NoiseSource):
@@ -143,25 +144,25 @@ class IndependentNoise(NoiseSource):
         return mx.random.gumbel((self._vocabulary,), key=self.key(*path))
 
 
+@dataclass(frozen=True)
 class _IndependentRound(Noise):
-    def __init__(self, source: IndependentNoise, round: int, position: int) -> None:
-        self._source = source
-        self._round = round
-        self._position = position
+    source: IndependentNoise
+    round: int
+    position: int
 
     def draft(self, index: int) -> mx.array:
-        return self._source.gumbel("draft", self._round, self._position + index)[None, None]
+        return self.source.gumbel("draft", self.round, self.position + index)[None, None]
 
     def target(self, count: int) -> mx.array:
         raise TypeError("independent noise draws one correction, not every position of the target")
 
     def accept(self, count: int) -> mx.array:
-        positions = range(self._position, self._position + count)
-        keys = [self._source.key("accept", self._round, index) for index in positions]
+        positions = range(self.position, self.position + count)
+        keys = [self.source.key("accept", self.round, index) for index in positions]
         return mx.vmap(lambda key: mx.random.uniform(key=key))(mx.stack(keys))[None]
 
     def correction(self) -> mx.array:
-        return self._source.gumbel("correction", self._round, self._position)[None]
+        return self.source.gumbel("correction", self.round, self.position)[None]
 
 
 def noise_of(rounds: Sequence[Noise]) -> Noise:
@@ -169,26 +170,26 @@ def noise_of(rounds: Sequence[Noise]) -> Noise:
     return rounds[0] if len(rounds) == 1 else _BatchNoise(rounds)
 
 
+@dataclass(frozen=True)
 class _BatchNoise(Noise):
     """The noise of a batch. Rows of sequences without noise are zero."""
 
-    def __init__(self, rounds: Sequence[Noise]) -> None:
-        self._rounds = rounds
+    rounds: Sequence[Noise]
 
     def draft(self, index: int) -> mx.array | None:
-        return _stacked([noise.draft(index) for noise in self._rounds])
+        return _stacked([noise.draft(index) for noise in self.rounds])
 
     def target(self, count: int) -> mx.array | None:
-        return _stacked([noise.target(count) for noise in self._rounds])
+        return _stacked([noise.target(count) for noise in self.rounds])
 
     def accept(self, count: int) -> mx.array | None:
-        return _stacked([noise.accept(count) for noise in self._rounds])
+        return _stacked([noise.accept(count) for noise in self.rounds])
 
     def correction(self) -> mx.array | None:
-        return _stacked([noise.correction() for noise in self._rounds])
+        return _stacked([noise.correction() for noise in self.rounds])
 
     def of(self, sequence: int) -> Noise:
-        return self._rounds[sequence]
+        return self.rounds[sequence]
 
 
 def _stacked(rows: Sequence[mx.array | None]) -> mx.array | None:
