@@ -15,7 +15,7 @@ from ..interfaces.results import Cached, Reusable
 from ..models.drafters.network import DrafterNetwork
 from ..sampling.distribution import Distribution
 from ..sampling.settings import Sampling
-from .draft_model import draw
+from .draft_model import CHUNK, draw
 from .drafter import MOST_DRAFTED, Drafter, LoadedPair, Setup
 
 LAYERS_COUNTED = (
@@ -87,8 +87,6 @@ class HiddenStateDrafter(Proposer):
             self._recalled = None
         self._hidden: list[mx.array] = []
         self._tokens: list[int] = []
-        # Chunks of a prompt that are read before the first draft.
-        self._late: list[tuple[mx.array, mx.array]] = []
         self._confidence.forget()
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
@@ -103,29 +101,22 @@ class HiddenStateDrafter(Proposer):
         self._confidence.learn(len(accepted) - 1)
         self._hidden.append(mx.concatenate([results.hidden[tap] for tap in self.taps], axis=-1))
         self._tokens += accepted
-        if len(self._tokens) > UNREAD:
-            self._take()
-            if self.eager or sum(hidden.shape[1] for hidden, _ in self._late) > WAITING:
-                self._read()
+        if len(self._tokens) > (UNREAD if self.eager else WAITING):
+            self._read(self._tokens[1:])
+            self._reading.evaluate()
+            mx.eval(self._hidden)
 
     def reusable(self, sequence: int) -> Mapping[str, Reusable]:
         """See Proposer. Each position depends on a hidden state and on the token after it. With an
         encoder, nothing is reusable, since another prompt has another source."""
         if self._attends:
             return {}
-        if len(self._tokens) > 1:
-            self._take()
-        self._read()
+        self._read(self._tokens[1:])
         return {self.network.kind: replace(self._reading.reusable(sequence), lag=1)}
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """See Proposer. Abstains if the target has not processed a token."""
-        self._read()
-        if self._hidden:
-            following = [*self._tokens[1:], committed[0][-1]]
-            hidden = mx.concatenate(self._hidden, axis=1)
-            self._reading.read(hidden, mx.array([following], dtype=mx.int32))
-            self._hidden, self._tokens = [], []
+        self._read([*self._tokens[1:], committed[0][-1]])
         length, count = self._reading.length, min(limit, self.network.most)
         if not length:
             return no_proposal()
@@ -137,22 +128,21 @@ class HiddenStateDrafter(Proposer):
             return proposal
         return proposal.cut([self._confidence.worth(chances, prices)])
 
-    def _read(self) -> None:
-        self.eager = self.eager or bool(self._late)
-        for hidden, following in self._late:
-            self._reading.read(hidden, following)
-            self._reading.evaluate()
-        self._late = []
-
-    def _take(self) -> None:
-        """Set all hidden states but the last aside, to be read later."""
+    def _read(self, following: Sequence[int]) -> None:
+        """Read the waiting hidden states up to the last one whose next token is known, and from now
+        on soon after they arrive. following: The token after each of these states."""
+        if not self._hidden:
+            return
+        self.eager, size = True, len(following)
         hidden = mx.concatenate(self._hidden, axis=1)
-        self._late.append((hidden[:, :-1], mx.array([self._tokens[1:]], dtype=mx.int32)))
+        for start in range(0, size, CHUNK):
+            if start > 0:
+                self._reading.evaluate()
+            part = following[start : start + CHUNK]
+            self._reading.read(hidden[:, start : start + len(part)], mx.array([part]))
+        self._tokens = self._tokens[size:]
         # A copy, so that the memory of the earlier states can be released.
-        newest = hidden[:, -1:] + 0
-        if self.eager:  # otherwise, layers that only the drafter needs are computed later, too
-            mx.eval(newest)
-        self._hidden, self._tokens = [newest], self._tokens[-1:]
+        self._hidden = [hidden[:, size:] + 0] if self._tokens else []
 
 
 class Confidence:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.interfaces import Prices, Proposal
+from mlx_specdec.proposers.draft_model import CHUNK
 from mlx_specdec.proposers.hidden_state import PRIOR, UNREAD, Confidence
 from mlx_specdec.sampling.distribution import Distribution, choose
 from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
@@ -60,6 +61,19 @@ def test_states_that_are_read_late_are_computed_late(
     monkeypatch.setattr(mx, "eval", lambda *arrays: computed.extend(arrays))
     see(proposer, [n % SIZE for n in range(UNREAD + 1)])
     assert bool(computed) is eager
+
+
+def test_states_that_wait_for_the_first_draft_are_read_in_passes_of_limited_size() -> None:
+    proposer, network = begun()
+    proposer.eager = False
+    text = [n % SIZE for n in range(2 * CHUNK + 6)]
+    for start in range(0, len(text) - 1, 400):
+        see(proposer, text[start : min(start + 400, len(text) - 1)])
+    [notes] = network.readings
+    assert notes.passes == []
+    assert drafted(proposer, text, 1)
+    assert notes.passes == [CHUNK, CHUNK, 5]
+    assert notes.rows == list(itertools.pairwise(text))
 
 
 @pytest.mark.parametrize("source", [CoupledNoise(3, SIZE), IndependentNoise(3, SIZE)])
