@@ -52,10 +52,10 @@ def draw(
         count: The draft length, at least 1.
         logits: (batch, 1, vocabulary) for the first token.
         following: Returns the logits after the newest draft tokens, (batch, 1) int32."""
-    drafted: list[mx.array] = []
+    drafted = [mx.zeros((len(committed), 0), dtype=mx.int32)]
     rows: list[mx.array] = []
     for index in range(count):
-        before = mx.concatenate(drafted, axis=1) if drafted else None
+        before = mx.concatenate(drafted, axis=1)
         rows.append(log_probabilities(distributions, logits, committed, before))
         drafted.append(choose(rows[-1], noise.draft(index)))
         mx.async_eval(drafted[-1])

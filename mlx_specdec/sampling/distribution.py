@@ -151,7 +151,7 @@ class Distribution:
         return self.constraint is not None and not self.constraint.idle(count)
 
     def log_probabilities(
-        self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
+        self, logits: mx.array, committed: Sequence[int], drafted: mx.array
     ) -> mx.array:
         """Return log p, up to a constant, of the last m positions, (1, m, vocabulary).
 
@@ -166,16 +166,15 @@ class Distribution:
         return self.apply_filters(rows, committed, drafted)
 
     def before_filters(
-        self, logits: mx.array, committed: Sequence[int], drafted: mx.array | None = None
+        self, logits: mx.array, committed: Sequence[int], drafted: mx.array
     ) -> mx.array:
         """Apply all steps of `log_probabilities` up to temperature."""
         settings = self.settings
-        count = 1 + (0 if drafted is None else drafted.shape[1])
         rows = fit_vocabulary(logits, self.vocabulary)
-        if self.constraint is not None and self.bound(count):
+        if self.constraint is not None and self.bound(1 + drafted.shape[1]):
             # The device computes the logits while the host computes the masks.
             mx.async_eval(rows)
-            tokens: Any = [[]] if drafted is None else drafted.tolist()
+            tokens: Any = drafted.tolist()
             allowed = mx.array(self.constraint.masks(tokens[0])[-rows.shape[1] :])
             rows = mx.where(allowed, rows, -mx.inf)
         counts = None
@@ -197,7 +196,7 @@ class Distribution:
         return rows if settings.temperature == 1 else rows / settings.temperature
 
     def apply_filters(
-        self, rows: mx.array, committed: Sequence[int], drafted: mx.array | None = None
+        self, rows: mx.array, committed: Sequence[int], drafted: mx.array
     ) -> mx.array:
         """Apply the remaining steps of `log_probabilities` to the result of `before_filters`. If no
         filter is on, this returns the same array object."""
@@ -207,7 +206,7 @@ class Distribution:
             rows = keep_min_p(rows, settings.min_p)
         if self._coins is None:
             return rows
-        end = len(committed) + (0 if drafted is None else drafted.shape[1]) + 1
+        end = len(committed) + drafted.shape[1] + 1
         tossed = [self._coins.at(position) for position in range(end - rows.shape[1], end)]
         if not any(tossed):
             return rows
@@ -215,38 +214,38 @@ class Distribution:
         return mx.where(mx.array(tossed)[:, None], excluded, rows)
 
     def _count(
-        self, counts: mx.array, committed: Sequence[int], drafted: mx.array | None, rows: int
+        self, counts: mx.array, committed: Sequence[int], drafted: mx.array, rows: int
     ) -> mx.array:
+        """Return how often each token occurs before each of the last `rows` positions, float32 that
+        broadcasts to (1, rows, vocabulary)."""
         new = [token for token in committed[self._counted :] if token < self.vocabulary]
         self._counted = len(committed)
         if new:
             self._counts = counts = counts.at[mx.array(new)].add(1.0)
-        if drafted is None or drafted.shape[1] == 0:
+        if drafted.shape[1] == 0:
             return counts
-        ids = mx.arange(self.vocabulary)
-        hits = (drafted[..., None] == ids).astype(mx.float32)
-        first = mx.zeros((1, 1, self.vocabulary), dtype=mx.float32)
-        before = mx.concatenate([first, mx.cumsum(hits, axis=1)], axis=1)
-        return counts + before[:, -rows:]
+        hits = drafted[..., None] == mx.arange(self.vocabulary)
+        hits = mx.pad(hits.astype(mx.float32), [(0, 0), (0, 1), (0, 0)])
+        return counts + mx.cumsum(hits, axis=1, inclusive=False)[:, -rows:]
 
 
 def log_probabilities(
     distributions: Sequence[Distribution],
     logits: mx.array,
     committed: Sequence[Sequence[int]],
-    drafted: mx.array | None = None,
+    drafted: mx.array,
 ) -> mx.array:
     """Return `Distribution.log_probabilities` of a batch, in one call if all kinds are equal and no
     constraint is in force.
     logits: (batch, m, width). drafted: (batch, n) int32."""
-    first, count = distributions[0], 1 + (0 if drafted is None else drafted.shape[1])
+    first, count = distributions[0], 1 + drafted.shape[1]
     alike = all(row.kind == first.kind and not row.bound(count) for row in distributions)
     if alike or len(distributions) == 1:
         return first.log_probabilities(logits, committed[0], drafted)
     parts = [slice(row, row + 1) for row in range(len(distributions))]
     return mx.concatenate(
         [
-            row.log_probabilities(logits[part], tokens, None if drafted is None else drafted[part])
+            row.log_probabilities(logits[part], tokens, drafted[part])
             for row, part, tokens in zip(distributions, parts, committed, strict=True)
         ]
     )

@@ -15,6 +15,7 @@ from mlx_specdec.sampling.noise import CoupledNoise
 from mlx_specdec.sampling.settings import Sampling
 
 from ..support.letters import bound
+from ..support.nothing import NO_DRAFT
 from ..support.pairs import PROMPT, SIZE, decoder_only, pair_for
 
 SETTINGS = {
@@ -39,7 +40,8 @@ def expected(pair: Pair, settings: Options, tokens: tuple[int, ...]) -> list[flo
     noise = CoupledNoise(settings.seed, SIZE, PROMPT)
     for position, token in enumerate(tokens):
         logits = context.advance(mx.array([text[-1:]])).logits
-        row = Distribution(settings, SIZE, PROMPT).log_probabilities(logits, text)[0, 0]
+        law = Distribution(settings, SIZE, PROMPT)
+        row = law.log_probabilities(logits, text, NO_DRAFT)[0, 0]
         if settings.temperature > 0:
             row = row + noise.at(0, position).target(1)[0, 0]
         assert settings.delta or mx.argmax(row).item() == token
@@ -153,14 +155,15 @@ FILTERS = [
 def margins(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.ndarray:
     """Of rows (n, vocabulary): what decides between their choice and another one."""
     rows, noise = mx.array(before)[None], mx.array(gumbel)[None]
-    scored = Distribution(settings, rows.shape[-1]).apply_filters(rows, []) + noise
+    scored = Distribution(settings, rows.shape[-1]).apply_filters(rows, [], NO_DRAFT) + noise
     cut = cut_distance(scored, rows, noise, settings)
     return np.minimum(np.array(cut)[0], np.array(lead(scored))[0])
 
 
 def choices(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.ndarray:
     """The tokens that rows (n, vocabulary) choose."""
-    filtered = Distribution(settings, before.shape[-1]).apply_filters(mx.array(before), [])
+    law = Distribution(settings, before.shape[-1])
+    filtered = law.apply_filters(mx.array(before), [], NO_DRAFT)
     return np.array(mx.argmax(filtered + mx.array(gumbel), axis=-1))
 
 

@@ -20,6 +20,7 @@ from mlx_specdec.sampling.settings import Sampling
 from ..support import drafter_pairs
 from ..support.lengths import teach
 from ..support.mocks import VOCABULARY, TableContext
+from ..support.nothing import NO_DRAFT
 from ..support.pairs import decoder_only
 
 
@@ -140,7 +141,7 @@ def test_above_temperature_0_tokens_are_drawn_from_the_rows_with_the_rounds_nois
     noise = CoupledNoise(3, SIZE).at(0, 4)
     proposal = begun(temperature=0.7, top_k=5).propose([[1, 2]], COUNT, noise)
     logits = Echo().logits(mx.array([[[2]]]), COUNT)
-    log_p = Distribution(settings, SIZE).log_probabilities(logits, [])
+    log_p = Distribution(settings, SIZE).log_probabilities(logits, [], NO_DRAFT)
     gumbel = mx.concatenate([noise.draft(index) for index in range(COUNT)], axis=1)
     assert mx.array_equal(proposal.rows, log_p)
     assert proposal.tokens.tolist() == choose(log_p, gumbel).tolist()

@@ -17,6 +17,7 @@ from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.verification.rules import BlockRule, TokenRule
 
+from ..support.nothing import NO_DRAFT
 from ..support.scribe import SIZE, Drawn, Scribe, begun, drafted, see
 
 
@@ -87,7 +88,8 @@ def test_tokens_are_drawn_from_the_rows_with_the_rounds_noise(source) -> None:
     newest, text = 3, [1, 2, 3]
     for index, token in enumerate(tokens):
         logits = network.readings[0]._likes(newest)
-        row = Distribution(Sampling(**settings), SIZE).log_probabilities(logits, text)
+        law = Distribution(Sampling(**settings), SIZE)
+        row = law.log_probabilities(logits, text, NO_DRAFT)
         assert mx.array_equal(proposal.rows[:, index : index + 1], row)
         assert choose(row, noise.draft(index)).item() == token
         newest = token

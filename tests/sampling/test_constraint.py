@@ -19,6 +19,7 @@ from mlx_specdec.sampling.grammar import compiled, with_stack
 from mlx_specdec.sampling.settings import Sampling
 
 from ..support.letters import alphabet, regex
+from ..support.nothing import NO_DRAFT
 
 PIECES = ("<end>", "a", "b", "c", "ab", "bca", "<other end>")
 ENDS = (0, 6)
@@ -165,7 +166,7 @@ def test_filters_share_out_what_is_allowed() -> None:
     for changes in ({"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.5}):
         chosen = Sampling(temperature=1.0, **changes)
         law = Distribution(chosen, len(PIECES), constraint=begun("[ab]+"))
-        remaining = law.log_probabilities(logits, [], None)[0, 0] > -mx.inf
+        remaining = law.log_probabilities(logits, [], NO_DRAFT)[0, 0] > -mx.inf
         assert [id for id, yes in enumerate(remaining.tolist()) if yes] == [4]
     free = Distribution(chosen, len(PIECES))
     assert free.kind == Distribution(chosen, len(PIECES)).kind

@@ -22,6 +22,8 @@ from mlx_specdec.sampling.distribution import (
 )
 from mlx_specdec.sampling.settings import Sampling
 
+from ..support.nothing import NO_DRAFT
+
 VOCABULARY = 40
 ROUNDING = 1e-3
 """Rounding error of a sum of many thousand probabilities in float32."""
@@ -104,12 +106,14 @@ def test_top_choices_are_excluded_where_the_coins_say_so_in_a_block_as_token_by_
     )
     single, excluded = Distribution(settings, VOCABULARY, prompt), []
     for index in range(8):
-        row = single.log_probabilities(logits[:, index : index + 1], prompt + block[:index])
+        text = prompt + block[:index]
+        row = single.log_probabilities(logits[:, index : index + 1], text, NO_DRAFT)
         assert mx.array_equal(row[0, 0], at_once[0, index])
         excluded.append(not mx.array_equal(row, logits[:, index : index + 1]))
     assert set(excluded) == {True, False}
     cold = Sampling(xtc_probability=1, xtc_threshold=0)
-    greedy = Distribution(cold, VOCABULARY, prompt).log_probabilities(logits, prompt + block)
+    law = Distribution(cold, VOCABULARY, prompt)
+    greedy = law.log_probabilities(logits, prompt + block, NO_DRAFT)
     assert mx.array_equal(greedy, logits), "filters are for drawing"
 
 
@@ -150,7 +154,8 @@ def test_penalties_inside_a_block_advance_as_token_by_token(settings: Sampling) 
     )
     single = Distribution(settings, VOCABULARY)
     for index in range(5):
-        row = single.log_probabilities(logits[:, index : index + 1], prompt + block[:index])
+        text = prompt + block[:index]
+        row = single.log_probabilities(logits[:, index : index + 1], text, NO_DRAFT)
         np.testing.assert_allclose(np.array(row[0, 0]), np.array(at_once[0, index]), atol=1e-6)
 
 
@@ -161,9 +166,9 @@ def test_logit_bias_can_forbid_and_force_tokens() -> None:
         Distribution(Sampling(logit_bias=bias), VOCABULARY)
         for bias in ({best: -float("inf")}, {3: 1000.0})
     )
-    forbidden = banning.log_probabilities(logits[None], [])
+    forbidden = banning.log_probabilities(logits[None], [], NO_DRAFT)
     assert int(choose(forbidden, None).item()) != best
-    forced = forcing.log_probabilities(logits[None], [])
+    forced = forcing.log_probabilities(logits[None], [], NO_DRAFT)
     assert int(choose(forced, None).item()) == 3
 
 

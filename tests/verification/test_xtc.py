@@ -19,6 +19,7 @@ from mlx_specdec.sampling.settings import Sampling
 
 from ..support import block_enumeration as test_block
 from ..support import coupled_enumeration as test_coupled_enumeration
+from ..support.nothing import NO_DRAFT
 
 SYMBOLS, TOKENS, THRESHOLD, PROBABILITY = 3, 3, 0.2, 0.3
 Tosses = tuple[bool, ...]
@@ -43,7 +44,7 @@ def tossed(seed: int, tosses: Tosses, monkeypatch: pytest.MonkeyPatch) -> Condit
     @functools.cache
     def conditional(prefix: tuple[int, ...]) -> np.ndarray:
         row = logits(seed, prefix)[None, None]
-        return law(Distribution(settings, SYMBOLS).log_probabilities(row, prefix)[0, 0])
+        return law(Distribution(settings, SYMBOLS).log_probabilities(row, prefix, NO_DRAFT)[0, 0])
 
     return conditional
 
