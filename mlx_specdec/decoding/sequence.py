@@ -50,22 +50,16 @@ def token_logprobs(
         vocabulary: Number of token ids; further columns of `logits` are padding."""
     rows = logits[: len(tokens), :vocabulary].astype(mx.float32)
     rows = rows - mx.logsumexp(rows, axis=-1, keepdims=True)
-    chosen = mx.take_along_axis(rows, mx.array(list(tokens), dtype=mx.int32)[:, None], axis=-1)
-    top = min(top, vocabulary)
-    best = indices_of_largest(rows, max(1, top))[:, :top]
-    values = mx.take_along_axis(rows, best, axis=-1)
-    mx.eval(chosen, best, values)
-    ids: Any = best.tolist()
-    logprobs: Any = chosen.tolist()
-    top_logprobs: Any = values.tolist()
-    return tuple(
-        TokenLogprob(
-            token,
-            logprobs[at][0],
-            tuple(sorted(zip(ids[at], top_logprobs[at], strict=True), key=lambda pair: -pair[1])),
-        )
-        for at, token in enumerate(tokens)
-    )
+    best = indices_of_largest(rows, min(max(top, 1), vocabulary))[:, :top]
+    ids = mx.concatenate([mx.array(list(tokens))[:, None], best.astype(mx.int32)], axis=-1)
+    listed: Any = ids.tolist()
+    logprobs: Any = mx.take_along_axis(rows, ids, axis=-1).tolist()
+    found = []
+    for row in zip(listed, logprobs, strict=True):
+        (token, logprob), *others = zip(*row, strict=True)
+        others.sort(key=lambda pair: -pair[1])
+        found.append(TokenLogprob(token, logprob, tuple(others)))
+    return tuple(found)
 
 
 FinishReason = Literal["eos", "length", "stop", "interrupted", "damaged", "stuck", "failed"]
