@@ -72,7 +72,6 @@ class HiddenStateDrafter(Proposer):
         # The target returns no hidden states of tokens that come from its prefix cache.
         self.needs = (self.network.kind,)
         self._recalled: Cached | None = None
-        self._confidence = Confidence()
 
     def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
         self._recalled = cached[0].get(self.network.kind)
@@ -87,7 +86,7 @@ class HiddenStateDrafter(Proposer):
             self._recalled = None
         self._hidden: list[mx.array] = []
         self._tokens: list[int] = []
-        self._confidence.forget()
+        self._confidence = Confidence()
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """Collect the target's hidden states. If many wait, read all but the last, whose next token
@@ -157,10 +156,6 @@ class Confidence:
     def scale(self) -> float:
         """The ratio of accepted tokens to expected ones."""
         return (self._accepted + PRIOR) / (self._expected + PRIOR)
-
-    def forget(self) -> None:
-        """Forget the draft whose verdict is not known."""
-        self._pending = 0.0
 
     def learn(self, accepted: int) -> None:
         """Learn how many tokens of the last draft were accepted, if its chances were read."""

@@ -123,8 +123,8 @@ def test_a_drafter_that_is_too_sure_is_believed_less() -> None:
         confidence.worth(sure, STEEP)
     assert confidence.scale < 0.3
     assert confidence.worth(sure, STEEP) == 1
+    confidence.learn(3)
     before = confidence.scale
-    confidence.forget()
     confidence.learn(3)
     assert confidence.scale == before, "it was not looked at"
     assert Confidence().scale == 1.0 and PRIOR > 0
