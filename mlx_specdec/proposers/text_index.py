@@ -80,9 +80,9 @@ class TextIndex:
         if self._end == self._capacity:
             self.add([token])
             return
-        place = self._end
+        place, last = self._end, self._numbers[self._end - self._grams[-1] : self._end].tolist()
         for (_, latest, before), slot in zip(
-            self._tables, self._slots(self._last(self._grams[-1])), strict=False
+            self._tables, self._slots(reversed(last)), strict=False
         ):
             before[place] = latest[slot]
             latest[slot] = place
@@ -96,7 +96,8 @@ class TextIndex:
             end: The last tokens of the sequence, at most DEPTH.
             count: How many following tokens to return.
             least: Length of the shortest match, in tokens."""
-        size, numbers, capacity, wanted = len(end), self._numbers, self._capacity, -1
+        size, numbers, capacity = len(end), self._numbers, self._capacity
+        wanted = int.from_bytes(np.array(end, np.int32).tobytes(), "little")
         levels = zip(self._tables, self._slots(reversed(end)), strict=False)
         for (gram, latest, before), slot in reversed(list(levels)):
             place, age, length = latest[slot], 0, max(gram, least)
@@ -106,8 +107,6 @@ class TextIndex:
                 # A chain ends at a position that newer tokens have overwritten.
                 if not place or older <= age:
                     break
-                if wanted < 0:
-                    wanted = int.from_bytes(np.array(end, np.int32).tobytes(), "little")
                 differs = int.from_bytes(numbers[place - size : place], "little") ^ wanted
                 common = size - (differs.bit_length() + 31) // 32
                 if common > length:
@@ -135,9 +134,6 @@ class TextIndex:
             (gram, self._latest[level].data, self._before[level].data)
             for level, gram in enumerate(self._grams)
         ]
-
-    def _last(self, count: int) -> Iterable[int]:
-        return reversed(self._numbers[self._end - count : self._end].tolist())
 
     def _slots(self, columns: Iterable[Any]) -> Iterator[Any]:
         """Yield the hash-table slots of n-grams, the shortest one first. columns: The last token,
@@ -185,23 +181,24 @@ class History:
     def __init__(self, most: int = MOST_TOKENS, max_bytes: int = MOST_BYTES) -> None:
         self._most = most
         self._max_bytes = max_bytes
-        self._tenants: OrderedDict[str, TextIndex] = OrderedDict()
-        self._beginnings: dict[str, deque[tuple[int, bytes]]] = {}
+        # For each tenant its index, and the lengths and digests of the remembered prefixes.
+        self._tenants: OrderedDict[str, tuple[TextIndex, deque[tuple[int, bytes]]]] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
-        return sum(index.nbytes for index in self._tenants.values())
+        return sum(index.nbytes for index, _ in self._tenants.values())
 
     def of(self, tenant: str) -> TextIndex | None:
         """Return the index of a tenant, or None if it has no sequences."""
-        return self._tenants.get(tenant)
+        return self._tenants[tenant][0] if tenant in self._tenants else None
 
     def add(self, tenant: str, prompt: Sequence[int], committed: Sequence[int]) -> None:
         """Add a finished sequence. `committed` begins with the prompt, unless the model is an
         encoder-decoder."""
-        index = self._tenants.pop(tenant, None) or TextIndex(self._most)
-        self._tenants[tenant] = index
-        beginnings = self._beginnings.setdefault(tenant, deque(maxlen=REMEMBERED))
+        if tenant not in self._tenants:
+            self._tenants[tenant] = TextIndex(self._most), deque(maxlen=REMEMBERED)
+        self._tenants.move_to_end(tenant)
+        index, beginnings = self._tenants[tenant]
         inside = list(committed[: len(prompt)]) == list(prompt)
         for text in (committed,) if inside else (prompt, committed):
             sizes = {len(prompt), len(text), *(size for size, _ in beginnings)}
@@ -212,8 +209,7 @@ class History:
                 index.add([*text[max(0, stored - DEPTH) :], BETWEEN])
             beginnings += [(n, digests[n]) for n in (len(prompt), len(text)) if n in digests]
         while self.nbytes > self._max_bytes and len(self._tenants) > 1:
-            oldest, _ = self._tenants.popitem(last=False)
-            del self._beginnings[oldest]
+            self._tenants.popitem(last=False)
 
 
 def _digests(text: Sequence[int], sizes: Iterable[int]) -> Iterator[tuple[int, bytes]]:
