@@ -15,7 +15,7 @@ from ..draft_length.auto import MOST, AutoLength, Source
 from ..draft_length.length import DraftLength, FixedLength
 from ..errors import OptionError
 from ..interfaces import Proposer
-from ..interfaces.results import NOTHING, CachedPrefix
+from ..interfaces.results import TARGET, Cached
 from ..models.exact import ExactContext
 from ..options import MOST_EXACT, Options
 from ..proposers import DRAFTERS, find, missing
@@ -223,7 +223,7 @@ class Opener:
         if self.overrides.proposer is not None:
             proposer = Checked(self.overrides.proposer, self.pair.target.vocabulary)
         cached = [self._cached(job, proposer) for job in jobs]
-        prefixes = [prefix.target for prefix in cached]
+        prefixes = [states.pop(TARGET, None) for states in cached]
         context = self.pair.target.open_batch(prompts, prefixes)
         if options.exact:
             context = ExactContext(context)
@@ -238,7 +238,7 @@ class Opener:
             proposer,
             self.overrides.progress,
             self._step_size(jobs),
-            [prefix.proposer for prefix in cached],
+            cached,
             checkpoint=length - CHECKPOINT if early else 0,
             score=jobs[0].sequence.score if jobs[0].scores_prompt else None,
             clock=watch.clock,
@@ -319,16 +319,17 @@ class Opener:
         limited = self.batched or limits[0] < most_drafted(self.options)
         return Limited(proposer, limits) if proposer is not None and limited else proposer
 
-    def _cached(self, job: Job, proposer: Proposer | None) -> CachedPrefix:
-        """Return the cached prefix of a job's prompt; none if the cache fails, or if the job needs
-        the logits of its prompt, which are not cached."""
+    def _cached(self, job: Job, proposer: Proposer | None) -> dict[str, Cached]:
+        """Return the cached state of the beginning of a job's prompt, by name. There is none if the
+        cache fails, or if the job needs the logits of its prompt, which are not cached."""
         if self.cache is None or job.scores_prompt:
-            return NOTHING
+            return {}
         try:
             beginning = self.cache.beginning(self.pair.target, job.ids, proposer, job.tenant)
         except Exception as problem:
             self.cache.clear()
             self.failed(problem)
-            return NOTHING
-        job.labels = replace(job.labels, cached_tokens=beginning.cached_tokens)
+            return {}
+        if beginning:
+            job.labels = replace(job.labels, cached_tokens=beginning[TARGET].length)
         return beginning

@@ -13,7 +13,7 @@ from itertools import takewhile
 import mlx.core as mx
 
 from ..interfaces import Model, Proposer
-from ..interfaces.results import NOTHING, TARGET, Cached, CachedPrefix, Reusable
+from ..interfaces.results import TARGET, Cached, Reusable
 from .prompt_cache_disk import Directory, DiskBlock, Record, nbytes_of
 
 Arrays = tuple[mx.array, ...]
@@ -110,16 +110,17 @@ class PromptCache:
 
     def beginning(
         self, target: Model, prompt: Sequence[int], proposer: Proposer | None, tenant: str = ""
-    ) -> CachedPrefix:
-        """Return the cached beginning of a prompt, as far as a request can use it. The newest token
-        is left for the first round. A proposer that reads hidden states needs one more token."""
+    ) -> dict[str, Cached]:
+        """Return the cached state of the beginning of a prompt, by name, as far as a request can
+        use it. The newest token is left for the first round. A proposer that reads hidden states
+        needs one more token."""
         taps, needs = (False, ()) if proposer is None else (bool(proposer.taps), proposer.needs)
         return self.find(prompt, len(target.prefix(prompt)) - 1 - taps, needs, tenant)
 
     def find(
         self, prompt: Sequence[int], most: int, needs: Sequence[str] = (), tenant: str = ""
-    ) -> CachedPrefix:
-        """Return the cached beginning of a prompt: at most `most` tokens for the target. For all of
+    ) -> dict[str, Cached]:
+        """Return the cached state, by name, of at most `most` tokens of a prompt. For all of
         these tokens, the columns of the names in `needs` must be cached as well."""
         path, matched = self._match(prompt, self._root(tenant))
         if self.disk is not None:
@@ -147,12 +148,12 @@ class PromptCache:
 
         target = take(TARGET, min([most, *map(columns, needs)]))
         if target is None:
-            return NOTHING
+            return {}
         self._touch(path)
         names = {name for node in path for name in (*node.columns, *node.snapshots)} - {TARGET}
         cached = 0 if target.exact else target.length
-        proposer = {name: part for name in sorted(names) if (part := take(name, cached))}
-        return CachedPrefix(target, proposer)
+        others = {name: part for name in sorted(names) if (part := take(name, cached))}
+        return {TARGET: target, **others}
 
     def waits(self, prompt: Sequence[int], earlier: Sequence[int], tenant: str = "") -> bool:
         """Return whether a prompt should wait for the prefill of an earlier one of its tenant,

@@ -285,20 +285,3 @@ class Reusable:
     columns: Callable[[int, int], tuple[mx.array, ...]] | None = None
     lag: int = 0
     snapshot: Cached | None = None
-
-
-@dataclass(frozen=True)
-class CachedPrefix:
-    """The cached state of a prefix of a prompt: `target` is for `Model.open`, and `proposer`, by
-    name, for `Proposer.recall`."""
-
-    target: Cached | None = None
-    proposer: Mapping[str, Cached] = field(default_factory=dict)
-
-    @property
-    def cached_tokens(self) -> int:
-        """The number of prompt tokens that the target need not prefill."""
-        return 0 if self.target is None else self.target.length
-
-
-NOTHING = CachedPrefix()

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.interfaces.results import Cached, Reusable
+from mlx_specdec.interfaces.results import TARGET, Cached, Reusable
 
 COLUMN = 2 * 3 * 4 * 2
 """Bytes of two arrays' columns, (1, 2 heads, 1, 3) float32 each."""
@@ -42,6 +42,10 @@ def holds(state: object, text: Sequence[int], count: int, lag: int = 0) -> bool:
     )
 
 
+def length(found: dict[str, Cached]) -> int:
+    return found[TARGET].length if found else 0
+
+
 def check(cache: PromptCache) -> None:
     """Bytes are counted exactly and within the bound, and the oldest node has no children."""
     nodes = list(reversed(cache._order))
@@ -62,10 +66,10 @@ def test_the_longest_beginning_is_found_whoever_wrote_it() -> None:
         ([1, 2, 7], 2),
     ):
         found = cache.find(prompt, len(prompt) - 1)
-        assert holds(found.target, prompt, count), prompt
-        assert found.cached_tokens == count
-    assert cache.find([2, 1], 1).target is None
-    assert cache.find([1, 2, 3], 0).target is None
+        assert holds(found[TARGET], prompt, count), prompt
+        assert length(found) == count
+    assert cache.find([2, 1], 1) == {}
+    assert cache.find([1, 2, 3], 0) == {}
     check(cache)
 
 
@@ -86,12 +90,12 @@ def test_forced_collisions_and_evictions_never_mix_texts(seed: int) -> None:
         prompt = [chance.randrange(2) for _ in range(chance.randrange(1, 14))]
         needs = chance.choice([(), ("eagle3",)])
         found = cache.find(prompt, len(prompt) - 1, needs)
-        count = found.cached_tokens
-        if found.target is None:
+        count = length(found)
+        if not found:
             continue
-        assert holds(found.target, prompt, count)
-        assert not needs or found.proposer["eagle3"].length == count
-        for name, state in found.proposer.items():
+        assert holds(found.pop(TARGET), prompt, count)
+        assert not needs or found["eagle3"].length == count
+        for name, state in found.items():
             assert state.length <= count
             assert holds(state, prompt, state.length, lag=int(name == "eagle3"))
         check(cache)
@@ -101,25 +105,25 @@ def test_what_was_used_longest_ago_goes_first() -> None:
     cache = PromptCache(COLUMN * 12)
     for text in ([1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3, 3]):
         keep(cache, text, target=memory(text))
-    assert cache.find([1, 1, 1, 1, 5], 4).cached_tokens == 4
+    assert length(cache.find([1, 1, 1, 1, 5], 4)) == 4
     keep(cache, [4, 4], target=memory([4, 4]))
-    assert cache.find([2, 2, 2, 2, 5], 4).cached_tokens == 0
+    assert length(cache.find([2, 2, 2, 2, 5], 4)) == 0
     for text, count in (([1, 1, 1, 1], 4), ([3, 3, 3, 3], 4), ([4, 4], 2)):
-        assert cache.find([*text, 5], len(text)).cached_tokens == count
+        assert length(cache.find([*text, 5], len(text))) == count
     too_long = [7] * 13
     keep(cache, too_long, target=memory(too_long))
-    assert cache.find([1, 1, 1, 1, 5], 4).cached_tokens == 4, "for what does not fit nothing goes"
+    assert length(cache.find([1, 1, 1, 1, 5], 4)) == 4, "for what does not fit nothing goes"
     check(cache)
 
 
 def test_trees_of_tenants_share_nothing_but_the_bound() -> None:
     cache = PromptCache(3 * 4 * COLUMN)
     for tenant in ("a", "b", "c", "d", "e"):
-        found = [cache.find([1, 1, 1, 1, 5], 4, (), name).cached_tokens for name in ("", tenant)]
+        found = [length(cache.find([1, 1, 1, 1, 5], 4, (), name)) for name in ("", tenant)]
         assert found == [0, 0]
         assert cache.waits([1] * 300, [1] * 300, tenant)
         cache.keep([1, 1, 1, 1], [1, 1, 1, 1, 0], {"target": memory([1, 1, 1, 1])}, tenant)
-        assert cache.find([1, 1, 1, 1, 5], 4, (), tenant).cached_tokens == 4
+        assert length(cache.find([1, 1, 1, 1, 5], 4, (), tenant)) == 4
         check(cache)
     assert [node.tenant for node in cache._order] == ["c", "d", "e"]
     assert len(cache._roots) == 3, "tenants of whom nothing is left take no memory"

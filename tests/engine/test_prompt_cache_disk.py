@@ -15,6 +15,7 @@ from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.prompt_cache_disk import Directory
 from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.errors import OptionError
+from mlx_specdec.interfaces.results import TARGET
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
@@ -24,7 +25,7 @@ from ..support import tiny
 from ..support.drafter_pairs import made
 from ..support.families import model_of
 from ..support.pairs import PROMPT, ROOM, SYSTEM, encoder_decoder, pair_of, perturbed, run
-from .test_prompt_cache import check, holds, keep, memory
+from .test_prompt_cache import check, holds, keep, length, memory
 
 DRAFTING = Options(max_tokens=6, num_draft=3, cost_cache=False)
 TEXT = SYSTEM + PROMPT
@@ -211,9 +212,10 @@ def test_within_their_bounds_memory_and_disk_never_mix_texts(seed: int, tmp_path
             cache = start()
         prompt: Sequence[int] = [chance.randrange(2) for _ in range(chance.randrange(1, 24))]
         found = cache.find(prompt, len(prompt) - 1, chance.choice([(), ("eagle3",)]))
-        if found.target is not None:
-            assert holds(found.target, prompt, found.cached_tokens)
-            for name, part in found.proposer.items():
+        if found:
+            target = found.pop(TARGET)
+            assert holds(target, prompt, target.length)
+            for name, part in found.items():
                 assert holds(part, prompt, part.length, lag=int(name == "eagle3"))
         check(cache)
     cache.close()
@@ -229,12 +231,12 @@ def test_the_oldest_goes_first_and_strangers_before_it(tmp_path: Path) -> None:
     cache = PromptCache(ROOM, Directory(tmp_path, 9000, models))
     for text in ([1, 1], [2, 2], [3, 3]):
         keep(cache, text, target=memory(text))
-    assert cache.find([1, 1, 1], 2).cached_tokens == 2
+    assert length(cache.find([1, 1, 1], 2)) == 2
     keep(cache, [4, 4], target=memory([4, 4]))
     cache.close()
     assert precious.exists()
     again = PromptCache(ROOM, Directory(tmp_path, 9000, models))
-    found = [again.find([n, n, n], 2).cached_tokens for n in (1, 2, 3, 4, 9)]
+    found = [length(again.find([n, n, n], 2)) for n in (1, 2, 3, 4, 9)]
     again.close()
     assert found == [2, 0, 2, 2, 0]
 
